@@ -1,0 +1,43 @@
+# What people do here; `make` alone lists it. Each target is a few lines, or a script in scripts/.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench protos clean
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+help: ## List what there is to make
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything in it (Python 3.11 or 3.12; PYTHON=... to choose)
+
+$(STAMP): pyproject.toml constraints.txt scripts/python.sh
+	python=$$(scripts/python.sh); "$$python" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	touch $@
+
+demo: setup ## Serve the embedded model and stream an answer, with speculation and without (DEMO_ONCE=1: end after it)
+	@DEMO_ONCE="$(DEMO_ONCE)" OUTRIDER_LOG_LEVEL="$${OUTRIDER_LOG_LEVEL:-error}" exec $(BIN)/python -P -m outrider.demo
+
+test: setup ## Run the tests (ARGS="-k tree -x" passes words on to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## Check style, types and the wire contract
+	BIN=$(BIN) scripts/lint.sh
+
+format: setup ## Mend what can be mended of style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## Measure decode speed on MT-bench beside transformers (ARGS="--per-category 1" is quick)
+	$(BIN)/outrider bench mt_bench $(ARGS)
+
+protos: setup ## Write outrider/v1 anew from protos/
+	PYTHON=$(BIN)/python scripts/protos.sh
+
+clean: ## Remove .venv and what tools left behind
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

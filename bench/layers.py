@@ -1,0 +1,170 @@
+"""Where a step's time goes: products, attention, norms, head, and what Python adds.
+
+    python -m bench.layers --context 512 --tokens 1,8,16
+
+Each step verifies a chain of so many tokens after the context, its KV scattered over the pool. Times are those of the
+fastest of many runs: the machine's, not its neighbours'. `products` is what streaming the weights takes; beside it stands
+the same by torch's oneDNN-packed linear layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.batch import Segment
+from engine.config import ModelConfig
+from engine.loader import resolve_model
+from engine.runner import ModelRunner
+from kernels.linear import Linear
+
+PREFILL_CHUNK = 512
+PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
+
+
+@dataclass
+class Row:
+    """One step size; milliseconds."""
+
+    tokens: int
+    total_ms: float
+    median_ms: float
+    parts_ms: dict[str, float]
+    onednn_products_ms: float | None
+
+    @property
+    def products_ms(self) -> float:
+        """All matrix products together."""
+        return sum(self.parts_ms.get(name, 0.0) for name in PRODUCTS)
+
+
+def prefilled_runner(
+    model: str | None, dtype: str, context: int, room: int, *, is_contiguous: bool
+) -> tuple[ModelRunner, float]:
+    """A runner with `context` random tokens in one session's cache, and the prefill's tokens per second."""
+    size = context + room
+    runner = ModelRunner.load(
+        resolve_model(model), dtype=dtype, num_slots=size, max_sessions=1, max_len=size,
+        max_batch_tokens=max(PREFILL_CHUNK, room),
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    runner.slot_table[0] = np.arange(size) if is_contiguous else rng.permutation(size)
+    tokens = rng.integers(0, runner.config.vocab_size, context).astype(np.int32)
+    start = time.perf_counter()
+    for at in range(0, context, PREFILL_CHUNK):
+        chunk = tokens[at : at + PREFILL_CHUNK]
+        slots = runner.slot_table[0, at : at + len(chunk)].copy()
+        runner.forward([Segment(0, at, chunk, slots, num_logits=0)])
+    return runner, context / max(time.perf_counter() - start, 1e-9)
+
+
+def measure(runner: ModelRunner, context: int, count: int, seconds: float) -> Row:
+    """Runs steps of `count` tokens for about `seconds`."""
+    tokens = np.random.default_rng(count).integers(0, runner.config.vocab_size, count).astype(np.int32)
+    slots = runner.slot_table[0, context : context + count].copy()
+    depths = np.arange(count, dtype=np.int32)
+    step = Segment(0, context, tokens, slots, depths, np.tri(count, dtype=np.bool_), count)
+    runs: list[tuple[float, dict[str, float]]] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(runs) < 3:
+        start = time.perf_counter()
+        _, parts = runner.timed_forward([step])
+        runs.append((time.perf_counter() - start, parts))
+    total, parts = min(runs, key=lambda run: run[0])
+    parts["python"] = total - sum(parts.values())
+    median = sorted(run[0] for run in runs)[len(runs) // 2]
+    return Row(count, total * 1e3, median * 1e3, {name: value * 1e3 for name, value in parts.items()}, None)
+
+
+def onednn_products(config: ModelConfig, dtype: torch.dtype) -> Callable[[int], Callable[[], None]]:
+    """All the model's products by torch's packed layers: rows -> a function that does them once."""
+    shapes = [
+        (config.q_size + 2 * config.kv_size, config.hidden_size), (config.hidden_size, config.q_size),
+        (2 * config.intermediate_size, config.hidden_size), (config.hidden_size, config.intermediate_size),
+    ] * config.num_layers + [(config.vocab_size, config.hidden_size)]  # fmt: skip
+    layers = [(Linear(torch.randn(shape).to(dtype)), shape[1]) for shape in shapes]
+
+    def for_rows(rows: int) -> Callable[[], None]:
+        inputs = {width: torch.randn(rows, width).to(dtype) for _, width in layers}
+
+        def run() -> None:
+            with torch.inference_mode():
+                for layer, width in layers:
+                    layer(inputs[width])
+
+        return run
+
+    return for_rows
+
+
+def fastest_ms(run: Callable[[], None], seconds: float) -> float:
+    """The fastest of the runs that fit in `seconds`."""
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best * 1e3
+
+
+def print_table(rows: list[Row]) -> None:
+    """Rows as a table on stdout."""
+    names = list(rows[0].parts_ms)
+    columns = ["tokens", "total", "median", "products", "oneDNN", *names]
+    print("".join(f"{name:>12}" for name in columns))
+    for row in rows:
+        onednn = f"{row.onednn_products_ms:12.2f}" if row.onednn_products_ms is not None else f"{'-':>12}"
+        numbers = [row.total_ms, row.median_ms, row.products_ms]
+        line = f"{row.tokens:>12}" + "".join(f"{number:12.2f}" for number in numbers) + onednn
+        print(line + "".join(f"{row.parts_ms[name]:12.2f}" for name in names))
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m bench.layers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model-path", default=None, help="folder or hub id (default: the embedded model)")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--context", type=int, default=512, help="tokens in the cache (default: 512)")
+    parser.add_argument("--tokens", default="1,4,8,16", help="tokens of a step (default: 1,4,8,16)")
+    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all cores)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="time for each step size (default: 3)")
+    parser.add_argument("--contiguous", action="store_true", help="KV in one piece of the pool, as in a fresh server")
+    parser.add_argument("--no-onednn", action="store_true", help="leave the comparison with oneDNN out")
+    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Measures and prints."""
+    options = parse(argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    counts = [int(item) for item in options.tokens.split(",")]
+    runner, prefill_rate = prefilled_runner(
+        options.model_path, options.dtype, options.context, max(counts), is_contiguous=options.contiguous
+    )
+    rows = [measure(runner, options.context, count, options.seconds) for count in counts]
+    if not options.no_onednn:
+        products = onednn_products(runner.config, runner.dtype)
+        for row in rows:
+            row.onednn_products_ms = fastest_ms(products(row.tokens), options.seconds)
+    print(f"{runner.backend}, {torch.get_num_threads()} threads, {options.dtype}, context {options.context}")
+    print(f"prefill {prefill_rate:.0f} tokens/s; a step's milliseconds:")
+    print_table(rows)
+    if options.output:
+        figures = {"backend": runner.backend, "threads": torch.get_num_threads(), "prefill_tokens_per_s": prefill_rate}
+        figures |= {"dtype": options.dtype, "context": options.context, "steps": [asdict(row) for row in rows]}
+        options.output.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,184 @@
+"""Decode speed on MT-bench through the whole path, beside `transformers` generate in the same run.
+
+    python -m bench.mt_bench --per-category 2 --tokens 128 --output mt_bench.json
+
+For each question, in turn: transformers (bf16, greedy), Outrider without speculation, Outrider with it. The order
+changes from question to question, so that a slow moment of the machine falls on each alike. Figures are decode tokens
+per second, from the first token's arrival to the last's; only their ratios mean something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
+WARM_UP = "Say hello."
+
+
+@dataclass(frozen=True)
+class Result:
+    """One answer of one system."""
+
+    system: str
+    category: str
+    question_id: int
+    tokens: int
+    decode_s: float
+    accept_length: float | None = None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Decode speed."""
+        return (self.tokens - 1) / self.decode_s
+
+
+Ask = Callable[[str, int], tuple[int, float, float | None]]
+
+
+def ask_outrider(client: httpx.Client, *, speculate: bool) -> Ask:
+    """Streams a chat answer; returns its tokens, decode time and accept length."""
+
+    def ask(text: str, max_tokens: int) -> tuple[int, float, float | None]:
+        body = {
+            "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": max_tokens,
+            "stream": True, "stream_options": {"include_usage": True}, "speculative": {"enabled": speculate},
+        }  # fmt: skip
+        first = last = 0.0
+        usage: dict = {}
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            for line in response.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                usage = event.get("usage") or usage
+                if event["choices"] and event["choices"][0]["delta"].get("content"):
+                    last = time.perf_counter()
+                    first = first or last
+        accept_length = usage["speculation"]["accept_length"] if speculate else None
+        return usage["completion_tokens"], last - first, accept_length
+
+    return ask
+
+
+def ask_transformers(model_path: str) -> Ask:
+    """transformers' greedy generate in bf16; its first token's time is taken from a streamer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.generation.streamers import BaseStreamer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16, local_files_only=True).eval()
+
+    class Clock(BaseStreamer):
+        """Notes when tokens come; the first call is the prompt."""
+
+        def __init__(self) -> None:
+            self.times: list[float] = []
+
+        def put(self, value: object) -> None:
+            self.times.append(time.perf_counter())
+
+        def end(self) -> None:
+            pass
+
+    def ask(text: str, max_tokens: int) -> tuple[int, float, float | None]:
+        ids = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        clock = Clock()
+        with torch.inference_mode():
+            model.generate(
+                **ids, do_sample=False, max_new_tokens=max_tokens, streamer=clock, pad_token_id=tokenizer.eos_token_id
+            )
+        return len(clock.times) - 1, clock.times[-1] - clock.times[1], None
+
+    return ask
+
+
+def choose(per_category: int) -> list[dict]:
+    """The first questions of each category."""
+    taken: dict[str, list[dict]] = defaultdict(list)
+    for line in QUESTIONS.read_text(encoding="utf-8").splitlines():
+        question = json.loads(line)
+        if len(taken[question["category"]]) < per_category:
+            taken[question["category"]].append(question)
+    return [question for questions in taken.values() for question in questions]
+
+
+def measure(systems: dict[str, Ask], questions: list[dict], max_tokens: int) -> list[Result]:
+    """Every system answers every question."""
+    for ask in systems.values():
+        ask(WARM_UP, 16)
+    results: list[Result] = []
+    names = list(systems)
+    for turn, question in enumerate(questions):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            tokens, decode_s, accept_length = systems[name](question["turns"][0], max_tokens)
+            if tokens > 8:
+                results.append(
+                    Result(name, question["category"], question["question_id"], tokens, decode_s, accept_length)
+                )
+        print(f"{turn + 1}/{len(questions)} {question['category']}", file=sys.stderr)
+    return results
+
+
+def table(results: list[Result]) -> str:
+    """Markdown: median decode speed by category, ratios to the first system, accept length."""
+    systems = list(dict.fromkeys(result.system for result in results))
+    lines = ["| category | " + " | ".join(systems) + " | accept length |", "|---" * (len(systems) + 2) + "|"]
+    categories = list(dict.fromkeys(result.category for result in results))
+    for category in [*categories, "all"]:
+        rows = [result for result in results if category in (result.category, "all")]
+        speed = {
+            name: statistics.median(result.tokens_per_s for result in rows if result.system == name) for name in systems
+        }
+        accepts = [result.accept_length for result in rows if result.accept_length]
+        cells = [f"{speed[name]:.1f} ({speed[name] / speed[systems[0]]:.2f}x)" for name in systems]
+        lines.append(f"| {category} | " + " | ".join(cells) + f" | {statistics.mean(accepts):.2f} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the comparison."""
+    parser = argparse.ArgumentParser(prog="python -m bench.mt_bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--output", type=Path, help="file for all results, as JSON")
+    args, serve_flags = parser.parse_known_args(argv)
+    serve = subprocess.Popen(
+        [sys.executable, "-m", "outrider", "serve", "--port=0", *serve_flags], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert serve.stdout is not None
+        url = next(line.split(" at ")[1].split()[0] for line in serve.stdout if line.startswith("Outrider serves"))
+        with httpx.Client(base_url=url, timeout=600) as client:
+            model_path = client.get("/get_model_info").json()["model_path"]
+            systems = {
+                "transformers": ask_transformers(model_path),
+                "plain": ask_outrider(client, speculate=False),
+                "speculative": ask_outrider(client, speculate=True),
+            }
+            results = measure(systems, choose(args.per_category), args.tokens)
+    finally:
+        serve.terminate()
+        serve.wait(60)
+    print(table(results))
+    if args.output:
+        rows = [asdict(result) | {"tokens_per_s": round(result.tokens_per_s, 2)} for result in results]
+        args.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

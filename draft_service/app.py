@@ -1,0 +1,100 @@
+"""The draft process: warms its drafter up, serves, keeps its links, and drains when told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from pathlib import Path
+
+import uvloop
+
+from outrider import env, rpc
+from outrider.args import DraftArgs
+from outrider.errors import StartupError
+from outrider.telemetry import announce, configure_logging, get_logger
+from outrider.v1 import draft_pb2, draft_pb2_grpc
+
+log = get_logger(__name__)
+
+SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def main(args: DraftArgs) -> int:
+    """Runs the process; returns its exit code."""
+    if (args.speculative_algorithm or "NGRAM").upper() != "NGRAM":
+        raise StartupError(
+            f"--speculative-algorithm is {args.speculative_algorithm!r}; this draft service makes NGRAM drafts"
+        )
+    configure_logging("draft")
+    cache_kernels(env.home() / "numba")
+    return uvloop.run(_serve(args))
+
+
+def cache_kernels(folder: Path) -> None:
+    """Lets numba keep what it compiles in `folder`, so that a read-only installation starts fast too.
+
+    Must run before numba is first imported. StartupError when the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(f"cannot make {folder} for compiled code: {error}; set OUTRIDER_HOME") from error
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
+
+
+async def _serve(args: DraftArgs) -> int:
+    # Imported here: these import numba, which reads where its cache is only once.
+    from draft_service.drafters.ngram import NgramDrafter
+    from draft_service.drafting import Drafting
+    from draft_service.link import Identity
+    from draft_service.service import DraftServicer
+    from draft_service.worker import Worker
+
+    stopping, hurry = _stop_events()
+    identity = Identity(f"{socket.gethostname()}:{os.getpid()}", _host_id(), secrets.token_hex(16))
+    drafter = NgramDrafter.from_args(args)
+    try:
+        drafter.warm_up()
+        drafting = Drafting(drafter, early=env.early_proposals())
+        worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions)
+        server = rpc.create_server()
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(args, drafter, worker, identity), server)
+        health = rpc.add_health_and_reflection(server, [SERVICE])
+        address = rpc.bind(server, args.listen)
+        await server.start()
+        await rpc.set_serving(health, [SERVICE], True)
+        announce(f"draft serves NGRAM at {address} for {', '.join(args.verify_address)}")
+        working = asyncio.create_task(worker.run())
+        await _first_of(working, asyncio.create_task(stopping.wait()))
+        await rpc.set_serving(health, [SERVICE], False)
+        draining = asyncio.create_task(worker.drain(args.shutdown_grace_s))
+        await _first_of(draining, asyncio.create_task(hurry.wait()))
+        await server.stop(grace=None)
+        if not working.done():
+            return 0
+        log.error("the worker failed", exc_info=working.exception())
+        return 1
+    finally:
+        drafter.close_down()
+
+
+def _stop_events() -> tuple[asyncio.Event, asyncio.Event]:
+    """Set by the first SIGTERM or SIGINT, and by the second."""
+    stopping, hurry = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stopping.is_set() else stopping).set())
+    return stopping, hurry
+
+
+async def _first_of(*tasks: asyncio.Task[object]) -> None:
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _host_id() -> str:
+    """Equal for processes that may share memory: the host's name and the kernel's start."""
+    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return f"{socket.gethostname()}/{boot_id}"

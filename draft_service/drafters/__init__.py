@@ -1,0 +1,1 @@
+"""Drafters: what makes token trees. base.py has their interface."""

@@ -1,0 +1,121 @@
+"""The interface of drafters: what makes trees, batched over sessions, and knows no network.
+
+Drafters are told of sessions by the calls below, always in this order within a round: open, add_features, extend,
+close, then draft or draft_ahead. They are called from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draft_service.session import Extension, Session, Wishes
+from draft_service.sessions import InVerification
+from outrider.tree import TokenTree
+from outrider.v1 import common_pb2
+from outrider.wire import Ids
+
+_NO_IDS = np.empty(0, np.int32)
+_NO_BITS = np.empty(0, np.bool_)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A tree below the last of `assumed`, or below the newest committed token when that is empty.
+
+    tokens, parents: int32 [n], -1 the root; probabilities: float64 [n], of the paths; from_prediction: bool [n], or
+    empty for none; assumed: int32 [a], guesses for what will be committed next.
+    """
+
+    tokens: Ids = field(default_factory=lambda: _NO_IDS)
+    parents: Ids = field(default_factory=lambda: _NO_IDS)
+    probabilities: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    from_prediction: NDArray[np.bool_] = field(default_factory=lambda: _NO_BITS)
+    assumed: Ids = field(default_factory=lambda: _NO_IDS)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def tree(self) -> TokenTree:
+        """The tree with its links."""
+        return TokenTree(self.tokens, self.parents)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """Asks for a tree of at most `num_nodes` nodes at a session's committed state."""
+
+    session: Session
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AheadRequest:
+    """Asks for trees below the likeliest outcomes of a step that is about to run.
+
+    At most `max_outcomes` drafts of at most `num_nodes` nodes, each assuming at most `max_assumed` tokens (1 or more).
+    """
+
+    verifying: InVerification
+    num_nodes: int
+    max_assumed: int
+    max_outcomes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """Asks for one tree after `tokens`, without a session, of ids below `vocab_size`."""
+
+    tokens: Ids
+    wishes: Wishes = field(default_factory=Wishes)
+    prediction: Ids = field(default_factory=lambda: _NO_IDS)
+    corpus_scope: str = ""
+    vocabulary: str = ""  # fingerprint, empty: unknown
+    vocab_size: int = 2**31 - 1
+
+
+class Drafter(Protocol):
+    """Makes trees. Only `propose` and `close_down` may be called while another call runs."""
+
+    algorithm: common_pb2.Algorithm
+    draft_model: str
+    num_draft_tokens: int  # nodes of a tree, root included, where the request does not say
+    features: common_pb2.FeatureLayout  # the target's rows that it needs
+    inline: bool  # calls take microseconds: they may run on the event loop
+
+    def open(self, sessions: Sequence[Session]) -> None:
+        """Takes sessions on, with the tokens that they have."""
+        ...
+
+    def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
+        """Takes rows of prompts, and rows that were computed again."""
+        ...
+
+    def extend(self, extensions: Sequence[Extension]) -> None:
+        """Takes committed tokens, and the rows that come with them."""
+        ...
+
+    def close(self, sessions: Sequence[Session]) -> None:
+        """Forgets sessions."""
+        ...
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """A tree for each request; an empty one declines."""
+        ...
+
+    def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
+        """Trees for likely outcomes, for each request; likeliest first."""
+        ...
+
+    async def propose(self, request: TextRequest) -> Draft:
+        """A tree without a session."""
+        ...
+
+    def close_down(self) -> None:
+        """Frees what it holds; no call follows."""
+        ...

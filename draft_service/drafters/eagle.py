@@ -1,0 +1,122 @@
+"""EAGLE, EAGLE-3 and one-layer MTP: a head drafts from the target's own hidden states.
+
+Row i pairs token i + 1 with the target's state of position i, so C committed tokens make C - 1 rows, and a session is
+drafted for only when all their states have come. After a verdict, the rows that it brings are run on the target's
+states; what the head guessed in their place while drafting was on rows that are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from draft_service.drafters.base import Draft, TextRequest
+from draft_service.drafters.features import FeatureBuffer, UnusableFeatures, read_tensor
+from draft_service.drafters.kv import Sequence as Rows
+from draft_service.drafters.model_drafter import ModelDrafter, State
+from draft_service.drafters.models import HeadModel
+from draft_service.drafters.shape import TreeShape
+from draft_service.session import Extension, Session
+from outrider.errors import InvalidArgument
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import Ids
+
+
+@dataclass(eq=False, slots=True)
+class HeadState(State):
+    """With the target's rows that were not run yet."""
+
+    features: FeatureBuffer
+
+
+HeadStateT = TypeVar("HeadStateT", bound=HeadState)
+
+
+class HeadDrafter(ModelDrafter[HeadStateT]):
+    """What heads share: the target's rows, taken in as they come, and one row fewer than tokens."""
+
+    def __init__(
+        self, model: HeadModel, shape: TreeShape, *, algorithm: common_pb2.Algorithm, draft_model: str,
+        features: common_pb2.FeatureLayout, target: common_pb2.ModelInfo,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            model, shape, algorithm=algorithm, draft_model=draft_model, features=features, target=target
+        )
+        self._head = model
+
+    def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
+        """Takes rows and runs what they make runnable, so that a prompt is read while the target reads it.
+
+        Rows that are not inline are waited for: they are to be fetched, and given here.
+        """
+        with self._lock:
+            states = [
+                state
+                for session, found in rows
+                if (state := self._states.get(session.uid)) is not None and self._take(state, found)
+            ]
+            self._catch_up(list(dict.fromkeys(states)))
+
+    async def propose(self, request: TextRequest) -> Draft:
+        """A head cannot go on from tokens alone: see `propose_from`."""
+        raise InvalidArgument(
+            f"features: {common_pb2.Algorithm.Name(self.algorithm)} drafts from the target's hidden states of all "
+            "tokens but the last",
+            field="features",
+        )
+
+    def propose_from(self, request: TextRequest, features: common_pb2.Tensor) -> Draft:
+        """A tree for a text and the target's rows [len(tokens) - 1, width] of it; any thread may call it."""
+        try:
+            rows = read_tensor(features, self._head.feature_width)
+        except UnusableFeatures as error:
+            raise InvalidArgument(f"features: {error}", field="features") from error
+        if len(rows) != len(request.tokens) - 1:
+            raise InvalidArgument(
+                f"features: {len(rows)} rows for {len(request.tokens)} tokens; all but the last need one",
+                field="features",
+            )
+        return self._propose(request, rows)
+
+    def _note(self, state: HeadStateT, extension: Extension) -> None:
+        super()._note(state, extension)
+        if extension.verdict.HasField("features"):
+            self._take(state, extension.verdict.features)
+
+    def _take(self, state: HeadStateT, rows: common_pb2.FeatureRows) -> bool:
+        """Whether the rows could be used; if not, the session is given up."""
+        try:
+            state.features.add(rows)
+        except UnusableFeatures as error:
+            self._give_up(state.session, verify_pb2.RELEASE_REASON_FEATURES, str(error))
+            return False
+        return True
+
+    def _take_rows(self, state: HeadStateT, features: torch.Tensor) -> None:
+        state.features.put(0, features)
+
+    def _num_runnable(self, state: HeadStateT) -> int:
+        return min(state.features.end, len(state.session.tokens) - 1)
+
+    def _num_committed(self, state: HeadStateT) -> int:
+        return len(state.session.tokens) - 1
+
+    def _tokens(self, session: Session, first: int, end: int) -> Ids:
+        return session.tokens[first + 1 : end + 1]
+
+    def _inputs(self, pieces: Sequence[tuple[HeadStateT, int, int]]) -> torch.Tensor | None:
+        found = []
+        for state, first, end in pieces:
+            found.append(state.features.rows(first, end))
+            state.features.drop(end)
+        return self._model.fuse(torch.cat(found))
+
+
+class EagleDrafter(HeadDrafter[HeadState]):
+    """A head that goes on from its own states: any but multi-layer ones."""
+
+    def _new_state(self, session: Session, rows: Rows) -> HeadState:
+        return HeadState(session, rows, FeatureBuffer(self._head.feature_width))

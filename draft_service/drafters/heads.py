@@ -1,0 +1,102 @@
+"""From flags to a drafter with a head: which head, whether it fits the target, and what it needs of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from draft_service.drafters.eagle import EagleDrafter
+from draft_service.drafters.models import HeadModel
+from draft_service.drafters.mtp import MultiLayerDrafter
+from draft_service.drafters.shape import TreeShape, tree_shape
+from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION
+from engine.fingerprint import vocab_fingerprint
+from engine.loader import resolve_model
+from engine.models.heads.base import Head
+from engine.models.heads.load import HeadFolder, load_head
+from engine.models.heads.runner import HeadRunner
+from engine.models.heads.target import TargetShape
+from engine.runner import pick_device
+from outrider.args import DraftArgs
+from outrider.errors import StartupError
+from outrider.v1 import common_pb2
+
+_ALGORITHMS = {"eagle": common_pb2.ALGORITHM_EAGLE, "eagle3": common_pb2.ALGORITHM_EAGLE3}
+_KINDS = {"last": common_pb2.FEATURE_KIND_LAST, "aux": common_pb2.FEATURE_KIND_AUX}
+
+
+def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
+    """For --speculative-algorithm EAGLE, EAGLE3 and NEXTN. StartupError for a head that is absent or does not fit."""
+    target_folder = resolve_model(args.model_path, revision=args.revision)
+    target = TargetShape.from_folder(target_folder)
+    load_format = args.speculative_draft_load_format or args.load_format
+    folder = _head_folder(args, target_folder, load_format)
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    head, spec = load_head(
+        folder, target_folder, max_len=args.draft_max_total_tokens, dtype=args.dtype, device=pick_device(args.device),
+        load_format=load_format, target_load_format=args.load_format, token_map=args.speculative_token_map,
+    )  # fmt: skip
+    _check_family(args, folder, head)
+    shape = _shape(args, head, target)
+    runner = HeadRunner(
+        head, num_slots=args.draft_max_total_tokens, max_sessions=ROWS_PER_SESSION * args.max_sessions,
+        attention=args.speculative_draft_attention_backend or "auto", max_batch_tokens=MAX_BATCH_TOKENS,
+    )  # fmt: skip
+    kind = MultiLayerDrafter if head.config.family == "multi-layer" else EagleDrafter
+    return kind(
+        HeadModel(runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS), shape,
+        algorithm=_ALGORITHMS.get(head.config.family, common_pb2.ALGORITHM_MTP),
+        draft_model=args.speculative_draft_model_path or str(folder),
+        features=common_pb2.FeatureLayout(
+            kind=_KINDS[spec.kind], aux_layers=spec.layers, width=head.config.feature_width
+        ),
+        target=common_pb2.ModelInfo(
+            model_path=str(target_folder), architecture=target.architecture, vocab_size=target.vocab_size,
+            vocab_fingerprint=vocab_fingerprint(target_folder), hidden_size=target.hidden_size,
+            num_layers=target.num_layers,
+        ),
+    )  # fmt: skip
+
+
+def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path:
+    """What --speculative-draft-model-path names, or the target itself where it brings MTP layers along."""
+    if args.speculative_draft_model_path is not None:
+        return resolve_model(args.speculative_draft_model_path, revision=args.speculative_draft_model_revision)
+    try:
+        HeadFolder.open(target_folder, load_format=load_format)
+    except StartupError as error:
+        raise StartupError(
+            f"--speculative-draft-model-path is not given, and the target has no head of its own: {error}"
+        ) from error
+    return target_folder
+
+
+def _check_family(args: DraftArgs, folder: Path, head: Head) -> None:
+    """The algorithm that was asked for is the head's."""
+    algorithm, family = (args.speculative_algorithm or "").upper(), head.config.family
+    if (algorithm == "EAGLE3") != (family == "eagle3"):
+        fitting = "EAGLE3" if family == "eagle3" else "EAGLE"
+        raise StartupError(
+            f"--speculative-algorithm is {algorithm}, but the head in {folder} is of family {family}: use {fitting}"
+        )
+    if args.enable_multi_layer_eagle and family != "multi-layer":
+        raise StartupError(
+            f"--enable-multi-layer-eagle needs a layer for each step; the head in {folder} is of family {family}"
+        )
+
+
+def _shape(args: DraftArgs, head: Head, target: TargetShape) -> TreeShape:
+    """The trees to draft; a multi-layer head drafts chains no longer than its layers are many."""
+    shape = tree_shape(args, is_head=True, target_architecture=target.architecture)
+    if head.config.family != "multi-layer":
+        return shape
+    if args.speculative_num_steps is None:
+        return TreeShape(head.num_stages, 1, head.num_stages + 1)
+    if shape.topk != 1 or shape.num_steps > head.num_stages:
+        raise StartupError(
+            f"a multi-layer head of {head.num_stages} layers drafts chains of at most as many tokens; "
+            f"--speculative-num-steps is {shape.num_steps} and --speculative-eagle-topk {shape.topk}"
+        )
+    return shape

@@ -1,0 +1,298 @@
+"""What drafters with a model share: sessions over a cache, catching up with what was committed, trees for many at once.
+
+A session's rows are those that its model has run on committed tokens; drafting adds none that stay. Whoever cannot be
+served (no room, unusable rows) is given up alone and named in `take_given_up`; the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from draft_service.drafters.ahead import Start, trees_ahead
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
+from draft_service.drafters.kv import NoRoom
+from draft_service.drafters.kv import Sequence as Rows
+from draft_service.drafters.models import DraftModel, Tips
+from draft_service.drafters.shape import TreeShape
+from draft_service.drafters.trees import TreeGrower, Wanted
+from draft_service.session import Extension, Session
+from engine.batch import Segment
+from outrider.errors import InvalidArgument, ResourceExhausted
+from outrider.telemetry import get_logger
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import Ids
+
+# Rows run in one call beyond which a session's backlog waits for the next: a long prompt must not hold the others up.
+MAX_ROWS_PER_CALL = 1024
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A session that the drafter has forgotten, and why: verify must be told."""
+
+    session: Session
+    reason: verify_pb2.ReleaseReason
+    detail: str
+
+
+@dataclass(eq=False, slots=True)
+class State:
+    """A session as the model knows it. `tips`: of its newest row, when that is up to the newest committed token."""
+
+    session: Session
+    rows: Rows
+    tips: Tips | None = field(default=None, kw_only=True)
+
+
+StateT = TypeVar("StateT", bound=State)
+_text_uids = count(-1, -1)
+
+
+class ModelDrafter(ABC, Generic[StateT]):
+    """Implements base.Drafter but for which rows there are and what they hold."""
+
+    inline = False
+
+    def __init__(
+        self, model: DraftModel, shape: TreeShape, *, algorithm: common_pb2.Algorithm, draft_model: str,
+        features: common_pb2.FeatureLayout | None = None, target: common_pb2.ModelInfo | None = None,
+    ) -> None:  # fmt: skip
+        self.algorithm = algorithm
+        self.draft_model = draft_model
+        self.num_draft_tokens = shape.num_draft_tokens
+        self.features = features or common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_NONE)
+        self.target = target or common_pb2.ModelInfo()
+        """What it was made for, for Enlist: sizes and vocabulary, as far as known."""
+        self._model = model
+        self._grower = TreeGrower(model, shape)
+        self._states: dict[int, StateT] = {}
+        self._given_up: list[GivenUp] = []
+        self._lock = threading.Lock()
+
+    # ---- base.Drafter
+
+    def open(self, sessions: Sequence[Session]) -> None:
+        """Takes sessions on and runs what can be run of them."""
+        with self._lock:
+            states = [state for session in sessions if (state := self._admit(session)) is not None]
+            self._catch_up(states)
+
+    def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
+        """Needs none; a verify service that sends them all the same is not at fault."""
+
+    def extend(self, extensions: Sequence[Extension]) -> None:
+        """Notes what was committed; it is run when a tree is asked for."""
+        with self._lock:
+            for extension in extensions:
+                state = self._states.get(extension.session.uid)
+                if state is not None and self._can_read(state, extension.session.tokens[extension.base_len :]):
+                    self._note(state, extension)
+
+    def close(self, sessions: Sequence[Session]) -> None:
+        """Forgets sessions and frees their pages; of one that was given up, nothing is left."""
+        with self._lock:
+            for session in sessions:
+                self._forget(session)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """A tree for each; none for a session that is not caught up, or has no room left."""
+        with self._lock:
+            self._catch_up([s for request in requests if (s := self._states.get(request.session.uid)) is not None])
+            return self._trees(requests)
+
+    def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
+        """Below the likeliest outcomes of each, with the model's own guess at the bonus."""
+        with self._lock:
+            sessions = [request.verifying.session for request in requests]
+            self._catch_up([s for session in sessions if (s := self._states.get(session.uid)) is not None])
+            return self._trees_ahead(requests)
+
+    async def propose(self, request: TextRequest) -> Draft:
+        """A tree without a session."""
+        return await asyncio.to_thread(self._propose, request)
+
+    def close_down(self) -> None:
+        """Frees what it holds; no call follows."""
+        self._states.clear()
+
+    def take_given_up(self) -> list[GivenUp]:
+        """Sessions given up since the last call."""
+        taken, self._given_up = self._given_up, []
+        return taken
+
+    # ---- what a kind of model says
+
+    @abstractmethod
+    def _new_state(self, session: Session, rows: Rows) -> StateT:
+        """The state of a session none of whose rows were run."""
+
+    @abstractmethod
+    def _num_runnable(self, state: StateT) -> int:
+        """Rows for which everything is known."""
+
+    @abstractmethod
+    def _num_committed(self, state: StateT) -> int:
+        """Rows of all committed tokens; with these run, a tree can be grown."""
+
+    @abstractmethod
+    def _tokens(self, session: Session, first: int, end: int) -> Ids:
+        """Tokens of rows first..end-1, int32."""
+
+    @abstractmethod
+    def _inputs(self, pieces: Sequence[tuple[StateT, int, int]]) -> torch.Tensor | None:
+        """States of the rows (state, first, end), one piece behind another; they are not asked for again."""
+
+    # ---- sessions
+
+    def _note(self, state: StateT, extension: Extension) -> None:
+        """Takes in what was committed."""
+        state.tips = None
+
+    def _admit(self, session: Session) -> StateT | None:
+        self._forget(session)
+        try:
+            state = self._new_state(session, self._model.cache.open())
+        except NoRoom as error:
+            self._give_up(session, verify_pb2.RELEASE_REASON_CAPACITY, str(error))
+            return None
+        self._states[session.uid] = state
+        self._model.limit_vocabulary(session.vocab_size)
+        return state if self._can_read(state, session.tokens) else None
+
+    def _can_read(self, state: StateT, tokens: Ids) -> bool:
+        """Whether the model's embedding has all of them; if not, the session is given up."""
+        highest = int(tokens.max(initial=0))
+        if highest < self._model.num_read:
+            return True
+        self._give_up(
+            state.session, verify_pb2.RELEASE_REASON_ERROR,
+            f"token {highest} is outside the draft model's vocabulary of {self._model.num_read}",
+        )  # fmt: skip
+        return False
+
+    def _give_up(self, session: Session, reason: verify_pb2.ReleaseReason, detail: str) -> None:
+        log.warning("session given up", session=session.session, reason=detail)
+        self._forget(session)
+        self._given_up.append(GivenUp(session, reason, detail))
+
+    def _forget(self, session: Session) -> None:
+        state = self._states.pop(session.uid, None)
+        if state is not None:
+            self._model.cache.close(state.rows)
+
+    # ---- catching up
+
+    def _catch_up(self, states: Sequence[StateT]) -> None:
+        """Runs rows of committed tokens, short backlogs first, up to MAX_ROWS_PER_CALL."""
+        left = MAX_ROWS_PER_CALL
+        while left > 0:
+            behind = [s for s in states if s.session.uid in self._states and self._num_runnable(s) > s.rows.num_rows]
+            if not behind:
+                return
+            behind.sort(key=lambda s: self._num_runnable(s) - s.rows.num_rows)
+            left -= self._run_rows(behind, min(left, self._model.max_batch_tokens))
+
+    def _run_rows(self, states: Sequence[StateT], most: int) -> int:
+        """One forward of at most `most` rows; returns how many they were."""
+        pieces: list[tuple[StateT, int, int]] = []
+        segments: list[Segment] = []
+        for state in states:
+            first = state.rows.num_rows
+            end = min(self._num_runnable(state), first + most)
+            if end == first:
+                break
+            try:
+                slots = self._model.cache.append(state.rows, end - first)
+            except NoRoom as error:
+                self._give_up(state.session, verify_pb2.RELEASE_REASON_CAPACITY, str(error))
+                continue
+            wanted = int(end == self._num_committed(state))
+            words = self._tokens(state.session, first, end)
+            segments.append(Segment(state.rows.table_row, first, words, slots, num_logits=wanted))
+            pieces.append((state, first, end))
+            most -= end - first
+        if not pieces:
+            return 0
+        tips = self._model.run(segments, self._inputs(pieces), self._grower.num_top)
+        whole = [state for state, _, end in pieces if end == self._num_committed(state)]
+        for index, state in enumerate(whole):
+            state.tips = tips.at(slice(index, index + 1))
+        return sum(end - first for _, first, end in pieces)
+
+    # ---- trees
+
+    def _trees(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        drafts = [Draft()] * len(requests)
+        wanted: dict[int, Wanted] = {}
+        for index, request in enumerate(requests):
+            state = self._states.get(request.session.uid)
+            if state is not None and state.tips is not None:
+                session = request.session
+                tree = self._grower.plan(
+                    state.rows, state.tips, session.wishes, max_depth=session.max_depth(), num_nodes=request.num_nodes
+                )
+                if tree is not None and self._has_room(session, tree):
+                    wanted[index] = tree
+        for index, draft in zip(wanted, self._grower.grow(list(wanted.values())), strict=True):
+            drafts[index] = draft
+        return drafts
+
+    def _has_room(self, session: Session, tree: Wanted) -> bool:
+        """Whether the pool can hold a tree while it grows; if not, the session makes room for the others."""
+        if tree.slots <= self._model.cache.num_free:
+            return True
+        detail = f"{tree.slots} slots for a tree, {self._model.cache.num_free} free in the drafter's pool"
+        self._give_up(session, verify_pb2.RELEASE_REASON_CAPACITY, detail)
+        return False
+
+    def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
+        states = [self._states.get(request.verifying.session.uid) for request in requests]
+        starts = [None if state is None or state.tips is None else Start(state.rows, state.tips) for state in states]
+        return trees_ahead(self._grower, requests, starts)
+
+    # ---- without a session
+
+    def _propose(self, request: TextRequest, features: torch.Tensor | None = None) -> Draft:
+        """A tree for a text, as for a session that is opened, drafted for once and closed. Any thread may call it."""
+        session = _text_session(request)
+        with self._lock:
+            state = self._admit(session)
+            if state is not None and features is not None:
+                self._take_rows(state, features)
+            while state is not None and self._num_runnable(state) > state.rows.num_rows and self._knows(session):
+                self._catch_up([state])
+            num_nodes = (request.wishes.num_draft_tokens or self.num_draft_tokens) - 1
+            draft = self._trees([DraftRequest(session, num_nodes)])[0]
+            self._forget(session)
+            refused = [given for given in self._given_up if given.session is session]
+            self._given_up = [given for given in self._given_up if given.session is not session]
+        if not refused:
+            return draft
+        if refused[0].reason == verify_pb2.RELEASE_REASON_CAPACITY:
+            raise ResourceExhausted(f"no tree can be drafted: {refused[0].detail}")
+        raise InvalidArgument(f"tokens: {refused[0].detail}", field="tokens")
+
+    def _take_rows(self, state: StateT, features: torch.Tensor) -> None:
+        """Takes the target's rows of a text's positions; a model that reads none has no use for them."""
+
+    def _knows(self, session: Session) -> bool:
+        return session.uid in self._states
+
+
+def _text_session(request: TextRequest) -> Session:
+    return Session(
+        uid=next(_text_uids), session=0, generation=0, prompt_len=len(request.tokens), remaining=2**31 - 1,
+        vocabulary=request.vocabulary, vocab_size=request.vocab_size, wishes=request.wishes,
+        corpus_scope=request.corpus_scope, prediction=np.empty(0, np.int32), tokens=request.tokens,
+    )  # fmt: skip

@@ -1,0 +1,194 @@
+"""What drafts: a small language model, or a head over the target's states, each over a pool of its own.
+
+Both take segments and give, for the last row of each, its likeliest next tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from draft_service.drafters.kv import DraftCache, Sequence
+from engine.batch import Segment
+from engine.models.heads.runner import HeadRunner
+from engine.runner import ModelRunner
+from outrider.wire import Ids
+
+
+class Tips(NamedTuple):
+    """Of the last rows of B sequences: what may follow them."""
+
+    probabilities: torch.Tensor
+    """fp32 [B, T], falling; a softmax at temperature 1 over all that can be drafted."""
+    tokens: torch.Tensor
+    """int64 [B, T], the target's ids."""
+    states: torch.Tensor | None
+    """[B, hidden]: a head's own states, which the next rows go on from; None for a language model."""
+
+    def at(self, index: slice | list[int]) -> Tips:
+        """Those of some of the sequences."""
+        states = None if self.states is None else self.states[index]
+        return Tips(self.probabilities[index], self.tokens[index], states)
+
+    @classmethod
+    def joined(cls, tips: Many[Tips]) -> Tips:
+        """Of several batches one."""
+        probabilities, tokens, states = zip(*tips, strict=True)
+        with_states = [state for state in states if state is not None]
+        return cls(torch.cat(probabilities), torch.cat(tokens), torch.cat(with_states) if with_states else None)
+
+
+class DraftModel(Protocol):
+    """A forward pass over a cache. One thread at a time may call it."""
+
+    cache: DraftCache
+    max_batch_tokens: int
+    reads_states: bool
+
+    @property
+    def num_read(self) -> int:
+        """Ids below this can be read."""
+        ...
+
+    @property
+    def num_drafted(self) -> int:
+        """How many tokens can be drafted."""
+        ...
+
+    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+        """One step; tips of the rows whose logits were wanted. states [rows, hidden] where the model reads them."""
+        ...
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """The target's rows as states."""
+        ...
+
+    def limit_vocabulary(self, vocab_size: int) -> None:
+        """From now on only ids below `vocab_size` are drafted: the target's may be padded less."""
+        ...
+
+
+class LanguageModel:
+    """Any model that the engine runs; token_map: int64 [n], the only ids that may be drafted (FR-Spec)."""
+
+    reads_states = False
+
+    def __init__(
+        self, runner: ModelRunner, num_slots: int, *, max_batch_tokens: int, token_map: torch.Tensor | None = None
+    ) -> None:
+        self.cache = DraftCache(runner.slot_table, num_slots)
+        self.max_batch_tokens = max_batch_tokens
+        self._runner = runner
+        self._limit = runner.config.vocab_size
+        self._token_map = None if token_map is None else token_map.to(runner.device)
+
+    @property
+    def num_read(self) -> int:
+        """See DraftModel."""
+        return self._runner.config.vocab_size
+
+    @property
+    def num_drafted(self) -> int:
+        """See DraftModel."""
+        return self._limit if self._token_map is None else len(self._token_map)
+
+    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+        """See DraftModel."""
+        logits = self._runner.forward(segments)
+        logits = logits[:, : self._limit] if self._token_map is None else logits[:, self._token_map]
+        return Tips(*_top(logits, num_top, self._token_map), None)
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """See DraftModel; a language model reads no features."""
+        return features
+
+    def limit_vocabulary(self, vocab_size: int) -> None:
+        """See DraftModel."""
+        self._limit = min(self._limit, vocab_size)
+        if self._token_map is not None:
+            self._token_map = self._token_map[self._token_map < vocab_size]
+
+
+class HeadModel:
+    """A draft head."""
+
+    reads_states = True
+
+    def __init__(self, runner: HeadRunner, num_slots: int, *, max_batch_tokens: int) -> None:
+        self.cache = DraftCache(runner.slot_table, num_slots)
+        self.max_batch_tokens = max_batch_tokens
+        self._runner = runner
+        self._limit = runner.num_drafted
+
+    @property
+    def num_read(self) -> int:
+        """See DraftModel."""
+        return len(self._runner.head.embedding)
+
+    @property
+    def num_drafted(self) -> int:
+        """See DraftModel."""
+        return self._limit
+
+    @property
+    def num_stages(self) -> int:
+        """Networks that take turns."""
+        return self._runner.head.num_stages
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers in a feature row."""
+        return self._runner.head.config.feature_width
+
+    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+        """See DraftModel."""
+        if states is None:
+            raise ValueError("a draft head goes on from states")
+        step = self._runner.forward(segments, states, stage)
+        return Tips(*_top(step.logits[:, : self._limit], num_top, self._runner.head.tokens), step.carried)
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """See DraftModel."""
+        return self._runner.fuse(features)
+
+    def limit_vocabulary(self, vocab_size: int) -> None:
+        """See DraftModel. A head was checked against its target; one with a vocabulary of its own stays as it is."""
+        if self._runner.head.tokens is None:
+            self._limit = min(self._limit, vocab_size)
+
+
+def advance(
+    model: DraftModel, sequences: Many[Sequence], tokens: Many[Ids], states: torch.Tensor | None, num_top: int
+) -> Tips:
+    """Appends rows to sequences; tips of the last ones. A model that reads states [B, hidden] gets one row each.
+
+    NoRoom for the first sequence that has none; what was appended before stays.
+    """
+    segments = []
+    for sequence, words in zip(sequences, tokens, strict=True):
+        prefix_len = sequence.num_rows
+        segments.append(Segment(sequence.table_row, prefix_len, words, model.cache.append(sequence, len(words))))
+    return model.run(segments, states, num_top)
+
+
+def as_ids(tokens: torch.Tensor) -> Ids:
+    """Token ids on the host, int32."""
+    return tokens.to("cpu", torch.int32).numpy()
+
+
+def one_each(tokens: torch.Tensor) -> list[Ids]:
+    """Ids [B] as B arrays of one."""
+    return list(np.split(as_ids(tokens), len(tokens)))
+
+
+def _top(logits: torch.Tensor, num_top: int, names: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and ids of the likeliest `num_top` of each row of logits [R, V], falling; ties to the lower id."""
+    if num_top == 1:
+        values, index = (found[:, None] for found in logits.max(dim=-1))
+    else:
+        values, index = logits.topk(min(num_top, logits.shape[1]), dim=-1)
+    probabilities = (values - logits.logsumexp(dim=-1, keepdim=True)).exp()
+    return probabilities, index if names is None else names[index]

@@ -1,0 +1,226 @@
+"""The n-gram drafter: proposes what followed the newest tokens before, in this text, in others', or in a corpus.
+
+What a session may draw from, in this order for matches of equal length: its request's prediction; its own text and
+that of the sessions it shares a trie with (all without a scope, all with the same scope, or none, by `scope`); the
+corpora of its scope; the corpora for everyone. Texts of different vocabularies never meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Literal, Self
+
+import numpy as np
+
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
+from draft_service.drafters.corpus import Corpus, Name
+from draft_service.drafters.outcomes import likely_outcomes
+from draft_service.drafters.trie import MatchRules, NgramTrie
+from draft_service.session import Extension, Session, Wishes
+from outrider.args import DraftArgs
+from outrider.errors import ResourceExhausted
+from outrider.v1 import common_pb2
+from outrider.wire import Ids
+
+DEFAULT_NUM_DRAFT_TOKENS = 12
+MAX_PROPOSE_TOKENS = 262_144
+
+
+class NgramDrafter:
+    """Implements base.Drafter with a trie; see SGLang's NGRAM for the flags."""
+
+    algorithm = common_pb2.ALGORITHM_NGRAM
+    draft_model = ""
+    inline = True
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        rules: MatchRules,
+        *,
+        num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        scope: Literal["global", "session"] = "global",
+        max_corpus_tokens: int = 10_000_000,
+    ) -> None:
+        self.corpus = corpus
+        self.num_draft_tokens = num_draft_tokens
+        self.features = common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_NONE)
+        self._rules = rules
+        self._scope = scope
+        self._max_corpus_tokens = max_corpus_tokens
+        self._num_corpus_tokens = 0
+        self._calls = count(1)
+
+    @classmethod
+    def from_args(cls, args: DraftArgs) -> Self:
+        """With a corpus of its own; its thread runs."""
+        rules = MatchRules(
+            min_match=args.speculative_ngram_min_match_window_size,
+            max_match=args.speculative_ngram_max_match_window_size,
+            min_breadth=args.speculative_ngram_min_bfs_breadth,
+            max_breadth=args.speculative_ngram_max_bfs_breadth,
+            match_type=args.speculative_ngram_match_type,
+        )
+        trie = NgramTrie(
+            args.speculative_ngram_capacity,
+            branch_length=args.speculative_ngram_branch_length,
+            min_match=rules.min_match,
+        )
+        return cls(
+            Corpus(trie, max_pending_tokens=args.max_pending_tokens),
+            rules,
+            num_draft_tokens=args.speculative_num_draft_tokens or DEFAULT_NUM_DRAFT_TOKENS,
+            scope=args.speculative_ngram_scope,
+            max_corpus_tokens=args.speculative_ngram_external_corpus_max_tokens,
+        )
+
+    def warm_up(self) -> None:
+        """Compiles, or loads from the cache, every loop that a request would run."""
+        name: Name = ("warm-up",)
+        text = np.arange(512, dtype=np.int32)
+        self.corpus.insert(name, text)
+        self.corpus.flush()
+        for match_type in ("BFS", "PROB"):
+            self._match([name], text[:8], replace(self._rules, match_type=match_type), 8, 8, 512)
+        self.corpus.drop(name).result()
+
+    def open(self, sessions: Sequence[Session]) -> None:
+        """Queues their texts; of a prompt that another session here has, only what follows it."""
+        for session in sessions:
+            known = session.prompt_len if session.shares_prefix and self._scope == "global" else 0
+            self._insert(session, known)
+            if len(session.prediction):
+                self.corpus.insert(_prediction(session), session.prediction)
+
+    def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
+        """Needs none; a verify service that sends them all the same is not at fault."""
+
+    def extend(self, extensions: Sequence[Extension]) -> None:
+        """Queues what was committed."""
+        for extension in extensions:
+            self._insert(extension.session, extension.base_len)
+
+    def close(self, sessions: Sequence[Session]) -> None:
+        """Drops what only these sessions could draw from."""
+        for session in sessions:
+            if self._scope == "session":
+                self.corpus.drop(self._own(session))
+            if len(session.prediction):
+                self.corpus.drop(_prediction(session))
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """What followed the newest tokens before."""
+        return [
+            self._draft(request.session, request.session.tokens, request.num_nodes, request.session.max_depth())
+            for request in requests
+        ]
+
+    def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
+        """Below likely accepted paths, each with the likeliest token that the tree does not offer there."""
+        return [self._ahead(request) for request in requests]
+
+    async def propose(self, request: TextRequest) -> Draft:
+        """Reads the text and prediction of the request, the global or scoped trie and the corpora; leaves no trace."""
+        call = str(next(self._calls))
+        own, predicted = ("call", call), ("call-prediction", call)
+        inserted = [self.corpus.insert(own, request.tokens)]
+        if len(request.prediction):
+            inserted.append(self.corpus.insert(predicted, request.prediction))
+        try:
+            await asyncio.gather(*(asyncio.wrap_future(future) for future in inserted))
+            shared = self._shared(request.vocabulary, request.corpus_scope)
+            return self._matched(
+                [predicted, own, *shared], request.tokens, request.wishes, predicted,
+                (request.wishes.num_draft_tokens or self.num_draft_tokens) - 1,
+                request.wishes.num_steps or self.corpus.branch_length, request.vocab_size,
+            )  # fmt: skip
+        finally:
+            self.corpus.drop(own)
+            self.corpus.drop(predicted)
+
+    async def add_text(self, scope: str, tokens: Ids) -> None:
+        """Adds a text of a corpus; returns when it is in. ResourceExhausted over the limit of all corpora's tokens."""
+        if self._num_corpus_tokens + len(tokens) > self._max_corpus_tokens:
+            raise ResourceExhausted(
+                f"{self._num_corpus_tokens} corpus tokens are held and {len(tokens)} more were sent; at most "
+                f"{self._max_corpus_tokens} are taken (--speculative-ngram-external-corpus-max-tokens)",
+                field="tokens",
+            )
+        loaded = self.corpus.load(("corpus", scope), tokens)
+        self._num_corpus_tokens += len(tokens)
+        await asyncio.wrap_future(loaded)
+
+    def close_down(self) -> None:
+        """Ends the inserting thread."""
+        self.corpus.close()
+
+    def _insert(self, session: Session, known: int) -> None:
+        first = max(0, known - self.corpus.branch_length + 1)
+        self.corpus.insert(self._own(session), session.tokens[first:], known - first)
+
+    def _own(self, session: Session) -> Name:
+        if self._scope == "session":
+            return ("session", str(session.uid))
+        return ("text", session.vocabulary, session.corpus_scope)
+
+    def _shared(self, vocabulary: str, scope: str) -> list[Name]:
+        """Corpora, and where sessions share one trie, their texts."""
+        texts: list[Name] = [("text", vocabulary, scope)] if self._scope == "global" else []
+        corpora: list[Name] = [("corpus", scope), ("corpus", "")] if scope else [("corpus", "")]
+        return texts + corpora
+
+    def _draft(self, session: Session, context: Ids, num_nodes: int, max_depth: int) -> Draft:
+        names = [_prediction(session)] if len(session.prediction) else []
+        if self._scope == "session":
+            names.append(self._own(session))
+        names += self._shared(session.vocabulary, session.corpus_scope)
+        return self._matched(
+            names, context, session.wishes, _prediction(session), num_nodes, max_depth, session.vocab_size
+        )
+
+    def _matched(
+        self, names: list[Name], context: Ids, wishes: Wishes, predicted: Name, num_nodes: int, max_depth: int,
+        vocab_size: int,
+    ) -> Draft:  # fmt: skip
+        rules = self._rules
+        if wishes.topk is not None:
+            rules = replace(rules, max_breadth=wishes.topk, min_breadth=min(wishes.topk, rules.min_breadth))
+        return self._match(names, context, rules, num_nodes, max_depth, vocab_size, predicted)
+
+    def _match(
+        self, names: list[Name], context: Ids, rules: MatchRules, num_nodes: int, max_depth: int, vocab_size: int,
+        predicted: Name = (),
+    ) -> Draft:  # fmt: skip
+        match, known = self.corpus.match(
+            names, context[-rules.max_match :], rules, num_nodes=max(0, num_nodes),
+            max_depth=min(max_depth, self.corpus.branch_length), vocab_size=vocab_size,
+        )  # fmt: skip
+        bit = 1 << known.index(predicted) if predicted in known else 0
+        return Draft(match.tokens, match.parents, match.probabilities, (match.sources & bit) != 0)
+
+    def _ahead(self, request: AheadRequest) -> list[Draft]:
+        session, tree = request.verifying.session, request.verifying.tree
+        drafts: list[Draft] = []
+        for node in likely_outcomes(tree, request.verifying.probabilities, request.max_assumed - 1):
+            path = tree.path(node)
+            offered = {int(tree.tokens[child]) for child in tree.children(node)}
+            accepted = np.concatenate([session.tokens[-self._rules.max_match :], tree.tokens[path]])
+            guesses = self._draft(session, accepted, len(offered) + 1, 1)
+            bonus = next((token for token in guesses.tokens.tolist() if token not in offered), None)
+            if bonus is None:
+                continue
+            assumed = np.array([*tree.tokens[path], bonus], np.int32)
+            context = np.concatenate([session.tokens[-self._rules.max_match :], assumed])
+            draft = self._draft(session, context, request.num_nodes, session.max_depth(len(assumed)))
+            if len(draft):
+                drafts.append(replace(draft, assumed=assumed))
+            if len(drafts) == request.max_outcomes:
+                break
+        return drafts
+
+
+def _prediction(session: Session) -> Name:
+    return ("prediction", str(session.uid))

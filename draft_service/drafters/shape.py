@@ -1,0 +1,62 @@
+"""Steps, branches and nodes of a drafter's trees, from the flags: SGLang's defaults, choices and rules.
+
+Loads no torch, so that a wrong flag is said at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider import env
+from outrider.args import DraftArgs
+from outrider.errors import StartupError
+from outrider.telemetry import get_logger
+
+CHAIN = (3, 1, 4)
+# For targets of these architectures and a head; every other target, and a draft model, gets a chain.
+TREES = {
+    "LlamaForCausalLM": (5, 4, 8),
+    "Grok1ForCausalLM": (5, 4, 8),
+    "Grok1VForCausalLM": (5, 4, 8),
+}
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeShape:
+    """num_draft_tokens counts the root."""
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+
+
+def tree_shape(args: DraftArgs, *, is_head: bool, target_architecture: str = "") -> TreeShape:
+    """The trees to draft. StartupError for settings that are partial, impossible or against SpecV2's rule."""
+    steps, topk, tokens = (
+        args.speculative_num_steps, args.speculative_eagle_topk, args.speculative_num_draft_tokens,
+    )  # fmt: skip
+    if env.sglang_spec_v2() and topk is not None and topk > 1:
+        raise StartupError(
+            f"--speculative-eagle-topk is {topk}; SGLANG_ENABLE_SPEC_V2 supports only topk = 1. Set it to 1, or use "
+            "OUTRIDER_ENABLE_SPEC_V2, which has no such rule"
+        )
+    if steps is None and topk is None and tokens is None:
+        return TreeShape(*(TREES.get(target_architecture, CHAIN) if is_head else CHAIN))
+    if steps is None or topk is None or (tokens is None and topk != 1):
+        raise StartupError(
+            "--speculative-num-steps, --speculative-eagle-topk and --speculative-num-draft-tokens go together: set all "
+            f"three or none (they are {steps}, {topk} and {tokens})"
+        )
+    if topk == 1:
+        if tokens not in (None, steps + 1):
+            log.warning("a chain's num_draft_tokens follows its steps", given=tokens, used=steps + 1)
+        return TreeShape(steps, 1, steps + 1)
+    most = topk + (steps - 1) * topk**2 + 1
+    if tokens is None or tokens > most:
+        raise StartupError(
+            f"--speculative-num-draft-tokens is {tokens}; {steps} steps of {topk} branches give at most {most} nodes, "
+            "root included: lower it, or raise --speculative-num-steps or --speculative-eagle-topk"
+        )
+    return TreeShape(steps, topk, tokens)

@@ -1,0 +1,96 @@
+"""STANDALONE: a small language model with the target's vocabulary drafts for it.
+
+It reads the session's tokens as they are (row i is token i), keeps its own keys and values of them, and needs nothing
+of the target but its verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from draft_service.drafters.kv import Sequence as Rows
+from draft_service.drafters.model_drafter import ModelDrafter, State
+from draft_service.drafters.models import DraftModel, LanguageModel
+from draft_service.drafters.shape import TreeShape, tree_shape
+from draft_service.session import Session
+from engine.config import ModelConfig
+from engine.fingerprint import vocab_fingerprint
+from engine.loader import resolve_model
+from engine.models.heads.token_map import load_token_map
+from engine.runner import ModelRunner
+from outrider.args import DraftArgs
+from outrider.errors import StartupError
+from outrider.v1 import common_pb2
+from outrider.wire import Ids
+
+# Rows of one forward: prompts are cut to it.
+MAX_BATCH_TOKENS = 2048
+# Table rows for each session: its own, and forks while drafting ahead.
+ROWS_PER_SESSION = 3
+
+
+class StandaloneDrafter(ModelDrafter[State]):
+    """Any causal language model of the engine's."""
+
+    def __init__(self, model: DraftModel, shape: TreeShape, *, draft_model: str, target: common_pb2.ModelInfo) -> None:
+        super().__init__(
+            model, shape, algorithm=common_pb2.ALGORITHM_STANDALONE, draft_model=draft_model, target=target
+        )
+
+    def _new_state(self, session: Session, rows: Rows) -> State:
+        return State(session, rows)
+
+    def _num_runnable(self, state: State) -> int:
+        return len(state.session.tokens)
+
+    def _num_committed(self, state: State) -> int:
+        return len(state.session.tokens)
+
+    def _tokens(self, session: Session, first: int, end: int) -> Ids:
+        return session.tokens[first:end]
+
+    def _inputs(self, pieces: Sequence[tuple[State, int, int]]) -> torch.Tensor | None:
+        return None
+
+
+
+def make_drafter(args: DraftArgs) -> StandaloneDrafter:
+    """From flags. StartupError for a model that is absent, refused, or not of the target's vocabulary."""
+    if args.speculative_draft_model_path is None:
+        raise StartupError("STANDALONE drafts with a model of its own: give --speculative-draft-model-path")
+    folder = resolve_model(args.speculative_draft_model_path, revision=args.speculative_draft_model_revision)
+    shape = tree_shape(args, is_head=False)
+    config = ModelConfig.from_folder(folder)
+    fingerprint = vocab_fingerprint(folder)
+    _check_vocabulary(args, folder, fingerprint)
+    runner = ModelRunner.load(
+        folder, dtype=args.dtype, device=args.device, num_slots=args.draft_max_total_tokens,
+        max_sessions=ROWS_PER_SESSION * args.max_sessions, max_len=args.draft_max_total_tokens,
+        load_format=args.speculative_draft_load_format or args.load_format, max_batch_tokens=MAX_BATCH_TOKENS,
+        threads=args.threads,
+    )  # fmt: skip
+    token_map = None
+    if args.speculative_token_map is not None:
+        token_map = load_token_map(args.speculative_token_map, config.vocab_size)
+    model = LanguageModel(
+        runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS, token_map=token_map
+    )
+    target = common_pb2.ModelInfo(vocab_fingerprint=fingerprint)
+    return StandaloneDrafter(model, shape, draft_model=args.speculative_draft_model_path, target=target)
+
+
+def _check_vocabulary(args: DraftArgs, folder: Path, fingerprint: str) -> None:
+    """Ids must mean the same on both sides; sizes may differ, since embeddings are padded. Unknown sides pass.
+
+    Verify checks again when the drafter enlists, which is what counts where the target is on another machine.
+    """
+    target = None if args.model_path is None else Path(args.model_path).expanduser()
+    theirs = vocab_fingerprint(target) if target is not None and target.is_dir() else ""
+    if fingerprint and theirs and fingerprint != theirs:
+        raise StartupError(
+            f"the draft model {folder} and the target {target} have different vocabularies (fingerprints "
+            f"{fingerprint[:12]} and {theirs[:12]}); STANDALONE needs the same tokenizer"
+        )

@@ -1,0 +1,72 @@
+"""Which trees to grow: steps and branches for each sequence, and those of one shape together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+from draft_service.drafters.base import Draft
+from draft_service.drafters.growing import grow, slots_needed
+from draft_service.drafters.kv import Sequence
+from draft_service.drafters.models import DraftModel, Tips
+from draft_service.drafters.shape import TreeShape
+from draft_service.session import Wishes
+
+# Tokens that a tip names: more than a tree's branches, so that one that no branch holds can be guessed.
+NUM_TOP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tree of at most `num_nodes` nodes below a sequence's last row."""
+
+    rows: Sequence
+    tips: Tips
+    num_steps: int
+    topk: int
+    num_nodes: int
+
+    @property
+    def slots(self) -> int:
+        """Slots that it takes while it grows."""
+        return slots_needed(self.num_steps, self.topk)
+
+
+class TreeGrower:
+    """Grows trees over one model; `shape` is for requests that wish nothing."""
+
+    def __init__(self, model: DraftModel, shape: TreeShape) -> None:
+        self.model = model
+        self.shape = shape
+        self.num_top = max(NUM_TOP, shape.topk)
+
+    def plan(
+        self, rows: Sequence, tips: Tips, wishes: Wishes, *, max_depth: int, num_nodes: int
+    ) -> Wanted | None:  # fmt: skip
+        """The tree to grow; None where none is wanted or none fits the model's context."""
+        # The deepest nodes are not run, so a tree of one step needs no row.
+        room = self.model.cache.max_len - rows.num_rows + 1
+        num_steps = min(wishes.num_steps or self.shape.num_steps, max_depth, num_nodes, room)
+        topk = min(wishes.topk or self.shape.topk, self.num_top, self.model.num_drafted)
+        return Wanted(rows, tips, num_steps, topk, num_nodes) if num_steps > 0 else None
+
+    def grow(self, trees: Many[Wanted]) -> list[Draft]:
+        """A draft for each, in order. The pool must hold any one of them; as many as it holds grow together."""
+        drafts = [Draft()] * len(trees)
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, tree in enumerate(trees):
+            groups[tree.num_steps, tree.topk].append(index)
+        for (num_steps, topk), members in groups.items():
+            for part in self._parts(members, slots_needed(num_steps, topk)):
+                grown = grow(
+                    self.model, [trees[index].rows for index in part], Tips.joined([trees[i].tips for i in part]),
+                    num_steps=num_steps, topk=topk, num_nodes=[trees[index].num_nodes for index in part],
+                )  # fmt: skip
+                for index, draft in zip(part, grown, strict=True):
+                    drafts[index] = draft
+        return drafts
+
+    def _parts(self, members: list[int], slots: int) -> list[list[int]]:
+        size = max(1, min(self.model.max_batch_tokens, self.model.cache.num_free) // max(1, slots))
+        return [members[first : first + size] for first in range(0, len(members), size)]

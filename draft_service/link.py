@@ -1,0 +1,257 @@
+"""The stream to one verify process: dialled, enlisted, served, and dialled again for as long as it is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from draft_service.backoff import Backoff
+from draft_service.drafting import Drafting, released
+from draft_service.sessions import SessionTable
+from outrider import rpc
+from outrider.errors import (
+    BY_STATUS,
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    OutriderError,
+    Unavailable,
+)
+from outrider.telemetry import get_logger
+from outrider.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
+from outrider.wire import WIRE_VERSION
+
+log = get_logger(__name__)
+
+ENLIST_TIMEOUT_S = 10.0
+ROUNDS_IN_FLIGHT = 64  # read and not yet applied; gRPC's flow control holds back the rest
+
+# What only a restart, on either side, can mend.
+_REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+
+Call = grpc.aio.StreamStreamCall
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this process is, as it enlists."""
+
+    drafter_id: str
+    host_id: str
+    boot_id: str
+
+
+@dataclass(slots=True)
+class LinkStats:
+    """How a link stands, and its counts since the process started."""
+
+    state: draft_pb2.VerifyLinkState = draft_pb2.VERIFY_LINK_STATE_CONNECTING
+    proposals: int = 0
+    rounds: int = 0
+    connects: int = 0
+    last_error: str = ""
+
+
+@dataclass(eq=False)
+class VerifyLink:
+    """One address, one stream at a time. `enlisted` holds the boot ids that other links of this process serve."""
+
+    address: str
+    drafting: Drafting
+    identity: Identity
+    max_sessions: int
+    enlisted: set[str]
+    backoff: Backoff = field(default_factory=Backoff)
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    stats: LinkStats = field(default_factory=LinkStats)
+    target: common_pb2.ModelInfo = field(default_factory=common_pb2.ModelInfo)  # of the stream that was enlisted last
+    _table: SessionTable | None = None
+    _call: Call | None = None
+    _draining: bool = False
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _noted_connects: int = 0
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions open on the stream."""
+        return 0 if self._table is None else len(self._table)
+
+    async def run(self) -> None:
+        """Serves the address until drained or cancelled."""
+        while not self._draining:
+            error = await self._serve_once()
+            if self._draining:
+                return
+            refused = error is not None and error.status in _REFUSALS
+            self._note_end(error, refused)
+            await self.sleep(self.backoff.next_s(refused=refused))
+
+    async def drain(self) -> None:
+        """Gives all sessions up and ends this side of the stream; `run` returns when verify has ended its own."""
+        table, call = self._table, self._call
+        if table is None or call is None:
+            self._draining = True
+            return
+        table.draining = True
+        changes = table.release_all(verify_pb2.RELEASE_REASON_DRAINING, "the drafter is shutting down")
+        await self.drafting.forget(changes.closed)
+        try:
+            frame = released(changes)
+            if frame is not None:
+                await self._send(call, frame)
+            async with self._sending:
+                self._draining = True
+                await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            log.info("the stream ended before it was drained", address=self.address)
+        finally:
+            self._draining = True
+
+    async def _serve_once(self) -> OutriderError | None:
+        """One stream from dialling to its end; returns why it ended, None when verify just closed it."""
+        boot_id = ""
+        try:
+            async with rpc.create_channel(self.address) as channel:
+                self._call = call = verify_pb2_grpc.VerifyServiceStub(channel).Speculate()  # pyright: ignore[reportCallIssue]
+                try:
+                    enlisted = await self._enlist(call)
+                    if enlisted.boot_id in self.enlisted:
+                        raise FailedPrecondition(f"{self.address}: another address already reaches this verify service")
+                    boot_id = enlisted.boot_id
+                    self.enlisted.add(boot_id)
+                    await self._exchange(call, enlisted)
+                except asyncio.InvalidStateError:  # written after the stream's end
+                    return await _reason(call)
+        except grpc.aio.AioRpcError as error:
+            return rpc.error_from_rpc(error)
+        except OutriderError as error:
+            return error
+        except Exception as error:  # a fault of ours: this stream ends, the process goes on
+            log.error("the stream failed", address=self.address, exc_info=error)
+            return Internal(f"{type(error).__name__}: {error}")
+        finally:
+            self.enlisted.discard(boot_id)
+            self.stats.state = draft_pb2.VERIFY_LINK_STATE_CONNECTING
+            self._call, table, self._table = None, self._table, None
+            if table is not None:
+                await self.drafting.forget(
+                    table.release_all(verify_pb2.RELEASE_REASON_UNSPECIFIED, "the stream ended").closed
+                )
+        return None
+
+    async def _enlist(self, call: Call) -> verify_pb2.Enlisted:
+        drafter = self.drafting.drafter
+        enlist = verify_pb2.Enlist(
+            drafter_id=self.identity.drafter_id,
+            wire_version=WIRE_VERSION,
+            algorithm=drafter.algorithm,
+            draft_model=drafter.draft_model,
+            max_sessions=self.max_sessions,
+            features=drafter.features,
+            host_id=self.identity.host_id,
+            boot_id=self.identity.boot_id,
+        )
+        try:
+            async with asyncio.timeout(ENLIST_TIMEOUT_S):
+                await self._send(call, verify_pb2.SpeculateRequest(enlist=enlist))
+                frame = await _next_frame(call)
+        except TimeoutError:
+            raise DeadlineExceeded(f"{self.address} did not answer within {ENLIST_TIMEOUT_S:g} s") from None
+        if frame is None:
+            raise Unavailable(f"{self.address} ended the stream before it enlisted this drafter")
+        if frame.WhichOneof("message") != "enlisted":
+            raise Internal(f"the first frame from {self.address} is not `enlisted`")
+        return frame.enlisted
+
+    async def _exchange(self, call: Call, enlisted: verify_pb2.Enlisted) -> None:
+        """Rounds in, proposals out, until the stream ends. Rounds that came meanwhile are taken in together."""
+        self._table = table = SessionTable(enlisted, max_sessions=self.max_sessions)
+        self.target = enlisted.target
+        self.stats.state = draft_pb2.VERIFY_LINK_STATE_ENLISTED
+        self.stats.connects += 1
+        self.backoff.reset()
+        log.info("enlisted", address=self.address, verify_boot_id=enlisted.boot_id)
+        arrivals: asyncio.Queue[Arrival] = asyncio.Queue(ROUNDS_IN_FLIGHT)
+        reader = asyncio.create_task(_read(call, arrivals))
+        try:
+            while True:
+                rounds, end = await _take_all(arrivals)
+                self.stats.rounds += len(rounds)
+                async for frame in self.drafting.frames(table, rounds):
+                    self.stats.proposals += len(frame.proposals.proposals)
+                    await self._send(call, frame)
+                if end is not None:
+                    break
+        finally:
+            reader.cancel()
+        if end.error is not None:
+            raise end.error
+
+    async def _send(self, call: Call, frame: verify_pb2.SpeculateRequest) -> None:
+        async with self._sending:
+            if not self._draining:
+                await call.write(frame)
+
+    def _note_end(self, error: OutriderError | None, refused: bool) -> None:
+        """Logs why the stream ended, once for as long as the reason stays the same."""
+        reason = "" if error is None else f"{error.status.name}: {error.message}"
+        if refused:
+            self.stats.state = draft_pb2.VERIFY_LINK_STATE_REFUSED
+        if reason != self.stats.last_error or self.stats.connects != self._noted_connects:
+            log.warning("not enlisted", address=self.address, refused=refused, reason=reason or "verify closed it")
+        self.stats.last_error, self._noted_connects = reason, self.stats.connects
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The stream's end, and what ended it; None: verify closed it."""
+
+    error: Exception | None
+
+
+Arrival = verify_pb2.Round | _End
+
+
+async def _read(call: Call, arrivals: asyncio.Queue[Arrival]) -> None:
+    """Queues the stream's rounds, and then its end."""
+    end = _End(None)
+    try:
+        while (frame := await _next_frame(call)) is not None:
+            if frame.WhichOneof("message") != "round":
+                raise Internal(f"a frame carries {frame.WhichOneof('message')}; after `enlisted` only rounds may come")
+            await arrivals.put(frame.round)
+    except Exception as error:  # raised again by whoever takes it
+        end = _End(error)
+    await arrivals.put(end)
+
+
+async def _next_frame(call: Call) -> verify_pb2.SpeculateResponse | None:
+    """The next frame, or None at the stream's end."""
+    frame = await call.read()
+    if frame is None:  # how grpc gives bytes that it cannot parse
+        raise Internal("the verify service sent bytes that are no frame")
+    return frame if isinstance(frame, verify_pb2.SpeculateResponse) else None
+
+
+async def _take_all(arrivals: asyncio.Queue[Arrival]) -> tuple[list[verify_pb2.Round], _End | None]:
+    """Waits for a round or the end, and takes all that is there."""
+    rounds: list[verify_pb2.Round] = []
+    item = await arrivals.get()
+    while not isinstance(item, _End):
+        rounds.append(item)
+        if arrivals.empty():
+            return rounds, None
+        item = arrivals.get_nowait()
+    return rounds, item
+
+
+async def _reason(call: Call) -> OutriderError | None:
+    """Why a finished stream ended, as its status tells."""
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        return None
+    return BY_STATUS.get(code, Internal)(await call.details() or code.name)

@@ -1,0 +1,128 @@
+"""The rpc handlers of DraftService: they check and translate; the drafter does the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import grpc.aio
+
+from draft_service.drafters.base import TextRequest
+from draft_service.drafters.ngram import MAX_PROPOSE_TOKENS, NgramDrafter
+from draft_service.link import Identity
+from draft_service.session import MAX_PREDICTION_TOKENS, MAX_WISH, Wishes
+from draft_service.worker import Worker
+from outrider import __version__
+from outrider.args import DraftArgs
+from outrider.errors import InvalidArgument
+from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from outrider.wire import WIRE_VERSION, Ids, check_token_ids, pack_ids, pack_scores, unpack_ids
+
+MAX_CORPUS_ID_CHARS = 256
+MAX_SCOPE_CHARS = 256
+_INT31 = 2**31 - 1
+
+
+class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+    """Serves plain clients beside the streams to verify services."""
+
+    def __init__(self, args: DraftArgs, drafter: NgramDrafter, worker: Worker, identity: Identity) -> None:
+        self._args = args
+        self._drafter = drafter
+        self._worker = worker
+        self._identity = identity
+
+    async def Propose(
+        self, request: draft_pb2.ProposeRequest, context: grpc.aio.ServicerContext
+    ) -> draft_pb2.ProposeResponse:
+        """One tree below the last given token."""
+        start_ns = time.perf_counter_ns()
+        draft = await self._drafter.propose(
+            TextRequest(
+                tokens=self._ids(request.tokens, "tokens", 1, MAX_PROPOSE_TOKENS),
+                wishes=_wishes(request.speculative),
+                prediction=self._ids(request.prediction_tokens, "prediction_tokens", 0, MAX_PREDICTION_TOKENS),
+                corpus_scope=_short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS),
+                vocabulary=self._worker.target.vocab_fingerprint,
+                vocab_size=self._vocab_size,
+            )
+        )
+        return draft_pb2.ProposeResponse(
+            tokens=pack_ids(draft.tokens),
+            parents=pack_ids(draft.parents),
+            scores=pack_scores(draft.probabilities),
+            draft_us=(time.perf_counter_ns() - start_ns) // 1000,
+        )
+
+    async def AddCorpus(
+        self, request_iterator: AsyncIterator[draft_pb2.AddCorpusRequest], context: grpc.aio.ServicerContext
+    ) -> draft_pb2.AddCorpusResponse:
+        """Texts of one corpus, each taken in before the next is read."""
+        scope: str | None = None
+        num_tokens = 0
+        async for request in request_iterator:
+            if scope is None:
+                _short(request.corpus_id, "corpus_id", MAX_CORPUS_ID_CHARS, required=True)
+                scope = _short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS)
+            tokens = self._ids(request.tokens, "tokens", 1, _INT31)
+            await self._drafter.add_text(scope, tokens)
+            num_tokens += len(tokens)
+        if scope is None:
+            raise InvalidArgument("corpus_id: the stream has no message; it must have at least one", field="corpus_id")
+        return draft_pb2.AddCorpusResponse(tokens_added=num_tokens, nodes_used=self._drafter.corpus.num_nodes)
+
+    async def GetServerInfo(
+        self, request: draft_pb2.DraftServiceGetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> draft_pb2.DraftServiceGetServerInfoResponse:
+        """What it drafts with, and how its links stand."""
+        return draft_pb2.DraftServiceGetServerInfoResponse(
+            version=__version__,
+            wire_version=WIRE_VERSION,
+            algorithm=self._drafter.algorithm,
+            draft_model=self._drafter.draft_model,
+            drafter_id=self._identity.drafter_id,
+            links=[
+                draft_pb2.VerifyLink(
+                    address=link.address,
+                    state=link.stats.state,
+                    sessions=link.num_sessions,
+                    proposals=link.stats.proposals,
+                    rounds=link.stats.rounds,
+                    connects=link.stats.connects,
+                    last_error=link.stats.last_error,
+                )
+                for link in self._worker.links
+            ],
+            arguments=self._args.as_flags(),
+            corpus_nodes=self._drafter.corpus.num_nodes,
+            corpus_capacity=self._drafter.corpus.capacity,
+        )
+
+    @property
+    def _vocab_size(self) -> int:
+        """Of the target, once a verify service has said; until then only negative ids are known to be wrong."""
+        return self._worker.target.vocab_size or _INT31
+
+    def _ids(self, data: bytes, field: str, at_least: int, at_most: int) -> Ids:
+        ids = unpack_ids(data, field=field)
+        if not at_least <= len(ids) <= at_most:
+            raise InvalidArgument(f"{field} has {len(ids)} tokens; it must have {at_least} to {at_most}", field=field)
+        check_token_ids(ids, vocab_size=self._vocab_size, field=field)
+        return ids
+
+
+def _short(text: str, field: str, max_chars: int, *, required: bool = False) -> str:
+    if len(text) > max_chars or (required and not text):
+        least = 1 if required else 0
+        raise InvalidArgument(f"{field} has {len(text)} characters; it must have {least} to {max_chars}", field=field)
+    return text
+
+
+def _wishes(params: common_pb2.SpeculativeParams) -> Wishes:
+    for name, least in (("num_steps", 1), ("topk", 1), ("num_draft_tokens", 2)):
+        value = getattr(params, name)
+        if params.HasField(name) and not least <= value <= MAX_WISH:
+            raise InvalidArgument(
+                f"speculative.{name} is {value}; it must be from {least} to {MAX_WISH}", field=f"speculative.{name}"
+            )
+    return Wishes.from_proto(params)

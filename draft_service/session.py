@@ -1,0 +1,136 @@
+"""One session as its drafter knows it: its tokens, what may still be drafted, and what was proposed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import InvalidArgument
+from outrider.tree import TokenTree
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import Ids, check_token_ids, unpack_ids
+
+MAX_PREDICTION_TOKENS = 65_536
+MAX_WISH = 4096
+_INT31 = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the request asks of speculation; None: the drafter decides."""
+
+    num_steps: int | None = None
+    topk: int | None = None
+    num_draft_tokens: int | None = None  # root included
+
+    @classmethod
+    def from_proto(cls, pb: common_pb2.SpeculativeParams) -> Wishes:
+        """From the wire, each held to what a drafter can do (1 to MAX_WISH)."""
+        names = ("num_steps", "topk", "num_draft_tokens")
+        return cls(**{name: min(max(1, getattr(pb, name)), MAX_WISH) for name in names if pb.HasField(name)})
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A proposal as it went out. scores: uint8 [n], empty: none were sent."""
+
+    proposal_id: int
+    base_len: int
+    assumed: Ids
+    tokens: Ids
+    parents: Ids
+    scores: NDArray[np.uint8]
+
+    @cached_property
+    def tree(self) -> TokenTree:
+        """The tree, with its links."""
+        return TokenTree(self.tokens, self.parents)
+
+
+@dataclass(eq=False)
+class Session:
+    """State of one (session, generation); `uid` is unique in this process, whichever verify service it is from."""
+
+    uid: int
+    session: int
+    generation: int
+    prompt_len: int
+    remaining: int  # tokens that may still be committed
+    vocabulary: str  # fingerprint, empty: unknown
+    vocab_size: int
+    wishes: Wishes
+    corpus_scope: str
+    prediction: Ids
+    tokens: Ids  # all committed ones
+    shares_prefix: bool = False  # another session that is open here has the same prompt
+    node_budget: int | None = None  # None: verify has set none
+    following: verify_pb2.Next = field(default_factory=verify_pb2.Next)
+    last_proposal_id: int = 0
+    sent: dict[int, Sent] = field(default_factory=dict)  # by proposal_id, oldest first
+    _buffer: Ids = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
+
+    def __post_init__(self) -> None:
+        self._buffer = self.tokens
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What its messages are checked against."""
+        return self.session, self.generation
+
+    def commit(self, tokens: Ids) -> None:
+        """Appends committed tokens. Views of `tokens` taken before stay as they are."""
+        old_len, new_len = len(self.tokens), len(self.tokens) + len(tokens)
+        if new_len > len(self._buffer) or not self._buffer.flags.writeable:
+            self._buffer = np.empty(max(2 * new_len, 256), np.int32)
+            self._buffer[:old_len] = self.tokens
+        self._buffer[old_len:new_len] = tokens
+        self.tokens = self._buffer[:new_len]
+        self.remaining = max(0, self.remaining - len(tokens))
+
+    def max_depth(self, num_assumed: int = 0) -> int:
+        """Deepest node below `num_assumed` tokens that can still be accepted: a step commits one token more."""
+        return max(0, min(self.wishes.num_steps or MAX_WISH, self.remaining - num_assumed - 1))
+
+    @classmethod
+    def from_opened(
+        cls, opened: verify_pb2.Opened, *, uid: int, vocabulary: str, vocab_size: int, context_length: int
+    ) -> Session:
+        """From the wire. vocab_size, context_length: 0 where verify has not said. InvalidArgument for nonsense."""
+        vocab_size = vocab_size or _INT31
+        tokens = unpack_ids(opened.tokens, field="tokens")
+        check_token_ids(tokens, vocab_size=vocab_size, field="tokens")
+        if opened.generation < 1:
+            raise InvalidArgument(f"generation is {opened.generation}; it starts at 1", field="generation")
+        if not 1 <= opened.prompt_len <= len(tokens):
+            raise InvalidArgument(
+                f"prompt_len is {opened.prompt_len}; it must be from 1 to the {len(tokens)} tokens", field="prompt_len"
+            )
+        if len(tokens) > (context_length or _INT31):
+            raise InvalidArgument(f"{len(tokens)} tokens exceed the context of {context_length}", field="tokens")
+        prediction = unpack_ids(opened.prediction_tokens, field="prediction_tokens")[:MAX_PREDICTION_TOKENS]
+        check_token_ids(prediction, vocab_size=vocab_size, field="prediction_tokens")
+        return cls(
+            uid=uid,
+            session=opened.session,
+            generation=opened.generation,
+            prompt_len=opened.prompt_len,
+            remaining=min(opened.remaining_tokens, opened.remaining_context),
+            vocabulary=vocabulary,
+            vocab_size=vocab_size,
+            wishes=Wishes.from_proto(opened.speculative),
+            corpus_scope=opened.corpus_scope,
+            prediction=prediction,
+            tokens=tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """Newly committed tokens of a session: those from base_len on. `verdict` has the features and the step's cost."""
+
+    session: Session
+    base_len: int
+    verdict: verify_pb2.Verdict

@@ -1,0 +1,222 @@
+"""What one verify service has told this drafter about its sessions: a state machine without sockets.
+
+Everything is keyed by (session, generation). A Round is applied in the order opened, features, verdicts, closed,
+rejected; what does not fit is counted and dropped, and a session whose length differs is released, never guessed at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draft_service.session import Extension, Sent, Session
+from outrider.errors import InvalidArgument
+from outrider.tree import TokenTree
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import Ids, check_token_ids, pack_ids, pack_scores
+
+MAX_DETAIL = 256
+_INT31 = 2**31 - 1
+_REASONS = {number: name.removeprefix("REJECT_REASON_").lower() for name, number in verify_pb2.RejectReason.items()}
+_uids = count(1)
+
+
+@dataclass(slots=True)
+class Changes:
+    """What rounds changed, for the drafter and the stream; each list in order of arrival."""
+
+    opened: list[Session] = field(default_factory=list)
+    features: list[tuple[Session, common_pb2.FeatureRows]] = field(default_factory=list)
+    extended: list[Extension] = field(default_factory=list)
+    closed: list[Session] = field(default_factory=list)  # by verify, or released to it
+    releases: list[verify_pb2.Release] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class InVerification:
+    """A tree that the step now starting verifies, and the path probabilities of its nodes, float64 [n]."""
+
+    session: Session
+    tree: TokenTree
+    probabilities: NDArray[np.float64]
+
+
+class SessionTable:
+    """All sessions of one stream. Counters: `foreign`, `replayed`, `refused`, rejections by reason, credits' sums."""
+
+    def __init__(self, enlisted: verify_pb2.Enlisted, *, max_sessions: int) -> None:
+        limits = enlisted.limits
+        self.target = enlisted.target
+        self.max_sessions = max_sessions
+        self.max_assumed = limits.max_assumed_tokens
+        self.draining = False
+        self.counters: Counter[str] = Counter()
+        self._max_nodes = min(limits.max_proposal_nodes or _INT31, limits.max_verify_nodes or _INT31)
+        self._max_kept = limits.max_proposals_per_session + 1
+        self._sessions: dict[int, Session] = {}
+        self._due: dict[int, Session] = {}  # told of something since their last proposal
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session: int, generation: int) -> Session | None:
+        """The open session of that key."""
+        found = self._sessions.get(session)
+        return found if found is not None and found.generation == generation else None
+
+    def apply(self, rounds: Sequence[verify_pb2.Round]) -> Changes:
+        """Takes rounds in, oldest first."""
+        changes = Changes()
+        for round in rounds:
+            for opened in round.opened:
+                self._open(opened, changes)
+            for rows in round.features:
+                session = self._find(rows.session, rows.generation)
+                if session is not None:
+                    changes.features.append((session, rows.rows))
+            for verdict in round.verdicts:
+                self._extend(verdict, changes)
+            for closed in round.closed:
+                session = self._find(closed.session, closed.generation)
+                if session is not None:
+                    self._forget(session, changes)
+            for rejected in round.rejected:
+                self._reject(rejected)
+        return changes
+
+    def release(self, session: Session, reason: verify_pb2.ReleaseReason, detail: str, changes: Changes) -> None:
+        """Gives an open session up."""
+        self._refuse(session.session, session.generation, reason, detail, changes)
+        self._forget(session, changes)
+
+    def release_all(self, reason: verify_pb2.ReleaseReason, detail: str) -> Changes:
+        """Gives every session up."""
+        changes = Changes()
+        for session in list(self._sessions.values()):
+            self.release(session, reason, detail, changes)
+        return changes
+
+    def take_due(self) -> list[Session]:
+        """Sessions that were told of something since the last call and may be drafted for."""
+        due = [session for session in self._due.values() if self.node_limit(session) > 0]
+        self._due.clear()
+        return due
+
+    def node_limit(self, session: Session) -> int:
+        """Most nodes of its next proposal; 0: stay silent."""
+        budget = _INT31 if session.node_budget is None else session.node_budget
+        return min(budget, self._max_nodes, (session.wishes.num_draft_tokens or _INT31) - 1)
+
+    def in_verification(self, session: Session) -> InVerification | None:
+        """The tree that `next` of the session's last verdict names, as far as it is still known here."""
+        following = session.following
+        sent = session.sent.get(following.proposal_id)
+        if (
+            following.kind != verify_pb2.NEXT_KIND_PROPOSAL
+            or following.base_len != len(session.tokens)
+            or sent is None
+            or not -1 <= following.root_node < len(sent.tokens)
+        ):
+            return None
+        below, nodes = sent.tree.subtree(following.root_node)
+        scores = sent.tree.raised(sent.scores) if len(sent.scores) else np.zeros(len(sent.tokens), np.uint8)
+        tree, kept = below.trimmed(scores[nodes], following.nodes_kept)
+        above = float(scores[following.root_node]) if following.root_node >= 0 else 0.0
+        return InVerification(session, tree, np.exp((above - scores[nodes[kept]]) / 16.0))
+
+    def propose(
+        self, session: Session, tokens: Ids, parents: Ids, probabilities: NDArray[np.float64], assumed: Ids,
+        from_prediction: NDArray[np.bool_], draft_us: int,
+    ) -> verify_pb2.Proposal:  # fmt: skip
+        """The next proposal of an open session: its id is drawn, and it is remembered as sent."""
+        session.last_proposal_id += 1
+        scores = pack_scores(probabilities)
+        session.sent[session.last_proposal_id] = Sent(
+            session.last_proposal_id, len(session.tokens), assumed, tokens, parents, np.frombuffer(scores, np.uint8)
+        )
+        while len(session.sent) > self._max_kept:
+            del session.sent[next(iter(session.sent))]
+        predicted = np.packbits(from_prediction, bitorder="little").tobytes() if from_prediction.any() else b""
+        return verify_pb2.Proposal(
+            session=session.session, generation=session.generation, proposal_id=session.last_proposal_id,
+            base_len=len(session.tokens), assumed=pack_ids(assumed), tokens=pack_ids(tokens),
+            parents=pack_ids(parents), scores=scores, draft_us=draft_us, from_prediction=predicted,
+        )  # fmt: skip
+
+    def _open(self, opened: verify_pb2.Opened, changes: Changes) -> None:
+        present = self._sessions.get(opened.session)
+        if present is not None and opened.generation <= present.generation:
+            self.counters["replayed"] += 1
+            return
+        if present is not None:
+            self._forget(present, changes)
+        try:
+            session = Session.from_opened(
+                opened, uid=next(_uids), vocabulary=self.target.vocab_fingerprint,
+                vocab_size=self.target.vocab_size, context_length=self.target.context_length,
+            )  # fmt: skip
+        except InvalidArgument as error:
+            self._refuse(
+                opened.session, opened.generation, verify_pb2.RELEASE_REASON_OUT_OF_SYNC, error.message, changes
+            )
+            return
+        if self.draining or len(self._sessions) >= self.max_sessions:
+            reason = verify_pb2.RELEASE_REASON_DRAINING if self.draining else verify_pb2.RELEASE_REASON_CAPACITY
+            self._refuse(*session.key, reason, f"{len(self._sessions)} of {self.max_sessions} sessions", changes)
+            return
+        session.shares_prefix = opened.HasField("shares_prefix_with") and opened.shares_prefix_with in self._sessions
+        self._sessions[session.session] = session
+        self._due[session.uid] = session
+        changes.opened.append(session)
+
+    def _extend(self, verdict: verify_pb2.Verdict, changes: Changes) -> None:
+        session = self._find(verdict.session, verdict.generation)
+        if session is None:
+            return
+        base_len = len(session.tokens)
+        try:
+            if verdict.base_len != base_len:
+                raise InvalidArgument(f"a verdict's base_len is {verdict.base_len}; {base_len} tokens are known here")
+            tokens = np.array(verdict.tokens, np.int64).astype(np.int32)
+            check_token_ids(tokens, vocab_size=session.vocab_size, field="verdict.tokens")
+        except InvalidArgument as error:
+            self.release(session, verify_pb2.RELEASE_REASON_OUT_OF_SYNC, error.message, changes)
+            return
+        session.commit(tokens)
+        session.node_budget = verdict.node_budget if verdict.HasField("node_budget") else None
+        session.following = verdict.next
+        for credit in verdict.credits:
+            self.counters["nodes_verified"] += credit.nodes_verified
+            self.counters["nodes_accepted"] += len(credit.accepted_nodes)
+        self.counters["tokens_committed"] += len(tokens)
+        self._due[session.uid] = session
+        changes.extended.append(Extension(session, base_len, verdict))
+
+    def _reject(self, rejected: verify_pb2.Rejected) -> None:
+        self.counters[f"rejected_{_REASONS.get(rejected.reason, 'unknown')}"] += 1
+        session = self._sessions.get(rejected.session)
+        if session is not None and session.generation == rejected.generation:
+            session.sent.pop(rejected.proposal_id, None)
+
+    def _find(self, session: int, generation: int) -> Session | None:
+        found = self.get(session, generation)
+        self.counters["foreign"] += found is None
+        return found
+
+    def _refuse(
+        self, session: int, generation: int, reason: verify_pb2.ReleaseReason, detail: str, changes: Changes
+    ) -> None:
+        self.counters["refused"] += 1
+        changes.releases.append(
+            verify_pb2.Release(session=session, generation=generation, reason=reason, detail=detail[:MAX_DETAIL])
+        )
+
+    def _forget(self, session: Session, changes: Changes) -> None:
+        del self._sessions[session.session]
+        self._due.pop(session.uid, None)
+        changes.closed.append(session)

@@ -1,0 +1,164 @@
+"""One step's work: what sessions add to it, laid out as flat rows.
+
+Knows rows, slots and positions; neither weights nor what a token means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernels.attention.layout import AttentionLayout
+
+
+@dataclass(slots=True)
+class Segment:
+    """The rows that one session adds to a step: a prefill chunk, one decoded token, or root and tree nodes."""
+
+    table_row: int
+    """Row of the slot table."""
+    prefix_len: int
+    """Positions 0..prefix_len-1 have KV at slot_table[table_row, :prefix_len]."""
+    tokens: np.ndarray
+    """int32 [n]"""
+    slots: np.ndarray
+    """int32 [n]: where the rows' KV and features go; distinct."""
+    depths: np.ndarray | None = None
+    """int32 [n]: row i sits at position prefix_len + depths[i]; None: 0..n-1."""
+    mask: np.ndarray | None = None
+    """bool [n, n]: row i sees row j of this segment; true on the diagonal; None: causal."""
+    num_logits: int = 1
+    """Logits wanted for the last num_logits rows: 0 for a prefill chunk that is not the last, n for a tree."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """Segments as flat rows: tokens int32 [T], logit_rows int32 [L] (ascending), and where everything sits.
+
+    Its arrays are the buffers' own, good until the next fill.
+    """
+
+    tokens: np.ndarray
+    logit_rows: np.ndarray
+    layout: AttentionLayout
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows in this step."""
+        return len(self.tokens)
+
+
+class BatchBuffers:
+    """Lays segments out one behind another in arrays made once, and checks every number in them.
+
+    Kernels index memory with these numbers, so a step goes to them only when all are in bounds.
+    """
+
+    def __init__(
+        self, slot_table: np.ndarray, *, vocab_size: int, num_slots: int, num_positions: int, max_tokens: int
+    ) -> None:
+        self.num_slots = num_slots
+        self.max_tokens = max_tokens
+        # One array, so that one pass finds what is out of bounds; as unsigned, negative numbers are above every limit.
+        self._rows = np.zeros((3, max_tokens), dtype=np.int32)
+        self._unsigned_rows = self._rows.view(np.uint32)
+        self._limits = (("token", vocab_size), ("slot", num_slots), ("position", num_positions))
+        self._tokens, self._slots, self._positions = self._rows
+        self._segments = np.zeros((4, max_tokens), dtype=np.int32)
+        self._mask_starts = np.zeros(max_tokens, dtype=np.int64)
+        self._masks = np.zeros(64 * 64, dtype=np.bool_)
+        self._logit_rows = np.zeros(max_tokens, dtype=np.int32)
+        self._count_up = np.arange(max_tokens, dtype=np.int32)
+        self._slot_table = slot_table
+        self._addresses: object = None
+
+    def fill(self, segments: Sequence[Segment]) -> Batch:
+        """The step made of these segments.
+
+        Raises ValueError for arrays whose lengths do not agree, and for numbers outside the model, the pool, the slot
+        table or the buffers.
+        """
+        if not segments:
+            raise ValueError("a step needs at least one segment")
+        num_tokens = num_logits = num_mask = 0
+        for index, segment in enumerate(segments):
+            _check_shapes(segment)
+            end = num_tokens + len(segment.tokens)
+            if end > self.max_tokens:
+                raise ValueError(f"a step of {end} tokens or more; the limit is {self.max_tokens}")
+            self._check_prefix(segment)
+            num_mask = self._place(index, segment, num_tokens, end, num_mask)
+            logits_end = num_logits + segment.num_logits
+            self._logit_rows[num_logits:logits_end] = self._count_up[end - segment.num_logits : end]
+            num_tokens, num_logits = end, logits_end
+        self._check_rows(num_tokens)
+        layout = self._layout(len(segments), num_tokens, num_mask)
+        return Batch(self._tokens[:num_tokens], self._logit_rows[:num_logits], layout)
+
+    def remember(self, batch: Batch) -> None:
+        """Keeps the addresses that a kernel has looked up for `batch`: the next one lies in the same memory."""
+        self._addresses = batch.layout.addresses
+
+    def _layout(self, num_segments: int, num_tokens: int, num_mask: int) -> AttentionLayout:
+        first_rows, num_rows, prefix_lens, table_rows = self._segments[:, :num_segments]
+        return AttentionLayout(
+            slot_table=self._slot_table,
+            first_rows=first_rows,
+            num_rows=num_rows,
+            prefix_lens=prefix_lens,
+            table_rows=table_rows,
+            slots=self._slots[:num_tokens],
+            positions=self._positions[:num_tokens],
+            masks=self._masks[:num_mask],
+            mask_starts=self._mask_starts[:num_segments],
+            addresses=self._addresses,
+        )
+
+    def _place(self, index: int, segment: Segment, start: int, end: int, mask_start: int) -> int:
+        """Writes segment number `index` to rows start..end-1; returns where the next mask starts."""
+        self._tokens[start:end] = segment.tokens
+        self._slots[start:end] = segment.slots
+        depths = self._count_up[: end - start] if segment.depths is None else segment.depths
+        np.add(depths, segment.prefix_len, out=self._positions[start:end])
+        self._segments[:, index] = start, end - start, segment.prefix_len, segment.table_row
+        if segment.mask is None:
+            self._mask_starts[index] = -1
+            return mask_start
+        self._mask_starts[index] = mask_start
+        mask_end = mask_start + segment.mask.size
+        if mask_end > self._masks.size:
+            self._masks = np.concatenate([self._masks, np.zeros(mask_end, dtype=np.bool_)])
+            self._addresses = None
+        self._masks[mask_start:mask_end] = segment.mask.ravel()
+        return mask_end
+
+    def _check_prefix(self, segment: Segment) -> None:
+        table = self._slot_table
+        if not (0 <= segment.table_row < table.shape[0] and 0 <= segment.prefix_len <= table.shape[1]):
+            raise ValueError(
+                f"table row {segment.table_row} with a prefix of {segment.prefix_len}: the slot table is {table.shape}"
+            )
+        prefix = table[segment.table_row, : segment.prefix_len]
+        if segment.prefix_len and int(prefix.view(np.uint32).max()) >= self.num_slots:
+            raise ValueError(f"slot {prefix.min()} or {prefix.max()} of a prefix is out of bounds ({self.num_slots})")
+
+    def _check_rows(self, num_tokens: int) -> None:
+        highest = self._unsigned_rows[:, :num_tokens].max(axis=1).tolist()
+        for (name, limit), found, row in zip(self._limits, highest, self._rows, strict=True):
+            if found >= limit:
+                values = row[:num_tokens]
+                raise ValueError(f"a {name} is out of bounds (0 to {limit - 1}): {values.min()} to {values.max()}")
+
+
+def _check_shapes(segment: Segment) -> None:
+    count = len(segment.tokens)
+    if count == 0 or segment.tokens.ndim != 1 or segment.slots.shape != (count,):
+        raise ValueError(f"a segment of {segment.tokens.shape} tokens with {segment.slots.shape} slots")
+    if segment.depths is not None and segment.depths.shape != (count,):
+        raise ValueError(f"a segment of {count} tokens with {segment.depths.shape} depths")
+    if segment.mask is not None and (segment.mask.shape != (count, count) or segment.mask.dtype != np.bool_):
+        raise ValueError(f"a segment of {count} tokens with a {segment.mask.dtype} mask of {segment.mask.shape}")
+    if not 0 <= segment.num_logits <= count:
+        raise ValueError(f"{segment.num_logits} logits wanted of a segment of {count} tokens")

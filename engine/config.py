@@ -1,0 +1,272 @@
+"""What a model is: the shapes in its config.json, checked, and which hidden states are kept for drafters.
+
+Knows no tensors. Anything that would change the arithmetic and is not understood here is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from outrider.errors import StartupError
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+# Far above any published model; a number beyond them is damage or an attack on memory.
+LIMITS = {
+    "vocab_size": 2**22,
+    "hidden_size": 2**17,
+    "intermediate_size": 2**19,
+    "num_hidden_layers": 2**10,
+    "num_attention_heads": 2**11,
+    "num_key_value_heads": 2**11,
+    "head_dim": 2**10,
+    "max_position_embeddings": 2**27,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Stretching of rotary frequencies: `linear` divides all by factor; `llama3` only the slow ones (Llama 3.1)."""
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shapes and constants of a Llama-family decoder."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rope_theta: float
+    rms_eps: float
+    tied_embeddings: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: bool = False
+    rope_scaling: RopeScaling | None = None
+    checkpoint_dtype: str = "bfloat16"
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key heads together; values have the same."""
+        return self.num_kv_heads * self.head_dim
+
+    def kv_bytes_per_token(self, element_size: int) -> int:
+        """Bytes of KV that one position takes in all layers, `element_size` bytes per number."""
+        return 2 * self.num_layers * self.kv_size * element_size
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ModelConfig:
+        """Reads config.json, and the end ids from generation_config.json. Raises StartupError naming what is wrong."""
+        raw = read_json(folder / "config.json")
+        generation_path = folder / "generation_config.json"
+        generation = read_json(generation_path) if generation_path.is_file() else {}
+        return _Reader(folder / "config.json", raw).config(generation)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of a model folder; StartupError when absent or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StartupError(f"{path} does not exist; a model folder needs it") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path} must hold a JSON object")
+    return value
+
+
+class _Reader:
+    """Takes checked values out of a config.json."""
+
+    def __init__(self, path: Path, raw: dict[str, Any]) -> None:
+        self.path = path
+        self.raw = raw
+
+    def config(self, generation: dict[str, Any]) -> ModelConfig:
+        architecture = self._architecture()
+        self._refuse_what_changes_the_arithmetic()
+        num_heads = self._count("num_attention_heads")
+        hidden_size = self._count("hidden_size")
+        num_kv_heads = self._count("num_key_value_heads", num_heads)
+        head_dim = self._count("head_dim", hidden_size // num_heads)
+        if num_heads % num_kv_heads:
+            self._fail(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
+        if head_dim % 2:
+            self._fail(f"head_dim {head_dim} is odd; rotary embedding needs pairs")
+        attention_bias = self._attention_bias(architecture)
+        theta, scaling = self._rope()
+        return ModelConfig(
+            architecture=architecture,
+            vocab_size=self._count("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=self._count("intermediate_size"),
+            num_layers=self._count("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            max_position=self._max_position(),
+            rope_theta=theta,
+            rms_eps=self._number("rms_norm_eps", 1e-6, self.raw),
+            tied_embeddings=self._flag("tie_word_embeddings", False),
+            qkv_bias=attention_bias,
+            output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            rope_scaling=scaling,
+            checkpoint_dtype=str(self.raw.get("dtype") or self.raw.get("torch_dtype") or "float32"),
+            bos_token_id=self._token_id("bos_token_id", self.raw),
+            eos_token_ids=self._eos_token_ids(generation),
+        )
+
+    def _architecture(self) -> str:
+        names = self.raw.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            self._fail("`architectures` must name the model's class")
+        if names[0] not in ARCHITECTURES:
+            self._fail(f"architecture {names[0]!r} is not supported; these are: {', '.join(ARCHITECTURES)}")
+        return names[0]
+
+    def _attention_bias(self, architecture: str) -> bool:
+        """Qwen2 always has biases on q, k and v; Mistral never; the others as `attention_bias` says, o included."""
+        if architecture in {"Qwen2ForCausalLM", "MistralForCausalLM"}:
+            return architecture == "Qwen2ForCausalLM"
+        return self._flag("attention_bias", False)
+
+    def _refuse_what_changes_the_arithmetic(self) -> None:
+        if self.raw.get("quantization_config") is not None:
+            self._fail("the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
+        if self.raw.get("hidden_act", "silu") != "silu":
+            self._fail(f"hidden_act {self.raw['hidden_act']!r} is not supported; only silu is")
+        if self._flag("mlp_bias", False):
+            self._fail("mlp_bias is not supported")
+        if self._number("partial_rotary_factor", 1.0, self.raw) != 1.0:
+            self._fail("partial_rotary_factor other than 1 is not supported")
+
+    def _max_position(self) -> int:
+        """The context length; with a sliding window, the window, below which it makes no difference."""
+        limit = self._count("max_position_embeddings", 2048)
+        if self.raw.get("sliding_window") is None or not self._flag("use_sliding_window", True):
+            return limit
+        return min(limit, self._count("sliding_window"))
+
+    def _rope(self) -> tuple[float, RopeScaling | None]:
+        """theta and scaling, from `rope_parameters` (newer files) or `rope_theta` and `rope_scaling`."""
+        rope = self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {}
+        if not isinstance(rope, dict):
+            self._fail("rope_parameters must be an object")
+        theta = self._number("rope_theta", self._number("rope_theta", 10000.0, self.raw), rope)
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind == "default":
+            return theta, None
+        if kind not in {"linear", "llama3"}:
+            self._fail(f"rope scaling {kind!r} is not supported; linear and llama3 are")
+        factor = self._number("factor", None, rope)
+        if kind == "linear":
+            return theta, RopeScaling("linear", factor)
+        low = self._number("low_freq_factor", 1.0, rope)
+        high = self._number("high_freq_factor", 4.0, rope)
+        if high <= low:
+            self._fail(f"rope scaling: high_freq_factor {high} must be above low_freq_factor {low}")
+        original = self._number("original_max_position_embeddings", 8192, rope)
+        return theta, RopeScaling("llama3", factor, low, high, int(original))
+
+    def _eos_token_ids(self, generation: dict[str, Any]) -> tuple[int, ...]:
+        """End ids: generation_config.json's where it has any, else config.json's; one id or a list."""
+        for source in (generation, self.raw):
+            value = source.get("eos_token_id")
+            if value is not None:
+                items = value if isinstance(value, list) else [value]
+                return tuple(self._token_id("eos_token_id", {"eos_token_id": item}) or 0 for item in items)
+        return ()
+
+    def _token_id(self, key: str, source: dict[str, Any]) -> int | None:
+        value = source.get(key)
+        if value is None:
+            return None
+        if type(value) is not int or not 0 <= value < LIMITS["vocab_size"]:
+            self._fail(f"{key} is {value!r}; it must be a token id")
+        return value
+
+    def _count(self, key: str, default: int | None = None) -> int:
+        value = self.raw.get(key)
+        value = default if value is None else value
+        limit = LIMITS.get(key, 2**27)
+        if type(value) is not int or not 1 <= value <= limit:
+            self._fail(f"{key} is {value!r}; it must be a whole number from 1 to {limit}")
+        return value
+
+    def _number(self, key: str, default: float | None, source: dict[str, Any]) -> float:
+        value = source.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            self._fail(f"{key} is {value!r}; it must be a finite number above 0")
+        return float(value)
+
+    def _flag(self, key: str, default: bool) -> bool:
+        value = self.raw.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            self._fail(f"{key} is {value!r}; it must be true or false")
+        return value
+
+    def _fail(self, message: str) -> NoReturn:
+        raise StartupError(f"{self.path}: {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """Which hidden states of the target are kept beside the KV, for heads that draft from them.
+
+    kind `none`; `last`: the state that feeds the output head, after the final norm; `aux`: the states ENTERING the
+    layers named, ascending, concatenated (EAGLE-3; index num_layers is the last layer's output).
+    """
+
+    kind: str = "none"
+    layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in {"none", "last", "aux"} or (self.kind == "aux") != bool(self.layers):
+            raise StartupError(f"features must be none, last or aux:I,J,K, not {self}")
+        if list(self.layers) != sorted(set(self.layers)) or (self.layers and self.layers[0] < 0):
+            raise StartupError(f"features: the layers must ascend from 0 or more, not {self}")
+
+    @classmethod
+    def parse(cls, text: str) -> FeatureSpec:
+        """From the flag's form: `none`, `last`, `aux:2,15,27`."""
+        kind, _, layers = text.partition(":")
+        try:
+            return cls(kind, tuple(int(item) for item in layers.split(",")) if layers else ())
+        except ValueError:
+            raise StartupError(f"features: {text!r} names a layer that is no number") from None
+
+    def width(self, config: ModelConfig) -> int:
+        """Numbers kept per position. Raises StartupError for a layer that the model does not have."""
+        if self.layers and self.layers[-1] > config.num_layers:
+            raise StartupError(f"features: layer {self.layers[-1]} of a model with {config.num_layers} layers")
+        return {"none": 0, "last": 1, "aux": len(self.layers)}[self.kind] * config.hidden_size
+
+    def __str__(self) -> str:
+        return self.kind + (":" + ",".join(map(str, self.layers)) if self.layers else "")

@@ -1,0 +1,48 @@
+"""Names for what must be equal on two sides: a vocabulary, and the arithmetic of a target."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from outrider.errors import StartupError
+
+SAMPLE_BYTES = 1 << 20
+SAMPLES_PER_FILE = 16
+
+
+def vocab_fingerprint(folder: Path) -> str:
+    """SHA-256 (hex) of the tokenizer's id -> token table; empty for a folder without tokenizer.json.
+
+    Equal iff ids mean the same tokens: merges and pre-tokenisation, which only decide how text is split, are left out.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return ""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for damaged files
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    table = sorted((index, token) for token, index in tokenizer.get_vocab(with_added_tokens=True).items())
+    return hashlib.sha256(json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
+
+
+def numerics_id(weight_files: Sequence[Path], *facts: str) -> str:
+    """Sixteen hex digits: equal ids compute equal tokens. `facts` say dtype, quantisation, backend and versions.
+
+    Of each weight file its size, its head and evenly spaced blocks are hashed: reading all of a large model would
+    take longer than loading it.
+    """
+    digest = hashlib.sha256("\0".join(facts).encode())
+    for path in sorted(weight_files, key=lambda item: item.name):
+        size = path.stat().st_size
+        digest.update(f"\0{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            for sample in range(SAMPLES_PER_FILE):
+                file.seek(sample * max(size - SAMPLE_BYTES, 0) // (SAMPLES_PER_FILE - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,45 @@
+"""The paged pool's tensors: keys, values and features of every slot, allocated once."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from engine.config import FeatureSpec, ModelConfig
+
+
+class KVPool:
+    """Keys and values of all layers, and the feature plane beside them.
+
+    k, v: [num_layers, num_slots, num_kv_heads, head_dim]; features: [num_slots, width], or None when none are kept.
+    """
+
+    def __init__(
+        self, config: ModelConfig, features: FeatureSpec, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_slots = num_slots
+        shape = (config.num_layers, num_slots, config.num_kv_heads, config.head_dim)
+        # Zeros, so that a slot never written holds no NaN: a masked key is multiplied by 0, not skipped.
+        self.k = _zeros(shape, dtype, device)
+        self.v = _zeros(shape, dtype, device)
+        width = features.width(config)
+        self.features = _zeros((num_slots, width), dtype, device) if width else None
+
+    @torch.inference_mode()
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copies KV and features of slots `source` (int32 [n]) to `target` (int32 [n]), as if all at once."""
+        planes = [self.k, self.v] + ([self.features[None]] if self.features is not None else [])
+        origin, goal = (torch.from_numpy(slots.astype(np.int64)).to(self.k.device) for slots in (source, target))
+        for plane in planes:
+            plane[:, goal] = plane[:, origin]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on CPU, memory that the system gives page by page as it is written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # torch writes its zeros at once, which would take all of the pool's memory at start.
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

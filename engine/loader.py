@@ -1,0 +1,111 @@
+"""From what the user named to checked weights: the model's folder, and the tensors that its config calls for.
+
+No tensor is ever made up: a missing, extra or mis-shaped one is reported, never patched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
+from engine.config import ModelConfig
+from engine.embedded import ensure_embedded_model
+from outrider.errors import StartupError
+from outrider.telemetry import get_logger
+
+HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja"]
+# Older exports carry the rotary table, which we compute.
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+
+log = get_logger(__name__)
+
+
+def resolve_model(model: str | Path | None, *, revision: str | None = None) -> Path:
+    """The local folder of a model: a folder as it is, a hub id fetched to the hub's cache, None the embedded default.
+
+    Raises StartupError when there is none.
+    """
+    if model is None:
+        return ensure_embedded_model()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise StartupError(f"model path {path} is a file; a Hugging Face folder is needed")
+    name = str(model)
+    if name.count("/") != 1 or name.startswith(("/", ".", "~")):
+        raise StartupError(f"model path {model} does not exist")
+    return _fetch(name, revision)
+
+
+def _fetch(hub_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=HUB_PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise StartupError(
+            f"{hub_id!r} is no local folder and could not be fetched from the model hub: {error}"
+        ) from error
+
+
+def load_checkpoint(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], *, load_format: str = "auto"
+) -> tuple[Checkpoint, Iterator[tuple[str, torch.Tensor]]]:
+    """The checkpoint of `folder` and its tensors `(name, value as stored)`, exactly those of `shapes`.
+
+    `load_format`: auto, safetensors, pt (allows pickled files, read with weights_only) or dummy (random, seeded).
+    Raises StartupError for missing or mis-shaped tensors (the first five are named) before any is read, and while
+    iterating for one that is not finite. Extra tensors are logged.
+    """
+    if load_format == "dummy":
+        checkpoint: Checkpoint = DummyCheckpoint(shapes)
+    else:
+        checkpoint = open_checkpoint(folder, load_format=load_format)
+    _check_shapes(folder, checkpoint.shapes(), shapes)
+    return checkpoint, _finite_tensors(checkpoint, shapes)
+
+
+def _check_shapes(folder: Path, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise StartupError(f"{folder}: {len(missing)} tensors are missing: {_first_five(missing)}")
+    wrong = [
+        f"{name} is {list(found[name])}, config.json calls for {list(shape)}"
+        for name, shape in wanted.items()
+        if found[name] != shape
+    ]
+    if wrong:
+        raise StartupError(f"{folder}: {len(wrong)} tensors have the wrong shape: {_first_five(wrong)}")
+    extra = [name for name in found if name not in wanted and not name.endswith(IGNORED_SUFFIXES)]
+    # A tied model's head is its embedding; some files store it twice.
+    extra = [name for name in extra if name != "lm_head.weight"]
+    if extra:
+        log.warning("tensors not used", folder=str(folder), count=len(extra), first=extra[:5])
+
+
+def _finite_tensors(checkpoint: Checkpoint, names: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in names:
+        tensor = checkpoint.tensor(name)
+        # NaN passes through both; fifty times as fast as isfinite.
+        if not all(math.isfinite(bound) for bound in torch.aminmax(tensor)):
+            raise StartupError(f"tensor {name} holds NaN or infinity")
+        yield name, tensor
+
+
+def _first_five(items: list[str]) -> str:
+    return "; ".join(items[:5]) + (" ..." if len(items) > 5 else "")
+
+
+def compute_dtype(name: str, config: ModelConfig) -> torch.dtype:
+    """The torch dtype for a `--dtype` value; `auto` is the checkpoint's own."""
+    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    wanted = config.checkpoint_dtype.removeprefix("torch.") if name == "auto" else name
+    if wanted not in dtypes:
+        raise StartupError(f"dtype {wanted!r} is not supported; {', '.join(dtypes)} are")
+    return dtypes[wanted]

@@ -1,0 +1,131 @@
+"""What every draft head is: a small network that goes on from the target's hidden states.
+
+A row pairs a token with the state of the position before it: row i holds token i + 1 and the target's feature of
+position i, sits at position i, and tells what token i + 2 may be. Where the target has not been yet, the head's own
+output stands in for the feature.
+
+A head knows its weights and nothing of pools, sessions or sampling: keys and values are kept by the `attend` that it
+is given. So the same code drafts (over a paged pool) and is trained (over whatever mask training unrolls; building one
+from a training's parameters only concatenates them, which is differentiable).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.config import FeatureSpec, ModelConfig, RopeScaling
+from engine.models.heads.target import TargetShape
+from kernels.rope import rope_frequencies, rope_table
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Keeps rows' keys and values as those of layer `i` and attends: q [T, heads, d], k, v [T, kv heads, d] -> as q."""
+
+Rows = Callable[[torch.Tensor], torch.Tensor]
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Rows]
+"""A weight [out, in] and a bias [out] or None -> a function of rows [T, in]."""
+
+Tensors = Mapping[str, torch.Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """How a head reads and names tokens.
+
+    embedding [target vocab, hidden]; head [drafted, hidden], its output rows; tokens int64 [drafted], the target's id
+    of each output row, or None where row r is token r.
+    """
+
+    embedding: torch.Tensor
+    head: torch.Tensor
+    tokens: torch.Tensor | None = None
+
+
+class HeadConfig(Protocol):
+    """A head's shape, as its checkpoint gives it."""
+
+    @property
+    def family(self) -> str:
+        """eagle, eagle3, nextn, mimo or multi-layer."""
+        ...
+
+    @property
+    def block(self) -> ModelConfig:
+        """Shapes and constants of its decoder layers; num_layers is how many have keys and values."""
+        ...
+
+    @property
+    def feature_width(self) -> int:
+        """Numbers in a feature row."""
+        ...
+
+    def shapes(self) -> Shapes:
+        """Every tensor that it must have, embedding and output head aside, by our name for it."""
+        ...
+
+    def features(self, target: TargetShape) -> FeatureSpec:
+        """Which of the target's states it goes on from. StartupError when this target does not have them."""
+        ...
+
+    def build(self, tensors: Tensors, vocabulary: Vocabulary, max_len: int, make_linear: MakeLinear) -> Head:
+        """The network over tensors of `shapes()`, for positions below max_len."""
+        ...
+
+
+class Head(ABC):
+    """A draft head in the dtype and on the device of its weights."""
+
+    num_stages = 1
+    """Networks that take turns: stage i drafts the token i + 1 steps ahead (multi-layer heads); else one does all."""
+
+    def __init__(self, config: HeadConfig, vocabulary: Vocabulary, max_len: int, make_linear: MakeLinear) -> None:
+        self.config = config
+        self.max_len = max_len
+        self.tokens = vocabulary.tokens
+        self.embedding = vocabulary.embedding
+        self.rope = rope_rows(config.block, max_len).to(self.embedding.device)
+        self._head = make_linear(vocabulary.head, None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and states."""
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.embedding.device
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """The target's feature rows [T, feature_width] as states [T, hidden]."""
+        return features
+
+    @abstractmethod
+    def forward(
+        self, tokens: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend, stage: int = 0
+    ) -> torch.Tensor:
+        """One row per token: tokens, positions int64 [T], states [T, hidden] -> outputs [T, hidden]."""
+
+    def carried(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What stands in for the target's state in the rows that follow `outputs` [T, hidden]."""
+        return outputs
+
+    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """fp32 [T, drafted] from outputs [T, hidden]."""
+        return self._head(outputs).float()
+
+
+def rope_rows(block: ModelConfig, max_len: int) -> torch.Tensor:
+    """cos and sin of every position, fp32 [max_len, 2, head_dim / 2]."""
+    scaling = block.rope_scaling or RopeScaling("default", 1.0)
+    frequencies = rope_frequencies(
+        block.head_dim, block.rope_theta, kind=scaling.kind, factor=scaling.factor,
+        low_freq_factor=scaling.low_freq_factor, high_freq_factor=scaling.high_freq_factor,
+        original_max_position=scaling.original_max_position,
+    )  # fmt: skip
+    return rope_table(frequencies, max_len)

@@ -1,0 +1,75 @@
+"""Reading a head's config.json: the checks that all families share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from engine.config import LIMITS, ModelConfig, _Reader
+from engine.models.heads.target import TargetShape
+from outrider.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class RawConfig:
+    """A config.json as it stands, and where."""
+
+    path: Path
+    values: dict[str, Any]
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least 1."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        limit = LIMITS.get(key, 2**27)
+        if type(value) is not int or not 1 <= value <= limit:
+            self.fail(f"{key} is {value!r}; it must be a whole number from 1 to {limit}")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self.values.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            self.fail(f"{key} is {value!r}; it must be true or false")
+        return value
+
+    def refuse(self, *keys: str) -> None:
+        """StartupError when one of these is set to anything but false, 0 or null."""
+        for key in keys:
+            if self.values.get(key):
+                self.fail(f"{key} is {self.values[key]!r}, which is not supported in a head")
+
+    def block(self, like: str, *, num_layers: int) -> ModelConfig:
+        """Its decoder layers, read as those of a model of architecture `like`.
+
+        A head serves sessions as long as its target's, whatever max_position_embeddings says (SGLang overrides it
+        too); only a sliding window bounds max_position.
+        """
+        values = {**self.values, "architectures": [like], "max_position_embeddings": LIMITS["max_position_embeddings"]}
+        return replace(_Reader(self.path, values).config({}), num_layers=num_layers)
+
+    def layer_like(self) -> str:
+        """The supported architecture whose layers its own are like, by the names that it gives itself."""
+        names = self.values.get("architectures")
+        name = f"{names[0] if isinstance(names, list) and names else ''} {self.values.get('model_type', '')}".lower()
+        if "qwen3" in name:
+            return "Qwen3ForCausalLM"
+        return "Qwen2ForCausalLM" if "qwen2" in name else "LlamaForCausalLM"
+
+    def fail(self, message: str) -> NoReturn:
+        """StartupError naming the file."""
+        raise StartupError(f"{self.path}: {message}")
+
+
+def check_fits(path: Path, target: TargetShape, *, hidden_size: int, vocab_size: int) -> None:
+    """StartupError, naming both sides, unless the head was made for a target of these sizes."""
+    for key, own, theirs in (
+        ("hidden_size", hidden_size, target.hidden_size),
+        ("vocab_size", vocab_size, target.vocab_size),
+    ):
+        if own != theirs:
+            raise StartupError(
+                f"the draft head {path.parent} is for a target of {key} {own}; that of {target.folder} is {theirs}"
+            )

@@ -1,0 +1,85 @@
+"""EAGLE-1 and EAGLE-2's head (Li et al., 2024): a decoder layer over the token's embedding and the state before it.
+
+x = fc([embedding, state]); the first layer has no input norm; its output, without a final norm, goes to the target's
+output head and is the next row's state. The two differ in how trees are grown, not in the network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from engine.config import FeatureSpec, ModelConfig
+from engine.models.heads.base import Attend, Head, MakeLinear, Shapes, Tensors, Vocabulary
+from engine.models.heads.block import Block, block_shapes, within
+from engine.models.heads.config import RawConfig, check_fits
+from engine.models.heads.target import TargetShape
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """Shape of such a head."""
+
+    raw: RawConfig
+    block: ModelConfig
+    has_fc_bias: bool
+    family = "eagle"
+
+    @classmethod
+    def read(cls, raw: RawConfig, stored: Shapes) -> Self:
+        """From config.json. `bias` says whether fc has one; where it does not say, the tensors do."""
+        raw.refuse("layernorms")
+        like = "Qwen2ForCausalLM" if raw.flag("qkv_bias", False) else "LlamaForCausalLM"
+        block = raw.block(like, num_layers=raw.count("num_hidden_layers", 1))
+        return cls(raw, block, raw.flag("bias", "fc.bias" in stored))
+
+    @property
+    def feature_width(self) -> int:
+        """The target's last state."""
+        return self.block.hidden_size
+
+    def shapes(self) -> Shapes:
+        """Tensors by their published names."""
+        hidden = self.block.hidden_size
+        shapes: Shapes = {"fc.weight": (hidden, 2 * hidden)}
+        if self.has_fc_bias:
+            shapes["fc.bias"] = (hidden,)
+        for index in range(self.block.num_layers):
+            shapes |= {f"layers.{index}.{name}": shape for name, shape in block_shapes(self.block).items()}
+        del shapes["layers.0.input_layernorm.weight"]
+        return shapes
+
+    def features(self, target: TargetShape) -> FeatureSpec:
+        """The state that feeds the target's output head."""
+        check_fits(self.raw.path, target, hidden_size=self.block.hidden_size, vocab_size=self.block.vocab_size)
+        return FeatureSpec("last")
+
+    def build(self, tensors: Tensors, vocabulary: Vocabulary, max_len: int, make_linear: MakeLinear) -> EagleHead:
+        """The network."""
+        return EagleHead(self, tensors, vocabulary, max_len, make_linear)
+
+
+class EagleHead(Head):
+    """The network."""
+
+    def __init__(
+        self, config: EagleConfig, tensors: Tensors, vocabulary: Vocabulary, max_len: int, make_linear: MakeLinear
+    ) -> None:
+        super().__init__(config, vocabulary, max_len, make_linear)
+        self._fc = make_linear(tensors["fc.weight"], tensors.get("fc.bias"))
+        self._layers = [
+            Block(config.block, index, within(tensors, f"layers.{index}."), make_linear)
+            for index in range(config.block.num_layers)
+        ]
+
+    def forward(
+        self, tokens: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend, stage: int = 0
+    ) -> torch.Tensor:
+        """See Head."""
+        rope = self.rope[positions]
+        x = self._fc(torch.cat([self.embedding[tokens], states], dim=-1))
+        for layer in self._layers:
+            x = layer(x, rope, attend)
+        return x

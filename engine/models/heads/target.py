@@ -1,0 +1,86 @@
+"""What a head takes from the target without loading it: its shape, its embedding and its output head.
+
+Reads the few numbers that it needs from any decoder's config.json, so the target's family need not be one of ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
+from engine.config import LIMITS, read_json
+from outrider.errors import StartupError
+
+EMBEDDING = "model.embed_tokens.weight"
+OUTPUT_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetShape:
+    """Where the target is, and its sizes."""
+
+    folder: Path
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    tied_embeddings: bool
+    checkpoint_dtype: str
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TargetShape:
+        """From config.json. StartupError for a number that is missing or absurd."""
+        raw = read_json(folder / "config.json")
+        names = raw.get("architectures")
+        sizes: dict[str, int] = {}
+        for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
+            value = raw.get(key)
+            if type(value) is not int or not 1 <= value <= LIMITS[key]:
+                raise StartupError(f"{folder / 'config.json'}: {key} is {value!r}; a number from 1 to {LIMITS[key]}")
+            sizes[key] = value
+        return cls(
+            folder=folder,
+            architecture=str(names[0]) if isinstance(names, list) and names else "",
+            vocab_size=sizes["vocab_size"],
+            hidden_size=sizes["hidden_size"],
+            num_layers=sizes["num_hidden_layers"],
+            tied_embeddings=raw.get("tie_word_embeddings") is True,
+            checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        )
+
+
+def shared_tensor(target: TargetShape, name: str, *, load_format: str) -> torch.Tensor:
+    """The target's EMBEDDING or OUTPUT_HEAD, [vocab, hidden], as stored; a tied model's head is its embedding.
+
+    Nothing else is read from its files.
+    """
+    shape = (target.vocab_size, target.hidden_size)
+    if load_format == "dummy":
+        checkpoint: Checkpoint = DummyCheckpoint({EMBEDDING: shape, OUTPUT_HEAD: shape})
+    else:
+        checkpoint = open_checkpoint(target.folder, load_format=load_format)
+    stored = _stored_name(target, checkpoint, name)
+    found = checkpoint.shapes()[stored]
+    if found != shape:
+        raise StartupError(f"{target.folder}: {stored} is {list(found)}; its config.json calls for {list(shape)}")
+    return checkpoint.tensor(stored)
+
+
+def _stored_name(target: TargetShape, checkpoint: Checkpoint, name: str) -> str:
+    """The tensor's name in the files: below a language model's prefix in those that hold several models."""
+    if name == OUTPUT_HEAD and target.tied_embeddings:
+        name = EMBEDDING
+    found = [
+        stored
+        for stored in checkpoint.shapes()
+        if (stored == name or stored.endswith(f".{name.removeprefix('model.')}")) and ".layers." not in stored
+    ]
+    exact = [stored for stored in found if stored == name]
+    if len(exact or found) != 1:
+        raise StartupError(
+            f"the head shares {name} with its target, of which {target.folder} has {len(found)}; one is needed"
+        )
+    return (exact or found)[0]

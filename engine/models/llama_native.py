@@ -1,0 +1,132 @@
+"""The forward pass of Llama-family decoders by the C kernels: one call a step, on CPU.
+
+Each row's result is the same whatever rows go with it, so a token verified in a tree has exactly the logits that plain
+decoding gives. Weights are held in bf16 wherever that loses nothing, in fp32 mode too: it halves what a step reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+
+import numpy as np
+import torch
+
+from engine.batch import Batch
+from engine.config import FeatureSpec, ModelConfig
+from engine.kv_pool import KVPool
+from engine.models.llama_weights import LayerWeights, LlamaWeights
+from kernels.attention.cpu import POOL_DTYPES
+from kernels.linear import interleave_gates, pack_tiles
+from kernels.native.library import PARTS, CHeads, CLayer, CMatrix, CModel, address, c_layout
+from kernels.native.memory import Arena
+from kernels.rope import rope_table
+
+LANES = 16
+
+
+def is_supported(config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether the C kernels' vectors fit this model."""
+    widths = (config.hidden_size, config.intermediate_size, config.head_dim)
+    return dtype in POOL_DTYPES and all(width % LANES == 0 for width in widths)
+
+
+class NativeLlama:
+    """A whole decoder over a pool, by the C kernels."""
+
+    def __init__(
+        self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, num_positions: int,
+        frequencies: torch.Tensor, library: ctypes.CDLL, num_threads: int,
+    ) -> None:  # fmt: skip
+        self.config = config
+        self._library = library
+        self._dtype = pool.k.dtype
+        self._arena = Arena()
+        # What C points into.
+        self._alive: list[object] = [pool]
+        layers = [self._layer(layer, pool.k[i], pool.v[i]) for i, layer in enumerate(weights.layers())]
+        top = weights.top()
+        embedding = self._stored(top.embedding)
+        model = CModel(
+            hidden=config.hidden_size, ffn=config.intermediate_size, num_layers=config.num_layers,
+            vocab=config.vocab_size,
+            wide_activations=self._dtype is torch.float32 or not library.outrider_has_bf16_dot(),
+            wide_embedding=embedding.dtype is torch.float32,
+            heads=CHeads(
+                num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+                wide=self._dtype is torch.float32, scale=config.head_dim**-0.5, eps=config.rms_eps,
+                rope=self._floats(rope_table(frequencies, num_positions)),
+            ),
+            layers=(CLayer * len(layers))(*layers),
+            embedding=self._keep(embedding), final_norm=self._floats(top.norm),
+            head=self._matrix(top.head, None),
+        )  # fmt: skip
+        self._add_features(model, features, pool)
+        decoder = library.outrider_decoder_create(ctypes.byref(model), num_threads)
+        if not decoder:
+            raise MemoryError("no memory for the decoder")
+        self._alive.append(model)
+        self._decoder = decoder
+        weakref.finalize(self, _destroy, library, decoder, self._alive)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Logits, fp32 [len(batch.logit_rows), vocab]."""
+        return self._forward(batch, None)
+
+    def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+        """As forward, with the seconds that each part of the step took."""
+        seconds = np.zeros(len(PARTS))
+        logits = self._forward(batch, seconds.ctypes.data)
+        return logits, dict(zip(PARTS, seconds.tolist(), strict=True))
+
+    def _forward(self, batch: Batch, seconds: int | None) -> torch.Tensor:
+        logits = torch.empty((len(batch.logit_rows), self.config.vocab_size))
+        done = self._library.outrider_decoder_forward(
+            self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens.ctypes.data, batch.num_tokens,
+            batch.logit_rows.ctypes.data, len(batch.logit_rows), logits.data_ptr(), seconds,
+        )  # fmt: skip
+        if not done:
+            raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")
+        return logits
+
+    def _layer(self, weights: LayerWeights, k_pool: torch.Tensor, v_pool: torch.Tensor) -> CLayer:
+        return CLayer(
+            input_norm=self._floats(weights.input_norm), post_norm=self._floats(weights.post_norm),
+            q_norm=self._floats(weights.q_norm), k_norm=self._floats(weights.k_norm),
+            qkv=self._matrix(weights.qkv, weights.qkv_bias),
+            output=self._matrix(weights.output, weights.output_bias),
+            gate_up=self._matrix(interleave_gates(weights.gate_up), None),
+            down=self._matrix(weights.down, None),
+            k_pool=k_pool.data_ptr(), v_pool=v_pool.data_ptr(),
+        )  # fmt: skip
+
+    def _add_features(self, model: CModel, features: FeatureSpec, pool: KVPool) -> None:
+        if pool.features is None:
+            return
+        layers = torch.tensor(features.layers, dtype=torch.int32)
+        model.features, model.feature_width = pool.features.data_ptr(), pool.features.shape[1]
+        model.last_feature = features.kind == "last"
+        model.num_aux, model.aux_layers = len(features.layers), self._keep(layers)
+
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> CMatrix:
+        packed = self._arena.place(pack_tiles(self._stored(weight)))
+        wide = packed.dtype is torch.float32
+        return CMatrix(self._keep(packed), self._floats(bias), weight.shape[0], weight.shape[1], wide)
+
+    def _stored(self, weight: torch.Tensor) -> torch.Tensor:
+        """bf16 in bf16 mode, and where it holds every number exactly; else fp32."""
+        narrow = weight.to(torch.bfloat16)
+        if self._dtype is torch.bfloat16 or weight.dtype is torch.bfloat16 or torch.equal(narrow.to(weight), weight):
+            return narrow
+        return weight.float()
+
+    def _floats(self, tensor: torch.Tensor | None) -> int | None:
+        return None if tensor is None else self._keep(tensor.float().contiguous())
+
+    def _keep(self, tensor: torch.Tensor) -> int | None:
+        self._alive.append(tensor)
+        return address(tensor)
+
+
+def _destroy(library: ctypes.CDLL, decoder: int, _alive: list[object]) -> None:
+    library.outrider_decoder_destroy(decoder)

@@ -1,0 +1,73 @@
+"""Bookkeeping of a paged pool: which pages are free.
+
+Knows numbers only: neither tensors, nor what a page holds, nor who holds it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class OutOfPages(Exception):
+    """The pool has fewer free pages than asked for; nothing was taken."""
+
+    def __init__(self, wanted: int, num_free: int) -> None:
+        super().__init__(f"{wanted} pages wanted, {num_free} free")
+        self.wanted = wanted
+        self.num_free = num_free
+
+
+class PagePool:
+    """A fixed number of pages, handed out by id, the most recently freed first (they are warm in the cache).
+
+    A page holds `page_size` positions; page p stands for slots p * page_size to (p + 1) * page_size - 1.
+    """
+
+    def __init__(self, num_pages: int, page_size: int = 1) -> None:
+        if num_pages < 1 or page_size < 1:
+            raise ValueError(f"num_pages {num_pages} and page_size {page_size} must be at least 1")
+        self.num_pages = num_pages
+        self.page_size = page_size
+        # A stack whose top is at num_free: descending, so that a new pool hands out 0, 1, 2, ...
+        self._free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
+        self._is_free = np.ones(num_pages, dtype=np.bool_)
+        self._num_free = num_pages
+
+    @property
+    def num_free(self) -> int:
+        """Pages that may be allocated now."""
+        return self._num_free
+
+    def allocate(self, count: int) -> np.ndarray:
+        """`count` page ids (int32 [count]), the caller's until it frees them. Raises OutOfPages, taking nothing."""
+        if count < 0:
+            raise ValueError(f"cannot allocate {count} pages")
+        if count > self._num_free:
+            raise OutOfPages(count, self._num_free)
+        pages = self._free[self._num_free - count : self._num_free][::-1].copy()
+        self._num_free -= count
+        self._is_free[pages] = False
+        return pages
+
+    def free(self, pages: np.ndarray) -> None:
+        """Takes pages back. Raises ValueError, freeing nothing, for an id that is unknown, free, or named twice."""
+        pages = np.asarray(pages, dtype=np.int32)
+        if pages.size == 0:
+            return
+        if pages.ndim != 1 or pages.min() < 0 or pages.max() >= self.num_pages:
+            raise ValueError(f"page ids must be one row within 0..{self.num_pages - 1}")
+        if self._is_free[pages].any():
+            raise ValueError(f"page {pages[self._is_free[pages]][0]} is free already")
+        if np.unique(pages).size != pages.size:
+            raise ValueError("a page is freed twice in one call")
+        # The last one freed is on top of the stack.
+        self._free[self._num_free : self._num_free + pages.size] = pages[::-1]
+        self._num_free += pages.size
+        self._is_free[pages] = True
+
+    def check(self) -> None:
+        """Raises RuntimeError unless the free stack and the free marks name the same pages, each once."""
+        stack = self._free[: self._num_free]
+        marked = np.flatnonzero(self._is_free)
+        if not np.array_equal(np.sort(stack), marked):
+            raise RuntimeError(f"the free stack holds {stack.size} pages, {marked.size} are marked free")

@@ -1,0 +1,103 @@
+"""Answers to prompts: streams of deltas for all choices, alone or several together, and their totals."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.merge import merge
+from gateway.text_stream import ChoiceText, Delta, OutputRules, SpeculationCount, total_speculation
+from outrider.v1 import verify_pb2
+
+
+class Answer:
+    """All choices of one prompt: iterate `deltas` once, read the counts afterwards or on the way."""
+
+    def __init__(
+        self,
+        responses: AsyncGenerator[verify_pb2.GenerateResponse],
+        rules: OutputRules,
+        *,
+        num_choices: int,
+        prompt_len: int,
+    ) -> None:
+        self.prompt_len = prompt_len
+        self.choices = [ChoiceText(index, rules) for index in range(num_choices)]
+        self._responses = responses
+
+    async def deltas(self) -> AsyncGenerator[Delta]:
+        """Deltas as they come, empty ones left out. Closing it ends the calls."""
+        running = len(self.choices)
+        async with contextlib.aclosing(self._responses) as responses:
+            async for response in responses:
+                choice = self.choices[response.choice_index]
+                if choice.finished:
+                    continue  # a stop string ended it; its call goes on for the other choices
+                delta = choice.feed(response)
+                if delta.tokens or delta.finish_reason is not None:
+                    yield delta
+                running -= choice.finished
+                if not running:
+                    return
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices, those past a stop string left out."""
+        return sum(choice.completion_tokens for choice in self.choices)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that came from the prefix cache."""
+        return self.choices[0].cached_tokens
+
+    @property
+    def speculation(self) -> SpeculationCount:
+        """All choices' counts together."""
+        return total_speculation(choice.speculation for choice in self.choices)
+
+
+async def numbered(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Delta]]:
+    """Deltas of several answers as they come, each with its answer's index."""
+
+    async def one(index: int, answer: Answer) -> AsyncGenerator[tuple[int, Delta]]:
+        async with contextlib.aclosing(answer.deltas()) as deltas:
+            async for delta in deltas:
+                yield index, delta
+
+    streams = [one(index, answer) for index, answer in enumerate(answers)]
+    async with contextlib.aclosing(streams[0] if len(streams) == 1 else merge(streams)) as merged:
+        async for item in merged:
+            yield item
+
+
+@dataclass(slots=True)
+class Collected:
+    """A choice's whole output, for an answer that is not streamed."""
+
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: Literal["stop", "length"] = "stop"
+    matched: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        return "".join(self.pieces)
+
+    def add(self, delta: Delta) -> None:
+        """The next delta."""
+        self.pieces.append(delta.text)
+        self.tokens += delta.tokens
+        if delta.finish_reason is not None:
+            self.finish_reason, self.matched = delta.finish_reason, delta.matched
+
+
+async def collect(answers: Sequence[Answer]) -> list[list[Collected]]:
+    """All choices of all answers, read to their ends."""
+    collected = [[Collected() for _ in answer.choices] for answer in answers]
+    async with contextlib.aclosing(numbered(answers)) as deltas:
+        async for index, delta in deltas:
+            collected[index][delta.choice].add(delta)
+    return collected

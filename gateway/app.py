@@ -1,0 +1,184 @@
+"""The gateway process: `create_app` for any ASGI server, `main` to run it under uvicorn until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import signal
+import socket
+from collections.abc import AsyncGenerator, Callable, Generator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway import chat, completions, info, native
+from gateway.backend import RetryPolicy
+from gateway.edge import Edge, KeyCheck
+from gateway.http_guard import guarded
+from gateway.replicas import ProbeTimes
+from gateway.service import Gateway
+from outrider.args import GatewayArgs
+from outrider.errors import StartupError
+from outrider.telemetry import announce, configure_logging
+
+KEEP_ALIVE_S = 30
+_BACKLOG = 2048
+
+ROUTES = [
+    Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions.completions, methods=["POST"]),
+    Route("/v1/models", info.list_models),
+    Route("/v1/models/{model:path}", info.get_model),
+    Route("/generate", native.generate, methods=["POST", "PUT"]),
+    Route("/get_model_info", native.get_model_info),
+    Route("/get_server_info", native.get_server_info),
+    Route("/health", info.health),
+    Route("/health_generate", info.health_generate),
+    Route("/version", info.version),
+]
+
+
+def create_app(
+    args: GatewayArgs,
+    *,
+    retry: RetryPolicy | None = None,
+    probe: ProbeTimes | None = None,
+    on_failure: Callable[[StartupError], None] | None = None,
+) -> Starlette:
+    """The ASGI application. `retry` and `probe` are for tests; `on_failure` hears that the model cannot be served."""
+    gateway = Gateway(args, retry=retry, probe=probe, on_failure=on_failure)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncGenerator[None]:
+        await gateway.start()
+        try:
+            yield
+        finally:
+            await gateway.close()
+
+    keys = KeyCheck(api_keys(args))
+    app = Starlette(
+        routes=ROUTES, lifespan=lifespan, middleware=[Middleware(Edge, keys=keys)],
+        exception_handlers={HTTPException: _to_the_edge},
+    )  # fmt: skip
+    app.router.redirect_slashes = False
+    app.state.gateway = gateway
+    return app
+
+
+async def _to_the_edge(request: Request, error: Exception) -> Response:
+    """The router's own errors are answered where all others are."""
+    raise error
+
+
+def api_keys(args: GatewayArgs) -> list[str]:
+    """Keys from the flags and from the key file, one per line; blank lines and lines that begin with # are left out."""
+    keys = list(args.api_key)
+    if args.api_key_file is not None:
+        try:
+            lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartupError(f"cannot read --api-key-file: {error}") from error
+        keys += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+        if not keys:
+            raise StartupError(f"--api-key-file {args.api_key_file} has no key")
+    if not all(keys):
+        raise StartupError("--api-key is empty")
+    return keys
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves with 0 after a signal: the first one drains, the second does not wait."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+        super().__init__(config)
+        self.failure: StartupError | None = None
+        self._gateway = gateway
+
+    def fail(self, error: StartupError) -> None:
+        """Ends the server because of `error`."""
+        self.failure = error
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Handles SIGINT and SIGTERM, and does not raise them again afterwards."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        yield
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._gateway.draining = True
+
+
+def main(args: GatewayArgs) -> int:
+    """Serves until SIGINT or SIGTERM and returns 0. StartupError when it cannot listen, or cannot serve the model."""
+    configure_logging("gateway")
+    server: _Server | None = None
+
+    def fail(error: StartupError) -> None:
+        assert server is not None
+        server.fail(error)
+
+    app = create_app(args, on_failure=fail)
+    listener, address = listen(args)
+    server = _Server(uvicorn_config(app, args), app.state.gateway)
+    announce(f"gateway listens on {address}")
+    try:
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+        if args.uds is not None:
+            Path(args.uds).unlink(missing_ok=True)
+    if server.failure is not None:
+        raise server.failure
+    return 0
+
+
+def uvicorn_config(app: Starlette, args: GatewayArgs) -> uvicorn.Config:
+    """How the application is served: uvloop, httptools behind our guard, no lines of uvicorn's own."""
+    return uvicorn.Config(
+        app, loop="uvloop", lifespan="on", ws="none", log_config=None, access_log=False, server_header=False,
+        http=guarded(max_connections=args.max_connections, header_timeout_s=args.receive_timeout_s),
+        proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(args.shutdown_grace_s),
+    )  # fmt: skip
+
+
+def listen(args: GatewayArgs) -> tuple[socket.socket, str]:
+    """The listening socket, and its address in words."""
+    try:
+        if args.uds is not None:
+            _remove_dead_socket(Path(args.uds))
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(args.uds)
+            listener.listen(_BACKLOG)
+            return listener, f"unix:{args.uds}"
+        family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+        listener = socket.create_server((args.host, args.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise StartupError(f"cannot listen on {args.uds or f'{args.host}:{args.port}'}: {error.strerror}") from error
+    host = f"[{args.host}]" if ":" in args.host else args.host
+    return listener, f"http://{host}:{listener.getsockname()[1]}"
+
+
+def _remove_dead_socket(path: Path) -> None:
+    """A socket file whose process is gone stands in the way; one that answers is in use."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise StartupError(f"cannot listen on {path}: another process does")
+    path.unlink()

@@ -1,0 +1,236 @@
+"""Generate calls that survive their replica: a broken stream goes on from the next token on another one.
+
+What a client has been given is sent along as `resumed_tokens`, so nothing is repeated or lost; the seed is fixed before
+the first call, so the tokens are those it would have seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+
+from gateway.merge import merge
+from gateway.replicas import Replica, ReplicaSet
+from outrider.errors import DeadlineExceeded, OutriderError, ResourceExhausted, Unavailable
+from outrider.rpc import error_from_rpc
+from outrider.telemetry import get_logger
+from outrider.v1 import verify_pb2
+from outrider.wire import pack_ids, unpack_ids
+
+log = get_logger(__name__)
+
+_BODY_FIELDS = {"sampling.grammar": "response_format", "prompt_tokens": "messages"}
+_BREAKS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Bounds on failover. `max_failures` counts breaks in a row without a new token; `patience_s` is all the time that
+    may pass, from a break on, without a replica that serves."""
+
+    max_failures: int = 4
+    patience_s: float = 30.0
+    first_pause_s: float = 0.05
+    max_pause_s: float = 1.0
+
+
+class _Broken(Exception):
+    """The stream ended before the output did; another replica may go on."""
+
+
+class Backend:
+    """Opens Generate calls on the replicas."""
+
+    def __init__(self, replicas: ReplicaSet, retry: RetryPolicy | None = None) -> None:
+        self.replicas = replicas
+        self._retry = retry or RetryPolicy()
+
+    def check_room(self) -> None:
+        """Unavailable or ResourceExhausted when a call made now would be refused."""
+        self.replicas.pick()
+
+    async def generate(
+        self, request: verify_pb2.GenerateRequest, *, timeout_s: float, apart: bool = False
+    ) -> AsyncGenerator[verify_pb2.GenerateResponse]:
+        """All choices of a request, as they come. A choice's `start` comes again after each failover.
+
+        The request must name a seed. `apart` opens a call for each choice, so that one can be ended alone; otherwise
+        they share a prefill. Closing the iterator cancels the calls. Raises what verify answers, Unavailable when no
+        replica can go on, DeadlineExceeded after `timeout_s`.
+        """
+        route = _Route(self.replicas, self._retry, time.monotonic() + timeout_s)
+        if apart and request.num_choices > 1:
+            parts = [_only(request, index, []) for index in _given(request)]
+            streams = merge([self._follow(part, route.fork()) for part in parts])
+        else:
+            streams = self._follow(request, route)
+        async with contextlib.aclosing(streams):
+            async for response in streams:
+                yield response
+
+    async def _follow(
+        self, request: verify_pb2.GenerateRequest, route: _Route
+    ) -> AsyncGenerator[verify_pb2.GenerateResponse]:
+        """One call's choices to their end, over as many replicas as it takes."""
+        given = _given(request)
+        progress = False
+        while given:
+            replica = await route.next_replica()
+            try:
+                async with contextlib.aclosing(_call(replica, request, route.deadline)) as responses:
+                    async for response in responses:
+                        if response.choice_index not in given:
+                            continue  # ended already
+                        progress |= bool(response.tokens)
+                        route.went_well(response)
+                        given[response.choice_index].extend(response.tokens)
+                        if response.HasField("finish"):
+                            del given[response.choice_index]
+                        yield response
+                        if not given:
+                            return
+                route.failed(replica, "the stream ended before the output")
+            except _Broken as error:
+                route.failed(replica, str(error))
+            except ResourceExhausted as error:
+                route.refused(replica, error)
+            if len(given) > 1 and progress:
+                rest = [self._follow(_only(request, *choice), route.fork()) for choice in given.items()]
+                async with contextlib.aclosing(merge(rest)) as responses:
+                    async for response in responses:
+                        yield response
+                return
+            if progress:
+                ((index, tokens),) = given.items()
+                request = _only(request, index, tokens)
+
+
+class _Route:
+    """Where one request has been, and where it goes next."""
+
+    def __init__(self, replicas: ReplicaSet, retry: RetryPolicy, deadline: float) -> None:
+        self.deadline = deadline
+        self._replicas = replicas
+        self._retry = retry
+        self._failures = 0  # in a row
+        self._numerics_id: str | None = None
+        self._full: list[Replica] = []
+        self._refusal: ResourceExhausted | None = None
+        self._give_up_at = deadline
+
+    def fork(self) -> _Route:
+        """A route for one choice that goes on from here."""
+        route = _Route(self._replicas, self._retry, self.deadline)
+        route._failures, route._numerics_id = self._failures, self._numerics_id
+        route._give_up_at = self._give_up_at
+        return route
+
+    async def next_replica(self) -> Replica:
+        """A replica to try now. Before anything broke there is one at once or never; afterwards it is waited for."""
+        if self._failures == 0:
+            return self._pick()
+        await asyncio.sleep(self._pause_s())
+        while True:
+            try:
+                return self._pick()
+            except (Unavailable, ResourceExhausted):
+                left_s = self._give_up_at - time.monotonic()
+                if left_s <= 0:
+                    raise
+                await self._replicas.wait_for_change(min(left_s, self._retry.max_pause_s))
+
+    def _pick(self) -> Replica:
+        try:
+            return self._replicas.pick(numerics_id=self._numerics_id, avoid=self._full)
+        except Unavailable:
+            if self._refusal is not None:
+                raise self._refusal from None
+            raise
+
+    def _pause_s(self) -> float:
+        """None after the first break, since another replica may be ready; then longer and longer."""
+        if self._failures <= 1:
+            return 0.0
+        longest = min(self._retry.first_pause_s * 2 ** (self._failures - 2), self._retry.max_pause_s)
+        return longest * random.uniform(0.5, 1.0)
+
+    def went_well(self, response: verify_pb2.GenerateResponse) -> None:
+        """A response came."""
+        if response.tokens:
+            self._failures = 0
+        if response.HasField("start"):
+            self._numerics_id = self._numerics_id or response.start.numerics_id
+
+    def failed(self, replica: Replica, reason: str) -> None:
+        """The call broke. Unavailable when that happened too often in a row."""
+        self._replicas.broke(replica)
+        self._count_failure()
+        log.warning("a generate call broke", address=replica.address, reason=reason, failures=self._failures)
+        if self._failures > self._retry.max_failures:
+            raise Unavailable("The verify services failed on this request.")
+
+    def refused(self, replica: Replica, error: ResourceExhausted) -> None:
+        """The replica is full. A new request tries the others and is refused; one under way waits its turn."""
+        if self._failures == 0:
+            self._full.append(replica)
+            self._refusal = error
+        elif time.monotonic() >= self._give_up_at:
+            raise error
+        else:
+            self._count_failure()
+
+    def _count_failure(self) -> None:
+        if self._failures == 0:
+            self._give_up_at = min(time.monotonic() + self._retry.patience_s, self.deadline)
+        self._failures += 1
+
+
+async def _call(
+    replica: Replica, request: verify_pb2.GenerateRequest, deadline: float
+) -> AsyncGenerator[verify_pb2.GenerateResponse]:
+    """One Generate call; _Broken when the replica went away, an OutriderError for its other statuses."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise DeadlineExceeded("The request took longer than the server allows.")
+    call = replica.stub.Generate(request, timeout=left_s)
+    replica.outstanding += 1
+    try:
+        async for response in call:
+            yield response
+    except grpc.aio.AioRpcError as error:
+        if error.code() in _BREAKS:
+            raise _Broken(error.details() or error.code().name) from error
+        raise _in_http_words(error_from_rpc(error)) from error
+    finally:
+        replica.outstanding -= 1
+        call.cancel()
+
+
+def _in_http_words(error: OutriderError) -> OutriderError:
+    """Names the body's field where verify's has another name."""
+    error.field = _BODY_FIELDS.get(error.field or "", error.field)
+    return error
+
+
+def _given(request: verify_pb2.GenerateRequest) -> dict[int, list[int]]:
+    """The request's choices, and the tokens that each has."""
+    first = request.first_choice_index
+    resumed = unpack_ids(request.resumed_tokens, field="resumed_tokens").tolist()
+    return {first + index: list(resumed) for index in range(request.num_choices)}
+
+
+def _only(request: verify_pb2.GenerateRequest, choice_index: int, tokens: Sequence[int]) -> verify_pb2.GenerateRequest:
+    """The same request for one of its choices, which has `tokens` already."""
+    alone = verify_pb2.GenerateRequest()
+    alone.CopyFrom(request)
+    alone.num_choices = 1
+    alone.first_choice_index = choice_index
+    alone.resumed_tokens = pack_ids(tokens)
+    return alone

@@ -1,0 +1,107 @@
+"""Bodies: read with a limit and a deadline, parsed as strict JSON, decoded into their type."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from gateway.errors import HttpError, from_validation
+from outrider.errors import InvalidArgument
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+_MAX_LOGGED_FIELDS = 256
+
+
+async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. 415 unless it is JSON in UTF-8, 413 as soon as it passes the limit, 408 when it dawdles."""
+    _check_content_type(request.headers.get("content-type", ""))
+    declared = request.headers.get("content-length", "0")
+    if int(declared) > max_bytes:  # the HTTP parser lets only digits through
+        raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                chunks.append(chunk)
+    except TimeoutError:
+        message = f"The request body did not arrive within {timeout_s:g} s."
+        raise HttpError(408, message) from None
+    return b"".join(chunks)
+
+
+def _check_content_type(header: str) -> None:
+    kind, *parameters = [part.strip().lower() for part in header.split(";")]
+    is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    charsets = [value.strip('"') for key, _, value in (part.partition("=") for part in parameters) if key == "charset"]
+    if not is_json or any(charset not in ("utf-8", "utf8") for charset in charsets):
+        raise HttpError(415, "The Content-Type must be application/json in UTF-8.")
+
+
+def _too_large(max_bytes: int) -> HttpError:
+    return HttpError(413, f"The request body is larger than {max_bytes} bytes.")
+
+
+class BodyDecoder:
+    """Decodes bodies and deals with fields that are not known: named once in the log, or refused when strict."""
+
+    def __init__(self, *, strict_fields: bool) -> None:
+        self._strict = strict_fields
+        self._logged: set[str] = set()
+
+    def decode(self, body: bytes, kind: type[BodyT]) -> BodyT:
+        """`body` as `kind`; InvalidArgument with OpenAI's code and param."""
+        fields = _strict_object(body)
+        try:
+            decoded = msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            raise from_validation(error) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise _invalid_json() from None
+        for name in fields.keys() - set(kind.__struct_fields__):
+            self._unknown(name)
+        return decoded
+
+    def _unknown(self, name: str) -> None:
+        name = name[:64].encode(errors="replace").decode()
+        if self._strict:
+            raise InvalidArgument("The body has an unknown field.", field=name, code="unknown_parameter")
+        if name not in self._logged and len(self._logged) < _MAX_LOGGED_FIELDS:
+            self._logged.add(name)
+            log.info("ignored an unknown field", field=name)
+
+
+def _strict_object(body: bytes) -> dict[str, Any]:
+    """The body as a plain object: a parse for what msgspec lets pass, repeated keys, and for the names of fields."""
+    try:
+        value = json.loads(body.decode(), object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise _invalid_json() from None
+    if not isinstance(value, dict):
+        raise InvalidArgument("The body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("repeated key")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _invalid_json() -> InvalidArgument:
+    return InvalidArgument("The body is not valid JSON in UTF-8 without repeated keys.", code="invalid_json")

@@ -1,0 +1,234 @@
+"""Ids to text as they come: never half a character, nothing twice, joined exactly what decoding all at once gives.
+
+Exact by knowing what the decoder does with each piece. Byte-level BPE (GPT-2's alphabet) is bytes through an
+incremental UTF-8 decoder. Sentencepiece-style decoders write a run of byte pieces as characters only when the whole run
+is valid UTF-8, so a run is held until it ends. Any other decoder is asked again over a sliding window.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+_REPLACEMENT = "\ufffd"
+_decode_utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer(Protocol):
+    """The text of one output, in pieces."""
+
+    def push(self, token: int) -> str:
+        """What can be said for certain now that `token` has come."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back, when no token follows."""
+        ...
+
+
+class ByteDetokenizer:
+    """For byte-level BPE: `pieces[id]` are the bytes of each token."""
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self._pieces = pieces
+        self._decoder = _decode_utf8("replace")
+
+    def push(self, token: int) -> str:
+        """Complete characters only."""
+        return self._decoder.decode(self._pieces[token]) if token < len(self._pieces) else ""
+
+    def finish(self) -> str:
+        """A cut character, as U+FFFD."""
+        return self._decoder.decode(b"", True)
+
+
+class FallbackDetokenizer:
+    """For sentencepiece-style vocabularies: a piece is text, or one byte (int) of a run of byte pieces.
+
+    `strip` leading spaces are dropped from the whole text.
+    """
+
+    def __init__(self, pieces: list[str | int], strip: int) -> None:
+        self._pieces = pieces
+        self._run = bytearray()
+        self._strip = strip
+
+    def push(self, token: int) -> str:
+        """A run of bytes comes out when a text piece follows it."""
+        piece = self._pieces[token] if token < len(self._pieces) else None
+        if piece is None:
+            return ""
+        if isinstance(piece, int):
+            self._run.append(piece)
+            return ""
+        return self._trim(self._end_run() + piece)
+
+    def finish(self) -> str:
+        """The last run."""
+        return self._trim(self._end_run())
+
+    def _end_run(self) -> str:
+        run, self._run = self._run, bytearray()
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return _REPLACEMENT * len(run)
+
+    def _trim(self, text: str) -> str:
+        while self._strip and text:
+            if text[0] != " ":
+                self._strip = 0
+                return text
+            self._strip -= 1
+            text = text[1:]
+        return text
+
+
+class WindowDetokenizer:
+    """For any other decoder: decodes the last pieces again with each token, and says what they added."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []  # told already, then not yet
+        self._told = 0
+        self._told_text = ""
+
+    def push(self, token: int) -> str:
+        """Nothing while the text ends in a character that may be incomplete."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        if text.endswith(_REPLACEMENT) or len(text) <= len(self._told_text):
+            return ""
+        added = text[len(self._told_text) :]
+        self._window = self._window[self._told :]
+        self._told = len(self._window)
+        self._told_text = self._decode(self._window)
+        return added
+
+    def finish(self) -> str:
+        """What the last tokens add, complete or not."""
+        added = self._decode(self._window)[len(self._told_text) :]
+        self._window, self._told, self._told_text = [], 0, ""
+        return added
+
+
+@dataclass(frozen=True, slots=True)
+class DetokenizerFactory:
+    """Makes detokenizers for one tokenizer: `make(skip_special)`."""
+
+    make_skipping: Callable[[], Detokenizer]
+    make_keeping: Callable[[], Detokenizer]
+
+    def make(self, *, skip_special: bool) -> Detokenizer:
+        """A detokenizer for one output; control tokens are left out or written as they are."""
+        return self.make_skipping() if skip_special else self.make_keeping()
+
+
+def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
+    """The exact kind for this tokenizer's decoder; the tables are built once, here."""
+    decoder = json.loads(tokenizer.to_str())["decoder"]
+    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    if _is_byte_level(decoder):
+        pieces = _table(tokenizer, _byte_piece, b"")
+        return _from_tables(ByteDetokenizer, pieces, special, b"")
+    if (rule := _fallback_rule(decoder)) is not None:
+        text_pieces = _table(tokenizer, rule.piece, None)
+        return _from_tables(lambda table: FallbackDetokenizer(table, rule.strip), text_pieces, special, None)
+    return DetokenizerFactory(
+        lambda: WindowDetokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens=True)),
+        lambda: WindowDetokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens=False)),
+    )
+
+
+def _table(tokenizer: Tokenizer, piece: Callable[[str], Any], empty: Any) -> list[Any]:
+    """A piece per id; `empty` for ids that no token has, which decoding leaves out."""
+    vocab = tokenizer.get_vocab(with_added_tokens=True)
+    table = [empty] * (max(vocab.values(), default=-1) + 1)
+    for text, token in vocab.items():
+        table[token] = piece(text)
+    return table
+
+
+def _from_tables(
+    kind: Callable[[list[Any]], Detokenizer], pieces: list[Any], special: set[int], empty: Any
+) -> DetokenizerFactory:
+    skipping = [empty if token in special else piece for token, piece in enumerate(pieces)]
+    return DetokenizerFactory(lambda: kind(skipping), lambda: kind(pieces))
+
+
+# ---- Byte-level BPE
+
+
+def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
+    if decoder is None:
+        return False
+    if decoder["type"] == "Sequence":
+        kinds = [step["type"] for step in decoder["decoders"]]
+        return kinds in (["ByteLevel"], ["ByteLevel", "Fuse"], ["Fuse", "ByteLevel"])
+    return decoder["type"] == "ByteLevel"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's bytes as characters: printable Latin-1 stands for itself, the rest for U+0100 and up in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTES = _byte_alphabet()
+
+
+def _byte_piece(text: str) -> bytes:
+    """A token that is not written in the alphabet (an added one with a space in it) stands for itself."""
+    try:
+        return bytes(_BYTES[char] for char in text)
+    except KeyError:
+        return text.encode()
+
+
+# ---- Sentencepiece style
+
+
+@dataclass(frozen=True, slots=True)
+class _FallbackRule:
+    """What the decoder does: replacements within a piece, `<0xNN>` pieces, leading spaces of the whole."""
+
+    replacements: tuple[tuple[str, str], ...]
+    strip: int
+
+    def piece(self, text: str) -> str | int:
+        """A piece as its text, or as its byte."""
+        for old, new in self.replacements:
+            text = text.replace(old, new)
+        if len(text) == 6 and text.isascii() and text.startswith("<0x") and text.endswith(">"):
+            try:
+                return int(text[3:5], 16)
+            except ValueError:
+                return text
+        return text
+
+
+def _fallback_rule(decoder: dict[str, Any] | None) -> _FallbackRule | None:
+    """The rule of a decoder made of Replace*, ByteFallback, Fuse, Strip (the start only); None for another."""
+    if decoder is None or decoder["type"] != "Sequence":
+        return None
+    steps = list(decoder["decoders"])
+    replacements: list[tuple[str, str]] = []
+    while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
+        step = steps.pop(0)
+        replacements.append((step["pattern"]["String"], step["content"]))
+    kinds = [step["type"] for step in steps]
+    if kinds not in (["ByteFallback", "Fuse"], ["ByteFallback", "Fuse", "Strip"]):
+        return None
+    if kinds[-1] != "Strip":
+        return _FallbackRule(tuple(replacements), 0)
+    strip = steps[-1]
+    only_leading_spaces = strip["stop"] == 0 and strip["content"] == " "
+    return _FallbackRule(tuple(replacements), strip["start"]) if only_leading_spaces else None

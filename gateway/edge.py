@@ -1,0 +1,155 @@
+"""The outermost layer: names each exchange, checks its key, turns failures into answers, logs a line."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import HttpError, failure
+from gateway.exchange import ClientGone, SlowReader
+from outrider.errors import OutriderError, Unavailable
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
+
+OPEN_PATHS = frozenset({"/health"})  # served without a key
+CLIENT_GONE = 499
+_SMALL_BODY_BYTES = 64 * 1024
+_CLOSING = frozenset({408, 413})  # the rest of the body is not waited for
+_GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class KeyCheck:
+    """Compares API keys in a time that does not depend on them. Without keys everyone is let in."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    def check(self, headers: Headers) -> None:
+        """HttpError 401 unless `Authorization: Bearer KEY` holds a known key."""
+        if not self._digests:
+            return
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        digest = _digest(given.strip().encode(errors="replace"))
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise HttpError(
+                401, "Give a valid API key in the Authorization header: 'Bearer KEY'.", code="invalid_api_key"
+            )
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """What is noted of one exchange for its headers and its log line."""
+
+    request_id: str
+    began: float
+    status: int | None = None
+
+    @property
+    def elapsed_ms(self) -> int:
+        return round((time.monotonic() - self.began) * 1000)
+
+
+class Edge:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, *, keys: KeyCheck) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs one exchange; nothing leaves it but an error after half an answer."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        exchange = _Exchange(_request_id(headers), time.monotonic())
+        scope.setdefault("state", {})["request_id"] = exchange.request_id
+
+        body_left = _large_body(headers)  # whoever is answered before its body came does not go on sending it
+
+        async def receive_noted() -> Message:
+            nonlocal body_left
+            message = await receive()
+            body_left = body_left and message.get("more_body", False)
+            return message
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                named = [
+                    (b"x-request-id", exchange.request_id.encode()),
+                    (b"openai-processing-ms", str(exchange.elapsed_ms).encode()),
+                ]
+                if body_left or message["status"] in _CLOSING:
+                    named.append((b"connection", b"close"))
+                message = {**message, "headers": [*message.get("headers", ()), *named]}
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                self._keys.check(headers)
+            await self._app(scope, receive_noted, send_named)
+        except asyncio.CancelledError:  # the server's grace is over
+            if exchange.status is None:
+                await _send_failure(Unavailable("The server is shutting down."), send_named)
+        except (ClientGone, ClientDisconnect) as gone:
+            exchange.status = CLIENT_GONE
+            log.info("client gone", request_id=exchange.request_id, slow=isinstance(gone, SlowReader))
+        except Exception as error:
+            if not isinstance(error, OutriderError | HTTPException):
+                log.error("unexpected error", request_id=exchange.request_id, exc_info=error)
+            if exchange.status is not None:
+                raise  # half an answer is sent: the connection is closed
+            await _send_failure(as_outrider_error(error), send_named)
+        finally:
+            say = log.debug if scope["path"] in OPEN_PATHS else log.info  # probes come every second
+            say("http", status=exchange.status, ms=exchange.elapsed_ms, method=scope["method"], path=scope["path"],
+                request_id=exchange.request_id)  # fmt: skip
+
+
+def _large_body(headers: Headers) -> bool:
+    """Whether a body follows that may be more than is read along with the headers."""
+    return "transfer-encoding" in headers or int(headers.get("content-length", "0")) > _SMALL_BODY_BYTES
+
+
+def _request_id(headers: Headers) -> str:
+    """The caller's own x-request-id where it is a plain word, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def as_outrider_error(error: Exception) -> Exception:
+    """The router's errors (no such path, wrong method) as ours."""
+    if not isinstance(error, HTTPException):
+        return error
+    message = {404: "There is no such path.", 405: "This path does not take this method."}.get(error.status_code)
+    headers = tuple((error.headers or {}).items())
+    return HttpError(error.status_code, message or "The request cannot be served.", headers=headers)
+
+
+async def _send_failure(error: Exception, send: Send) -> None:
+    failed = failure(error)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(failed.body)).encode()),
+        *((name.encode(), value.encode()) for name, value in failed.headers),
+    ]
+    await send({"type": "http.response.start", "status": failed.status, "headers": headers})
+    await send({"type": "http.response.body", "body": failed.body})

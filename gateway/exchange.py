@@ -1,0 +1,191 @@
+"""One HTTP exchange while its answer is made: server-sent events with a bounded buffer, and clients that hang up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from gateway.errors import failure
+from outrider.errors import OutriderError, Unavailable
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+PING = b": ping\n\n"
+PING_INTERVAL_S = 15.0
+STALL_LIMIT_S = 60.0
+LAST_WORDS_S = 0.5
+ABORT_EXTENSION = "outrider.abort"  # the HTTP server's way to drop a connection that no longer reads
+
+
+def request_id(request: Request) -> str:
+    """The exchange's name, as in its x-request-id header."""
+    return request.scope["state"]["request_id"]
+
+
+def json_response(value: object) -> Response:
+    """`value` as a JSON body."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def event_stream(request: Request, events: AsyncGenerator[bytes]) -> EventStream:
+    """A stream of server-sent events with the buffer that the gateway allows."""
+    return EventStream(events, buffer_bytes=request.app.state.gateway.args.stream_buffer_bytes)
+
+
+class ClientGone(Exception):
+    """The client hung up before its answer was complete; nobody is left to tell."""
+
+
+class SlowReader(ClientGone):
+    """The client reads so slowly that more waits for it than the server keeps."""
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of `work`, which is cancelled, and ClientGone raised, when the client hangs up first."""
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        await _end(task, watch)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class EventStream:
+    """A response of server-sent events: an ASGI application.
+
+    The status waits for the first event, so that a failure before it is a plain HTTP error; a later one is an error
+    event, after which the stream ends without [DONE]. Events wait in a buffer of at most `buffer_bytes`: whoever makes
+    them never waits for the socket. A comment keeps a silent connection alive.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes], *, buffer_bytes: int) -> None:
+        self._events = events
+        self._buffer_bytes = buffer_bytes
+        self._waiting: list[bytes] = []
+        self._size = 0
+        self._error: Exception | None = None
+        self._ended = False
+        self._started = False
+        self._wake = asyncio.Event()
+        self._overflow = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the stream. Raises an error that came before the first event, and ClientGone when the client left."""
+        pump = asyncio.create_task(self._pump())
+        writer = asyncio.create_task(self._write(send))
+        watch = asyncio.create_task(_disconnected(receive))
+        overflow = asyncio.create_task(self._overflow.wait())
+        try:
+            await asyncio.wait((writer, watch, overflow), return_when=asyncio.FIRST_COMPLETED)
+            if writer.done():
+                writer.result()
+            elif watch.done():
+                raise ClientGone
+            else:
+                raise SlowReader
+        except asyncio.CancelledError:  # the server's grace is over
+            await _end(pump, writer)
+            if self._started:
+                self._error = Unavailable("The server is shutting down.")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_WORDS_S):
+                        await send({"type": "http.response.body", "body": self._last_words(), "more_body": False})
+            raise
+        except SlowReader:
+            if (abort := scope.get("extensions", {}).get(ABORT_EXTENSION)) is not None:
+                abort["call"]()
+            raise
+        finally:
+            await _end(pump, writer, watch, overflow)
+            await self._events.aclose()
+
+    async def _pump(self) -> None:
+        """Moves events to the buffer."""
+        try:
+            async for event in self._events:
+                if not event:
+                    continue
+                self._waiting.append(event)
+                self._size += len(event)
+                if self._size > self._buffer_bytes:
+                    self._overflow.set()
+                    return
+                self._wake.set()
+        except Exception as error:
+            self._error = error
+        self._ended = True
+        self._wake.set()
+
+    async def _write(self, send: Send) -> None:
+        """Moves events from the buffer to the socket, which may hold it up."""
+        while True:
+            chunk = await self._take()
+            if not self._started:
+                if self._error is not None and not chunk:
+                    raise self._error
+                await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+                self._started = True
+            if not chunk:
+                break
+            await self._send_body(send, chunk, more=True)
+        await self._send_body(send, self._last_words(), more=False)
+
+    async def _take(self) -> bytes:
+        """What waits; a comment when nothing has come for a while, nothing at the end."""
+        if not self._waiting and not self._ended:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PING_INTERVAL_S):
+                    await self._wake.wait()
+        self._wake.clear()
+        chunk = b"".join(self._waiting)
+        self._waiting.clear()
+        self._size = 0
+        return chunk or (b"" if self._ended else PING)
+
+    async def _send_body(self, send: Send, body: bytes, *, more: bool) -> None:
+        """SlowReader when the socket takes nothing for STALL_LIMIT_S."""
+        try:
+            async with asyncio.timeout(STALL_LIMIT_S):
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+        except TimeoutError:
+            raise SlowReader from None
+
+    def _last_words(self) -> bytes:
+        if self._error is None:
+            return b""
+        log.warning("a stream ended in an error", error=type(self._error).__name__, exc_info=_unexpected(self._error))
+        return b"data: " + failure(self._error).body + b"\n\n"
+
+
+def _unexpected(error: Exception) -> Exception | None:
+    """The exception for the log, when it is a fault of ours."""
+    return None if isinstance(error, OutriderError) else error

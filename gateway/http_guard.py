@@ -1,0 +1,127 @@
+"""What uvicorn's HTTP protocol leaves open: headers without end in size or time, ambiguous framing, connections.
+
+Every refusal here has OpenAI's error shape and closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway.errors import HttpError, failure
+from gateway.exchange import ABORT_EXTENSION
+
+MAX_HEADER_BYTES = 32 * 1024
+
+
+class _Refused(Exception):
+    """Raised in a parser callback to stop parsing."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. `max_connections` and `header_timeout_s` are set on a subclass made by `guarded`."""
+
+    max_connections = 2048
+    header_timeout_s = 10.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_bytes = 0
+        self._in_headers = False
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._refusal: HttpError | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Refuses the connection past the limit; starts the clock for its first request."""
+        super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._refuse(HttpError(503, "The server is at its limit of connections."))
+            return
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stops the clock."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Counts bytes while headers are incomplete."""
+        if self._refusal is not None:
+            return
+        super().data_received(data)
+        if self._in_headers and self._refusal is None:
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self._refuse(_header_too_large())
+
+    def on_message_begin(self) -> None:
+        """A request begins: its headers have a limited time."""
+        super().on_message_begin()
+        self._in_headers = True
+        self._header_bytes = 0
+        self.scope["extensions"] = {ABORT_EXTENSION: {"call": self.transport.abort}}
+        if self._header_timer is None:
+            self._start_timer()
+
+    def on_headers_complete(self) -> None:
+        """The headers are there: checks them before any of the application runs."""
+        self._in_headers = False
+        self._stop_timer()
+        if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
+            self._stop_parsing(_header_too_large())
+        names = [name for name, _ in self.headers]
+        if b"transfer-encoding" in names and b"content-length" in names:
+            self._stop_parsing(HttpError(400, "A request has Content-Length or Transfer-Encoding, not both."))
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn calls when parsing fails: also when one of our checks stopped it."""
+        self._refuse(self._refusal or HttpError(400, "The HTTP request is malformed."))
+
+    def _stop_parsing(self, error: HttpError) -> None:
+        self._refusal = error
+        raise _Refused
+
+    def _refuse(self, error: HttpError) -> None:
+        self._refusal = error
+        self._stop_timer()
+        failed = failure(error)
+        headers = [
+            b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(failed.body),
+            b"connection: close\r\n", *(f"{name}: {value}\r\n".encode() for name, value in failed.headers), b"\r\n",
+        ]  # fmt: skip
+        self.transport.write(b"".join([STATUS_LINE[failed.status], *headers, failed.body]))
+        self.transport.close()
+
+    # ---- The clock
+
+    def _start_timer(self) -> None:
+        self._header_timer = self.loop.call_later(self.header_timeout_s, self._timed_out)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _timed_out(self) -> None:
+        self._header_timer = None
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:  # we read no further ourselves, because an earlier request is still being answered
+            self._start_timer()
+        elif self._in_headers:
+            self._refuse(HttpError(408, f"The headers did not arrive within {self.header_timeout_s:g} s."))
+        else:
+            self.transport.close()  # connected and said nothing
+
+
+def guarded(*, max_connections: int, header_timeout_s: float) -> type[GuardedProtocol]:
+    """The protocol class with these limits, for uvicorn's `http` setting."""
+    limits = {"max_connections": max_connections, "header_timeout_s": header_timeout_s}
+    return type("LimitedProtocol", (GuardedProtocol,), limits)
+
+
+def _header_too_large() -> HttpError:
+    return HttpError(431, f"The request's headers are larger than {MAX_HEADER_BYTES} bytes.")

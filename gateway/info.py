@@ -1,0 +1,57 @@
+"""What is served and whether it works: /v1/models, /health, /health_generate, /version."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+import outrider
+from gateway.answer import collect
+from gateway.exchange import json_response, request_id, until_disconnect
+from gateway.plan import Prompt, make_plan
+from gateway.responses import ModelCard, ModelList
+from gateway.schemas import SamplingFields
+from gateway.service import Ready, gateway_of
+from outrider.errors import NotFound, Unavailable
+
+
+def _card(ready: Ready) -> ModelCard:
+    return ModelCard(ready.model_name, ready.created, ready.info.model.model_path, ready.codec.context_length)
+
+
+async def list_models(request: Request) -> ASGIApp:
+    """GET /v1/models: the one that is served."""
+    return json_response(ModelList([_card(gateway_of(request).ready())]))
+
+
+async def get_model(request: Request) -> ASGIApp:
+    """GET /v1/models/{id}."""
+    ready = gateway_of(request).ready()
+    if request.path_params["model"] != ready.model_name:
+        raise NotFound("The model does not exist.", field="model", code="model_not_found")
+    return json_response(_card(ready))
+
+
+async def health(request: Request) -> ASGIApp:
+    """200 when a request made now would find a verify service, else 503."""
+    if not gateway_of(request).serving:
+        raise Unavailable("No verify service is available.")
+    return Response(status_code=200)
+
+
+async def health_generate(request: Request) -> ASGIApp:
+    """200 when a token can be generated."""
+    gateway = gateway_of(request)
+    ready = gateway.ready_for(None)
+    plan = make_plan(
+        SamplingFields(temperature=0.0), [Prompt([0], "prompt")], request_id=f"health-{request_id(request)}",
+        max_tokens=1, codec=ready.codec, info=ready.info,
+    )  # fmt: skip
+    await until_disconnect(request.receive, collect(gateway.answers(plan)))
+    return Response(status_code=200)
+
+
+async def version(request: Request) -> ASGIApp:
+    """GET /version."""
+    return json_response({"version": outrider.__version__})

@@ -1,0 +1,95 @@
+"""Conversations: the rules of OpenAI's messages, and their form for a chat template.
+
+Nothing that a message points to is ever fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.schemas import ContentPart, Message, ToolCall
+from outrider.errors import InvalidArgument
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_MAX_DEPTH = 32
+
+
+def to_template(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as templates take them: content one string, `developer` said as `system`. Errors name the path."""
+    made = [_to_template(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    if all(message.role == "assistant" for message in messages):
+        raise InvalidArgument(
+            "At least one message must not be the assistant's.", field="messages", code="invalid_value"
+        )
+    return made
+
+
+def _to_template(message: Message, path: str) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise InvalidArgument(
+            f"Invalid role; it must be one of {', '.join(ROLES)}.", field=f"{path}.role", code="invalid_value"
+        )
+    if message.role == "tool" and not message.tool_call_id:
+        raise _missing(f"{path}.tool_call_id")
+    if message.tool_calls and message.role != "assistant":
+        raise InvalidArgument(
+            "Only the assistant's messages have tool_calls.", field=f"{path}.tool_calls", code="invalid_value"
+        )
+    made: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    made["content"] = _content(message, path)
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            made[name] = value
+    if message.tool_calls:
+        made["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return made
+
+
+def _content(message: Message, path: str) -> str:
+    content = message.content
+    if content is None:
+        if message.role == "assistant" and (message.tool_calls or message.refusal is not None):
+            return message.refusal or ""
+        raise _missing(f"{path}.content")
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise InvalidArgument("Content must have a part.", field=f"{path}.content", code="empty_array")
+    return text_of(content, f"{path}.content")
+
+
+def text_of(parts: list[ContentPart], path: str) -> str:
+    """The text of content parts, a line each; InvalidArgument for a part that is no text."""
+    return "\n".join(_part_text(part, f"{path}[{index}]") for index, part in enumerate(parts))
+
+
+def _part_text(part: ContentPart, path: str) -> str:
+    if part.type not in ("text", "refusal"):
+        raise InvalidArgument("This server reads only text parts.", field=f"{path}.type", code="unsupported_content")
+    text = part.text if part.type == "text" else part.refusal
+    if text is None:
+        raise _missing(f"{path}.{part.type}")
+    return text
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    """Templates print arguments as an object where they are one."""
+    try:
+        arguments = json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict) or not _shallow(arguments, _MAX_DEPTH):
+        arguments = call.function.arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+
+
+def _shallow(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_shallow(item, levels - 1) for item in items)
+
+
+def _missing(field: str) -> InvalidArgument:
+    return InvalidArgument(f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter")

@@ -1,0 +1,262 @@
+"""From a checked body to what is asked of verify: the rules that need the model, or several fields at once."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.replicas import ServerInfo
+from gateway.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerateRequest,
+    OpenAIFields,
+    SamplingFields,
+    SpeculativeOptions,
+)
+from gateway.text_stream import OutputRules
+from gateway.tokenizer import TextCodec, too_long
+from outrider.errors import InvalidArgument
+from outrider.sampling import SamplingParams
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import pack_ids
+
+ALGORITHMS = {
+    "NGRAM": common_pb2.ALGORITHM_NGRAM,
+    "STANDALONE": common_pb2.ALGORITHM_STANDALONE,
+    "EAGLE": common_pb2.ALGORITHM_EAGLE,
+    "EAGLE3": common_pb2.ALGORITHM_EAGLE3,
+    "MTP": common_pb2.ALGORITHM_MTP,
+    "NEXTN": common_pb2.ALGORITHM_MTP,
+}
+_SMALLEST_TOP_P = 1e-9  # OpenAI allows top_p 0: the likeliest token alone
+_UINT64 = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt as ids, and the name of the body field it came in."""
+
+    ids: Sequence[int]
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one HTTP request asks: a call per prompt, and how their tokens become text."""
+
+    calls: tuple[verify_pb2.GenerateRequest, ...]
+    prompt_lens: tuple[int, ...]
+    num_choices: int
+    rules: OutputRules
+
+    @property
+    def apart(self) -> bool:
+        """Whether choices end at different times by the gateway's doing, so that each needs a call of its own."""
+        return bool(self.rules.stops)
+
+
+def make_plan(
+    fields: SamplingFields,
+    prompts: Sequence[Prompt],
+    *,
+    request_id: str,
+    max_tokens: int | None,
+    codec: TextCodec,
+    info: ServerInfo,
+    default_max_tokens: int | None = None,
+    prediction: Sequence[int] = (),
+    grammar: common_pb2.Grammar | None = None,
+) -> Plan:
+    """Checks a request against the model's limits and writes its calls. InvalidArgument with `field` and `code`.
+
+    `max_tokens` is what the caller said; the default gives way to the context, what a caller said does not.
+    """
+    num_choices = _num_choices(fields, len(prompts), max_tokens, info)
+    for prompt in prompts:
+        _check_prompt(prompt, max_tokens, codec.context_length, info.model.vocab_size)
+    if max_tokens is None and default_max_tokens is not None:
+        max_tokens = min(default_max_tokens, codec.context_length - max(len(prompt.ids) for prompt in prompts))
+    params = sampling_params(fields, max_tokens, info)
+    speculative = speculative_params(fields.speculative)
+    sampling = params.to_proto()
+    if grammar is not None:
+        sampling.grammar.CopyFrom(grammar)
+    calls = tuple(
+        verify_pb2.GenerateRequest(
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
+            prompt_tokens=pack_ids(prompt.ids),
+            sampling=sampling,
+            speculative=speculative,
+            num_choices=num_choices,
+            prediction_tokens=pack_ids(prediction[: codec.context_length]),
+            priority=fields.priority or 0,
+        )
+        for index, prompt in enumerate(prompts)
+    )
+    rules = OutputRules(
+        make_detokenizer=lambda: codec.detokenizer(skip_special=fields.skip_special_tokens is not False),
+        stops=stop_strings(fields),
+        end_ids=_end_ids(params, info),
+        origins=bool(fields.speculative and fields.speculative.include_origins),
+    )
+    return Plan(calls, tuple(len(prompt.ids) for prompt in prompts), num_choices, rules)
+
+
+def _num_choices(fields: SamplingFields, num_prompts: int, max_tokens: int | None, info: ServerInfo) -> int:
+    """`n`, within what the server will run and hold for one request."""
+    num_choices = fields.n or 1
+    most = info.limits.max_choices or 1
+    if num_choices > most:
+        raise _above_max(f"n is {num_choices}; this server gives at most {most} choices.")
+    check_total(num_prompts * num_choices, info)
+    held = info.limits.max_total_tokens
+    if num_choices > 1 and held and num_choices * (max_tokens or 0) > held:
+        raise _above_max(f"n times max_tokens is {num_choices * (max_tokens or 0)}; this server holds {held} tokens.")
+    return num_choices
+
+
+def check_total(num_outputs: int, info: ServerInfo) -> None:
+    """InvalidArgument when one HTTP request asks for more outputs than the server runs and queues."""
+    limits = info.limits
+    most = max(limits.max_running_requests + limits.max_queued_requests, limits.max_choices, 1)
+    if num_outputs > most:
+        raise _above_max(f"The request asks for {num_outputs} outputs; this server takes {most} at once.")
+
+
+def _above_max(message: str) -> InvalidArgument:
+    return InvalidArgument(message, field="n", code="integer_above_max_value")
+
+
+def sampling_params(fields: SamplingFields, max_tokens: int | None, info: ServerInfo) -> SamplingParams:
+    """The distribution and its end; a seed is drawn when none is given, so that any replica can go on."""
+    if max_tokens is not None and (fields.min_tokens or 0) > max_tokens:
+        raise InvalidArgument("min_tokens is above max_tokens.", field="min_tokens", code="invalid_value")
+    given: dict[str, Any] = {
+        name: value
+        for name in ("temperature", "min_p", "min_tokens", "ignore_eos", "presence_penalty", "frequency_penalty",
+                     "repetition_penalty")
+        if (value := getattr(fields, name)) is not None
+    }  # fmt: skip
+    params = SamplingParams(
+        **given,
+        top_k=max(fields.top_k or 0, 0),
+        top_p=1.0 if fields.top_p is None else max(fields.top_p, _SMALLEST_TOP_P),
+        seed=secrets.randbits(63) if fields.seed is None else fields.seed & _UINT64,
+        max_tokens=max_tokens,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        logit_bias=_logit_bias(fields.logit_bias or {}),
+    )
+    params.check_vocab(info.model.vocab_size)
+    return params
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    """Keys are token ids in decimal."""
+    if not all(key.isascii() and key.isdigit() and len(key) < 11 for key in given):
+        raise InvalidArgument("The keys of logit_bias must be token ids.", field="logit_bias", code="invalid_value")
+    return {int(key): bias for key, bias in given.items()}
+
+
+def stop_strings(fields: SamplingFields) -> tuple[str, ...]:
+    """`stop`, which may be one string or several."""
+    if fields.stop is None:
+        return ()
+    return (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
+
+
+def _end_ids(params: SamplingParams, info: ServerInfo) -> frozenset[int]:
+    return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else info.model.eos_token_ids)
+
+
+def _check_prompt(prompt: Prompt, max_tokens: int | None, context_length: int, vocab_size: int) -> None:
+    if not prompt.ids:
+        raise InvalidArgument("The prompt has no tokens.", field=prompt.field, code="invalid_value")
+    if len(prompt.ids) + (max_tokens or 1) > context_length:
+        raise too_long(context_length, len(prompt.ids), max_tokens, prompt.field)
+    if max(prompt.ids) >= vocab_size:
+        raise InvalidArgument(f"Token ids are from 0 to {vocab_size - 1}.", field=prompt.field, code="invalid_value")
+
+
+def speculative_params(options: SpeculativeOptions | None) -> common_pb2.SpeculativeParams:
+    """What is asked of speculation, for the wire."""
+    made = common_pb2.SpeculativeParams()
+    if options is None:
+        return made
+    for name in ("enabled", "num_steps", "topk", "num_draft_tokens"):
+        if (value := getattr(options, name)) is not None:
+            setattr(made, name, value)
+    if options.algorithm is not None:
+        algorithm = ALGORITHMS.get(options.algorithm.upper())
+        if algorithm is None:
+            raise InvalidArgument(
+                f"Unknown algorithm; it must be one of {', '.join(ALGORITHMS)}.",
+                field="speculative.algorithm", code="invalid_value",
+            )  # fmt: skip
+        made.algorithm = algorithm
+    _check_tree(options)
+    return made
+
+
+def _check_tree(options: SpeculativeOptions) -> None:
+    """A tree of num_steps levels of topk branches has only so many nodes to choose from."""
+    if options.num_steps is None or options.topk is None or options.num_draft_tokens is None:
+        return
+    most = options.topk + (options.num_steps - 1) * options.topk**2
+    if options.num_draft_tokens - 1 > most:
+        raise InvalidArgument(
+            f"num_draft_tokens is {options.num_draft_tokens}; num_steps and topk allow {most + 1}.",
+            field="speculative.num_draft_tokens", code="integer_above_max_value",
+        )  # fmt: skip
+
+
+def check_stream_options(body: OpenAIFields) -> None:
+    """InvalidArgument for options of a stream that is not asked for."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidArgument("stream_options needs stream.", field="stream_options", code="invalid_value")
+
+
+# ---- What this server does not do. One table; a line goes when its feature comes.
+
+Refusable = ChatCompletionRequest | CompletionRequest | GenerateRequest
+
+
+def _given(name: str) -> Callable[[Any], object]:
+    return lambda request: getattr(request, name)
+
+
+_REFUSED: dict[type, dict[str, Callable[[Any], object]]] = {
+    ChatCompletionRequest: {
+        "logprobs": _given("logprobs"),
+        "top_logprobs": _given("top_logprobs"),
+        "tools": lambda request: request.tools is not None,
+        "tool_choice": lambda request: request.tool_choice not in (None, "none"),
+        "functions": lambda request: request.functions is not None,
+        "function_call": lambda request: request.function_call is not None,
+        "modalities": lambda request: request.modalities is not None and request.modalities != ["text"],
+        "audio": lambda request: request.audio is not None,
+        "web_search_options": lambda request: request.web_search_options is not None,
+    },
+    CompletionRequest: {
+        "logprobs": lambda request: request.logprobs is not None,
+        "suffix": _given("suffix"),
+        "best_of": lambda request: request.best_of is not None and request.best_of != (request.n or 1),
+    },
+    GenerateRequest: {
+        "return_logprob": _given("return_logprob"),
+        "image_data": _given("image_data"),
+    },
+}
+_HINTS = {"functions": " Use `tools`.", "function_call": " Use `tool_choice`."}
+
+
+def refuse_unsupported(request: Refusable) -> None:
+    """InvalidArgument (unsupported_value) for the first field that asks for what this server does not do."""
+    for name, asked in _REFUSED[type(request)].items():
+        if asked(request):
+            raise InvalidArgument(
+                f"This server does not support this value of '{name}'.{_HINTS.get(name, '')}",
+                field=name, code="unsupported_value",
+            )  # fmt: skip

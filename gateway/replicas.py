@@ -1,0 +1,240 @@
+"""The verify services behind this gateway: their addresses, which of them serve, and which takes the next call.
+
+An address may be a DNS name for several; it is looked up again and again. Each replica is asked for its server info
+every second, and at once when a call to it broke.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import random
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import grpc
+import grpc.aio
+
+from outrider.errors import ResourceExhausted, Unavailable
+from outrider.rpc import create_channel
+from outrider.telemetry import get_logger
+from outrider.v1 import verify_pb2, verify_pb2_grpc
+from outrider.wire import WIRE_VERSION
+
+log = get_logger(__name__)
+
+ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTimes:
+    """How often replicas are looked at, in seconds."""
+
+    interval_s: float = 1.0
+    timeout_s: float = 3.0
+    first_retry_s: float = 0.1
+    max_retry_s: float = 2.0
+    resolve_interval_s: float = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One verify service. `info` is its last answer; `outstanding` counts our calls to it that run."""
+
+    address: str
+    channel: grpc.aio.Channel
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub
+    info: ServerInfo | None = None
+    serving: bool = False
+    outstanding: int = 0
+    look_again: asyncio.Event = field(default_factory=asyncio.Event)
+    watch: asyncio.Task[None] | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether our own calls alone fill its batch and its queue."""
+        limits = self.info.limits if self.info is not None else verify_pb2.RequestLimits()
+        room = limits.max_running_requests + limits.max_queued_requests
+        return room > 0 and self.outstanding >= room
+
+
+class ReplicaSet:
+    """Keeps the list of replicas and their state; `start` and `close` frame its life."""
+
+    def __init__(self, addresses: Iterable[str], times: ProbeTimes | None = None) -> None:
+        self._addresses = tuple(addresses)
+        self._times = times or ProbeTimes()
+        self._replicas: dict[str, Replica] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._resolver: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self.info: ServerInfo | None = None  # of whichever replica served first: all must have its vocabulary
+
+    async def start(self) -> None:
+        """Begins to look for replicas; returns before any is found."""
+        self._set_addresses(await self._resolve())
+        self._resolver = asyncio.create_task(self._keep_resolving())
+
+    async def close(self) -> None:
+        """Ends the looking and closes the channels."""
+        if self._resolver is not None:
+            await _end(self._resolver)
+        self._set_addresses(set())
+        await asyncio.gather(*self._closing)
+
+    @property
+    def serving(self) -> list[Replica]:
+        """Replicas that take new sessions, by address."""
+        return [replica for _, replica in sorted(self._replicas.items()) if replica.serving]
+
+    def pick(self, *, numerics_id: str | None = None, avoid: Iterable[Replica] = ()) -> Replica:
+        """The least busy replica, of `numerics_id` if one is; Unavailable without any, ResourceExhausted when full."""
+        candidates = [replica for replica in self.serving if replica not in avoid]
+        if not candidates:
+            raise Unavailable("No verify service is available.")
+        with_room = [replica for replica in candidates if not replica.full]
+        if not with_room:
+            raise ResourceExhausted("The server is at its limit of waiting requests.")
+        return min(with_room, key=lambda replica: (_differs(replica, numerics_id), replica.outstanding))
+
+    def broke(self, replica: Replica) -> None:
+        """A call to `replica` broke: it gets no other until it answers again."""
+        self._set_serving(replica, False, "a call broke")
+        replica.look_again.set()
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Returns when a replica came, went or changed state, or after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    async def ask_all(self) -> list[ServerInfo]:
+        """Fresh infos of the replicas that serve, each process once; one that does not answer is left out."""
+        serving = self.serving
+        await asyncio.gather(*(self._probe(replica) for replica in serving))
+        infos = [replica.info for replica in serving if replica.serving and replica.info is not None]
+        return list({info.boot_id: info for info in infos}.values())
+
+    # ---- Addresses
+
+    async def _keep_resolving(self) -> None:
+        if not any(map(_is_name, self._addresses)):
+            return
+        while True:
+            await asyncio.sleep(self._times.resolve_interval_s)
+            self._set_addresses(await self._resolve())
+
+    async def _resolve(self) -> set[str]:
+        """Every concrete address now; a name that cannot be looked up keeps what it had."""
+        found: set[str] = set()
+        for address in self._addresses:
+            if not _is_name(address):
+                found.add(address)
+                continue
+            host, _, port = address.rpartition(":")
+            try:
+                entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            except (OSError, UnicodeError) as error:
+                log.warning("cannot look up a verify address", address=address, error=str(error))
+                return found | set(self._replicas)
+            found.update(_join(entry[4][0], port) for entry in entries)
+        return found
+
+    def _set_addresses(self, addresses: set[str]) -> None:
+        for address in addresses - self._replicas.keys():
+            channel = create_channel(address)
+            replica = Replica(address, channel, verify_pb2_grpc.VerifyServiceStub(channel))
+            replica.watch = asyncio.create_task(self._keep_watching(replica))
+            self._replicas[address] = replica
+        for address in self._replicas.keys() - addresses:
+            task = asyncio.create_task(_close(self._replicas.pop(address)))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            self._tell_change()
+
+    # ---- State
+
+    async def _keep_watching(self, replica: Replica) -> None:
+        retry_s = self._times.first_retry_s
+        while True:
+            replica.look_again.clear()
+            if await self._probe(replica):
+                retry_s = self._times.first_retry_s
+                pause_s = self._times.interval_s
+            else:
+                pause_s = retry_s * random.uniform(0.5, 1.0)
+                retry_s = min(2 * retry_s, self._times.max_retry_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await replica.look_again.wait()
+
+    async def _probe(self, replica: Replica) -> bool:
+        """Asks for the server info and sets the replica's state by it."""
+        try:
+            info = await replica.stub.GetServerInfo(
+                verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=self._times.timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            self._set_serving(replica, False, error.code().name)
+            return False
+        replica.info = info
+        reason = self._unfit(info)
+        if reason is None and self.info is None:
+            self.info = info
+        self._set_serving(replica, reason is None, reason or "")
+        return reason is None
+
+    def _unfit(self, info: ServerInfo) -> str | None:
+        """Why a replica that answers takes no sessions from us."""
+        if info.wire_version != WIRE_VERSION:
+            return f"it speaks wire version {info.wire_version}, this gateway {WIRE_VERSION}"
+        if info.state.draining:
+            return "it is draining"
+        if self.info is not None and info.model.vocab_fingerprint != self.info.model.vocab_fingerprint:
+            return "its vocabulary differs from that of the replicas seen before"
+        return None
+
+    def _set_serving(self, replica: Replica, serving: bool, reason: str) -> None:
+        if replica.serving == serving:
+            return
+        replica.serving = serving
+        log.info("verify service " + ("up" if serving else "down"), address=replica.address, reason=reason)
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+def _differs(replica: Replica, numerics_id: str | None) -> bool:
+    return numerics_id is not None and replica.info is not None and replica.info.model.numerics_id != numerics_id
+
+
+def _is_name(address: str) -> bool:
+    """Whether an address holds a host name that DNS may know."""
+    if address.startswith(("unix:", "unix-abstract:")):
+        return False
+    try:
+        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return True
+    return False
+
+
+def _join(host: str | int, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
+
+
+async def _close(replica: Replica) -> None:
+    replica.serving = False
+    if replica.watch is not None:
+        await _end(replica.watch)
+    await replica.channel.close(grace=None)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

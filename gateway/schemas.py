@@ -1,0 +1,212 @@
+"""Request bodies as types: decoding is validation, and the OpenAPI document can be made from the same types.
+
+Types and bounds only; what needs the model, or several fields at once, is in plan.py. Decoding is strict: no string
+becomes a number, no float an int, no int a bool.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_CHOICES = 128
+_INT31 = 2**31 - 1
+
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(gt=0, le=2)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TopK = Annotated[int, Meta(ge=-1, le=_INT31)]
+Count = Annotated[int, Meta(ge=1, le=_INT31)]
+CountFromZero = Annotated[int, Meta(ge=0, le=_INT31)]
+NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopStrings = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+TokenId = Annotated[int, Meta(ge=0, le=_INT31)]
+StopTokenIds = Annotated[list[TokenId], Meta(max_length=64)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=_INT31)]
+
+
+class StreamOptions(Struct, kw_only=True):
+    """How a stream is reported."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SpeculativeOptions(Struct, kw_only=True):
+    """What a request asks of speculation; absent fields leave it to the server."""
+
+    enabled: bool | None = None
+    algorithm: str | None = None
+    num_steps: Count | None = None
+    topk: Count | None = None
+    num_draft_tokens: Annotated[int, Meta(ge=2, le=_INT31)] | None = None
+    include_origins: bool | None = None
+
+
+class SamplingFields(Struct, kw_only=True):
+    """What every way of asking for text has in common: shape, end and drafting of the output."""
+
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    n: NumChoices | None = None
+    seed: Seed | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: StopTokenIds | None = None
+    min_tokens: CountFromZero | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
+    speculative: SpeculativeOptions | None = None
+    priority: Priority | None = None
+
+
+class OpenAIFields(SamplingFields, kw_only=True):
+    """What chat and plain completions share beyond sampling; the last block is accepted and has no effect."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+
+
+class ContentPart(Struct, kw_only=True):
+    """One part of a message; only text can be served."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(Struct, kw_only=True):
+    """A call that an earlier answer made: the arguments are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Struct, kw_only=True):
+    """One entry of an earlier answer's `tool_calls`."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class Message(Struct, kw_only=True):
+    """One turn of the conversation; which fields go with which role is checked in messages.py."""
+
+    role: str
+    content: str | Annotated[list[ContentPart], Meta(max_length=1024)] | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=256)] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+
+
+class Prediction(Struct, kw_only=True):
+    """OpenAI's Predicted Outputs: text that the answer is expected to resemble."""
+
+    type: str
+    content: str | Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)]
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """What the output must match."""
+
+    type: str
+    json_schema: dict[str, Any] | None = None
+
+
+class ChatCompletionRequest(OpenAIFields, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)]
+    max_completion_tokens: Count | None = None
+    prediction: Prediction | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    parallel_tool_calls: bool | None = None
+
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+
+
+class CompletionRequest(OpenAIFields, kw_only=True):
+    """POST /v1/completions. `prompt` is text, ids, or a list of either."""
+
+    prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
+    echo: bool | None = None
+    best_of: NumChoices | None = None
+    suffix: str | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class SglangSampling(Struct, kw_only=True):
+    """SGLang's `sampling_params`."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: CountFromZero | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    n: NumChoices | None = None
+    sampling_seed: Seed | None = None
+    stop: StopStrings | None = None
+    stop_token_ids: StopTokenIds | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: LogitBias | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+
+class GenerateRequest(Struct, kw_only=True):
+    """POST /generate, SGLang's native route. One of `text` and `input_ids`; a list makes a batch."""
+
+    text: str | Annotated[list[str], Meta(min_length=1)] | None = None
+    input_ids: Annotated[list[TokenId | TokenIds], Meta(min_length=1)] | None = None
+    sampling_params: SglangSampling | Annotated[list[SglangSampling], Meta(min_length=1)] | None = None
+    stream: bool | None = None
+    rid: str | list[str] | None = None
+    speculative: SpeculativeOptions | None = None
+    return_logprob: bool | list[bool] | None = None
+    logprob_start_len: int | list[int] | None = None
+    top_logprobs_num: int | list[int] | None = None
+    image_data: Any = None

@@ -1,0 +1,161 @@
+"""The gateway itself: what its routes share, and how it comes up.
+
+It can answer once a verify service has told which model it serves and that model's tokenizer and template are loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+
+from gateway.answer import Answer
+from gateway.backend import Backend, RetryPolicy
+from gateway.body import BodyDecoder, BodyT, read_body
+from gateway.offload import offload
+from gateway.plan import Plan
+from gateway.replicas import ProbeTimes, ReplicaSet, ServerInfo
+from gateway.template import ChatTemplate
+from gateway.tokenizer import TextCodec, TokenizerFiles
+from outrider.args import GatewayArgs
+from outrider.errors import NotFound, StartupError, Unavailable
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What is known once a verify service has answered."""
+
+    info: ServerInfo
+    codec: TextCodec
+    template: ChatTemplate | None
+    model_name: str
+    tokenizer_path: Path
+    created: int
+
+    @property
+    def fingerprint(self) -> str | None:
+        """OpenAI's system_fingerprint: equal ones give equal output for equal seeds."""
+        numerics_id = self.info.model.numerics_id
+        return f"fp_{numerics_id[:16]}" if numerics_id else None
+
+
+class Gateway:
+    """One gateway process; `start` and `close` frame its life. `on_failure` is told when it cannot come up."""
+
+    def __init__(
+        self, args: GatewayArgs, *, retry: RetryPolicy | None = None, probe: ProbeTimes | None = None,
+        on_failure: Callable[[StartupError], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.args = args
+        self.replicas = ReplicaSet(args.verify_address, probe)
+        self.backend = Backend(self.replicas, retry)
+        self.decoder = BodyDecoder(strict_fields=args.strict_fields)
+        self.draining = False
+        self._on_failure = on_failure
+        self._ready: Ready | None = None
+        self._preparation: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begins to look for verify services; requests get 503 until one is found."""
+        await self.replicas.start()
+        self._preparation = asyncio.create_task(self._prepare())
+
+    async def close(self) -> None:
+        """Ends everything that `start` began."""
+        if self._preparation is not None:
+            self._preparation.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._preparation
+        if self._ready is not None and self._ready.template is not None:
+            await self._ready.template.close()
+        await self.replicas.close()
+
+    async def _prepare(self) -> None:
+        while (info := self.replicas.info) is None:
+            await self.replicas.wait_for_change(1.0)
+        try:
+            self._ready = await self._load(info)
+        except StartupError as error:
+            self._fail(error)
+            return
+        except Exception as error:
+            log.error("unexpected error while loading the model's text files", exc_info=error)
+            self._fail(StartupError("cannot load the model's text files; the log says why"))
+            return
+        log.info("ready", model=self._ready.model_name, context_length=self._ready.codec.context_length)
+
+    def _fail(self, error: StartupError) -> None:
+        log.error("the gateway cannot serve this model", reason=error.message)
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+    async def _load(self, info: ServerInfo) -> Ready:
+        args = self.args
+        folder = Path(args.tokenizer_path or info.model.model_path)
+        given = Path(args.chat_template) if args.chat_template else None
+        files = await asyncio.to_thread(TokenizerFiles.load, folder, given)
+        context_length = info.limits.context_length or info.model.context_length
+        try:
+            if files.template is not None:
+                await files.template.start()
+            codec = await asyncio.to_thread(
+                TextCodec, files.tokenizer, context_length=context_length, template=files.template
+            )
+        except BaseException:
+            if files.template is not None:
+                await files.template.close()
+            raise
+        name = args.served_model_name or Path(info.model.model_path).name
+        return Ready(info, codec, files.template, name, folder, int(time.time()))
+
+    # ---- What routes ask
+
+    @property
+    def serving(self) -> bool:
+        """Whether a request made now would find a verify service."""
+        return self._ready is not None and not self.draining and bool(self.replicas.serving)
+
+    def ready(self) -> Ready:
+        """What is known of the model; Unavailable until it is, and when no request can be served now."""
+        if self.draining:
+            raise Unavailable("The server is shutting down.")
+        if self._ready is None or not self.replicas.serving:
+            raise Unavailable("No verify service is available.")
+        return self._ready
+
+    def ready_for(self, model: str | None) -> Ready:
+        """As `ready`, for a request that names a model: NotFound for another, ResourceExhausted when all is full."""
+        ready = self.ready()
+        if model is not None and model not in (ready.model_name, ready.info.model.model_path, "default"):
+            raise NotFound("The model does not exist.", field="model", code="model_not_found")
+        self.backend.check_room()
+        return ready
+
+    async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
+        """The request's body as `kind`, within the limits on bodies."""
+        body = await read_body(request, max_bytes=self.args.max_body_bytes, timeout_s=self.args.receive_timeout_s)
+        request.state.body_bytes = len(body)
+        return await offload(len(body), self.decoder.decode, body, kind)
+
+    def answers(self, plan: Plan) -> list[Answer]:
+        """An answer for each of the plan's prompts; the calls begin when its deltas are read."""
+        return [
+            Answer(
+                self.backend.generate(call, timeout_s=self.args.request_timeout_s, apart=plan.apart),
+                plan.rules, num_choices=plan.num_choices, prompt_len=prompt_len,
+            )
+            for call, prompt_len in zip(plan.calls, plan.prompt_lens, strict=True)
+        ]  # fmt: skip
+
+
+def gateway_of(request: Request) -> Gateway:
+    """The gateway that a route belongs to."""
+    return request.app.state.gateway

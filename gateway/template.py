@@ -1,0 +1,194 @@
+"""Chat templates: found beside the model, rendered in worker processes that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway import template_worker
+from gateway.template_worker import Failed, Load, Loaded, Render, Rendered, Reply, frame
+from outrider.errors import InvalidArgument, OutriderError, StartupError
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
+
+RENDER_TIME_LIMIT_S = 5.0
+NUM_WORKERS = 2
+_SELF_TEST = {"messages": [{"role": "user", "content": "Hello."}], "add_generation_prompt": True}
+_SELF_TEST_CHARS = 2**20
+
+
+def find_template(folder: Path, given: Path | None = None) -> str | None:
+    """The template's source: the given file's, chat_template.jinja's or tokenizer_config.json's; None without any."""
+    if given is not None:
+        return _read_text(given)
+    if (beside := folder / "chat_template.jinja").is_file():
+        return _read_text(beside)
+    config = read_json(folder / "tokenizer_config.json")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    return template if isinstance(template, str) else None
+
+
+def token_variables(folder: Path) -> dict[str, str]:
+    """`bos_token` and the like, as templates may name them."""
+    merged = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
+    found: dict[str, str] = {}
+    for name, value in merged.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty when the file does not exist, StartupError when it is something else."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(_read_text(path))
+    except ValueError as error:
+        raise StartupError(f"{path} is not valid JSON") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path} is not a JSON object")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"cannot read {path}: {error}") from error
+
+
+class TemplateTimeout(OutriderError):
+    """A render took too long or took too much memory; its worker is gone."""
+
+    http_status = 500
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    @classmethod
+    async def spawn(cls) -> _Worker:
+        """A new process, which speaks over a socket pair.
+
+        By subprocess and not by the event loop's own call: that one forks, which gRPC's threads do not like.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                reader, writer = await asyncio.open_connection(sock=ours)
+            except BaseException:
+                ours.close()
+                raise
+            command = [sys.executable, "-I", template_worker.__file__]
+            end = theirs.fileno()
+            process = subprocess.Popen(command, stdin=end, stdout=end, env={})  # noqa: ASYNC220
+        return cls(process, reader, writer)
+
+    async def ask(self, request: Load | Render) -> Reply:
+        """One exchange; EOFError or OSError when the process is gone."""
+        self.writer.write(frame(request))
+        await self.writer.drain()
+        (size,) = struct.unpack(">I", await self.reader.readexactly(4))
+        return msgspec.msgpack.decode(await self.reader.readexactly(size), type=Loaded | Rendered | Failed)
+
+    async def kill(self) -> None:
+        """Ends the process and waits for it."""
+        self.writer.close()
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait)
+
+
+@dataclass(slots=True)
+class ChatTemplate:
+    """Renders one template in up to NUM_WORKERS processes. `start` first; `strings` are the template's own literals."""
+
+    source: str
+    variables: Mapping[str, str]
+    time_limit_s: float = RENDER_TIME_LIMIT_S
+    strings: tuple[str, ...] = ()
+    _idle: list[_Worker] = field(default_factory=list)
+    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_WORKERS))
+
+    async def start(self) -> None:
+        """Compiles the template and renders a first conversation; StartupError (code template_error) when it cannot."""
+        try:
+            self._idle.append(await self._spawn())
+            await self.render(_SELF_TEST, _SELF_TEST_CHARS)
+        except OutriderError as error:
+            await self.close()
+            raise StartupError(f"the chat template does not work: {error.message}", code="template_error") from error
+
+    async def render(self, context: dict[str, Any], max_chars: int) -> str:
+        """The conversation as text. InvalidArgument when the template refuses it or `max_chars` is passed."""
+        async with self._slots:
+            worker = self._idle.pop() if self._idle else await self._spawn()
+            reply = await self._ask(worker, Render(context, max_chars))
+            self._idle.append(worker)
+        if isinstance(reply, Rendered):
+            return reply.text
+        assert isinstance(reply, Failed)
+        raise _failure(reply)
+
+    async def close(self) -> None:
+        """Ends the workers."""
+        while self._idle:
+            await self._idle.pop().kill()
+
+    async def _spawn(self) -> _Worker:
+        worker = await _Worker.spawn()
+        reply = await self._ask(worker, Load(self.source, dict(self.variables), self.time_limit_s))
+        if isinstance(reply, Loaded):
+            self.strings = tuple(reply.strings)
+            return worker
+        await worker.kill()
+        assert isinstance(reply, Failed)
+        raise StartupError(reply.message)
+
+    async def _ask(self, worker: _Worker, request: Load | Render) -> Reply:
+        """As _Worker.ask; a worker that fails, or is left in the middle of an exchange, is ended.
+
+        Its own alarm comes before our timeout, unless the process is stopped.
+        """
+        try:
+            async with asyncio.timeout(2 * self.time_limit_s):
+                return await worker.ask(request)
+        except (EOFError, OSError) as error:
+            log.error("a chat template worker ended", time_limit_s=self.time_limit_s)
+            await worker.kill()
+            raise TemplateTimeout("The chat template took too long.", code="template_error") from error
+        except BaseException:
+            await asyncio.shield(worker.kill())
+            raise
+
+
+def _failure(reply: Failed) -> OutriderError:
+    if reply.kind == "refused":
+        return InvalidArgument(
+            f"The chat template refuses these messages: {reply.message}", field="messages", code="template_error"
+        )
+    if reply.kind == "too_long":
+        return InvalidArgument(
+            "The messages are longer than the model's context.", field="messages", code="context_length_exceeded"
+        )
+    log.error("the chat template broke", reason=reply.message)
+    return InvalidArgument("The chat template cannot render these messages.", field="messages", code="template_error")

@@ -1,0 +1,197 @@
+"""One choice of a generate stream as text: tokens to characters, stop strings, origins, and exact counts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.detokenizer import Detokenizer
+from gateway.stop import StopMatcher
+from outrider.v1 import common_pb2, verify_pb2
+
+Origin = Literal["accepted", "target"]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRules:
+    """How tokens become the text of an answer."""
+
+    make_detokenizer: Callable[[], Detokenizer]
+    stops: tuple[str, ...] = ()
+    end_ids: frozenset[int] = frozenset()  # tokens that end an output; their text is not part of it
+    origins: bool = False
+
+
+@dataclass(slots=True)
+class Delta:
+    """What a response added to one choice. `finish_reason` comes with the last one."""
+
+    choice: int
+    text: str
+    tokens: list[int]
+    origins: list[tuple[str, Origin]] | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    matched: str | int | None = None  # the stop string or id
+
+
+@dataclass(slots=True)
+class SpeculationCount:
+    """What speculation did. `draft_tokens` is None where a stream was cut before verify told it."""
+
+    verify_steps: int = 0
+    draft_tokens: int | None = 0
+    accepted_tokens: int = 0
+    committed_tokens: int = 0
+    accepted_histogram: list[int] = field(default_factory=list)
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens committed per verify step; None before the first."""
+        return self.committed_tokens / self.verify_steps if self.verify_steps else None
+
+    def add(self, other: SpeculationCount) -> None:
+        """Adds another choice's, or another call's, counts."""
+        self.verify_steps += other.verify_steps
+        known = self.draft_tokens is not None and other.draft_tokens is not None
+        self.draft_tokens = (self.draft_tokens or 0) + (other.draft_tokens or 0) if known else None
+        self.accepted_tokens += other.accepted_tokens
+        self.committed_tokens += other.committed_tokens
+        for index, steps in enumerate(other.accepted_histogram):
+            self._count_steps(index, steps)
+        self.accepted_prediction_tokens += other.accepted_prediction_tokens
+        self.rejected_prediction_tokens += other.rejected_prediction_tokens
+
+    def count_step(self, committed: int, accepted: int) -> None:
+        """Counts one step as it is seen in the stream, where drafts that were not accepted do not show."""
+        self.verify_steps += 1
+        self.draft_tokens = None
+        self.accepted_tokens += accepted
+        self.committed_tokens += committed
+        self._count_steps(accepted, 1)
+
+    def _count_steps(self, accepted: int, steps: int) -> None:
+        missing = accepted + 1 - len(self.accepted_histogram)
+        self.accepted_histogram += [0] * missing
+        self.accepted_histogram[accepted] += steps
+
+    @classmethod
+    def from_wire(cls, stats: common_pb2.SpeculationStats) -> SpeculationCount:
+        """Verify's own count for a call."""
+        return cls(
+            stats.verify_steps, stats.draft_tokens, stats.accepted_tokens, stats.committed_tokens,
+            list(stats.accepted_histogram), stats.accepted_prediction_tokens, stats.rejected_prediction_tokens,
+        )  # fmt: skip
+
+
+class ChoiceText:
+    """One choice: feeds responses in, gives deltas out, counts."""
+
+    def __init__(self, choice: int, rules: OutputRules) -> None:
+        self.choice = choice
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.speculation = SpeculationCount()
+        self.finished = False
+        self._rules = rules
+        self._detokenizer = rules.make_detokenizer()
+        self._stop = StopMatcher(rules.stops) if rules.stops else None
+        self._held: deque[tuple[str, Origin]] = deque()  # detokenised, not yet let out
+        self._seen = SpeculationCount()  # of the call that runs, until verify tells its own count
+        self._call_has_tokens = False
+        self._started = False
+
+    def feed(self, response: verify_pb2.GenerateResponse) -> Delta:
+        """The delta of one response of this choice."""
+        if response.HasField("start"):
+            self._begin_call(response.start)
+        delta = Delta(self.choice, "", [], [] if self._rules.origins else None)
+        pieces: list[str] = []
+        for index, token in enumerate(response.tokens):
+            delta.tokens.append(token)
+            if token in self._rules.end_ids:
+                delta.matched = token
+                continue
+            pieces.append(self._let_out(self._detokenizer.push(token), index < response.num_accepted, delta))
+            if self._stop is not None and self._stop.matched is not None:
+                delta.finish_reason, delta.matched = "stop", self._stop.matched
+                break
+        self.completion_tokens += len(delta.tokens)
+        self._count(response, len(delta.tokens))
+        if delta.finish_reason is not None:
+            self._end(None)
+        elif response.HasField("finish"):
+            pieces.append(self._finish(response.finish, delta))
+        delta.text = "".join(pieces)
+        return delta
+
+    def _let_out(self, text: str, accepted: bool, delta: Delta) -> str:
+        """What the stop matcher lets through now that `text` has come."""
+        out = text if self._stop is None else self._stop.push(text)
+        if delta.origins is not None:
+            if text:
+                self._held.append((text, "accepted" if accepted else "target"))
+            delta.origins += self._take(len(out))
+        return out
+
+    def _take(self, size: int) -> list[tuple[str, Origin]]:
+        """The first `size` held characters, with their origins."""
+        taken: list[tuple[str, Origin]] = []
+        while size:
+            text, origin = self._held.popleft()
+            if len(text) > size:
+                self._held.appendleft((text[size:], origin))
+                text = text[:size]
+            taken.append((text, origin))
+            size -= len(text)
+        return taken
+
+    def _finish(self, finish: verify_pb2.GenerateFinish, delta: Delta) -> str:
+        """The end as verify tells it; what was held back comes out now, unless it holds a stop string after all."""
+        delta.finish_reason = "stop" if finish.reason == verify_pb2.FINISH_REASON_STOP else "length"
+        if finish.HasField("stop_token_id"):
+            delta.matched = finish.stop_token_id
+        tail = self._let_out(self._detokenizer.finish(), False, delta)
+        if self._stop is not None:
+            held = self._stop.finish()
+            tail += held
+            if delta.origins is not None:
+                delta.origins += self._take(len(held))
+            if self._stop.matched is not None:
+                delta.finish_reason, delta.matched = "stop", self._stop.matched
+        self._end(SpeculationCount.from_wire(finish.speculation))
+        return tail
+
+    # ---- Counting
+
+    def _begin_call(self, start: verify_pb2.GenerateStart) -> None:
+        """A call begins: the first, or one that goes on where another broke."""
+        if not self._started:
+            self.cached_tokens = start.cached_tokens
+        self._started = True
+        self.speculation.add(self._seen)
+        self._seen = SpeculationCount()
+        self._call_has_tokens = False
+
+    def _count(self, response: verify_pb2.GenerateResponse, num_tokens: int) -> None:
+        """A response is a step's; a call's first token comes from its prefill."""
+        if not num_tokens:
+            return
+        if self._call_has_tokens:
+            self._seen.count_step(num_tokens, min(response.num_accepted, num_tokens))
+        self._call_has_tokens = True
+
+    def _end(self, told: SpeculationCount | None) -> None:
+        self.finished = True
+        self.speculation.add(told or self._seen)
+
+
+def total_speculation(counts: Iterable[SpeculationCount]) -> SpeculationCount:
+    """Counts added up."""
+    total = SpeculationCount()
+    for count in counts:
+        total.add(count)
+    return total

@@ -1,0 +1,71 @@
+"""Where the rows of a step sit: what every attention kernel is told besides the tensors.
+
+A step is a flat list of rows, cut into segments: a prompt's chunk, one decoded token, or a tree. A segment's row sees
+its session's prefix, found through the slot table, and those rows of its own segment that the mask allows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(slots=True)
+class AttentionLayout:
+    """The rows of one step, in numpy (S segments, T rows).
+
+    slot_table  int32 [sessions, max_len]: position -> slot, of prefixes
+    first_rows  int32 [S]: each segment's first row; num_rows int32 [S]: how many follow
+    prefix_lens int32 [S]: positions 0..prefix_len-1 come from slot_table[table_rows[s]]
+    table_rows  int32 [S]
+    slots       int32 [T]: where each row's own key and value lie; positions int32 [T]
+    masks       bool [...]: the segments' [n, n] masks behind one another (row i sees row j); a row sees itself
+    mask_starts int64 [S]: where a segment's mask starts in `masks`; -1: causal, row i sees rows 0..i
+    """
+
+    slot_table: np.ndarray
+    first_rows: np.ndarray
+    num_rows: np.ndarray
+    prefix_lens: np.ndarray
+    table_rows: np.ndarray
+    slots: np.ndarray
+    positions: np.ndarray
+    masks: np.ndarray
+    mask_starts: np.ndarray
+    addresses: Any = field(default=None, repr=False)
+    """The arrays' addresses as the C kernels want them; theirs to fill in, good for any layout in the same memory."""
+    _plan: list[SegmentPlan] = field(default_factory=list, repr=False)
+
+    def plan(self, device: torch.device) -> list[SegmentPlan]:
+        """The same as index tensors, one entry per segment; made once per step."""
+        if not self._plan:
+            self._plan.extend(self._segment_plan(index, device) for index in range(len(self.first_rows)))
+        return self._plan
+
+    def _segment_plan(self, index: int, device: torch.device) -> SegmentPlan:
+        first, count, prefix_len = (int(a[index]) for a in (self.first_rows, self.num_rows, self.prefix_lens))
+        rows = slice(first, first + count)
+        prefix = self.slot_table[self.table_rows[index], :prefix_len]
+        start = int(self.mask_starts[index])
+        if start < 0:
+            inside = np.tri(count, dtype=np.bool_)
+        else:
+            inside = self.masks[start : start + count * count].reshape(count, count)
+        visible = np.concatenate([np.ones((count, prefix_len), np.bool_), inside], axis=1)
+        return SegmentPlan(
+            rows=rows,
+            slots=torch.from_numpy(np.concatenate([prefix, self.slots[rows]])).to(device),
+            visible=torch.from_numpy(visible).to(device),
+        )
+
+
+@dataclass(slots=True)
+class SegmentPlan:
+    """One segment: its rows, its keys' slots (int32 [prefix_len + n]), who sees what (bool [n, prefix_len + n])."""
+
+    rows: slice
+    slots: torch.Tensor
+    visible: torch.Tensor

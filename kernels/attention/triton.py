@@ -1,0 +1,150 @@
+"""Tree attention by our own Triton kernels, for CUDA devices; same signature as the reference.
+
+Prefill, decode and tree verify go together in one step: segments are sorted by their number of rows into launches with
+tiles to suit (kernels/attention/triton_blocks.py), long prefixes are cut into pieces that fill the GPU even for one
+session, and the query heads of a kv head are handled together. The device is never waited for. Checked by Triton's
+interpreter and compiled for sm_90; its speed has not been measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton import knobs
+
+from kernels.attention.layout import AttentionLayout
+from kernels.attention.triton_blocks import Heads
+from kernels.attention.triton_kernels import attend, combine
+from kernels.attention.triton_plan import Bucket, Launch, Packed, pack
+
+_OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+class TritonAttention:
+    """Attention for one model on one device; called as kernels.attention.reference.attention is.
+
+    A step is planned when its layout is first seen, once for all layers. For a CUDA graph, `prepare` the layout with
+    a bucket before the capture, and again before every replay: it then writes to the same places, on the current
+    stream. Rows that pad a step up to its bucket get zeros.
+    page_size: position p of a prefix must lie at offset p % page_size of its page; 1 is right for any pool.
+    """
+
+    def __init__(self, device: torch.device, *, page_size: int = 1) -> None:
+        if page_size < 1:
+            raise ValueError(f"page_size {page_size} must be at least 1")
+        self.device = device
+        self.page_size = page_size
+        self._layout: AttentionLayout | None = None
+        self._plan: _Plan | None = None
+        self._buckets: dict[tuple[Bucket, Heads], _Plan] = {}
+
+    def prepare(self, layout: AttentionLayout, heads: Heads, bucket: Bucket | None = None) -> None:
+        """Plans a step and sends the plan to the device. ValueError when it does not fit the bucket."""
+        packed = pack(layout, heads, self.page_size, bucket)
+        plan = None if bucket is None else self._buckets.get((bucket, heads))
+        if plan is not None:
+            plan.refill(packed)
+        else:
+            plan = _Plan(packed, heads, self.device, is_bucket=bucket is not None)
+            if bucket is not None:
+                self._buckets[bucket, heads] = plan
+        self._layout, self._plan = layout, plan
+
+    def __call__(
+        self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float, *,
+        soft_cap: float = 0.0, window: int = 0,
+    ) -> torch.Tensor:  # fmt: skip
+        """q [T, heads, head_dim]; k_pool, v_pool [slots, kv_heads, head_dim]; returns [T, heads, head_dim] like q.
+
+        soft_cap c > 0 bends scores to c * tanh(score / c); window w > 0 hides keys w or more positions back, where a
+        causal segment's positions rise one by one. ValueError for shapes that no kernel covers.
+        """
+        heads = Heads(q.shape[1], k_pool.shape[1], q.shape[2], q.dtype)
+        if self._plan is None or layout is not self._layout or heads != self._plan.heads:
+            self.prepare(layout, heads)
+        assert self._plan is not None
+        if k_pool.stride() != v_pool.stride() or k_pool.stride(2) != 1:
+            raise ValueError(f"pools with strides {k_pool.stride()} and {v_pool.stride()}; equal ones are needed")
+        q = q if q.stride(2) == 1 else q.contiguous()
+        # Whatever lay in rows of padding must not reach the next layer: it could be NaN.
+        out = (torch.zeros if self._plan.is_bucket else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
+        for launch in self._plan.launches:
+            self._plan.run(launch, q, k_pool, v_pool, out, scale, soft_cap, window, self.page_size)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A launch and its arrays on the device."""
+
+    launch: Launch
+    items: torch.Tensor
+    tiles: torch.Tensor
+
+
+class _Plan:
+    """A packed step on the device."""
+
+    def __init__(self, packed: Packed, heads: Heads, device: torch.device, *, is_bucket: bool) -> None:
+        self.heads = heads
+        self.is_bucket = is_bucket
+        self._data = _staged(packed.data, device).to(device, non_blocking=True)
+        self._segments = self._data[packed.segments :]
+        self._slots = self._data[packed.slots :]
+        self._positions = self._data[packed.positions :]
+        self._masks = self._data[packed.masks :].view(torch.int64)
+        self._mask_words = packed.mask_words
+        self._table = self._data[packed.table :]
+        self.launches = [_Placed(it, self._data[it.items :], self._data[it.tiles :]) for it in packed.launches]
+        # Launches follow each other on one stream, and so do layers: all share what lies between attend and combine.
+        rows = max(1, *(it.num_parts * heads.num_kv_heads * it.blocks.rows for it in packed.launches))
+        self._parts = torch.empty((rows, heads.head_dim), dtype=torch.float32, device=device)
+        self._part_sums = torch.empty(rows, dtype=torch.float32, device=device)
+
+    def refill(self, packed: Packed) -> None:
+        """Another step in the same places."""
+        used = packed.data[: packed.num_used]
+        self._data[: packed.num_used].copy_(_staged(used, self._data.device), non_blocking=True)
+
+    def run(
+        self, placed: _Placed, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, out: torch.Tensor,
+        scale: float, soft_cap: float, window: int, page_size: int,
+    ) -> None:  # fmt: skip
+        """Launches one tile size; the grid depends on the plan's sizes only."""
+        heads, launch = self.heads, placed.launch
+        sizes = {
+            "KV_HEADS": heads.num_kv_heads, "GROUP": heads.group, "HEAD_DIM": heads.head_dim,
+            "BLOCK_D": max(16, triton.next_power_of_2(heads.head_dim)), "BLOCK_M": launch.blocks.rows,
+        }  # fmt: skip
+        attend_kernel: Any = attend
+        attend_kernel[(launch.num_items * heads.num_kv_heads,)](
+            q, k_pool, v_pool, out, self._parts, self._part_sums, placed.items, self._segments, self._table,
+            self._slots, self._positions, self._masks, scale,
+            Q_ROW=q.stride(0), Q_HEAD=q.stride(1), KV_SLOT=k_pool.stride(0), KV_HEAD=k_pool.stride(1),
+            BLOCK_N=launch.blocks.keys, PAGE=page_size, MASK_WORDS=self._mask_words if launch.has_masks else 0,
+            WINDOW=window, SOFT_CAP=soft_cap, OPERAND=_operand(q.dtype), PRECISION="ieee", **sizes,
+            num_warps=launch.blocks.num_warps, num_stages=launch.blocks.num_stages, enable_fp_fusion=True,
+        )  # fmt: skip
+        if launch.num_parts:
+            combine_kernel: Any = combine
+            combine_kernel[(launch.num_tiles, heads.num_kv_heads, launch.blocks.rows)](
+                out, self._parts, self._part_sums, placed.tiles, **sizes, num_warps=4, enable_fp_fusion=True
+            )
+
+
+def _staged(data: np.ndarray, device: torch.device) -> torch.Tensor:
+    """In pinned memory, which torch keeps until the copy from it is done: the host goes on at once."""
+    tensor = torch.from_numpy(data)
+    return tensor.pin_memory() if device.type == "cuda" else tensor
+
+
+def _operand(dtype: torch.dtype) -> tl.dtype:
+    """What tensor cores multiply in. The interpreter would multiply bf16 as integers, so there it is fp32."""
+    if knobs.runtime.interpret and dtype is torch.bfloat16:
+        return tl.float32
+    return _OPERANDS[dtype]

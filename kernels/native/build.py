@@ -1,0 +1,90 @@
+"""Compiles the C kernels for the machine at hand, once, and loads them.
+
+The library lies in a cache folder under a name made of its sources, the compiler and the CPU, so that a newer version,
+or another machine on a shared disk, makes its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno"]
+# Spelled differently by compilers and CPUs; the first one that compiles is taken.
+NATIVE_FLAGS = (["-march=native"], ["-mcpu=native"], [])
+COMPILERS = ("cc", "gcc", "clang")
+COMPILE_TIMEOUT_S = 300
+
+
+class CannotBuild(Exception):
+    """There is no C compiler, or it failed; the message says which."""
+
+
+@cache
+def load_library(cache_folder: Path) -> ctypes.CDLL:
+    """The compiled kernels. Raises CannotBuild; OSError when the cache cannot be written."""
+    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if compiler is None:
+        raise CannotBuild(f"no C compiler ({', '.join(COMPILERS)}) was found")
+    target = cache_folder / f"outrider-{_key(compiler)}.so"
+    if not target.is_file():
+        cache_folder.mkdir(parents=True, exist_ok=True)
+        _compile(compiler, target)
+    return ctypes.CDLL(str(target))
+
+
+def build_key(library: ctypes.CDLL) -> str:
+    """What the library was made of, as sixteen hex digits."""
+    return Path(library._name).stem.removeprefix("outrider-")
+
+
+def _key(compiler: str) -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    digest.update("\0".join([compiler, version, *FLAGS, _cpu()]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _cpu() -> str:
+    """What decides which instructions `native` means."""
+    words = [platform.system(), platform.machine(), platform.processor()]
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return " ".join(words)
+    wanted = ("model name", "flags", "Features", "CPU implementer", "CPU part")
+    return " ".join(words + sorted({line for line in lines if line.startswith(wanted)}))
+
+
+def _compile(compiler: str, target: Path) -> None:
+    """Into a file beside the target, then renamed: two first starts at once each put a whole library there."""
+    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+    descriptor, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
+    os.close(descriptor)
+    said = ""
+    try:
+        for native in NATIVE_FLAGS:
+            command = [compiler, *FLAGS, *native, *sources, "-o", name, "-lm", "-lpthread"]
+            try:
+                result = subprocess.run(
+                    command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT_S
+                )  # fmt: skip
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise CannotBuild(f"{compiler} could not be run: {error}") from error
+            if result.returncode == 0:
+                os.replace(name, target)
+                return
+            said = result.stderr
+        raise CannotBuild(f"{compiler} failed: {said.strip()[:2000]}")
+    finally:
+        Path(name).unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""The C kernels' structures and functions as ctypes sees them; the C sources say what they mean."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.attention.layout import AttentionLayout
+from kernels.native.build import load_library
+
+
+class CMatrix(Structure):
+    """A packed matrix (linear.h)."""
+
+    _fields_ = [
+        ("data", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32), ("wide", c_int32),
+        ("reserved", c_int32),
+    ]  # fmt: skip
+
+
+class CHeads(Structure):
+    """Attention's shape (attention.h)."""
+
+    _fields_ = [
+        ("num_heads", c_int32), ("num_kv_heads", c_int32), ("head_dim", c_int32), ("wide", c_int32),
+        ("scale", c_float), ("eps", c_float), ("q_norm", c_void_p), ("k_norm", c_void_p), ("rope", c_void_p),
+    ]  # fmt: skip
+
+
+class CLayout(Structure):
+    """A step's layout (attention.h)."""
+
+    _fields_ = [
+        ("slot_table", c_void_p), ("first_rows", c_void_p), ("num_rows", c_void_p), ("prefix_lens", c_void_p),
+        ("table_rows", c_void_p), ("slots", c_void_p), ("positions", c_void_p), ("masks", c_void_p),
+        ("mask_starts", c_void_p), ("table_width", c_int32), ("num_segments", c_int32),
+    ]  # fmt: skip
+
+
+class CLayer(Structure):
+    """A decoder layer (decoder.c)."""
+
+    _fields_ = [
+        ("input_norm", c_void_p), ("post_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
+        ("qkv", CMatrix), ("output", CMatrix), ("gate_up", CMatrix), ("down", CMatrix),
+        ("k_pool", c_void_p), ("v_pool", c_void_p),
+    ]  # fmt: skip
+
+
+class CModel(Structure):
+    """A decoder (decoder.c)."""
+
+    _fields_ = [
+        ("hidden", c_int32), ("ffn", c_int32), ("num_layers", c_int32), ("vocab", c_int32),
+        ("wide_activations", c_int32), ("wide_embedding", c_int32), ("last_feature", c_int32),
+        ("num_aux", c_int32), ("feature_width", c_int32), ("reserved", c_int32), ("aux_layers", c_void_p),
+        ("heads", CHeads), ("layers", POINTER(CLayer)), ("embedding", c_void_p), ("final_norm", c_void_p),
+        ("head", CMatrix), ("features", c_void_p),
+    ]  # fmt: skip
+
+
+# Parts of a step's time, in decoder.c's order.
+PARTS = ("norms", "qkv", "rope_and_kv", "attention", "output", "gate_up", "down", "head")
+
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "outrider_decoder_create": (c_void_p, [POINTER(CModel), c_int]),
+    "outrider_decoder_destroy": (None, [c_void_p]),
+    "outrider_decoder_forward": (
+        c_int, [c_void_p, POINTER(CLayout), c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p],
+    ),
+    "outrider_attention": (c_int, [POINTER(CHeads), POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_void_p]),
+    "outrider_linear": (None, [POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),
+    "outrider_instructions": (c_char_p, []),
+    "outrider_has_bf16_dot": (c_int, []),
+}  # fmt: skip
+
+
+@cache
+def open_library(cache_folder: Path) -> ctypes.CDLL:
+    """The compiled kernels, with their signatures. Raises as kernels.native.build.load_library does."""
+    library = load_library(cache_folder)
+    for name, (result, arguments) in SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def address(tensor: torch.Tensor | None) -> int | None:
+    """Where a tensor's numbers lie; the caller keeps it alive."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def c_layout(layout: AttentionLayout) -> CLayout:
+    """A layout's addresses, looked up once and kept with it; the layout must outlive the result."""
+    if layout.addresses is None:
+        arrays = (
+            layout.slot_table, layout.first_rows, layout.num_rows, layout.prefix_lens, layout.table_rows, layout.slots,
+            layout.positions, layout.masks, layout.mask_starts,
+        )  # fmt: skip
+        layout.addresses = CLayout(*(array.ctypes.data for array in arrays), layout.slot_table.shape[1])
+    layout.addresses.num_segments = len(layout.first_rows)
+    return layout.addresses

@@ -1,0 +1,158 @@
+#include "linear.h"
+
+/* Rows taken through a tile together: as many as keep all sums in registers. */
+#if defined(__AVX512F__)
+#define MAX_ROWS 12
+#elif defined(__AVX2__) || defined(__aarch64__)
+#define MAX_ROWS 3
+#else
+#define MAX_ROWS 1
+#endif
+
+/* No prefetching by hand: a tile is one stream, which the hardware follows; asking for lines as well made it slower. */
+
+/* R rows through one tile into out [R][32]. Every sum runs over k in order, in one chain: adding rows changes nothing. */
+typedef void Kernel(const Matrix *w, const void *tile, const void *x, int stride, float *out);
+
+#if HAS_BF16_DOT
+INLINE void bf16_rows(int R, const Matrix *w, const void *tile, const void *x, int stride, float *out) {
+    const char *weights = tile;
+    const uint32_t *pairs = x;
+    const int row = stride / 2, count = w->k / 2;
+    __m512 sums[MAX_ROWS][2];
+    for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
+    for (int i = 0; i < count; i++, weights += 128) {
+        __m512bh low = (__m512bh)_mm512_loadu_si512(weights);
+        __m512bh high = (__m512bh)_mm512_loadu_si512(weights + 64);
+        for (int r = 0; r < R; r++) {
+            __m512bh value = (__m512bh)_mm512_set1_epi32((int)pairs[r * row + i]);
+            sums[r][0] = _mm512_dpbf16_ps(sums[r][0], low, value);
+            sums[r][1] = _mm512_dpbf16_ps(sums[r][1], high, value);
+        }
+    }
+    for (int r = 0; r < R; r++) {
+        _mm512_storeu_ps(out + r * TILE, sums[r][0]);
+        _mm512_storeu_ps(out + r * TILE + 16, sums[r][1]);
+    }
+}
+#endif
+
+/* fp32 sums are taken over so many k at a time and then added up: rounding errors grow with the chain's length. */
+#define CHAIN 96
+
+INLINE void add_sums(int R, vf sums[MAX_ROWS][2], float *out, int is_first) {
+    for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++) {
+            float *target = out + r * TILE + half * LANES;
+            store(target, is_first ? sums[r][half] : load(target) + sums[r][half]);
+        }
+}
+
+/* bf16 weights, fp32 activations: the low half of each pair is shifted up, the high half masked. */
+INLINE void mixed_rows(int R, const Matrix *w, const void *tile, const void *x, int stride, float *out) {
+    const uint32_t *weights = tile;
+    const float *values = x;
+    for (int start = 0; start < w->k; start += CHAIN) {
+        const int end = start + CHAIN < w->k ? start + CHAIN : w->k;
+        vf sums[MAX_ROWS][2];
+        for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
+        for (int i = start; i < end; i += 2, weights += 32) {
+            vu low = *(const vu_any *)weights, high = *(const vu_any *)(weights + 16);
+            for (int r = 0; r < R; r++) {
+                float value = values[r * stride + i];
+                sums[r][0] += (vf)(low << 16) * value;
+                sums[r][1] += (vf)(high << 16) * value;
+            }
+            for (int r = 0; r < R; r++) {
+                float value = values[r * stride + i + 1];
+                sums[r][0] += (vf)(low & 0xffff0000u) * value;
+                sums[r][1] += (vf)(high & 0xffff0000u) * value;
+            }
+        }
+        add_sums(R, sums, out, start == 0);
+    }
+}
+
+INLINE void wide_rows(int R, const Matrix *w, const void *tile, const void *x, int stride, float *out) {
+    const float *weights = tile, *values = x;
+    for (int start = 0; start < w->k; start += CHAIN) {
+        const int end = start + CHAIN < w->k ? start + CHAIN : w->k;
+        vf sums[MAX_ROWS][2];
+        for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
+        for (int i = start; i < end; i++, weights += TILE) {
+            vf low = load(weights), high = load(weights + LANES);
+            for (int r = 0; r < R; r++) {
+                float value = values[r * stride + i];
+                sums[r][0] += low * value;
+                sums[r][1] += high * value;
+            }
+        }
+        add_sums(R, sums, out, start == 0);
+    }
+}
+
+/* A table of kernels by row count, each with its count as a constant. */
+#define KERNEL(rows, R) \
+    static void rows##R(const Matrix *w, const void *t, const void *x, int s, float *o) { rows(R, w, t, x, s, o); }
+#if MAX_ROWS == 12
+#define FOR_EACH_COUNT(M, rows) \
+    M(rows, 1) M(rows, 2) M(rows, 3) M(rows, 4) M(rows, 5) M(rows, 6) \
+    M(rows, 7) M(rows, 8) M(rows, 9) M(rows, 10) M(rows, 11) M(rows, 12)
+#elif MAX_ROWS == 3
+#define FOR_EACH_COUNT(M, rows) M(rows, 1) M(rows, 2) M(rows, 3)
+#else
+#define FOR_EACH_COUNT(M, rows) M(rows, 1)
+#endif
+#define ENTRY(rows, R) rows##R,
+
+FOR_EACH_COUNT(KERNEL, mixed_rows)
+FOR_EACH_COUNT(KERNEL, wide_rows)
+static Kernel *const mixed_kernels[] = {FOR_EACH_COUNT(ENTRY, mixed_rows)};
+static Kernel *const wide_kernels[] = {FOR_EACH_COUNT(ENTRY, wide_rows)};
+#if HAS_BF16_DOT
+FOR_EACH_COUNT(KERNEL, bf16_rows)
+static Kernel *const bf16_kernels[] = {FOR_EACH_COUNT(ENTRY, bf16_rows)};
+#endif
+
+static Kernel *const *kernels_for(const Matrix *w, Rows x) {
+    if (w->wide) return wide_kernels;
+#if HAS_BF16_DOT
+    if (!x.wide) return bf16_kernels;
+#endif
+    return mixed_kernels;
+}
+
+static vf silu(vf x) { return x / (1.0f + exponential(-x)); }
+
+/* out [rows][32] of a tile, where it belongs in y; `first` is its first row there. */
+static void finish_rows(const float *out, const Matrix *w, Rows y, int first, int rows, Finish finish, int tile) {
+    const int column = tile * TILE;
+    const int columns = w->n - column < TILE ? w->n - column : TILE;
+    for (int r = 0; r < rows; r++, out += TILE) {
+        const int64_t start = (int64_t)(first + r) * y.width;
+        if (finish == GATED) {
+            store_as(y.wide, y.data, start + column / 2, silu(load(out)) * load(out + LANES));
+            continue;
+        }
+        float *target = (float *)y.data + start + column;
+        for (int i = 0; i < columns; i++) {
+            float value = w->bias ? out[i] + w->bias[column + i] : out[i];
+            target[i] = finish == ADD ? target[i] + value : value;
+        }
+    }
+}
+
+void linear_tile(const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, int tile) {
+    _Alignas(64) float out[MAX_ROWS * TILE];
+    Kernel *const *kernels = kernels_for(w, x);
+    const char *data = (const char *)w->data + (int64_t)tile * w->k * TILE * (w->wide ? 4 : 2);
+    for (int first = 0; first < num_rows;) {
+        int left = num_rows - first, rows = left;
+        /* 13 to 23 rows in two even parts rather than 12 and a rest. */
+        if (left > MAX_ROWS) rows = left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
+        const char *values = (const char *)x.data + (int64_t)first * x.width * (x.wide ? 4 : 2);
+        kernels[rows - 1](w, data, values, x.width, out);
+        finish_rows(out, w, y, first, rows, finish, tile);
+        first += rows;
+    }
+}

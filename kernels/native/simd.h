@@ -1,0 +1,123 @@
+/* Sixteen lanes of fp32 and the little that is done with them, in the compiler's own vector types: AVX-512, AVX2, NEON
+ * or plain C come out of the same source. Only the bf16 dot product has an instruction of its own. */
+#ifndef OUTRIDER_SIMD_H
+#define OUTRIDER_SIMD_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+#if defined(__AVX512BF16__) && defined(__AVX512F__) && defined(__AVX512VL__)
+#define HAS_BF16_DOT 1
+#else
+#define HAS_BF16_DOT 0
+#endif
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+/* A hot loop on its own, so that it has all registers. */
+#define ALONE static __attribute__((noinline))
+
+typedef float vf __attribute__((vector_size(64)));
+typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));
+typedef uint16_t vh __attribute__((vector_size(32)));
+/* The same where memory is not aligned to the vector. */
+typedef float vf_any __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t vu_any __attribute__((vector_size(64), aligned(4)));
+typedef uint16_t vh_any __attribute__((vector_size(32), aligned(2)));
+
+typedef uint16_t bf16;
+
+INLINE vf load(const float *p) { return *(const vf_any *)p; }
+INLINE void store(float *p, vf v) { *(vf_any *)p = v; }
+INLINE vf splat(float v) { return v - (vf){0}; }
+
+/* a where the mask is set, else b. */
+INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+/* Of both: b where either is no number. */
+INLINE vf maximum(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
+
+INLINE vf minimum(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+    return choose(a < b, a, b);
+#endif
+}
+
+INLINE vf load_bf16(const bf16 *p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#else
+    vu wide = __builtin_convertvector(*(const vh_any *)p, vu);
+    return (vf)(wide << 16);
+#endif
+}
+
+/* Rounds to nearest, ties to even; NaN stays NaN. */
+INLINE void store_bf16(bf16 *p, vf v) {
+#if HAS_BF16_DOT
+    __m256bh narrow = _mm512_cvtneps_pbh((__m512)v);
+    memcpy(p, &narrow, 32);
+#else
+    vu bits = (vu)v;
+    vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    vu quiet = (bits >> 16) | 0x40;
+    vi is_nan = v != v;
+    vu result = ((vu)is_nan & quiet) | (~(vu)is_nan & rounded);
+    *(vh_any *)p = __builtin_convertvector(result, vh);
+#endif
+}
+
+INLINE float sum(vf v) {
+    float parts[LANES];
+    memcpy(parts, &v, sizeof parts);
+    for (int width = LANES / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) parts[i] += parts[i + width];
+    return parts[0];
+}
+
+/* e^x to about 1 ulp for x up to 88, where it stays; 0 from -104 down, -infinity included. After Cephes: x = n ln 2 + r, a
+ * polynomial in r, times 2^n. */
+INLINE vf exponential(vf x) {
+    x = minimum(splat(88.0f), maximum(splat(-120.0f), x));
+    vf n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+#if defined(__AVX512F__)
+    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    /* In two factors: 2^n alone may be too small to write down. */
+    vi half = __builtin_convertvector(n, vi) >> 1, rest = __builtin_convertvector(n, vi) - half;
+    return p * (vf)((half + 127) << 23) * (vf)((rest + 127) << 23);
+#endif
+}
+
+/* bf16 or fp32 memory behind one pair of calls; `wide` is a constant wherever it matters. */
+INLINE vf load_as(int wide, const void *p, int64_t index) {
+    return wide ? load((const float *)p + index) : load_bf16((const bf16 *)p + index);
+}
+INLINE void store_as(int wide, void *p, int64_t index, vf v) {
+    if (wide)
+        store((float *)p + index, v);
+    else
+        store_bf16((bf16 *)p + index, v);
+}
+
+#endif

@@ -1,0 +1,151 @@
+"""Penalties, bias and the minimum length, applied to one row of logits along that row's own history.
+
+A tree node's history is the session's prompt and output followed by the tokens on the path to the node, the node's own
+included, so what is verified at a node is what plain decoding would have met there. The order, in float32:
+
+    repetition  x / r above zero, x * r below, once per token in prompt or output (Keskar et al., "CTRL", 2019, section
+                4.1, with transformers' care for the sign)
+    presence,   x - count * frequency - presence, for tokens in the output (OpenAI's rule)
+    frequency
+    bias        x + bias
+    min tokens  the stop ids become -inf while the output is shorter, whatever their bias
+
+Only the logits of tokens in the history or the lists are touched; nothing of the vocabulary's size is made.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Row = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Penalties:
+    """What a request adds to its logits. The defaults change nothing; ids are inside the vocabulary."""
+
+    presence: float = 0.0
+    frequency: float = 0.0
+    repetition: float = 1.0
+    """Above 0."""
+    bias_ids: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    """Distinct."""
+    bias_values: Row = field(default_factory=lambda: np.empty(0, np.float32))
+    min_tokens: int = 0
+    stop_ids: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __post_init__(self) -> None:
+        if self.repetition <= 0.0:
+            raise ValueError(f"repetition must be above 0, got {self.repetition}")
+        if self.bias_ids.shape != self.bias_values.shape:
+            raise ValueError(f"{len(self.bias_ids)} bias ids but {len(self.bias_values)} values")
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        presence: float = 0.0,
+        frequency: float = 0.0,
+        repetition: float = 1.0,
+        logit_bias: Mapping[int, float] | None = None,
+        min_tokens: int = 0,
+        stop_ids: Iterable[int] = (),
+    ) -> "Penalties":
+        """From plain Python values."""
+        bias = logit_bias or {}
+        return cls(
+            presence=presence,
+            frequency=frequency,
+            repetition=repetition,
+            bias_ids=np.fromiter(bias.keys(), np.int64, len(bias)),
+            bias_values=np.fromiter(bias.values(), np.float32, len(bias)),
+            min_tokens=min_tokens,
+            stop_ids=np.unique(np.fromiter(stop_ids, np.int64)),
+        )
+
+    @property
+    def uses_history(self) -> bool:
+        return self.presence != 0.0 or self.frequency != 0.0 or self.repetition != 1.0
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether `penalise` would leave every row as it is, so that it need not be called."""
+        return not (self.uses_history or len(self.bias_ids) or (self.min_tokens and len(self.stop_ids)))
+
+
+class History:
+    """The distinct tokens of a session's prompt and output, with their counts in the output.
+
+    Grows in the order of first appearance, so a commit costs its own tokens only.
+    """
+
+    def __init__(self, prompt: Iterable[int]) -> None:
+        distinct = list(dict.fromkeys(prompt))
+        self._place = {token: place for place, token in enumerate(distinct)}
+        self._ids = np.array(distinct, np.int64)
+        self._counts = np.zeros(len(distinct), np.int64)
+        self.num_output = 0
+        """Output tokens so far."""
+
+    def commit(self, tokens: Iterable[int]) -> None:
+        """Add output tokens (resumed ones too)."""
+        for token, count in Counter(tokens).items():
+            place = self._place.setdefault(token, len(self._place))
+            if place == len(self._ids):
+                self._ids = _doubled(self._ids)
+                self._counts = _doubled(self._counts)
+            self._ids[place] = token
+            self._counts[place] += count
+            self.num_output += count
+
+    @property
+    def ids(self) -> Ids:
+        """int64 [m]: distinct tokens of prompt and output."""
+        return self._ids[: len(self._place)]
+
+    @property
+    def counts(self) -> Ids:
+        """int64 [m]: how often each of `ids` is in the output."""
+        return self._counts[: len(self._place)]
+
+    def count(self, token: int) -> int:
+        """How often `token` is in the output."""
+        place = self._place.get(token)
+        return 0 if place is None else int(self._counts[place])
+
+
+def penalise(row: Row, penalties: Penalties, history: History, path: Sequence[int] = ()) -> None:
+    """Shape the logits float32 [V] of the row at the end of `path`, in place.
+
+    `history` holds the session's tokens up to and including the tree's root, `path` those from below the root to the
+    row's node, so it is empty for the root's row.
+    """
+    if penalties.uses_history:
+        on_path = Counter(path)
+        path_ids = np.fromiter(on_path, np.int64, len(on_path))
+        counts = np.fromiter((history.count(t) + n for t, n in on_path.items()), np.int64, len(on_path))
+        # Taken from the row as it was, since the session's history reaches some of these tokens too.
+        shaped = _penalised(row[path_ids], counts, penalties)
+        row[history.ids] = _penalised(row[history.ids], history.counts, penalties)
+        row[path_ids] = shaped
+    if len(penalties.bias_ids):
+        row[penalties.bias_ids] += penalties.bias_values
+    if history.num_output + len(path) < penalties.min_tokens:
+        row[penalties.stop_ids] = -math.inf
+
+
+def _penalised(logits: Row, counts: Ids, penalties: Penalties) -> Row:
+    """The logits of tokens in the history, given their counts in the output."""
+    factor = np.float32(penalties.repetition)
+    shaped = np.where(logits < 0, logits * factor, logits / factor)
+    penalty = counts * penalties.frequency + (counts > 0) * penalties.presence
+    return shaped - penalty.astype(np.float32)
+
+
+def _doubled(array: Ids) -> Ids:
+    return np.concatenate([array, np.zeros(max(16, len(array)), array.dtype)])

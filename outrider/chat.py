@@ -1,0 +1,182 @@
+"""`outrider chat`: a terminal client. Tokens are coloured by origin: drafted and accepted, or the target's own."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import openai
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
+
+from outrider import env
+from outrider.args import ChatArgs
+from outrider.errors import StartupError
+
+Write = Callable[[str, bool], None]  # text, and whether it was drafted and accepted
+
+_ACCEPTED, _FAINT, _RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer and what it took. `tokens_per_s` is the speed after the first token; None for fewer than two."""
+
+    text: str
+    num_tokens: int
+    accept_length: float | None
+    tokens_per_s: float | None
+
+    def summary(self) -> str:
+        """In one line."""
+        parts = [f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}"]
+        if self.tokens_per_s is not None:
+            parts.append(f"{self.tokens_per_s:.1f} tokens/s")
+        if self.accept_length is not None:
+            parts.append(f"accept length {self.accept_length:.2f}")
+        return ", ".join(parts)
+
+
+class Painter:
+    """Writes an answer's tokens; accepted drafts are green on a terminal, and all is plain text elsewhere."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self.coloured = out.isatty() and not env.no_color()
+
+    def write(self, text: str, accepted: bool) -> None:
+        """One token's text, shown at once."""
+        self._out.write(f"{_ACCEPTED}{text}{_RESET}" if accepted and self.coloured else text)
+        self._out.flush()
+
+    def faint(self, text: str) -> str:
+        """Text that stands back."""
+        return f"{_FAINT}{text}{_RESET}" if self.coloured else text
+
+    def legend(self) -> str:
+        """What the colours mean; empty without colours."""
+        return f"{_ACCEPTED}drafted and accepted{_RESET}, the target's own" if self.coloured else ""
+
+
+def connect(url: str, api_key: str | None) -> openai.OpenAI:
+    """A client of the gateway at `url`."""
+    return openai.OpenAI(base_url=f"{url.rstrip('/')}/v1", api_key=api_key or "none")
+
+
+def first_model(client: openai.OpenAI, url: str) -> str:
+    """The first model that the server names. StartupError when there is no server."""
+    try:
+        return client.models.list().data[0].id
+    except openai.APIConnectionError as error:
+        raise StartupError(f"no server answers at {url}; `outrider serve` starts one") from error
+    except openai.APIStatusError as error:
+        raise StartupError(f"{url} answers: {error.message}") from error
+
+
+def ask(
+    client: openai.OpenAI,
+    model: str,
+    messages: list[ChatCompletionMessageParam],
+    write: Write,
+    *,
+    speculate: bool = True,
+    temperature: float = 0.0,
+    max_tokens: int | None = None,
+) -> Answer:
+    """Streams one answer to `write`. Raises openai.APIError; KeyboardInterrupt ends the request."""
+    stream = client.chat.completions.create(
+        model=model,
+        messages=messages,
+        stream=True,
+        stream_options={"include_usage": True},
+        temperature=temperature,
+        max_completion_tokens=max_tokens,
+        extra_body={"speculative": {"enabled": speculate, "include_origins": True}},
+    )
+    text, first_s, last_s, usage = "", 0.0, 0.0, None
+    with stream:
+        for chunk in stream:
+            usage = chunk.usage or usage
+            for content, accepted in _pieces(chunk):
+                last_s = time.perf_counter()
+                first_s = first_s or last_s
+                text += content
+                write(content, accepted)
+    num_tokens = usage.completion_tokens if usage else 0
+    speculation: dict[str, Any] = (usage.model_extra or {}).get("speculation") or {} if usage else {}
+    decode_s = last_s - first_s
+    return Answer(
+        text=text,
+        num_tokens=num_tokens,
+        accept_length=speculation.get("accept_length"),
+        tokens_per_s=(num_tokens - 1) / decode_s if decode_s else None,
+    )
+
+
+def _pieces(chunk: ChatCompletionChunk) -> list[tuple[str, bool]]:
+    """A chunk's text by token with its origin; as one piece from a server that tells no origins."""
+    origins = (chunk.model_extra or {}).get("outrider")
+    if origins:
+        return [(token["text"], token["origin"] == "accepted") for token in origins["tokens"]]
+    content = chunk.choices[0].delta.content if chunk.choices else None
+    return [(content, False)] if content else []
+
+
+def main(args: ChatArgs) -> int:
+    """Asks once, or talks until the input ends. Returns the exit code."""
+    client = connect(args.url, args.api_key)
+    model = args.model or first_model(client, args.url)
+    painter = Painter(sys.stdout)
+    messages: list[ChatCompletionMessageParam] = []
+    if args.system is not None:
+        messages.append({"role": "system", "content": args.system})
+    if args.prompt is not None:
+        return _turn(client, model, args, messages, args.prompt, painter)
+    _say(f"{model} at {args.url}. Ctrl-C stops an answer, Ctrl-D ends.", painter)
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  line editing for input()
+    while True:
+        try:
+            prompt = input("\n> ")
+        except (EOFError, KeyboardInterrupt):
+            _say("", painter)
+            return 0
+        if prompt.strip():
+            _turn(client, model, args, messages, prompt, painter)
+
+
+def _turn(
+    client: openai.OpenAI,
+    model: str,
+    args: ChatArgs,
+    messages: list[ChatCompletionMessageParam],
+    prompt: str,
+    painter: Painter,
+) -> int:
+    """One question and its answer, both added to `messages`; neither is when it fails. Returns the exit code."""
+    asked: list[ChatCompletionMessageParam] = [*messages, {"role": "user", "content": prompt}]
+    if painter.coloured:
+        _say(f"[{painter.legend()}]", painter)
+    try:
+        answer = ask(
+            client, model, asked, painter.write,
+            speculate=not args.no_speculation, temperature=args.temperature, max_tokens=args.max_tokens,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        _say("\nstopped", painter)
+        return 130
+    except openai.APIError as error:
+        print(f"outrider chat: {error.message}", file=sys.stderr)
+        return 1
+    painter.write("\n", False)
+    _say(answer.summary(), painter)
+    messages[:] = [*asked, {"role": "assistant", "content": answer.text}]
+    return 0
+
+
+def _say(line: str, painter: Painter) -> None:
+    """A line beside the conversation; on stderr, so that a pipe gets the answers alone."""
+    print(painter.faint(line), file=sys.stderr, flush=True)

@@ -1,0 +1,138 @@
+"""The `outrider` command. Imports neither torch nor a service: what a command needs is loaded when it runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import outrider
+from outrider.args import Args, ChatArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.errors import StartupError
+from outrider.supervisor import die_with_parent
+from outrider.wire import WIRE_VERSION
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word after `outrider`: what it is for and what runs it."""
+
+    summary: str
+    run: Callable[[list[str]], int]
+
+
+def _of(settings: type[Args], module: str) -> Command:
+    """A command whose words make `settings`, handed to `main` of a module."""
+
+    def run(words: list[str]) -> int:
+        args = settings.parse(words)
+        refuse_kernels_package()
+        return _load(module).main(args)
+
+    return Command(settings.summary, run)
+
+
+def _load(module: str) -> ModuleType:
+    """The module by name; StartupError when an extra that it needs is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"{module} needs the package {error.name!r}, which is not installed; "
+            "`pip install 'outrider[all]'` brings everything"
+        ) from error
+
+
+def refuse_kernels_package() -> None:
+    """StartupError when the Hugging Face package `kernels` is installed beside us: its folder has our folder's name."""
+    try:
+        version = importlib.metadata.version("kernels")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    raise StartupError(
+        f"the Hugging Face package `kernels` ({version}) is installed in this environment, and its folder collides "
+        "with Outrider's own `kernels`. Uninstall it and reinstall Outrider, or give Outrider an environment of its own"
+    )
+
+
+def _bench(words: list[str]) -> int:
+    """`outrider bench NAME ...`: main(words) of the module bench/NAME.py."""
+    known = _bench_modules()
+    if not words or words[0] in {"-h", "--help"} or words[0] not in known:
+        wrong = bool(words) and words[0] not in {"-h", "--help"}
+        lines = [f"outrider bench: there is no benchmark {words[0]!r}"] if wrong else []
+        lines += ["usage: outrider bench NAME [FLAGS]", ""]
+        lines += [f"  {name:<12} {summary}" for name, summary in known.items()] or ["  none is installed"]
+        print("\n".join(lines), file=sys.stderr if wrong else sys.stdout)
+        return 2 if wrong else 0
+    return _load(f"bench.{words[0]}").main(words[1:])
+
+
+def _bench_modules() -> dict[str, str]:
+    """Benchmarks by name, with the first line of their docstrings; none is imported."""
+    spec = importlib.util.find_spec("bench")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    found: dict[str, str] = {}
+    for path in sorted(path for folder in folders for path in Path(folder).glob("[!_]*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
+            found[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return found
+
+
+def _version(words: list[str]) -> int:
+    print(f"outrider {outrider.__version__} (wire version {WIRE_VERSION})")
+    return 0
+
+
+GROUPS: dict[str, dict[str, Command]] = {
+    "everything on this machine": {
+        "serve": _of(ServeArgs, "outrider.launcher"),
+        "chat": _of(ChatArgs, "outrider.chat"),
+    },
+    "one service": {
+        "verify": _of(VerifyArgs, "verify_service.app"),
+        "draft": _of(DraftArgs, "draft_service.app"),
+        "gateway": _of(GatewayArgs, "gateway.app"),
+    },
+    "more": {
+        "bench": Command("Measure: `outrider bench` lists what.", _bench),
+        "version": Command("Print the versions of the release and of the wire.", _version),
+    },
+}
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+
+
+def help_text() -> str:
+    """What `outrider --help` prints."""
+    lines = ["usage: outrider COMMAND [FLAGS]", "", "Speculative decoding as services."]
+    for title, commands in GROUPS.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:<9} {command.summary}" for name, command in commands.items()]
+    return "\n".join([*lines, "", "`outrider COMMAND --help` lists the flags of a command."])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command line; returns the exit code: 2 for wrong words and for what cannot start."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in {"-h", "--help", "help"}:
+        print(help_text())
+        return 0
+    name = "version" if words[0] == "--version" else words[0]
+    if name not in COMMANDS:
+        print(f"outrider: there is no command {name!r}; `outrider --help` lists them", file=sys.stderr)
+        return 2
+    try:
+        die_with_parent()
+        return COMMANDS[name].run(words[1:])
+    except StartupError as error:
+        print(f"outrider {name}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130

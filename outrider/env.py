@@ -1,0 +1,77 @@
+"""Every environment variable that Outrider reads, with its type and default. Nothing else reads os.environ."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from outrider.errors import StartupError
+
+
+def home() -> Path:
+    """OUTRIDER_HOME: where models and compiled kernels are cached; default: `outrider` below the XDG cache folder."""
+    given = os.environ.get("OUTRIDER_HOME")
+    if given:
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+
+
+def cpu_kernel() -> bool:
+    """OUTRIDER_CPU_KERNEL: false keeps to torch's own operators on CPU; default true."""
+    return flag("OUTRIDER_CPU_KERNEL", True)
+
+
+def log_level() -> str:
+    """OUTRIDER_LOG_LEVEL: debug, info, warning or error; default info."""
+    level = os.environ.get("OUTRIDER_LOG_LEVEL", "info").lower()
+    if level not in {"debug", "info", "warning", "error"}:
+        raise StartupError(f"OUTRIDER_LOG_LEVEL is {level!r}; it must be debug, info, warning or error")
+    return level
+
+
+def early_proposals() -> bool:
+    """OUTRIDER_ENABLE_SPEC_V2, or SGLang's name for it: draft for a step's likely outcomes while it runs."""
+    return flag("OUTRIDER_ENABLE_SPEC_V2", sglang_spec_v2())
+
+
+def sglang_spec_v2() -> bool:
+    """SGLANG_ENABLE_SPEC_V2: as early_proposals, with SGLang's rule that topk is 1."""
+    return flag("SGLANG_ENABLE_SPEC_V2", False)
+
+
+def flag(name: str, default: bool) -> bool:
+    """A boolean variable: 1/true/yes/on or 0/false/no/off."""
+    value = os.environ.get(name, "").strip().lower()
+    if value in {"", "1", "true", "yes", "on", "0", "false", "no", "off"}:
+        return default if not value else value in {"1", "true", "yes", "on"}
+    raise StartupError(f"{name} is {value!r}; it must be true or false")
+
+
+def runtime_dir() -> Path | None:
+    """XDG_RUNTIME_DIR: where sockets of this user go; default: none."""
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(given) if given else None
+
+
+def for_child() -> dict[str, str]:
+    """The environment of a child process: ours, and OUTRIDER_PARENT_PID, this process's id.
+
+    GRPC_VERBOSITY, unless it is set, keeps gRPC's own chatter (a peer that left) out of our output.
+    """
+    return {"GRPC_VERBOSITY": "ERROR", **os.environ, "OUTRIDER_PARENT_PID": str(os.getpid())}
+
+
+def take_parent_pid() -> int | None:
+    """OUTRIDER_PARENT_PID: the supervisor that started this process; read once, so that no grandchild sees it."""
+    value = os.environ.pop("OUTRIDER_PARENT_PID", None)
+    return int(value) if value else None
+
+
+def no_color() -> bool:
+    """NO_COLOR: set to anything, output is never coloured."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
+def demo_once() -> bool:
+    """DEMO_ONCE: the demo ends after its answer; default false."""
+    return flag("DEMO_ONCE", False)

@@ -1,0 +1,219 @@
+"""`outrider serve`: verify, draft and gateway as three processes on this machine, joined by private Unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider import env
+from outrider.args import Args, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.errors import StartupError
+from outrider.supervisor import Part, PartFailed, Supervisor
+from outrider.telemetry import announce
+from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+
+_LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes
+_END_MARGIN_S = 5.0  # beside the grace that running requests get
+_FIRST_RETRY_S = 0.05
+_LAST_RETRY_S = 0.5
+_CALL_TIMEOUT_S = 10.0
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it ended meanwhile; the next one is asked again
+# A child that starts is looked for often; outrider.rpc's back-off suits lost peers.
+_PROBE_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
+
+
+@dataclass(frozen=True)
+class Served:
+    """What runs once all parts serve."""
+
+    url: str
+    model: str
+    stop: Callable[[], None]
+
+
+def main(args: ServeArgs) -> int:
+    """Serves until told to stop. Returns the exit code."""
+    started = time.monotonic()
+
+    async def when_ready(served: Served) -> None:
+        drafts = f"{args.speculative_algorithm} drafts" if args.drafts else "no drafts"
+        seconds = time.monotonic() - started
+        announce(f"Outrider serves {served.model} with {drafts} at {served.url} (ready in {seconds:.1f} s)")
+
+    return asyncio.run(serve(args, when_ready))
+
+
+def command_of(settings: Args) -> tuple[str, ...]:
+    """Shows as `outrider NAME` in a list of processes. -P: the folder one happens to be in hides no package."""
+    return (sys.executable, "-P", "-m", "outrider", settings.command, *settings.to_argv())
+
+
+CommandOf = Callable[[Args], tuple[str, ...]]
+
+
+async def serve(
+    args: ServeArgs, when_ready: Callable[[Served], Awaitable[None]], command: CommandOf = command_of
+) -> int:
+    """Runs the parts; awaits `when_ready` once all serve. Returns the exit code.
+
+    `command` gives the words that start a part with its settings.
+    Raises StartupError when the port is taken or the parts do not become ready in time.
+    """
+    port = choose_port(args.host, args.port)
+    folder = make_runtime_dir()
+    verify = args.grpc_address or f"unix:{folder}/verify.sock"
+    supervisor = Supervisor(
+        parts_of(args, verify, f"unix:{folder}/draft.sock", port, command),
+        startup_timeout_s=args.startup_timeout_s,
+        stop_timeout_s=args.shutdown_grace_s + _END_MARGIN_S,
+    )
+
+    async def report() -> None:
+        model = args.served_model_name or await model_name(verify)
+        await when_ready(Served(f"http://{_url_host(args.host)}:{port}", model, supervisor.stop))
+
+    try:
+        await supervisor.run(report)
+    except PartFailed as failure:
+        print(f"outrider serve: {failure}", file=sys.stderr)
+        return failure.exit_code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def parts_of(args: ServeArgs, verify: str, draft: str, port: int, command: CommandOf = command_of) -> list[Part]:
+    """The processes, those that others rely on first. `verify` and `draft` are gRPC addresses."""
+    parts = [_part(args.part(VerifyArgs, listen=verify), lambda: wait_serving(verify), command)]
+    if args.drafts:
+        algorithm = args.speculative_algorithm
+        own = args.part(DraftArgs, listen=draft, verify_address=(verify,), speculative_algorithm=algorithm)
+        parts.append(_part(own, lambda: wait_enlisted(draft), command, disposable=True))
+    gateway = args.part(GatewayArgs, port=port, verify_address=(verify,))
+    return [*parts, _part(gateway, lambda: wait_healthy(_dial_host(args.host), port), command)]
+
+
+def _part(
+    settings: Args, ready: Callable[[], Awaitable[None]], command: CommandOf, *, disposable: bool = False
+) -> Part:
+    return Part(settings.command, command(settings), ready, disposable)
+
+
+async def wait_serving(address: str) -> None:
+    """Returns once the gRPC server at `address` says SERVING; waits for ever."""
+    request = health_pb2.HealthCheckRequest()
+    while True:
+        async with _probe(address) as channel:
+            try:
+                async for reply in health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True):
+                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _GONE:
+                    raise
+        await asyncio.sleep(_FIRST_RETRY_S)
+
+
+async def wait_enlisted(address: str) -> None:
+    """Returns once the draft service at `address` serves and its verify service has taken it; waits for ever.
+
+    Raises StartupError when verify refuses it.
+    """
+    await wait_serving(address)
+    async for _ in _retries():
+        async with _probe(address) as channel:
+            try:
+                info = await draft_pb2_grpc.DraftServiceStub(channel).GetServerInfo(
+                    draft_pb2.DraftServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in _GONE:
+                    raise
+                continue
+        states = {link.state for link in info.links}
+        if draft_pb2.VERIFY_LINK_STATE_REFUSED in states:
+            raise StartupError(f"verify refuses the draft service: {info.links[0].last_error}")
+        if states == {draft_pb2.VERIFY_LINK_STATE_ENLISTED}:
+            return
+
+
+async def wait_healthy(host: str, port: int) -> None:
+    """Returns once GET /health answers 200; waits for ever."""
+    async for _ in _retries():
+        try:
+            reader, writer = await asyncio.open_connection(host, port)
+            with contextlib.closing(writer):
+                writer.write(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                status = await reader.readline()
+        except OSError:
+            continue  # not listening yet
+        if status.split()[1:2] == [b"200"]:
+            return
+
+
+async def model_name(address: str) -> str:
+    """The name of the model folder that the verify service at `address` serves: the gateway's default name for it."""
+    async with _probe(address) as channel:
+        info = await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(
+            verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S
+        )
+    return Path(info.model.model_path).name
+
+
+def _probe(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=_PROBE_OPTIONS)
+
+
+async def _retries() -> AsyncIterator[None]:
+    """At once, then after pauses that grow."""
+    pause_s = _FIRST_RETRY_S
+    while True:
+        yield
+        await asyncio.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, _LAST_RETRY_S)
+
+
+def choose_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. StartupError at once when it cannot be had, not after the model was loaded."""
+    if not 0 <= port < 2**16:
+        raise StartupError(f"--port is {port}; it must be from 0 to 65535")
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with contextlib.closing(socket.socket(family, kind, proto)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return probe.getsockname()[1]
+    except OSError as error:
+        raise StartupError(f"cannot listen on {host}:{port}: {error}") from error
+
+
+def make_runtime_dir() -> Path:
+    """A new folder that only this user may enter, with a path short enough for sockets in it."""
+    for base in (env.runtime_dir(), Path(tempfile.gettempdir()), Path("/tmp")):
+        if base is not None and base.is_dir() and len(f"{base}/outrider-12345678/verify.sock") < _LONGEST_SOCKET_PATH:
+            try:
+                return Path(tempfile.mkdtemp(prefix="outrider-", dir=base))
+            except OSError:
+                continue  # not ours to write; the next may be
+    raise StartupError("no folder for sockets: neither XDG_RUNTIME_DIR nor TMPDIR nor /tmp can be written")
+
+
+def _dial_host(host: str) -> str:
+    """Where to reach a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

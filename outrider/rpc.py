@@ -1,0 +1,215 @@
+"""gRPC plumbing that all services share: servers, channels, and errors becoming statuses in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_health.v1 import _async as health_aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from outrider.errors import BY_STATUS, Internal, OutriderError, ResourceExhausted, StartupError
+from outrider.telemetry import get_logger
+from outrider.wire import MAX_MESSAGE_BYTES
+
+log = get_logger(__name__)
+
+_KEEPALIVE_MS = 10_000
+_KEEPALIVE_TIMEOUT_MS = 5_000
+_ERROR_DOMAIN = "outrider"
+_DETAILS_KEY = "grpc-status-details-bin"
+
+_COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+_SERVER_OPTIONS = (
+    *_COMMON_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+)
+_CHANNEL_OPTIONS = (
+    *_COMMON_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def create_channel(address: str) -> grpc.aio.Channel:
+    """A channel to `host:port`, `unix:/path` or `unix-abstract:name`; it connects on first use."""
+    return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS))
+
+
+def create_server(*, max_concurrent_rpcs: int | None = None) -> grpc.aio.Server:
+    """A server whose handlers may raise OutriderError; anything else becomes INTERNAL without its text."""
+    return grpc.aio.server(
+        interceptors=[ErrorInterceptor()],
+        options=list(_SERVER_OPTIONS),
+        maximum_concurrent_rpcs=max_concurrent_rpcs,
+    )
+
+
+def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> health_aio.HealthServicer:
+    """Serves grpc.health.v1 (all NOT_SERVING until set_serving) and reflection beside `service_names`."""
+    servicer = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    return servicer
+
+
+async def set_serving(servicer: health_aio.HealthServicer, service_names: Sequence[str], serving: bool) -> None:
+    """Sets the health of the server as a whole and of each named service."""
+    status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    for name in ("", *service_names):
+        await servicer.set(name, status)
+
+
+def bind(server: grpc.aio.Server, address: str) -> str:
+    """Listens on `address` and returns it with the port that was chosen for port 0. StartupError if it is taken."""
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise StartupError(f"cannot listen on {address}: {error}") from error
+    if address.startswith(("unix:", "unix-abstract:")):
+        return address
+    if port == 0:
+        raise StartupError(f"cannot listen on {address}")
+    return f"{address.rpartition(':')[0]}:{port}"
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
+    """Our error for a peer's status, with the field, code and retry delay that its details carry."""
+    kind = BY_STATUS.get(error.code(), Internal)
+    message = error.details() or error.code().name
+    details = _read_details(error)
+    if kind is ResourceExhausted:
+        return ResourceExhausted(message, field=details.field, code=details.code, retry_after_s=details.retry_after_s)
+    return kind(message, field=details.field, code=details.code)
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns exceptions of any kind of handler into statuses with google.rpc details."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """Wraps the handler that the call details name."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        shape = {True: "stream", False: "unary"}
+        kind = f"{shape[handler.request_streaming]}_{shape[handler.response_streaming]}"
+        behaviour = getattr(handler, kind)
+        wrap = _wrap_stream if handler.response_streaming else _wrap_unary
+        if not (inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)):
+            return handler  # a library's own synchronous handler
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(
+            wrap(behaviour, handler_call_details.method),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _wrap_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(behaviour)
+    async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await behaviour(request, context)
+        except Exception as error:
+            await _abort(context, error, method)
+
+    return handle
+
+
+def _wrap_stream(behaviour: Callable[..., Any], method: str) -> Callable[..., Any]:
+    if not inspect.isasyncgenfunction(behaviour):
+        return _wrap_unary(behaviour, method)
+
+    @functools.wraps(behaviour)
+    async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async for response in behaviour(request, context):
+                yield response
+        except Exception as error:
+            await _abort(context, error, method)
+
+    return handle
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, asyncio.TimeoutError):
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the deadline passed")
+    if not isinstance(error, OutriderError):
+        log.error("unexpected error in handler", method=method, exc_info=error)
+        error = Internal("internal error; the server's log has it")
+    await context.abort(error.status, error.message, trailing_metadata=_details(error))
+
+
+def _details(error: OutriderError) -> tuple[tuple[str, bytes], ...]:
+    details: list[any_pb2.Any] = []
+    if error.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        details.append(_any(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.code is not None:
+        details.append(_any(error_details_pb2.ErrorInfo(reason=error.code, domain=_ERROR_DOMAIN)))
+    if isinstance(error, ResourceExhausted):
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(int(error.retry_after_s * 1000))
+        details.append(_any(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if not details:
+        return ()
+    code = code_pb2.Code.Value(error.status.name)
+    status = status_pb2.Status(code=code, message=error.message, details=details)
+    return ((_DETAILS_KEY, status.SerializeToString()),)
+
+
+def _any(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+class _Details(NamedTuple):
+    """What a status carries beside its message."""
+
+    field: str | None = None
+    code: str | None = None
+    retry_after_s: float = 1.0
+
+
+def _read_details(error: grpc.aio.AioRpcError) -> _Details:
+    found = _Details()
+    for key, value in tuple(error.trailing_metadata() or ()):  # type: ignore[arg-type]
+        if key != _DETAILS_KEY or not isinstance(value, bytes):
+            continue
+        for detail in status_pb2.Status.FromString(value).details:
+            bad_request, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+            info = error_details_pb2.ErrorInfo()
+            if detail.Unpack(bad_request) and bad_request.field_violations:
+                found = found._replace(field=bad_request.field_violations[0].field)
+            elif detail.Unpack(retry):
+                found = found._replace(retry_after_s=retry.retry_delay.ToMilliseconds() / 1000)
+            elif detail.Unpack(info) and info.domain == _ERROR_DOMAIN:
+                found = found._replace(code=info.reason)
+    return found

@@ -1,0 +1,305 @@
+"""Child processes kept together: started, watched, restarted where they may be, and ended as one.
+
+Knows nothing of what the parts do: a part is a command and a way to tell that it serves. Linux only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outrider import env
+from outrider.errors import StartupError
+
+_PR_SET_PDEATHSIG = 1
+_TAIL_LINES = 12
+_FIRST_RESTART_DELAY_S = 0.5
+_LAST_RESTART_DELAY_S = 30.0
+_STEADY_S = 60.0  # a part that ran this long starts its back-off anew
+_DRAIN_S = 1.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One child process. `ready` returns once the part serves; it is cancelled when the wait is over."""
+
+    name: str
+    command: tuple[str, ...]
+    ready: Callable[[], Awaitable[None]]
+    disposable: bool = False  # started again when it dies after having served
+
+
+class PartFailed(Exception):
+    """A part that the others need has died. `exit_code` is what the whole should exit with."""
+
+    def __init__(self, name: str, status: int, tail: Sequence[str]) -> None:
+        lines = "".join(f"\n  {name} | {line}" for line in tail)
+        super().__init__(f"{name} failed ({describe_status(status)}); its last lines:{lines or ' none'}")
+        self.exit_code = status if status > 0 else 1
+
+
+def describe_status(status: int) -> str:
+    """A process's end in words: "exit code 2" or "signal SIGKILL"."""
+    return f"exit code {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+
+
+def die_with_parent() -> None:
+    """In a child of a supervisor: ask the kernel for SIGKILL when the supervisor dies. Elsewhere: nothing."""
+    parent = env.take_parent_pid()
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        raise StartupError("the process that started this one is gone")
+
+
+def to_stderr(data: bytes) -> None:
+    """Passes what a part says on to the person at the terminal."""
+    sys.stderr.buffer.write(data)
+    sys.stderr.buffer.flush()
+
+
+class Supervisor:
+    """Runs parts until one that is needed fails, or until it is told to stop.
+
+    startup_timeout_s bounds the time until all parts serve, stop_timeout_s the time that they get to end by themselves.
+    Parts start together, are waited for first to last and ended last to first, so a part may rely on those named before
+    it. `output` gets what parts print on stderr.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        *,
+        startup_timeout_s: float,
+        stop_timeout_s: float,
+        output: Callable[[bytes], None] = to_stderr,
+        restart_delay_s: float = _FIRST_RESTART_DELAY_S,
+    ) -> None:
+        self._children = [_Child(part, output, self.say, restart_delay_s) for part in parts]
+        self._startup_timeout_s = startup_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._output = output
+        self._stop, self._kill = asyncio.Event(), asyncio.Event()
+
+    def say(self, line: str) -> None:
+        """One line of the supervisor's own."""
+        self._output(f"{line}\n".encode())
+
+    def stop(self) -> None:
+        """Ends the run in good order; a second call ends it at once."""
+        (self._kill if self._stop.is_set() else self._stop).set()
+
+    async def run(self, when_ready: Callable[[], Awaitable[None]]) -> None:
+        """Starts the parts, awaits `when_ready()` once all serve, and goes on until stop() or SIGINT, SIGTERM, SIGHUP.
+
+        Raises PartFailed when a needed part dies and StartupError when the parts are not ready in time; every child has
+        ended when this returns or raises.
+        """
+        loop = asyncio.get_running_loop()
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
+        stopped = asyncio.create_task(self._stop.wait())
+        tasks: set[asyncio.Task[Any]] = {asyncio.create_task(child.keep()) for child in self._children}
+        tasks |= {stopped, asyncio.create_task(self._start(when_ready))}
+        try:
+            while not stopped.done():
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                tasks -= done
+                for task in done:
+                    task.result()
+        finally:
+            self._stop.set()  # from here on stop() means at once
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._end()
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    async def _start(self, when_ready: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(self._startup_timeout_s):
+                for child in self._children:
+                    await child.wait_ready()
+        except TimeoutError:
+            late = next(child.part.name for child in self._children if not child.was_ready)
+            raise StartupError(f"{late} did not become ready within {self._startup_timeout_s:g} s") from None
+        await when_ready()
+
+    async def _end(self) -> None:
+        """SIGTERM from the last part to the first, SIGKILL for what is left when time is up or stop() comes again."""
+        in_order = asyncio.create_task(self._terminate())
+        killed = asyncio.create_task(self._kill.wait())
+        await asyncio.wait({in_order, killed}, timeout=self._stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        late = [child for child in self._children if child.running]
+        if late:
+            self.say(f"ending {' and '.join(child.part.name for child in late)} by force")
+        for child in late:
+            child.signal(signal.SIGKILL)
+        for task in (in_order, killed):
+            task.cancel()
+        await asyncio.gather(in_order, killed, return_exceptions=True)
+        await asyncio.gather(*(child.wait() for child in late))
+
+    async def _terminate(self) -> None:
+        for child in reversed(self._children):
+            child.signal(signal.SIGTERM)
+            await child.wait()
+
+
+class _Child:
+    """A part's process, the one after it if it is restarted, and the last lines of both."""
+
+    def __init__(
+        self, part: Part, output: Callable[[bytes], None], say: Callable[[str], None], restart_delay_s: float
+    ) -> None:
+        self.part = part
+        self.was_ready = False
+        self._output, self._say = output, say
+        self._first_delay_s = restart_delay_s
+        self._tail = _Tail()
+        self._process: asyncio.subprocess.Process | None = None
+        self._read_end = -1
+        self._drained = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    def signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self.running:
+            self._process.send_signal(number)
+
+    async def wait(self) -> int:
+        """The exit status, negative for a signal, once the process has ended and all it printed is passed on."""
+        if self._process is None:
+            return 0
+        status = await self._process.wait()
+        await self._drain()
+        return status
+
+    async def wait_ready(self) -> None:
+        await self.part.ready()
+        self.was_ready = True
+
+    async def keep(self) -> None:
+        """Runs the part for ever. Raises PartFailed when it ends and may not be started again."""
+        delay_s = self._first_delay_s
+        while True:
+            started = time.monotonic()
+            status = await self._live()
+            if not (self.part.disposable and self.was_ready):
+                raise PartFailed(self.part.name, status, self._tail.lines())
+            if time.monotonic() - started > _STEADY_S:
+                delay_s = self._first_delay_s
+            self._say(f"{self.part.name} ended ({describe_status(status)}); starting it again in {delay_s:g} s")
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LAST_RESTART_DELAY_S)
+
+    async def _live(self) -> int:
+        """One process from its start to its end; says when it serves, if it is not the first. Returns its status."""
+        await self._spawn()
+        if not self.was_ready:
+            return await self.wait()
+        news = asyncio.create_task(self._say_ready())
+        try:
+            return await self.wait()
+        finally:
+            news.cancel()
+            await asyncio.gather(news, return_exceptions=True)
+
+    async def _say_ready(self) -> None:
+        try:
+            await self.part.ready()
+        except Exception as error:  # the process runs on, whether or not it is of use
+            self._say(f"{self.part.name} does not serve again: {error}")
+        else:
+            self._say(f"{self.part.name} serves again")
+
+    async def _spawn(self) -> None:
+        """Starts the process. Its stderr comes to us: over a terminal if we have one, so that it looks the same there.
+
+        What a part says on stdout is for who starts it alone.
+        """
+        self._read_end, write_end = _open_terminal() if sys.stderr.isatty() else os.pipe()
+        self._drained.clear()
+        asyncio.get_running_loop().add_reader(self._read_end, self._on_output)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.part.command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=write_end,
+                env=env.for_child(),
+                process_group=0,  # a terminal's Ctrl-C is for the supervisor, which ends its parts in order
+            )
+        except OSError as error:
+            raise StartupError(f"cannot start {self.part.name}: {error}") from error
+        finally:
+            os.close(write_end)
+
+    def _on_output(self) -> None:
+        try:
+            data = os.read(self._read_end, 65536)
+        except OSError:  # a terminal whose other end is closed
+            data = b""
+        if data:
+            self._tail.feed(data)
+            self._output(data)
+        else:
+            self._close_output()
+
+    def _close_output(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._read_end)
+        os.close(self._read_end)
+        self._drained.set()
+
+    async def _drain(self) -> None:
+        """Waits for the last output; a grandchild that still holds the pipe open does not hold us up."""
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await self._drained.wait()
+        except TimeoutError:
+            self._close_output()
+
+
+class _Tail:
+    """The last lines of a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._partial = b""
+
+    def feed(self, data: bytes) -> None:
+        *whole, rest = (self._partial + data).split(b"\n")
+        self._lines.extend(self._text(line) for line in whole if line.strip())
+        self._partial = rest[-4096:]
+
+    def lines(self) -> list[str]:
+        """At most a dozen; of a line drawn over by carriage returns, the final state."""
+        rest = [self._text(self._partial)] if self._partial.strip() else []
+        return [*self._lines, *rest][-_TAIL_LINES:]
+
+    @staticmethod
+    def _text(line: bytes) -> str:
+        return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+
+
+def _open_terminal() -> tuple[int, int]:
+    """A pseudo-terminal as wide as ours: (end to read, end to write)."""
+    read_end, write_end = pty.openpty()
+    termios.tcsetwinsize(write_end, termios.tcgetwinsize(sys.stderr.fileno()))
+    return read_end, write_end

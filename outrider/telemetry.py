@@ -1,0 +1,43 @@
+"""Structured logs on stderr: readable on a terminal, JSON elsewhere. Prompts and outputs are never logged."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import cast
+
+import structlog
+
+from outrider import env
+
+
+def configure_logging(service: str) -> None:
+    """Sets up logging for a process; every line names the service."""
+    level = getattr(logging, env.log_level().upper())
+    renderer: structlog.types.Processor = (
+        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+    logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
+
+
+def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
+    """The logger of a module."""
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(module=name))
+
+
+def announce(line: str) -> None:
+    """One line for the person at the terminal, on stdout."""
+    print(line, flush=True)

@@ -1,0 +1,141 @@
+"""Token trees: a root, which is the newest known token, and draft nodes below it.
+
+Arrays hold the nodes without the root: `parents[i] < i`, and -1 is the root, as on the wire. Rows of masks and of
+batches hold the root first: row 0 is the root, row i + 1 is node i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import InvalidArgument
+from outrider.wire import Ids, check_token_ids
+
+ROOT = -1
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTree:
+    """Draft nodes in an order in which parents precede children.
+
+    tokens: int32 [n]; parents: int32 [n], -1 for the root.
+    """
+
+    tokens: Ids
+    parents: Ids
+    _children: dict[int, dict[int, int]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        children: dict[int, dict[int, int]] = {}
+        for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
+            siblings = children.setdefault(parent, {})
+            if parent >= node or parent < ROOT:
+                raise InvalidArgument(f"parents[{node}] is {parent}; it must be from -1 to {node - 1}", field="parents")
+            if token in siblings:
+                raise InvalidArgument(
+                    f"tokens[{node}] repeats token {token} of its sibling {siblings[token]}", field="tokens"
+                )
+            siblings[token] = node
+        object.__setattr__(self, "_children", children)
+
+    @classmethod
+    def empty(cls) -> TokenTree:
+        """A root without nodes."""
+        return cls(np.empty(0, np.int32), np.empty(0, np.int32))
+
+    @classmethod
+    def chain(cls, tokens: Ids) -> TokenTree:
+        """One branch."""
+        return cls(tokens, np.arange(-1, len(tokens) - 1, dtype=np.int32))
+
+    @classmethod
+    def checked(cls, tokens: Ids, parents: Ids, *, vocab_size: int, max_nodes: int) -> TokenTree:
+        """The tree, or InvalidArgument for what is malformed. Costs O(n)."""
+        if len(tokens) != len(parents):
+            raise InvalidArgument(f"{len(tokens)} tokens but {len(parents)} parents", field="parents")
+        if len(tokens) > max_nodes:
+            raise InvalidArgument(f"{len(tokens)} nodes; at most {max_nodes} are taken", field="tokens")
+        check_token_ids(tokens, vocab_size=vocab_size, field="tokens")
+        return cls(tokens, parents)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` (-1: the root) that holds `token`."""
+        return self._children.get(node, {}).get(token)
+
+    def children(self, node: int) -> list[int]:
+        """Children of `node` (-1: the root), ascending."""
+        return list(self._children.get(node, {}).values())
+
+    @cached_property
+    def depths(self) -> NDArray[np.int32]:
+        """int32 [n]: distance from the root, at least 1."""
+        depths = np.empty(len(self), np.int32)
+        for node, parent in enumerate(self.parents.tolist()):
+            depths[node] = 1 if parent == ROOT else depths[parent] + 1
+        return depths
+
+    def ancestor_mask(self) -> NDArray[np.bool_]:
+        """bool [n+1, n+1]: row r sees itself, its ancestors and the root (row 0)."""
+        size = len(self) + 1
+        mask = np.zeros((size, size), np.bool_)
+        mask[0, 0] = True
+        for row, parent in enumerate(self.parents.tolist(), start=1):
+            mask[row] = mask[parent + 1]
+            mask[row, row] = True
+        return mask
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to `node`; empty for the root."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(node)
+            node = int(self.parents[node])
+        return path[::-1]
+
+    def subtree(self, root: int) -> tuple[TokenTree, NDArray[np.int32]]:
+        """The nodes below `root`, re-rooted there, and their indices in this tree."""
+        if root == ROOT:
+            return self, np.arange(len(self), dtype=np.int32)
+        return self.selected(root, np.arange(root + 1, len(self)))
+
+    def trimmed(
+        self, scores: NDArray[np.uint8], count: int, max_depth: int | None = None
+    ) -> tuple[TokenTree, NDArray[np.int32]]:
+        """The `count` nodes of lowest score among those no deeper than `max_depth`, and their indices.
+
+        Ties go to the lower index. A child's score counts as at least its parent's, so what is kept is a tree again.
+        """
+        within = np.arange(len(self)) if max_depth is None else np.flatnonzero(self.depths <= max_depth)
+        if count >= len(within) == len(self):
+            return self, np.arange(len(self), dtype=np.int32)
+        raised = self.raised(scores)
+        best = within[np.argsort(raised[within], kind="stable")[: max(count, 0)]]
+        return self.selected(ROOT, np.sort(best))
+
+    def raised(self, scores: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """uint8 [n]: each node's score, at least its parent's."""
+        raised = scores.copy()
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent != ROOT:
+                raised[node] = max(raised[node], raised[parent])
+        return raised
+
+    def selected(self, root: int, candidates: NDArray[np.integer]) -> tuple[TokenTree, NDArray[np.int32]]:
+        """Those of the ascending `candidates` that hang together below `root`, re-rooted there, and their indices."""
+        new_index = {root: ROOT}
+        parents: list[int] = []
+        for node in candidates.tolist():
+            parent = new_index.get(int(self.parents[node]))
+            if parent is not None:
+                new_index[node] = len(parents)
+                parents.append(parent)
+        del new_index[root]
+        kept = np.fromiter(new_index, np.int32, len(new_index))
+        return TokenTree(self.tokens[kept], np.array(parents, np.int32)), kept

@@ -1,0 +1,46 @@
+"""Numbers on the wire: token arrays as little-endian int32, score bytes, limits.
+
+Paths' probabilities travel as one byte per node (min(255, round(-16 ln p)); lower is likelier).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import InvalidArgument
+
+WIRE_VERSION = 1
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+INLINE_FEATURE_BYTES = 256 * 1024
+
+Ids = NDArray[np.int32]
+
+
+def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
+    """Token ids or indices as little-endian int32."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(data: bytes, *, field: str) -> Ids:
+    """int32 array from `data`; InvalidArgument (naming `field`) when the length is no multiple of 4."""
+    if len(data) % 4:
+        raise InvalidArgument(f"{field}: {len(data)} bytes are no whole number of int32", field=field)
+    return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False)
+
+
+def check_token_ids(ids: Ids, *, vocab_size: int, field: str) -> None:
+    """InvalidArgument for the first id outside [0, vocab_size)."""
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if wrong.size:
+        at = int(wrong[0])
+        raise InvalidArgument(f"{field}[{at}] is {ids[at]}; token ids are from 0 to {vocab_size - 1}", field=field)
+
+
+def pack_scores(probabilities: NDArray[np.floating]) -> bytes:
+    """Path probabilities [n] as score bytes."""
+    with np.errstate(divide="ignore"):
+        cost = -16.0 * np.log(np.clip(probabilities, 0.0, 1.0))
+    return np.minimum(255.0, np.round(cost)).astype(np.uint8).tobytes()

@@ -1,0 +1,276 @@
+"""The n-gram drafter: what a session may draw from, and how requests shape its trees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_service.drafters import trie_match, trie_nodes
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
+from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.outcomes import likely_outcomes
+from draft_service.session import Extension, Session, Wishes
+from draft_service.sessions import InVerification
+from outrider.args import DraftArgs
+from outrider.errors import ResourceExhausted
+from outrider.tree import ROOT, TokenTree
+from outrider.v1 import verify_pb2
+
+uids = count(1)
+LONG = list(range(100, 130))
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+@pytest.fixture
+def make() -> Iterator[Any]:
+    drafters: list[NgramDrafter] = []
+
+    def make(**flags: Any) -> NgramDrafter:
+        small: dict[str, Any] = {"speculative_ngram_capacity": 100_000}
+        drafters.append(NgramDrafter.from_args(DraftArgs(**(small | flags))))
+        return drafters[-1]
+
+    yield make
+    for drafter in drafters:
+        drafter.close_down()
+
+
+def session(tokens: list[int], **more: Any) -> Session:
+    fields: dict[str, Any] = {
+        "uid": next(uids), "session": 1, "generation": 1, "prompt_len": len(tokens), "remaining": 1000,
+        "vocabulary": "v", "vocab_size": 1000, "wishes": Wishes(), "corpus_scope": "", "prediction": ids(),
+        "tokens": ids(*tokens),
+    }  # fmt: skip
+    return Session(**(fields | more))
+
+
+def opened(drafter: NgramDrafter, tokens: list[int], **more: Any) -> Session:
+    found = session(tokens, **more)
+    drafter.open([found])
+    drafter.corpus.flush()
+    return found
+
+
+def commit(drafter: NgramDrafter, target: Session, tokens: list[int]) -> None:
+    base_len = len(target.tokens)
+    target.commit(ids(*tokens))
+    drafter.extend([Extension(target, base_len, verify_pb2.Verdict())])
+    drafter.corpus.flush()
+
+
+def draft(drafter: NgramDrafter, target: Session, num_nodes: int = 11) -> Draft:
+    (found,) = drafter.draft([DraftRequest(target, num_nodes)])
+    return found
+
+
+def test_a_prompt_is_drafted_from_wherever_it_repeats(make: Any) -> None:
+    drafter = make()
+    target = opened(drafter, [*LONG, 7, 100, 101])
+    assert draft(drafter, target).tokens.tolist() == list(range(102, 113))
+    assert not draft(drafter, target).from_prediction.any()
+    fresh = opened(drafter, [900, 901])
+    assert len(draft(drafter, fresh)) == 0
+
+
+def test_what_is_committed_is_drafted_from_too(make: Any) -> None:
+    drafter = make()
+    target = opened(drafter, [1, 2])
+    for tokens in ([50], [51, 52, 53], [54], [9, 50]):
+        commit(drafter, target, tokens)
+    assert draft(drafter, target).tokens.tolist() == [51, 52, 53, 54, 9, 50]
+
+
+def test_sessions_share_one_trie_unless_scopes_keep_them_apart(make: Any) -> None:
+    drafter = make()
+    opened(drafter, LONG)
+    opened(drafter, [100, 300], corpus_scope="a")
+    assert draft(drafter, opened(drafter, [7, 100])).tokens.tolist()[0] == 101
+    assert draft(drafter, opened(drafter, [7, 100], corpus_scope="a")).tokens.tolist() == [300]
+    assert len(draft(drafter, opened(drafter, [7, 100], corpus_scope="b"))) == 0
+    assert len(draft(drafter, opened(drafter, [7, 100], vocabulary="another"))) == 0
+
+
+def test_session_scope_keeps_every_session_apart_and_frees_its_nodes(make: Any) -> None:
+    drafter = make(speculative_ngram_scope="session")
+    opened(drafter, LONG)
+    other = opened(drafter, [7, 100])
+    assert len(draft(drafter, other)) == 0
+    commit(drafter, other, [8, 7, 100])
+    assert draft(drafter, other).tokens.tolist() == [8, 7, 100]
+    nodes = drafter.corpus.num_nodes
+    drafter.close([other])
+    drafter.corpus.flush()
+    assert drafter.corpus.num_nodes < nodes
+    assert len(draft(drafter, other)) == 0
+
+
+def test_a_prediction_is_drafted_first_is_marked_and_goes_with_its_session(make: Any) -> None:
+    drafter = make()
+    opened(drafter, [1, 2, 30])
+    other = opened(drafter, [9, 1, 2])
+    before = drafter.corpus.num_nodes
+    target = opened(drafter, [1, 2], prediction=ids(1, 2, 3, 4))
+    found = draft(drafter, target)
+    assert found.tokens.tolist() == [3, 30, 4]
+    assert found.from_prediction.tolist() == [True, False, True]
+    assert draft(drafter, other).tokens.tolist() == [30]
+    drafter.close([target])
+    drafter.corpus.flush()
+    assert drafter.corpus.num_nodes == before
+
+
+def test_a_shared_prompt_is_inserted_once(make: Any) -> None:
+    drafter = make()
+    opened(drafter, [*LONG, 5])
+    nodes = drafter.corpus.num_nodes
+    choice = opened(drafter, [*LONG, 5], shares_prefix=True)
+    assert drafter.corpus.num_nodes == nodes
+    commit(drafter, choice, [6])
+    assert drafter.corpus.num_nodes > nodes
+    alone = make(speculative_ngram_scope="session")
+    assert draft(alone, opened(alone, [1, 2, 3, 1], shares_prefix=True)).tokens.tolist() == [2, 3, 1]
+
+
+def test_wishes_and_what_is_left_shape_the_tree(make: Any) -> None:
+    drafter = make()
+    opened(drafter, [1, 20, 21, 1, 30, 31, 1, 40, 41])
+    assert sorted(draft(drafter, session([1])).tokens.tolist()[:3]) == [20, 30, 40]
+    narrow = draft(drafter, session([1], wishes=Wishes(topk=1)))
+    assert narrow.tokens.tolist() == [40, 41]
+    assert draft(drafter, session([1], wishes=Wishes(num_steps=1))).tree.depths.max() == 1
+    assert draft(drafter, session([1], remaining=3)).tree.depths.max() == 2
+    assert len(draft(drafter, session([1], remaining=1))) == 0
+    assert len(draft(drafter, session([1]), num_nodes=2)) == 2
+    assert draft(drafter, session([1], vocab_size=30)).tokens.tolist() == [20, 21, 1]
+
+
+def test_prob_takes_the_most_frequent(make: Any) -> None:
+    drafter = make(speculative_ngram_match_type="PROB")
+    for tail in (20, 20, 30):
+        opened(drafter, [1, tail])
+    assert draft(drafter, session([1]), num_nodes=1).tokens.tolist() == [20]
+    recent = make(speculative_ngram_match_type="BFS")
+    for tail in (20, 20, 30):
+        opened(recent, [1, tail])
+    assert draft(recent, session([1]), num_nodes=1).tokens.tolist() == [30]
+
+
+def test_drafting_ahead_assumes_the_whole_tree_and_a_bonus(make: Any) -> None:
+    drafter = make()
+    opened(drafter, LONG)
+    target = session([7, 100], wishes=Wishes(num_draft_tokens=4))
+    tree = TokenTree.chain(ids(101, 102))
+    verifying = InVerification(target, tree, np.array([0.9, 0.9]))
+    ((first, *rest),) = drafter.draft_ahead([AheadRequest(verifying, 3, max_assumed=8, max_outcomes=2)])
+    assert rest == []  # where the tree offers the only known continuation, no bonus is left to guess
+    assert first.assumed.tolist() == [101, 102, 103]
+    assert first.tokens.tolist() == [104, 105, 106]
+    assert drafter.draft_ahead([AheadRequest(verifying, 3, max_assumed=2, max_outcomes=2)]) == [[]]
+
+
+def test_drafting_ahead_guesses_a_token_that_the_tree_does_not_offer(make: Any) -> None:
+    drafter = make()
+    opened(drafter, [1, 20, 21, 22])
+    opened(drafter, [1, 30, 31, 32])
+    verifying = InVerification(session([1]), TokenTree.chain(ids(30)), np.array([0.2]))
+    ((likely, other),) = drafter.draft_ahead([AheadRequest(verifying, 5, max_assumed=8, max_outcomes=2)])
+    assert (likely.assumed.tolist(), likely.tokens.tolist()) == ([20], [21, 22])
+    assert (other.assumed.tolist(), other.tokens.tolist()) == ([30, 31], [32])
+    ((one,),) = drafter.draft_ahead([AheadRequest(verifying, 5, max_assumed=8, max_outcomes=1)])
+    assert one.assumed.tolist() == [20]
+    short = InVerification(session([1], remaining=2), verifying.tree, verifying.probabilities)
+    assert drafter.draft_ahead([AheadRequest(short, 5, max_assumed=8, max_outcomes=2)]) == [[]]
+
+
+@pytest.mark.asyncio
+async def test_a_text_is_continued_from_itself_prediction_and_corpora_without_a_trace(make: Any) -> None:
+    drafter = make()
+    await drafter.add_text("", ids(8, 80, 81))
+    await drafter.add_text("a", ids(8, 90))
+    before = drafter.corpus.num_nodes
+    request = TextRequest(ids(8, 70, 8), prediction=ids(8, 60))
+    found = await drafter.propose(request)
+    assert found.tokens.tolist() == [60, 70, 80, 8, 81]
+    assert found.from_prediction.tolist() == [True, False, False, False, False]
+    scoped = await drafter.propose(TextRequest(ids(8), corpus_scope="a"))
+    assert scoped.tokens.tolist() == [90, 80, 81]
+    limited = await drafter.propose(TextRequest(ids(8), wishes=Wishes(num_steps=1, num_draft_tokens=2)))
+    assert limited.tokens.tolist() == [80]
+    drafter.corpus.flush()
+    assert drafter.corpus.num_nodes == before
+
+
+@pytest.mark.asyncio
+async def test_sessions_read_corpora_of_their_scope_and_everyones(make: Any) -> None:
+    drafter = make(speculative_ngram_scope="session")
+    await drafter.add_text("", ids(8, 80))
+    await drafter.add_text("a", ids(8, 90))
+    assert draft(drafter, opened(drafter, [8], corpus_scope="a")).tokens.tolist() == [90, 80]
+    assert draft(drafter, opened(drafter, [8])).tokens.tolist() == [80]
+
+
+@pytest.mark.asyncio
+async def test_corpora_are_bounded(make: Any) -> None:
+    drafter = make(speculative_ngram_external_corpus_max_tokens=5)
+    await drafter.add_text("", ids(1, 2, 3))
+    with pytest.raises(ResourceExhausted, match="at most 5"):
+        await drafter.add_text("", ids(1, 2, 3))
+    await drafter.add_text("", ids(4, 5))
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_proposal_leaves_no_trace(make: Any) -> None:
+    drafter = make()
+    before = drafter.corpus.num_nodes
+    call = asyncio.ensure_future(drafter.propose(TextRequest(np.arange(3_000, dtype=np.int32))))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    drafter.corpus.flush()
+    assert drafter.corpus.num_nodes == before
+
+
+def test_warming_up_compiles_every_form_that_is_used(make: Any) -> None:
+    drafter = make()
+    drafter.warm_up()
+    loops = (trie_match.draft_tree, trie_nodes.insert_some, trie_nodes.drop_some, trie_nodes.new_root)
+    compiled = [len(loop.signatures) for loop in loops]
+    frozen = np.frombuffer(np.arange(50, dtype=np.int32).tobytes(), np.int32)
+    target = session([1], prediction=frozen)
+    target.tokens = frozen
+    drafter.open([target])
+    draft(drafter, target)
+    commit(drafter, target, [1, 2])
+    drafter.close([target])
+    drafter.corpus.flush()
+    assert [len(loop.signatures) for loop in loops] == compiled
+
+
+@given(st.data())
+def test_outcomes_come_in_order_of_probability(data: st.DataObject) -> None:
+    size = data.draw(st.integers(0, 6))
+    parents = [data.draw(st.integers(-1, node - 1)) for node in range(size)]
+    shares = [data.draw(st.floats(0.01, 0.3)) for _ in range(size)]
+    probabilities: list[float] = []
+    for node, parent in enumerate(parents):
+        probabilities.append(shares[node] * (probabilities[parent] if parent >= 0 else 1.0))
+    tree = TokenTree(np.arange(size, dtype=np.int32), np.array(parents, np.int32))
+    outcomes = likely_outcomes(tree, np.array(probabilities), max_accepted=2)
+    ends = {ROOT: 1.0} | dict(enumerate(probabilities))
+    for node, parent in enumerate(parents):
+        ends[parent] -= probabilities[node]
+    deep = [node for node in range(size) if tree.depths[node] > 2]
+    expected = sorted((value for node, value in ends.items() if node not in deep), reverse=True)[:4]
+    assert [ends[node] for node in outcomes] == pytest.approx(expected)
+    assert not set(deep) & set(outcomes)

@@ -1,0 +1,281 @@
+"""The n-gram trie against SGLang's worked vectors and against plain dictionaries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from draft_service.drafters.trie import Match, MatchRules, NgramTrie
+from draft_service.drafters.trie_nodes import CHILD, FREQ, NEWER, NEXT, OLDER, PARENT, PREV, TOKEN
+from tests.draft_service.drafters.trie_oracle import Oracle
+
+VOCAB = 1 << 20
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def match(trie: NgramTrie, root: int, suffix: np.ndarray, rules: MatchRules, num_nodes: int = 7, **kw: int) -> Match:
+    bounds = {"max_depth": 1000, "vocab_size": VOCAB} | kw
+    return trie.match(ids(root), suffix, rules, num_nodes=num_nodes, **bounds)
+
+
+@pytest.fixture
+def worked() -> tuple[NgramTrie, int]:
+    """The corpus of the published example."""
+    trie = NgramTrie(10_000, branch_length=12, min_match=1)
+    root = trie.new_root()
+    assert root is not None
+    trie.insert(root, np.arange(1, 11, dtype=np.int32))
+    trie.insert(root, ids(1, 2, 3, 44, 55, 66, 77, 88, 99, 100))
+    return trie, root
+
+
+@pytest.mark.parametrize(
+    ("match_type", "suffix", "tokens", "parents"),
+    [
+        ("BFS", [1, 2, 3], [44, 4, 55, 5, 66, 6, 77], [-1, -1, 0, 1, 2, 3, 4]),
+        ("PROB", [1, 2, 3], [4, 44, 5, 55, 6, 66, 7], [-1, -1, 0, 1, 2, 3, 4]),
+        ("BFS", [3, 44], [55, 66, 77, 88, 99, 100], [-1, 0, 1, 2, 3, 4]),
+        ("PROB", [3, 44], [55, 66, 77, 88, 99, 100], [-1, 0, 1, 2, 3, 4]),
+        ("BFS", [3, 6, 999], [], []),
+        ("PROB", [3, 6, 999], [], []),
+    ],
+)
+def test_worked_vectors(
+    worked: tuple[NgramTrie, int], match_type: str, suffix: list[int], tokens: list[int], parents: list[int]
+) -> None:
+    trie, root = worked
+    found = match(trie, root, ids(*suffix), MatchRules(1, 10, 1, 8, match_type))  # type: ignore[arg-type]
+    assert found.tokens.tolist() == tokens
+    assert found.parents.tolist() == parents
+
+
+def test_the_whole_text_is_inserted_not_only_its_end() -> None:
+    trie = NgramTrie(100_000)
+    root = trie.new_root()
+    assert root is not None
+    trie.insert(root, np.arange(2_000, dtype=np.int32))
+    found = match(trie, root, ids(3, 4, 5), MatchRules())
+    assert found.tokens.tolist() == list(range(6, 13))
+
+
+def test_an_incremental_insertion_counts_every_occurrence_once() -> None:
+    text = np.random.default_rng(0).integers(0, 4, 300).astype(np.int32)
+    whole, parts = NgramTrie(100_000, branch_length=6), NgramTrie(100_000, branch_length=6)
+    root = whole.new_root()
+    assert root is not None
+    assert parts.new_root() == root
+    whole.insert(root, text)
+    counted = 0
+    for upto in [*range(7, 300, 3), 300]:
+        parts.insert(root, text[:upto], counted)
+        counted = upto
+    assert counted == 300
+    rules = MatchRules(1, 5, 10, 10)
+    for suffix in text[:20].reshape(10, 2):
+        one, other = match(whole, root, suffix, rules, 500), match(parts, root, suffix, rules, 500)
+        assert paths_of(one) == pytest.approx(paths_of(other))
+
+
+def paths_of(found: Match) -> dict[tuple[int, ...], float]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(found.tokens.tolist(), found.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return dict(zip(paths, found.probabilities.tolist(), strict=True))
+
+
+def test_probabilities_follow_counts_and_context() -> None:
+    trie = NgramTrie(10_000, branch_length=4, min_match=1)
+    root = trie.new_root()
+    assert root is not None
+    for _ in range(3):
+        trie.insert(root, ids(1, 2, 3))
+    trie.insert(root, ids(1, 2, 4))
+    found = paths_of(match(trie, root, ids(1, 2), MatchRules(1, 3)))
+    assert found[(3,)] == pytest.approx(3 * 2 / (4 * 2 + 1))  # two tokens matched
+    assert found[(4,)] == pytest.approx(1 * 2 / (4 * 2 + 1))
+    short = paths_of(match(trie, root, ids(9, 1), MatchRules(1, 3)))
+    assert short[(2,)] == pytest.approx(4 / 5)
+    assert short[(2, 3)] == pytest.approx(4 / 5 * 3 * 2 / (4 * 2 + 1))
+
+
+def test_depth_nodes_and_vocabulary_are_bounds(worked: tuple[NgramTrie, int]) -> None:
+    trie, root = worked
+    rules = MatchRules(1, 10, 1, 8)
+    assert match(trie, root, ids(1, 2, 3), rules, max_depth=1).tokens.tolist() == [44, 4]
+    assert match(trie, root, ids(1, 2, 3), rules, num_nodes=1).tokens.tolist() == [44]
+    assert match(trie, root, ids(1, 2, 3), rules, num_nodes=0).tokens.tolist() == []
+    assert match(trie, root, ids(1, 2, 3), rules, vocab_size=44).tokens.tolist() == [4, 5, 6, 7, 8, 9, 10]
+
+
+def test_roots_are_apart_and_merge_by_path() -> None:
+    trie = NgramTrie(10_000)
+    one, two = trie.new_root(), trie.new_root()
+    assert one is not None
+    assert two is not None
+    trie.insert(one, ids(1, 2, 3, 4))
+    trie.insert(two, ids(1, 2, 3, 5))
+    alone = match(trie, one, ids(1, 2), MatchRules())
+    assert alone.tokens.tolist() == [3, 4]
+    both = trie.match(ids(two, one), ids(1, 2), MatchRules(), num_nodes=7, max_depth=99, vocab_size=VOCAB)
+    assert both.tokens.tolist() == [3, 5, 4]
+    assert both.sources.tolist() == [3, 1, 2]
+
+
+def test_a_dropped_root_returns_its_nodes_in_pieces() -> None:
+    trie = NgramTrie(10_000)
+    kept, dropped = trie.new_root(), trie.new_root()
+    assert kept is not None
+    assert dropped is not None
+    trie.insert(kept, ids(1, 2, 3, 4))
+    before = trie.num_nodes - 1
+    trie.insert(dropped, np.arange(100, dtype=np.int32))
+    pieces = 1
+    while not trie.drop_some(dropped, 50):
+        pieces += 1
+    assert pieces > 10
+    assert trie.num_nodes == before
+    assert match(trie, kept, ids(1, 2), MatchRules()).tokens.tolist() == [3, 4]
+    check_links(trie)
+
+
+def test_arrays_start_small_and_stop_at_the_capacity() -> None:
+    trie = NgramTrie(5_000)
+    root = trie.new_root()
+    assert root is not None
+    assert trie.num_bytes < 64 * 1024
+    trie.insert(root, np.random.default_rng(0).integers(0, VOCAB, 3_000).astype(np.int32))
+    assert trie.num_nodes == 5_000
+    assert trie.num_bytes <= 5_001 * 32 + 4 * 16_384
+
+
+def test_roots_leave_room_for_a_path() -> None:
+    trie = NgramTrie(7, branch_length=4, min_match=1)
+    assert [trie.new_root() is None for _ in range(4)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("capacity", "branch_length", "min_match"), [(18, 18, 1), (100, 18, 18), (100, 18, 0)])
+def test_nonsense_is_refused(capacity: int, branch_length: int, min_match: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        NgramTrie(capacity, branch_length=branch_length, min_match=min_match)
+
+
+def check_links(trie: NgramTrie) -> None:
+    """Every node but the roots is in the use list once, behind its parent, and in its parent's child list."""
+    nodes = trie._nodes
+    order, node = [], int(nodes[0, OLDER])
+    while node != 0:
+        assert nodes[nodes[node, OLDER], NEWER] == node
+        order.append(node)
+        node = int(nodes[node, OLDER])
+    assert len(order) == len(set(order)) == trie.num_nodes - trie.num_roots
+    place = {node: at for at, node in enumerate(order)}
+    for node in order:
+        parent = int(nodes[node, PARENT])
+        assert place.get(parent, -1) < place[node]
+        before, after = nodes[node, PREV], nodes[node, NEXT]
+        assert (nodes[parent, CHILD] if before == 0 else nodes[before, NEXT]) == node
+        assert after == 0 or nodes[after, PREV] == node
+    for node in order:  # the table holds exactly the children that have siblings
+        hashed = bool(nodes[node, PREV] or nodes[node, NEXT])
+        assert int((trie._table == node).sum()) == hashed
+
+
+def counts(trie: NgramTrie, path: tuple[int, ...], node: int) -> dict[tuple[int, ...], int]:
+    """How often each path below `node` was inserted."""
+    found: dict[tuple[int, ...], int] = {}
+    child = int(trie._nodes[node, CHILD])
+    while child != 0:
+        below = (*path, int(trie._nodes[child, TOKEN]))
+        found[below] = int(trie._nodes[child, FREQ])
+        found |= counts(trie, below, child)
+        child = int(trie._nodes[child, NEXT])
+    return found
+
+
+tokens = st.lists(st.integers(0, 3), min_size=1, max_size=12)
+
+
+class TrieMachine(RuleBasedStateMachine):
+    """Random insertions, incremental ones, dropped roots and lookups, with a capacity that forces eviction."""
+
+    @initialize(
+        capacity=st.integers(8, 80), branch_length=st.integers(2, 5), min_match=st.integers(1, 2),
+    )  # fmt: skip
+    def start(self, capacity: int, branch_length: int, min_match: int) -> None:
+        min_match = min(min_match, branch_length - 1)
+        self.trie = NgramTrie(capacity, branch_length=branch_length, min_match=min_match)
+        self.oracle = Oracle(capacity, branch_length, min_match)
+        self.texts: dict[int, list[int]] = {}
+        self.add_root()
+
+    @rule()
+    def add_root(self) -> None:
+        root = self.trie.new_root()
+        if root is None:
+            assert len(self.texts) + 1 + self.trie.branch_length > self.trie.capacity
+            return
+        assert root not in self.texts
+        self.texts[root] = []
+        self.oracle.add_root(root)
+
+    @rule(data=st.data(), text=tokens)
+    def insert(self, data: st.DataObject, text: list[int]) -> None:
+        root = data.draw(st.sampled_from(sorted(self.texts)))
+        self.trie.insert(root, ids(*text))
+        self.oracle.insert(root, text, 0)
+
+    @rule(data=st.data(), more=tokens)
+    def extend(self, data: st.DataObject, more: list[int]) -> None:
+        """A text that grows piece by piece, as a session's does."""
+        root = data.draw(st.sampled_from(sorted(self.texts)))
+        counted = len(self.texts[root])
+        self.texts[root] += more
+        self.trie.insert(root, ids(*self.texts[root]), counted)
+        self.oracle.insert(root, self.texts[root], counted)
+
+    @rule(data=st.data(), limit=st.integers(1, 9))
+    def drop(self, data: st.DataObject, limit: int) -> None:
+        root = data.draw(st.sampled_from(sorted(self.texts)))
+        if len(self.texts) == 1:
+            return
+        while not self.trie.drop_some(root, limit):
+            pass
+        self.oracle.drop(root)
+        del self.texts[root]
+
+    @rule(
+        data=st.data(), suffix=tokens, match_type=st.sampled_from(["BFS", "PROB"]), num_nodes=st.integers(0, 12),
+        max_depth=st.integers(1, 5), breadth=st.integers(1, 4), more=st.integers(0, 4),
+    )  # fmt: skip
+    def look_up(
+        self, data: st.DataObject, suffix: list[int], match_type: str, num_nodes: int, max_depth: int, breadth: int,
+        more: int,
+    ) -> None:  # fmt: skip
+        roots = data.draw(st.lists(st.sampled_from(sorted(self.texts)), min_size=1, max_size=3, unique=True))
+        rules = MatchRules(1, 4, breadth, breadth + more, match_type)  # type: ignore[arg-type]
+        found = self.trie.match(
+            ids(*roots), ids(*suffix), rules, num_nodes=num_nodes, max_depth=max_depth, vocab_size=VOCAB
+        )
+        expected = self.oracle.match(roots, suffix, rules, num_nodes, max_depth)
+        assert (found.tokens.tolist(), found.parents.tolist(), found.sources.tolist()) == expected
+        above = [found.probabilities[parent] if parent >= 0 else 1.0 for parent in found.parents]
+        assert all(0 < p < q for p, q in zip(found.probabilities, above, strict=True))
+
+    @invariant()
+    def same_nodes(self) -> None:
+        if hasattr(self, "trie"):
+            assert self.trie.num_nodes == self.oracle.num_nodes <= self.trie.capacity
+            check_links(self.trie)
+            for root in self.texts:
+                expected = {path: freq for path, freq in self.oracle.freq.items() if path[0] == root}
+                assert counts(self.trie, (root,), root) == expected
+
+
+TestTrieMachine = TrieMachine.TestCase
+TestTrieMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

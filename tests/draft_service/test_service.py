@@ -1,0 +1,177 @@
+"""DraftService over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from draft_service.app import SERVICE
+from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafting import Drafting
+from draft_service.link import Identity
+from draft_service.service import DraftServicer
+from draft_service.worker import Worker
+from outrider import __version__, rpc
+from outrider.args import DraftArgs
+from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from outrider.wire import pack_ids, unpack_ids
+from tests.draft_service.fake_verify import FakeVerify, opened
+
+pytestmark = pytest.mark.asyncio
+
+
+@dataclass(frozen=True)
+class Serving:
+    stub: draft_pb2_grpc.DraftServiceAsyncStub
+    channel: grpc.aio.Channel
+    worker: Worker
+    drafter: NgramDrafter
+
+    async def propose(self, tokens: list[int], **fields: Any) -> tuple[list[int], list[int]]:
+        response = await self.stub.Propose(draft_pb2.ProposeRequest(tokens=pack_ids(tokens), **fields))
+        assert len(response.scores) * 4 == len(response.tokens)
+        return unpack_ids(response.tokens, field="t").tolist(), unpack_ids(response.parents, field="p").tolist()
+
+    async def add(self, *messages: draft_pb2.AddCorpusRequest) -> draft_pb2.AddCorpusResponse:
+        async def requests() -> AsyncIterator[draft_pb2.AddCorpusRequest]:
+            for message in messages:
+                yield message
+
+        return await self.stub.AddCorpus(requests())
+
+
+@asynccontextmanager
+async def serving(folder: Path, *addresses: str, **flags: Any) -> AsyncIterator[Serving]:
+    small: dict[str, Any] = {"speculative_ngram_capacity": 50_000, "verify_address": addresses}
+    args = DraftArgs(**(small | flags))
+    drafter = NgramDrafter.from_args(args)
+    identity = Identity("host:1", "host", "boot")
+    worker = Worker(addresses, Drafting(drafter, early=False), identity, max_sessions=4)
+    running = asyncio.create_task(worker.run())
+    server = rpc.create_server()
+    draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(args, drafter, worker, identity), server)
+    health = rpc.add_health_and_reflection(server, [SERVICE])
+    address = rpc.bind(server, f"unix:{folder}/draft.sock")
+    await server.start()
+    await rpc.set_serving(health, [SERVICE], True)
+    try:
+        async with rpc.create_channel(address) as channel:
+            yield Serving(draft_pb2_grpc.DraftServiceStub(channel), channel, worker, drafter)
+    finally:
+        running.cancel()
+        await worker.drain(0)
+        await server.stop(None)
+        drafter.close_down()
+
+
+def text(*tokens: int, **fields: Any) -> draft_pb2.AddCorpusRequest:
+    return draft_pb2.AddCorpusRequest(tokens=pack_ids(tokens), **fields)
+
+
+async def test_a_text_is_continued(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        assert await service.propose([1, 2, 3, 1, 4, 1]) == ([4, 2, 1, 3, 1, 4, 1], [-1, -1, 0, 1, 3, 4, 5])
+        wish = common_pb2.SpeculativeParams(num_draft_tokens=2)
+        assert await service.propose([1, 2, 3, 1, 4, 1], speculative=wish) == ([4], [-1])
+        assert await service.propose([1]) == ([], [])
+        assert await service.propose([1], prediction_tokens=pack_ids([1, 2])) == ([2], [-1])
+
+
+async def test_a_corpus_is_drawn_from_within_its_scope(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        response = await service.add(text(1, 2, 3, corpus_id="all"), text(5, 6))
+        assert response.tokens_added == 5
+        assert response.nodes_used == 1 + 5 + 2  # root, 1 12 123 2 23, 5 56
+        await service.add(text(1, 9, corpus_id="mine", corpus_scope="me"))
+        assert await service.propose([1]) == ([2, 3], [-1, 0])
+        assert await service.propose([3]) == ([], [])  # texts are not joined
+        assert await service.propose([1], corpus_scope="me") == ([9, 2, 3], [-1, -1, 1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tokens": b""}, ["tokens", "0", "1"]),
+        ({"tokens": b"abc"}, ["tokens", "3 bytes"]),
+        ({"tokens": pack_ids([1, -5])}, ["tokens[1]", "-5"]),
+        ({"tokens": pack_ids([1] * 262_145)}, ["tokens", "262145", "262144"]),
+        ({"prediction_tokens": pack_ids([-1])}, ["prediction_tokens[0]", "-1"]),
+        ({"corpus_scope": "x" * 257}, ["corpus_scope", "257", "256"]),
+        ({"speculative": common_pb2.SpeculativeParams(num_steps=0)}, ["speculative.num_steps", "0", "1 to 4096"]),
+        ({"speculative": common_pb2.SpeculativeParams(topk=5000)}, ["speculative.topk", "5000", "4096"]),
+        ({"speculative": common_pb2.SpeculativeParams(num_draft_tokens=1)}, ["num_draft_tokens", "1", "2 to 4096"]),
+    ],
+)
+async def test_wrong_requests_are_refused(tmp_path: Path, fields: dict[str, Any], words: list[str]) -> None:
+    async with serving(tmp_path) as service:
+        tokens: dict[str, Any] = {"tokens": pack_ids([1])}
+        with pytest.raises(grpc.aio.AioRpcError) as failure:
+            await service.stub.Propose(draft_pb2.ProposeRequest(**(tokens | fields)))
+        error = rpc.error_from_rpc(failure.value)
+        assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert all(word in error.message for word in words)
+        assert error.field is not None
+        assert await service.propose([1, 2, 1]) == ([2, 1], [-1, 0])
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "word"),
+    [
+        ([], "INVALID_ARGUMENT", "corpus_id"),
+        ([text(1, 2)], "INVALID_ARGUMENT", "corpus_id"),
+        ([text(1, 2, corpus_id="x" * 257)], "INVALID_ARGUMENT", "257"),
+        ([text(1, corpus_id="x"), text()], "INVALID_ARGUMENT", "tokens"),
+        ([text(1, corpus_id="x"), text(*range(20))], "RESOURCE_EXHAUSTED", "at most 10"),
+    ],
+)
+async def test_wrong_corpora_are_refused(tmp_path: Path, messages: list[Any], code: str, word: str) -> None:
+    async with serving(tmp_path, speculative_ngram_external_corpus_max_tokens=10) as service:
+        with pytest.raises(grpc.aio.AioRpcError, match=word) as failure:
+            await service.add(*messages)
+        assert failure.value.code().name == code
+
+
+async def test_ids_are_held_to_the_targets_vocabulary_once_it_is_known(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/verify.sock"
+    async with FakeVerify(address) as verify, serving(tmp_path, address) as service:
+        stream = await verify.stream()
+        stream.tell(opened=[opened(1, [7, 8, 9], prompt_len=1)])
+        await stream.proposals()
+        with pytest.raises(grpc.aio.AioRpcError, match="from 0 to 999"):
+            await service.propose([1000])
+        service.drafter.corpus.flush()
+        assert await service.propose([7]) == ([8, 9], [-1, 0])
+
+
+async def test_server_info_tells_links_and_settings(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/verify.sock"
+    async with FakeVerify(address) as verify, serving(tmp_path, address) as service:
+        stream = await verify.stream()
+        stream.tell(opened=[opened(1, [7, 8, 9], prompt_len=1)])
+        await stream.proposals()
+        service.drafter.corpus.flush()
+        info = await service.stub.GetServerInfo(draft_pb2.DraftServiceGetServerInfoRequest())
+        assert (info.version, info.wire_version, info.drafter_id) == (__version__, 1, "host:1")
+        assert info.algorithm == common_pb2.ALGORITHM_NGRAM
+        assert (info.corpus_nodes, info.corpus_capacity) == (6, 50_000)
+        assert info.arguments["speculative-ngram-capacity"] == "50000"
+        (link,) = info.links
+        assert link == draft_pb2.VerifyLink(
+            address=address, state=draft_pb2.VERIFY_LINK_STATE_ENLISTED, sessions=1, proposals=1, rounds=1, connects=1
+        )
+
+
+async def test_health_is_served(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        stub = health_pb2_grpc.HealthStub(service.channel)
+        response = await stub.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert response.status == health_pb2.HealthCheckResponse.SERVING

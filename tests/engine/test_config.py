@@ -1,0 +1,151 @@
+"""What a config.json may say, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import FeatureSpec, ModelConfig, RopeScaling
+from outrider.errors import StartupError
+
+GOOD: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 2,
+}
+
+
+def read(folder: Path, generation: dict[str, Any] | None = None, **changes: Any) -> ModelConfig:
+    raw = {key: value for key, value in {**GOOD, **changes}.items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(raw))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return ModelConfig.from_folder(folder)
+
+
+def test_a_plain_config(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    assert (config.head_dim, config.q_size, config.kv_size) == (16, 64, 32)
+    assert config.kv_bytes_per_token(2) == 2 * 2 * 32 * 2
+    assert config.eos_token_ids == (2,)
+    assert config.checkpoint_dtype == "bfloat16"
+    assert config.rope_theta == 10000.0
+    assert not config.qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [({"eos_token_id": [3, 4]}, (3, 4)), ({"eos_token_id": 5}, (5,)), ({}, (2,)), (None, (2,))],
+)
+def test_end_ids(tmp_path: Path, generation: dict[str, Any] | None, expected: tuple[int, ...]) -> None:
+    assert read(tmp_path, generation).eos_token_ids == expected
+
+
+def test_no_end_id(tmp_path: Path) -> None:
+    assert read(tmp_path, eos_token_id="absent").eos_token_ids == ()
+
+
+def test_biases_follow_the_family(tmp_path: Path) -> None:
+    qwen2 = read(tmp_path, architectures=["Qwen2ForCausalLM"])
+    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, False)
+    llama = read(tmp_path, attention_bias=True)
+    assert (llama.qkv_bias, llama.output_bias) == (True, True)
+    assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).qk_norm
+    assert not read(tmp_path, architectures=["MistralForCausalLM"], attention_bias=True).qkv_bias
+
+
+def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
+    assert read(tmp_path, sliding_window=128).max_position == 128
+    assert read(tmp_path, sliding_window=128, use_sliding_window=False).max_position == 512
+    assert read(tmp_path, sliding_window=None).max_position == 512
+
+
+def test_rope_in_both_spellings(tmp_path: Path) -> None:
+    assert read(tmp_path, rope_theta=5e5).rope_theta == 5e5
+    new = read(tmp_path, rope_parameters={"rope_type": "linear", "rope_theta": 7.0, "factor": 2})
+    assert (new.rope_theta, new.rope_scaling) == (7.0, RopeScaling("linear", 2.0))
+    old = read(
+        tmp_path,
+        rope_scaling={
+            "type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+            "original_max_position_embeddings": 99,
+        },
+    )  # fmt: skip
+    assert old.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 99)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": []}, "architectures"),
+        ({"architectures": "absent"}, "architectures"),
+        ({"architectures": [7]}, "architectures"),
+        ({"hidden_size": -64}, "hidden_size is -64"),
+        ({"hidden_size": 2**40}, "hidden_size"),
+        ({"hidden_size": 64.0}, "hidden_size"),
+        ({"hidden_size": True}, "hidden_size"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_attention_heads": 10**9}, "num_attention_heads"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"vocab_size": "absent"}, "vocab_size"),
+        ({"num_key_value_heads": 3}, "no multiple"),
+        ({"head_dim": 15}, "odd"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"attention_bias": 1}, "attention_bias"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "yarn"),
+        ({"rope_scaling": [1]}, "object"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8, "high_freq_factor": 1}}, "high_freq_factor"),
+        ({"eos_token_id": -1}, "eos_token_id"),
+        ({"eos_token_id": [1, "x"]}, "eos_token_id"),
+        ({"sliding_window": 0}, "sliding_window"),
+    ],
+)
+def test_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(StartupError, match=words):
+        read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "nonsense", "[" * 100000])
+def test_damaged_files(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(StartupError, match=r"config\.json"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_no_config(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="does not exist"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_feature_specs(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    assert FeatureSpec.parse("none").width(config) == 0
+    assert FeatureSpec.parse("last").width(config) == 64
+    assert FeatureSpec.parse("aux:0,2").width(config) == 128
+    assert str(FeatureSpec.parse("aux:0,2")) == "aux:0,2"
+    with pytest.raises(StartupError, match="layer 3"):
+        FeatureSpec.parse("aux:1,3").width(config)
+
+
+@pytest.mark.parametrize("text", ["", "all", "aux", "aux:", "last:1", "aux:2,1", "aux:1,1", "aux:-1", "aux:x"])
+def test_bad_feature_specs(text: str) -> None:
+    with pytest.raises(StartupError, match="features"):
+        FeatureSpec.parse(text)

@@ -1,0 +1,59 @@
+"""Identities: equal for equal things only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from engine.fingerprint import SAMPLE_BYTES, numerics_id, vocab_fingerprint
+from outrider.errors import StartupError
+
+
+def save(folder: Path, vocab: dict[str, int], specials: list[str] | None = None) -> Path:
+    folder.mkdir()
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="a"))
+    tokenizer.add_special_tokens(specials or [])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_vocab_fingerprint(tmp_path: Path) -> None:
+    one = vocab_fingerprint(save(tmp_path / "1", {"a": 0, "b": 1}))
+    same = vocab_fingerprint(save(tmp_path / "2", {"b": 1, "a": 0}))
+    swapped = vocab_fingerprint(save(tmp_path / "3", {"b": 0, "a": 1}))
+    longer = vocab_fingerprint(save(tmp_path / "4", {"a": 0, "b": 1}, ["<s>"]))
+    assert one == same
+    assert len({one, swapped, longer}) == 3
+    assert len(one) == 64
+
+
+def test_no_tokenizer_no_fingerprint(tmp_path: Path) -> None:
+    assert vocab_fingerprint(tmp_path) == ""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(StartupError, match="tokenizer"):
+        vocab_fingerprint(tmp_path)
+
+
+def test_numerics_id(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(bytes(100))
+    base = numerics_id([path], "bfloat16", "", "torch")
+    assert base == numerics_id([path], "bfloat16", "", "torch")
+    assert base != numerics_id([path], "float32", "", "torch")
+    assert base != numerics_id([path], "bfloat16", "torch")
+    path.write_bytes(bytes(99) + b"x")
+    assert base != numerics_id([path], "bfloat16", "", "torch")
+    assert len(base) == 16
+
+
+def test_numerics_id_sees_both_ends_of_large_files(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    ids = set()
+    for place in (0, 20 * SAMPLE_BYTES - 1):
+        data = bytearray(20 * SAMPLE_BYTES)
+        data[place] = 1
+        path.write_bytes(data)
+        ids.add(numerics_id([path], "x"))
+    assert len(ids) == 2

@@ -1,0 +1,299 @@
+"""Weights: found, checked, refused."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.checkpoint import INDEX_NAME, read_header
+from engine.config import ModelConfig
+from engine.loader import compute_dtype, load_checkpoint, resolve_model
+from engine.models.llama_weights import tensor_shapes
+from engine.runner import ModelRunner, pick_device
+from outrider.errors import StartupError
+from tests.engine.tiny import save_model, sessions
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    save_model("llama", folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    for path in saved.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def load(folder: Path, load_format: str = "auto") -> dict[str, torch.Tensor]:
+    shapes = tensor_shapes(ModelConfig.from_folder(folder))
+    return dict(load_checkpoint(folder, shapes, load_format=load_format)[1])
+
+
+def refused(folder: Path, words: str, load_format: str = "auto") -> str:
+    with pytest.raises(StartupError, match=words) as caught:
+        load(folder, load_format)
+    return str(caught.value)
+
+
+def change(folder: Path, edit: Any) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    edit(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def test_every_tensor_comes_as_stored(folder: Path) -> None:
+    stored = load_file(folder / WEIGHTS)
+    loaded = load(folder)
+    assert set(loaded) == set(stored)
+    assert all(torch.equal(loaded[name], stored[name]) for name in stored)
+
+
+def test_missing_tensors_are_named_up_to_five(folder: Path) -> None:
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "mlp" in name]:
+            del tensors[name]
+
+    change(folder, edit)
+    message = refused(folder, "9 tensors are missing")
+    assert message.count("mlp") == 5
+
+
+def test_wrong_shapes_are_named_with_both_shapes(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(95)}))
+    refused(folder, r"model\.norm\.weight is \[95\], config\.json calls for \[96\]")
+
+
+def test_extra_tensors_do_not_stop_it(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({"model.layers.7.extra": torch.ones(3)}))
+    assert "model.layers.7.extra" not in load(folder)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_not_finite(folder: Path, value: float) -> None:
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = value
+
+    change(folder, edit)
+    refused(folder, r"model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinity")
+
+
+def test_integers_are_no_weights(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.update({"model.norm.weight": torch.ones(96, dtype=torch.int64)}))
+    refused(folder, "stored as I64")
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 300, -1])
+def test_a_truncated_file(folder: Path, keep: int) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[:keep])
+    refused(folder, WEIGHTS)
+
+
+def header_of(data: bytes) -> tuple[dict[str, Any], bytes]:
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def damage(folder: Path, edit: Any) -> None:
+    header, body = header_of((folder / WEIGHTS).read_bytes())
+    edit(header)
+    text = json.dumps(header).encode()
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda entry: entry.update(data_offsets=[0, 10]),
+        lambda entry: entry.update(data_offsets=[-4, 380]),
+        lambda entry: entry.update(data_offsets=[10**12, 10**12 + 384]),
+        lambda entry: entry.update(data_offsets="all"),
+        lambda entry: entry.update(shape=[-96]),
+        lambda entry: entry.update(shape=[96.0]),
+        lambda entry: entry.update(dtype="F7"),
+        lambda entry: entry.pop("dtype"),
+    ],
+)
+def test_a_damaged_entry(folder: Path, edit: Any) -> None:
+    damage(folder, lambda header: edit(header["model.norm.weight"]))
+    refused(folder, WEIGHTS)
+
+
+def test_overlapping_tensors(folder: Path) -> None:
+    def edit(header: dict[str, Any]) -> None:
+        first, second = (f"model.layers.{i}.input_layernorm.weight" for i in (0, 1))
+        header[first]["data_offsets"] = header[second]["data_offsets"]
+
+    damage(folder, edit)
+    refused(folder, "starts at")
+
+
+@pytest.mark.parametrize("length", [2**30, 2**63, 2**64 - 1, 0])
+def test_a_header_longer_than_the_file(folder: Path, length: int) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", length) + data[8:])
+    refused(folder, "header claims")
+
+
+@pytest.mark.parametrize("text", [b"[1, 2]", b"{nonsense", b"\xff\xfe" * 4])
+def test_a_header_that_is_no_object(folder: Path, text: bytes) -> None:
+    (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(text)) + text)
+    refused(folder, "header")
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    refused(folder, "neither")
+
+
+def shard(folder: Path, names: dict[str, str]) -> None:
+    (folder / INDEX_NAME).write_text(json.dumps({"weight_map": names}))
+
+
+def test_shards(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for part, members in parts.items():
+        save_file({name: tensors[name] for name in members}, folder / part)
+    shard(folder, {name: part for part, members in parts.items() for name in members})
+    assert all(torch.equal(value, tensors[name]) for name, value in load(folder).items())
+    (folder / "b.safetensors").unlink()
+    refused(folder, r"b\.safetensors does not exist")
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/outside.safetensors", "weights.bin", "link.safetensors"]
+)
+def test_shards_that_leave_the_folder(folder: Path, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "w.safetensors"
+    outside.write_bytes((folder / WEIGHTS).read_bytes())
+    (folder / "link.safetensors").symlink_to(outside)
+    shard(folder, {"model.norm.weight": name})
+    refused(folder, "no safetensors file of its folder")
+
+
+def test_shards_linked_within_a_hub_cache(saved: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "snapshots" / "abc", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (blobs / "123").write_bytes((saved / WEIGHTS).read_bytes())
+    (snapshot / "w.safetensors").symlink_to(blobs / "123")
+    (snapshot / "config.json").write_bytes((saved / "config.json").read_bytes())
+    shard(snapshot, {name: "w.safetensors" for name in load_file(saved / WEIGHTS)})
+    assert load(snapshot)
+
+
+@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": 3}])
+def test_an_index_without_a_map(folder: Path, index: dict[str, Any]) -> None:
+    (folder / INDEX_NAME).write_text(json.dumps(index))
+    refused(folder, "weight_map")
+
+
+def pickled(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def test_pickled_weights_need_consent(folder: Path) -> None:
+    stored = load_file(folder / WEIGHTS)
+    pickled(folder)
+    message = refused(folder, r"pytorch_model\.bin")
+    assert "safetensors" in message
+    assert "--load-format pt" in message
+    assert all(torch.equal(value, stored[name]) for name, value in load(folder, "pt").items())
+
+
+class Payload:
+    """Would run code when unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("ran"),))
+
+
+def test_consent_does_not_run_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / WEIGHTS).unlink()
+    monkeypatch.chdir(folder)
+    torch.save({"model.norm.weight": Payload()}, folder / "pytorch_model.bin")
+    refused(folder, "cannot be read as plain tensors", "pt")
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(), protocol=2))
+    refused(folder, "cannot be read as plain tensors", "pt")
+    assert not (folder / "ran").exists()
+
+
+def test_pickled_things_that_are_no_tensors(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    torch.save({"epoch": 3}, folder / "pytorch_model.bin")
+    refused(folder, "something else", "pt")
+
+
+def test_consent_without_pickled_weights(folder: Path) -> None:
+    refused(folder, r"no \.bin or \.pt", "pt")
+
+
+def test_dummy_weights_are_the_same_every_time(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    first, second = load(folder, "dummy"), load(folder, "dummy")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    runner = ModelRunner.load(
+        folder, dtype="float32", num_slots=64, max_sessions=1, max_len=64, load_format="dummy", threads=1
+    )
+    (session,) = sessions(runner, 1)
+    logits = runner.forward([session.segment(list(range(60)))])
+    assert 0.5 < logits.std() < 8.0
+    assert len(set(logits.argmax(dim=1).tolist())) > 10
+
+
+def test_resolve_model(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert resolve_model(folder) == folder
+    assert resolve_model(str(folder)) == folder
+    with pytest.raises(StartupError, match="is a file"):
+        resolve_model(folder / "config.json")
+    with pytest.raises(StartupError, match="does not exist"):
+        resolve_model(folder / "absent")
+    with pytest.raises(StartupError, match="does not exist"):
+        resolve_model("absent")
+
+
+def test_a_hub_id_without_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(StartupError, match="nobody/nothing"):
+        resolve_model("nobody/nothing")
+
+
+def test_compute_dtype(saved: Path) -> None:
+    config = ModelConfig.from_folder(saved)
+    assert compute_dtype("auto", config) is torch.float32
+    assert compute_dtype("bfloat16", config) is torch.bfloat16
+    with pytest.raises(StartupError, match="int8"):
+        compute_dtype("int8", config)
+
+
+def test_devices() -> None:
+    assert pick_device("cpu").type == "cpu"
+    assert pick_device("auto").type in {"cpu", "cuda"}
+    for name in ("tpu9", "meta", "cuda:99"):
+        with pytest.raises(StartupError, match=name):
+            pick_device(name)
+
+
+def test_headers_of_good_files_read(saved: Path) -> None:
+    header = read_header(saved / WEIGHTS)
+    assert header["model.norm.weight"]["shape"] == [96]

@@ -1,0 +1,168 @@
+"""The C decoder: the same bits however a sequence is cut up, and the fallback where it cannot be built."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import FeatureSpec
+from engine.runner import ModelRunner
+from kernels.native import build
+from tests.engine.tiny import VOCAB_SIZE, save_model, sessions
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen3")
+    save_model("qwen3", path)
+    return path
+
+
+def load(folder: Path, **options: Any) -> ModelRunner:
+    settings: dict[str, Any] = {"dtype": "float32", "num_slots": 1800, "max_sessions": 4, "max_len": 450} | options
+    runner = ModelRunner.load(folder, **settings)
+    if not runner.backend.startswith("native"):
+        pytest.skip("no C compiler")
+    return runner
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cut_of_a_sequence_changes_no_bit(folder: Path, dtype: str) -> None:
+    runner = load(folder, dtype=dtype)
+    whole, chunks, single, companion = sessions(runner, 4)
+    tokens = random_tokens(150, 1)
+    expected = runner.forward([whole.segment(tokens)])
+    parts = [runner.forward([chunks.segment(tokens[a:b])]) for a, b in [(0, 37), (37, 38), (38, 150)]]
+    assert torch.equal(torch.cat(parts), expected)
+    for position, token in enumerate(tokens[:40]):
+        logits = runner.forward([companion.segment([token, 7 % VOCAB_SIZE]), single.segment([token])])
+        assert torch.equal(logits[2], expected[position])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("prefix_len", [1, 60, 245, 420])
+def test_a_tree_has_the_bits_of_plain_decoding(folder: Path, dtype: str, prefix_len: int) -> None:
+    runner = load(folder, dtype=dtype)
+    tree_session, plain = sessions(runner, 2)
+    prefix, tokens = random_tokens(prefix_len, 2), random_tokens(20, 3)
+    rng = np.random.default_rng(prefix_len)
+    parents = [-1, *(int(rng.integers(0, row)) for row in range(1, 20))]
+    runner.forward([tree_session.segment(prefix, 0)])
+    logits = runner.forward([tree_session.tree(tokens, parents)])
+    path, node = [], 19
+    while node >= 0:
+        path.insert(0, node)
+        node = parents[node]
+    for token in prefix:
+        runner.forward([plain.segment([token], 0)])
+    for row in path:
+        assert torch.equal(runner.forward([plain.segment([tokens[row]])])[0], logits[row])
+
+
+@pytest.mark.parametrize("spec", ["last", "aux:0,1,3"])
+def test_features_have_the_same_bits_too(folder: Path, spec: str) -> None:
+    runner = load(folder, features=FeatureSpec.parse(spec), dtype="bfloat16")
+    whole, single = sessions(runner, 2)
+    tokens = random_tokens(30, 4)
+    together = whole.segment(tokens, 0)
+    runner.forward([together])
+    alone = [single.segment([token]) for token in tokens]
+    for segment in alone:
+        runner.forward([segment])
+    features = runner.features
+    assert features is not None
+    assert torch.equal(features[together.slots], features[np.concatenate([s.slots for s in alone])])
+
+
+def test_thread_counts_change_no_bit(folder: Path) -> None:
+    """With few rows and many threads, attention is cut into pieces; with one thread it is not."""
+    tokens, results = random_tokens(700, 5), []
+    before = torch.get_num_threads()
+    for threads in (1, 2, 7):
+        runner = load(folder, threads=threads, max_len=900)
+        (session,) = sessions(runner, 1)
+        prefill = runner.forward([session.segment(tokens, 20)])
+        decode = runner.forward([session.segment([3])])
+        results.append([prefill, decode, runner.forward([session.tree([5, 6, 7, 8, 9], [-1, 0, 1, 0, 3])])])
+    torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_more_threads_than_cores_finish_many_steps(folder: Path) -> None:
+    """Helpers come late, sleep and leave over and over; every step is whole all the same."""
+    runners = [load(folder, threads=5) for _ in range(3)]
+    torch.set_num_threads(1)
+    tokens = random_tokens(40, 6)
+    wrong: list[int] = []
+
+    def work(runner: ModelRunner) -> None:
+        for _ in range(40):
+            (session,) = sessions(runner, 1)
+            expected = runner.forward([session.segment(tokens)])
+            session.length = 0
+            for position, token in enumerate(tokens[:5]):
+                if not torch.equal(runner.forward([session.segment([token])])[0], expected[position]):
+                    wrong.append(position)
+
+    threads = [threading.Thread(target=work, args=(runner,)) for runner in runners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_fallback_gives_the_same_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = load(folder)
+    monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "0")
+    plain = ModelRunner.load(folder, dtype="float32", num_slots=900, max_sessions=4, max_len=256)
+    assert plain.backend.startswith("torch")
+    assert plain.numerics_id != native.numerics_id
+    tokens = random_tokens(50, 7)
+    logits = [runner.forward([sessions(runner, 1)[0].segment(tokens)]) for runner in (native, plain)]
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("fault", ["no compiler", "broken compiler", "unwritable cache"])
+def test_without_a_compiler_torch_serves(
+    folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    compiler = tmp_path / "cc"
+    if fault == "no compiler":
+        monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    elif fault == "broken compiler":
+        compiler.write_text("#!/bin/sh\nexit 3\n")
+        compiler.chmod(0o755)
+        monkeypatch.setattr(build, "COMPILERS", (str(compiler),))
+    else:
+        home.write_text("a file where a folder should be")
+    monkeypatch.setenv("OUTRIDER_HOME", str(home))
+    runner = ModelRunner.load(folder, dtype="float32", num_slots=9, max_sessions=1, max_len=9)
+    assert runner.backend.startswith("torch")
+    (session,) = sessions(runner, 1)
+    assert runner.forward([session.segment([1, 2])]).isfinite().all()
+    assert not home.is_dir() or not list((home / "kernels").glob("*"))
+
+
+def test_the_library_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cache = tmp_path / "kernels"
+    try:
+        first = build.load_library(cache)
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+    (made,) = cache.iterdir()
+    assert made.stem == f"outrider-{build.build_key(first)}"
+    monkeypatch.setattr(build, "_compile", None)
+    build.load_library.cache_clear()
+    assert build.load_library(cache)._name == first._name

@@ -1,0 +1,128 @@
+"""The radix cache against a plain dictionary of every cached page."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from engine.pages import OutOfPages, PagePool
+from engine.radix_cache import Prefix, RadixCache
+
+NUM_PAGES = 24
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Sessions come with tokens over a tiny alphabet, read what is cached, add what they computed, and go."""
+
+    locked = Bundle("locked")
+
+    @initialize(page_size=st.sampled_from([1, 2, 3]))
+    def begin(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(NUM_PAGES, page_size)
+        self.cache = RadixCache(self.pool)
+        self.contents: dict[int, tuple[int, ...]] = {}  # page -> all tokens up to its end, as somebody wrote them
+        self.held: list[tuple[tuple[int, ...], Prefix]] = []
+
+    @rule(target=locked, tokens=st.lists(st.integers(0, 2), max_size=14).map(tuple))
+    def come(self, tokens: tuple[int, ...]) -> object:
+        tokens = tokens[: len(tokens) // self.page_size * self.page_size]
+        ids = np.array(tokens, np.int32)
+        prefix = self.cache.match(ids)
+        self._holds(prefix, tokens[: len(prefix.pages) * self.page_size])
+        self.cache.lock(prefix)
+        missing = len(tokens) // self.page_size - len(prefix.pages)
+        try:
+            if missing > self.pool.num_free:
+                self.cache.evict(missing - self.pool.num_free)
+            new = self.pool.allocate(missing)
+        except OutOfPages:
+            assert self.cache.num_evictable == 0
+            self.cache.unlock(prefix)
+            return multiple()
+        for offset, page in enumerate(new.tolist(), start=len(prefix.pages) + 1):
+            self.contents[page] = tokens[: offset * self.page_size]
+        inserted = self.cache.insert(ids, np.concatenate([prefix.pages, new]))
+        self._holds(inserted, tokens)
+        self.cache.lock(inserted)
+        self.cache.unlock(prefix)
+        entry = (tokens, inserted)
+        self.held.append(entry)
+        return entry
+
+    @rule(entry=consumes(locked))
+    def go(self, entry: tuple[tuple[int, ...], Prefix]) -> None:
+        self.held.remove(entry)
+        self.cache.unlock(entry[1])
+
+    @rule(tokens=st.lists(st.integers(0, 2), min_size=3, max_size=9).map(tuple))
+    def compute_twice(self, tokens: tuple[int, ...]) -> None:
+        """Two sessions computed the same pages at once: the second one's go back to the pool."""
+        count = len(tokens) // self.page_size
+        if self.pool.num_free < count:
+            return
+        tokens = tokens[: count * self.page_size]
+        pages = self.pool.allocate(count)
+        for offset, page in enumerate(pages.tolist(), start=1):
+            self.contents[page] = tokens[: offset * self.page_size]
+        self._holds(self.cache.insert(np.array(tokens, np.int32), pages), tokens)
+
+    @rule(count=st.integers(0, NUM_PAGES))
+    def evict(self, count: int) -> None:
+        evictable, free = self.cache.num_evictable, self.pool.num_free
+        freed = self.cache.evict(count)
+        assert freed == min(count, evictable)
+        assert self.pool.num_free == free + freed
+
+    @invariant()
+    def is_whole(self) -> None:
+        self.cache.check()
+        self.pool.check()
+        assert self.pool.num_free + self.cache.num_pages == NUM_PAGES
+        for tokens, prefix in self.held:
+            self._holds(prefix, tokens)
+
+    def _holds(self, prefix: Prefix, tokens: tuple[int, ...]) -> None:
+        assert len(prefix.pages) * self.page_size == len(tokens)
+        for offset, page in enumerate(prefix.pages.tolist(), start=1):
+            assert self.contents[page] == tokens[: offset * self.page_size]
+
+
+TestCache = CacheMachine.TestCase
+TestCache.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def _ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def test_least_recently_used_leaf_goes_first() -> None:
+    pool = PagePool(6)
+    cache = RadixCache(pool)
+    cache.insert(_ids(1, 2), pool.allocate(2))
+    cache.insert(_ids(1, 3), np.concatenate([cache.match(_ids(1)).pages, pool.allocate(1)]))
+    cache.match(_ids(1, 2))
+    cache.evict(1)
+    assert len(cache.match(_ids(1, 3)).pages) == 1
+    assert len(cache.match(_ids(1, 2)).pages) == 2
+
+
+def test_locked_prefix_stays() -> None:
+    pool = PagePool(4)
+    cache = RadixCache(pool)
+    prefix = cache.insert(_ids(1, 2, 3), pool.allocate(3))
+    cache.lock(prefix)
+    assert cache.evict(3) == 0
+    cache.unlock(prefix)
+    assert cache.evict(3) == 3
+    with pytest.raises(ValueError, match="unlocked more often"):
+        cache.unlock(prefix)
+
+
+def test_insert_refuses_broken_pages() -> None:
+    pool = PagePool(4, 2)
+    with pytest.raises(ValueError, match="do not fill"):
+        RadixCache(pool).insert(_ids(1, 2, 3), pool.allocate(1))

@@ -1,0 +1,223 @@
+"""The gateway as a process: how it starts, ends, and refuses to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer
+
+from gateway.app import main
+from outrider.args import GatewayArgs
+from outrider.errors import StartupError
+from tests.gateway.conftest import ANSWER
+from tests.gateway.fakes import FakeVerify, LoopThread, serving
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+import sys
+from gateway.app import main
+from outrider.args import GatewayArgs
+from outrider.errors import StartupError
+assert not {"torch", "numba", "transformers"} & set(sys.modules)
+try:
+    code = main(GatewayArgs.parse(sys.argv[1:]))
+except StartupError as error:
+    print(error.message, file=sys.stderr)
+    code = 2
+assert not {"torch", "numba", "transformers", "engine", "kernels"} & set(sys.modules)
+sys.exit(code)
+"""
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def verify(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> Generator[tuple[FakeVerify, str, LoopThread]]:
+    """A fake, its address, and the loop it runs in."""
+    loop = LoopThread()
+    answer = [*tokenizer.encode(ANSWER, add_special_tokens=False).ids, 2]
+    fake = FakeVerify(folder, tokenizer.get_vocab_size(), say=lambda request, choice: answer)
+    server = serving(fake, f"unix:{tmp_path}/verify")
+    address = loop.run(server.__aenter__())
+    yield fake, address, loop
+    loop.run(server.__aexit__(None, None, None))
+    loop.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Generator[Start]:
+    """Starts gateways, whose errors go to a file, and ends those that a test leaves."""
+    with ExitStack() as stack:
+        errors = stack.enter_context((tmp_path / "errors").open("w"))
+
+        def run(*words: str) -> subprocess.Popen[str]:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", RUN, *words], stdout=subprocess.PIPE, stderr=errors, text=True,
+                    env=environment,
+                )
+            )  # fmt: skip
+            stack.callback(process.kill)
+            return process
+
+        yield run
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """The address that the process says it listens on."""
+    assert process.stdout is not None
+    return process.stdout.readline().split()[-1]
+
+
+def until_healthy(client: httpx.Client) -> None:
+    """Returns when a request would be served."""
+    while client.get("/health").status_code != 200:
+        pass
+
+
+def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
+    """A chat."""
+    return client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}], **fields})
+
+
+def test_serves_and_leaves_with_0(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
+    process = start("--port=0", f"--verify-address={verify[1]}")
+    with httpx.Client(base_url=url_of(process), timeout=30) as client:
+        until_healthy(client)
+        assert ask(client).json()["choices"][0]["message"]["content"] == ANSWER
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+def test_a_running_answer_is_finished(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
+    """SIGTERM while an answer is on its way: it is completed, and no new one is begun."""
+    fake, address, loop = verify
+    fake.hold_after = 2
+    process = start("--port=0", f"--verify-address={address}")
+    url = url_of(process)
+    with httpx.Client(base_url=url, timeout=30) as client:
+        until_healthy(client)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            host, _, port = url.removeprefix("http://").partition(":")
+            refused = False
+            while not refused:
+                with socket.socket() as probe:
+                    refused = probe.connect_ex((host, int(port))) != 0
+            loop.run(release(fake))
+            rest = "\n".join(lines)
+    assert rest.rstrip().endswith("data: [DONE]")
+    assert process.wait(30) == 0
+
+
+async def release(fake: FakeVerify) -> None:
+    """Lets held calls go on."""
+    fake.release.set()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_outlasts_the_grace_is_told(
+    start: Start, verify: tuple[FakeVerify, str, LoopThread], stream: bool
+) -> None:
+    fake, address, loop = verify
+    fake.hold_after = 2
+    process = start("--port=0", f"--verify-address={address}", "--shutdown-grace-s=0.1")
+    with httpx.Client(base_url=url_of(process), timeout=30) as client:
+        until_healthy(client)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+        request = client.build_request("POST", "/v1/chat/completions", json=body)
+        if stream:
+            reply = client.send(request, stream=True)
+            lines = reply.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+            error = json.loads(last.removeprefix("data: "))["error"]
+        else:
+            loop.run(end_when_held(fake, process))
+            reply = client.send(request)
+            assert reply.status_code == 503
+            error = reply.json()["error"]
+        assert error["code"] == "service_unavailable"
+    assert process.wait(30) == 0
+
+
+async def end_when_held(fake: FakeVerify, process: subprocess.Popen[str]) -> None:
+    """Begins to wait for the next held call, upon which the process is told to end."""
+    import asyncio
+
+    async def watch() -> None:
+        await fake.holding.wait()
+        process.send_signal(signal.SIGTERM)
+
+    fake.watcher = asyncio.create_task(watch())  # type: ignore[attr-defined]
+
+
+def test_a_second_signal_does_not_wait(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
+    fake, address, _ = verify
+    fake.hold_after = 2
+    process = start("--port=0", f"--verify-address={address}", "--shutdown-grace-s=600")
+    with httpx.Client(base_url=url_of(process), timeout=30) as client:
+        until_healthy(client)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            next(reply.iter_lines())
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def test_unix_socket(start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path) -> None:
+    path = tmp_path / "http.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))  # left behind by another process
+    process = start(f"--uds={path}", f"--verify-address={verify[1]}")
+    assert url_of(process) == f"unix:{path}"
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=30) as client:
+        until_healthy(client)
+        assert ask(client).status_code == 200
+        with pytest.raises(StartupError, match="another process"):
+            main(GatewayArgs(uds=str(path)))
+    process.terminate()
+    assert process.wait(30) == 0
+    assert not path.exists()
+
+
+def test_a_port_in_use(start: Start, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        process = start(f"--port={taken.getsockname()[1]}")
+        assert process.wait(30) == 2
+    assert "cannot listen on 127.0.0.1" in (tmp_path / "errors").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tokenizer-path=/nowhere"], "no tokenizer at /nowhere"),
+        (["--chat-template={folder}/bad.jinja"], "the chat template does not work"),
+        (["--api-key-file=/nowhere"], "--api-key-file"),
+    ],
+)
+def test_what_cannot_be_served_ends_it(
+    start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path, words: list[str], message: str
+) -> None:
+    (tmp_path / "bad.jinja").write_text("{% for a in range(99999) %}{{ ''.__class__ }}{% endfor %}{{ nothing.more }}")
+    filled = [word.format(folder=tmp_path) for word in words]
+    process = start("--port=0", f"--verify-address={verify[1]}", *filled)
+    assert process.wait(30) == 2
+    assert message in (tmp_path / "errors").read_text().splitlines()[-1]

@@ -1,0 +1,296 @@
+"""Calls that survive their replica: nothing given twice, nothing lost, everything bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.backend import Backend, RetryPolicy
+from gateway.replicas import ReplicaSet
+from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, ResourceExhausted, Unavailable
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import pack_ids, unpack_ids
+from tests.gateway.fakes import FAST_PROBE, FAST_RETRY, FakeVerify, serving
+
+LONG = list(range(10, 40))
+
+
+def by_seed(request: verify_pb2.GenerateRequest, choice: int) -> list[int]:
+    """An output that depends on what an output may depend on."""
+    return [10 + (request.sampling.seed + 7 * choice + 3 * position) % 200 for position in range(30)]
+
+
+def fake(tmp_path: Path, **settings: Any) -> FakeVerify:
+    """A replica that says LONG."""
+    return FakeVerify(tmp_path, vocab_size=300, **{"say": lambda request, choice: LONG, **settings})
+
+
+@contextlib.asynccontextmanager
+async def backend_of(
+    fakes: Sequence[FakeVerify], tmp_path: Path, *, retry: RetryPolicy = FAST_RETRY, num_up: int | None = None
+) -> AsyncGenerator[Backend]:
+    """A backend that has found all its replicas."""
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = [await stack.enter_async_context(serving(f, f"unix:{tmp_path}/{i}")) for i, f in enumerate(fakes)]
+        replicas = ReplicaSet(addresses, FAST_PROBE)
+        await replicas.start()
+        stack.push_async_callback(replicas.close)
+        await until_up(replicas, len(fakes) if num_up is None else num_up)
+        yield Backend(replicas, retry)
+
+
+async def until_up(replicas: ReplicaSet, count: int) -> None:
+    """Returns when `count` replicas serve."""
+    async with asyncio.timeout(30):
+        while len(replicas.serving) != count:
+            await replicas.wait_for_change(0.05)
+
+
+async def until_called(verify: FakeVerify, count: int) -> None:
+    """Returns when `count` calls run."""
+    while verify.active < count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+def ask(num_choices: int = 1, seed: int = 1) -> verify_pb2.GenerateRequest:
+    """A request."""
+    return verify_pb2.GenerateRequest(
+        request_id="r", prompt_tokens=pack_ids([3, 4]), num_choices=num_choices,
+        sampling=common_pb2.SamplingParams(seed=seed, max_tokens=100),
+    )  # fmt: skip
+
+
+async def outputs(backend: Backend, request: verify_pb2.GenerateRequest, **extra: Any) -> dict[int, list[int]]:
+    """Every choice's tokens as the client is given them; each must finish once."""
+    given: dict[int, list[int]] = {}
+    finished: list[int] = []
+    async for response in backend.generate(request, **{"timeout_s": 60.0, **extra}):
+        given.setdefault(response.choice_index, []).extend(response.tokens)
+        if response.HasField("finish"):
+            finished.append(response.choice_index)
+    assert sorted(finished) == sorted(given)
+    return given
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("breaks_after", [0, 1, 2, 5, 10])
+async def test_another_replica_goes_on(tmp_path: Path, breaks_after: int) -> None:
+    one, two = fake(tmp_path, say=by_seed), fake(tmp_path, say=by_seed)
+    one.break_after = [breaks_after]
+    async with backend_of([one, two], tmp_path) as backend:
+        assert await outputs(backend, ask(seed=5)) == {0: by_seed(ask(seed=5), 0)}
+    (first,), (second,) = one.requests, two.requests
+    assert first.resumed_tokens == b""
+    resumed = unpack_ids(second.resumed_tokens, field="").tolist()
+    assert resumed == by_seed(ask(seed=5), 0)[: len(resumed)]
+    assert len(resumed) == (0 if breaks_after == 0 else 1 + 3 * (breaks_after - 1))
+    assert second.sampling == first.sampling
+
+
+@pytest.mark.asyncio
+async def test_the_same_replica_comes_back(tmp_path: Path) -> None:
+    only = fake(tmp_path, break_after=[2, 0, 3])
+    async with backend_of([only], tmp_path) as backend:
+        assert await outputs(backend, ask()) == {0: LONG}
+    assert [len(request.resumed_tokens) // 4 for request in only.requests] == [0, 4, 4, 11]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("breaks_after", [0, 1, 3, 7])
+async def test_choices_keep_their_index(tmp_path: Path, breaks_after: int, apart: bool) -> None:
+    one, two = fake(tmp_path, say=by_seed), fake(tmp_path, say=by_seed)
+    one.break_after = [breaks_after]
+    two.break_after = [breaks_after]
+    async with backend_of([one, two], tmp_path) as backend:
+        expected = {choice: by_seed(ask(seed=9), choice) for choice in range(3)}
+        assert await outputs(backend, ask(3, seed=9), apart=apart) == expected
+        assert not any(replica.outstanding for replica in backend.replicas.serving)
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_breaks_every_replica_is_given_up(tmp_path: Path) -> None:
+    one, two = fake(tmp_path, break_after=[0] * 99), fake(tmp_path, break_after=[0] * 99)
+    async with backend_of([one, two], tmp_path) as backend:
+        with pytest.raises(Unavailable):
+            await outputs(backend, ask())
+    assert len(one.requests) + len(two.requests) == FAST_RETRY.max_failures + 1
+
+
+@pytest.mark.asyncio
+async def test_no_replica_comes_back(tmp_path: Path) -> None:
+    retry = RetryPolicy(patience_s=0.05, first_pause_s=0.001, max_pause_s=0.01)
+    only = fake(tmp_path, break_after=[3])
+    async with backend_of([only], tmp_path, retry=retry) as backend:
+        stream = backend.generate(ask(), timeout_s=60.0)
+        async with contextlib.aclosing(stream):
+            await anext(stream)
+            only.draining = True
+            with pytest.raises(Unavailable):
+                async for _ in stream:
+                    pass
+
+
+@pytest.mark.asyncio
+async def test_without_a_replica_nothing_is_waited_for(tmp_path: Path) -> None:
+    async with backend_of([fake(tmp_path, draining=True)], tmp_path, num_up=0) as backend:
+        with pytest.raises(Unavailable):
+            await outputs(backend, ask())
+        with pytest.raises(Unavailable):
+            backend.check_room()
+
+
+@pytest.mark.asyncio
+async def test_a_full_replica_passes_a_request_on(tmp_path: Path) -> None:
+    full, free = fake(tmp_path, refuse=ResourceExhausted("queue full", retry_after_s=7)), fake(tmp_path)
+    async with backend_of([full, free], tmp_path) as backend:
+        assert await outputs(backend, ask()) == {0: LONG}
+        free.refuse = ResourceExhausted("queue full", retry_after_s=9)
+        with pytest.raises(ResourceExhausted) as refused:
+            await outputs(backend, ask())
+        assert refused.value.retry_after_s in (7, 9)
+
+
+@pytest.mark.asyncio
+async def test_our_own_calls_fill_a_replica(tmp_path: Path) -> None:
+    only = fake(tmp_path, max_running=1, max_queued=1, hold_after=0)
+    async with backend_of([only], tmp_path) as backend:
+        calls = [asyncio.create_task(outputs(backend, ask())) for _ in range(2)]
+        await until_called(only, 2)
+        with pytest.raises(ResourceExhausted):
+            backend.check_room()
+        only.release.set()
+        assert await asyncio.gather(*calls) == [{0: LONG}, {0: LONG}]
+        backend.check_room()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("error", [InvalidArgument("top_k is odd", field="top_k"), OutriderError("oh")])
+async def test_other_errors_are_the_requests_own(tmp_path: Path, error: OutriderError) -> None:
+    one, two = fake(tmp_path, refuse=error), fake(tmp_path, refuse=error)
+    async with backend_of([one, two], tmp_path) as backend:
+        with pytest.raises(OutriderError) as failed:
+            await outputs(backend, ask())
+        assert (failed.value.http_status, failed.value.field) == (error.http_status, error.field)
+        assert failed.value.message == error.message
+    assert len(one.requests) + len(two.requests) == 1
+
+
+@pytest.mark.asyncio
+async def test_the_deadline_ends_the_call(tmp_path: Path) -> None:
+    only = fake(tmp_path, hold_after=1)
+    async with backend_of([only], tmp_path) as backend:
+        with pytest.raises(DeadlineExceeded):
+            await outputs(backend, ask(), timeout_s=0.1)
+        await asyncio.wait_for(only.idle.wait(), 30)
+        with pytest.raises(DeadlineExceeded):
+            await outputs(backend, ask(), timeout_s=0.0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("num_choices", [1, 3])
+@pytest.mark.parametrize("apart", [False, True])
+async def test_closing_cancels_the_calls(tmp_path: Path, num_choices: int, apart: bool) -> None:
+    only = fake(tmp_path, hold_after=2)
+    async with backend_of([only], tmp_path) as backend:
+        stream = backend.generate(ask(num_choices), timeout_s=60.0, apart=apart)
+        await anext(stream)
+        await until_called(only, num_choices if apart else 1)
+        await stream.aclose()
+        await asyncio.wait_for(only.idle.wait(), 30)
+        assert only.cancelled == (num_choices if apart else 1)
+        assert not backend.replicas.serving[0].outstanding
+
+
+@pytest.mark.asyncio
+async def test_the_least_busy_replica_is_picked(tmp_path: Path) -> None:
+    fakes = [fake(tmp_path, hold_after=1) for _ in range(3)]
+    async with backend_of(fakes, tmp_path) as backend:
+        calls = [asyncio.create_task(outputs(backend, ask())) for _ in range(6)]
+        for verify in fakes:
+            await asyncio.wait_for(verify.holding.wait(), 30)
+            verify.release.set()
+        await asyncio.gather(*calls)
+    assert [len(verify.requests) for verify in fakes] == [2, 2, 2]
+
+
+@pytest.mark.asyncio
+async def test_equal_numerics_are_preferred(tmp_path: Path) -> None:
+    """An output goes on where its tokens stay the same, even on a busier replica."""
+    first, other, same = (fake(tmp_path, numerics_id=name) for name in ("a", "b", "a"))
+    first.break_after = [2]
+    async with backend_of([first, other, same], tmp_path) as backend:
+        backend.replicas.serving[2].outstanding += 2
+        backend.replicas.serving[1].outstanding += 1
+        assert await outputs(backend, ask()) == {0: LONG}
+    assert [len(verify.requests) for verify in (first, other, same)] == [1, 0, 1]
+
+
+@pytest.mark.asyncio
+async def test_a_replica_with_another_vocabulary_gets_nothing(tmp_path: Path) -> None:
+    one, other = fake(tmp_path), fake(tmp_path, fingerprint="other")
+    async with backend_of([one, other], tmp_path, num_up=1) as backend:
+        await asyncio.gather(*(outputs(backend, ask()) for _ in range(4)))
+    assert sorted(len(verify.requests) for verify in (one, other)) == [0, 4]
+
+
+@pytest.mark.asyncio
+async def test_a_draining_replica_gets_no_new_calls(tmp_path: Path) -> None:
+    one, two = fake(tmp_path), fake(tmp_path)
+    async with backend_of([one, two], tmp_path) as backend:
+        one.draining = True
+        await until_up(backend.replicas, 1)
+        await asyncio.gather(*(outputs(backend, ask()) for _ in range(3)))
+        assert len(one.requests) == 0
+        one.draining = False
+        await until_up(backend.replicas, 2)
+
+
+@pytest.mark.asyncio
+async def test_a_name_stands_for_several_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What DNS says is followed: replicas come and go with it, and stay while it cannot be asked."""
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    loop = asyncio.get_running_loop()
+    real = loop.getaddrinfo
+
+    async def look_up(host: Any, port: Any, **extra: Any) -> Any:
+        if host != "verify.example":
+            return await real(host, port, **extra)
+        if not hosts:
+            raise socket.gaierror("no answer")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, int(port))) for address in hosts]
+
+    monkeypatch.setattr(loop, "getaddrinfo", look_up)
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(serving(fake(tmp_path), "127.0.0.1:0"))
+        port = first.rpartition(":")[2]
+        await stack.enter_async_context(serving(fake(tmp_path), f"127.0.0.2:{port}"))
+        replicas = ReplicaSet([f"verify.example:{port}"], FAST_PROBE)
+        await replicas.start()
+        stack.push_async_callback(replicas.close)
+        await until_up(replicas, 2)
+        hosts.pop()
+        await until_up(replicas, 1)
+        hosts.clear()
+        replicas._set_addresses(await replicas._resolve())
+        assert len(replicas.serving) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_replica_that_is_not_there_yet_is_found(tmp_path: Path) -> None:
+    replicas = ReplicaSet([f"unix:{tmp_path}/later"], FAST_PROBE)
+    await replicas.start()
+    try:
+        await replicas.wait_for_change(0.05)
+        assert not replicas.serving
+        async with serving(fake(tmp_path), f"unix:{tmp_path}/later"):
+            await until_up(replicas, 1)
+        await until_up(replicas, 0)
+    finally:
+        await replicas.close()

@@ -1,0 +1,114 @@
+"""Text in pieces against the tokenizer's own decoding of the whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from gateway.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    FallbackDetokenizer,
+    WindowDetokenizer,
+    detokenizer_factory,
+)
+from tests.gateway import models
+
+BYTE_LEVEL = models.byte_level()
+FALLBACK = models.byte_fallback()
+METASPACE = models.metaspace()
+FACTORIES = {id(tokenizer): detokenizer_factory(tokenizer) for tokenizer in (BYTE_LEVEL, FALLBACK, METASPACE)}
+UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+
+
+def pieces_of(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
+    """What each token adds, and what is left at the end."""
+    return [*map(detokenizer.push, ids), detokenizer.finish()]
+
+
+def check(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool = True) -> None:
+    """Joined, the pieces are the whole text; none ends within a character that the whole text has complete."""
+    whole = tokenizer.decode(ids, skip_special_tokens=skip_special)
+    pieces = pieces_of(FACTORIES[id(tokenizer)].make(skip_special=skip_special), ids)
+    assert "".join(pieces) == whole
+    if "\ufffd" not in whole:
+        assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "kind"),
+    [(BYTE_LEVEL, ByteDetokenizer), (FALLBACK, FallbackDetokenizer), (METASPACE, WindowDetokenizer)],
+)
+def test_each_decoder_gets_its_kind(tokenizer: Tokenizer, kind: type) -> None:
+    assert isinstance(FACTORIES[id(tokenizer)].make(skip_special=True), kind)
+
+
+@given(UNICODE)
+def test_byte_level_text(text: str) -> None:
+    check(BYTE_LEVEL, BYTE_LEVEL.encode(text, add_special_tokens=False).ids)
+
+
+@given(st.lists(st.integers(0, BYTE_LEVEL.get_vocab_size() + 3), max_size=60), st.booleans())
+def test_byte_level_ids(ids: list[int], skip_special: bool) -> None:
+    check(BYTE_LEVEL, ids, skip_special=skip_special)
+
+
+@given(UNICODE)
+def test_byte_fallback_text(text: str) -> None:
+    check(FALLBACK, FALLBACK.encode(text, add_special_tokens=False).ids)
+
+
+@given(st.lists(st.integers(0, FALLBACK.get_vocab_size() + 3), max_size=60), st.booleans())
+def test_byte_fallback_ids(ids: list[int], skip_special: bool) -> None:
+    check(FALLBACK, ids, skip_special=skip_special)
+
+
+@given(st.text("abcdefgh rownixjump東京", max_size=40))
+def test_metaspace_text(text: str) -> None:
+    check(METASPACE, METASPACE.encode(text, add_special_tokens=False).ids)
+
+
+def test_an_emoji_of_many_tokens_comes_out_in_one_piece() -> None:
+    ids = BYTE_LEVEL.encode("a👩‍🚀b", add_special_tokens=False).ids
+    pieces = pieces_of(FACTORIES[id(BYTE_LEVEL)].make(skip_special=True), ids)
+    assert "".join(pieces) == "a👩‍🚀b"
+    assert set("".join(pieces)) == {"a", "b", "👩", "\u200d", "🚀"}
+
+
+def test_a_cut_character_is_told_at_the_end_only() -> None:
+    ids = BYTE_LEVEL.encode("💡", add_special_tokens=False).ids[:-1]
+    *before, last = pieces_of(FACTORIES[id(BYTE_LEVEL)].make(skip_special=True), ids)
+    assert "".join(before) == ""
+    assert last == "\ufffd"
+
+
+def test_unknown_ids_are_silent() -> None:
+    for tokenizer in (BYTE_LEVEL, FALLBACK):
+        detokenizer = FACTORIES[id(tokenizer)].make(skip_special=True)
+        assert detokenizer.push(10**6) + detokenizer.finish() == ""
+
+
+@pytest.fixture(scope="module")
+def embedded(embedded_folder: Path) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(embedded_folder / "tokenizer.json"))
+    FACTORIES[id(tokenizer)] = detokenizer_factory(tokenizer)
+    return tokenizer
+
+
+def test_embedded_model(embedded: Tokenizer) -> None:
+    """The embedded model's tokenizer, over random text and random ids."""
+
+    @given(UNICODE)
+    def text_case(text: str) -> None:
+        check(embedded, embedded.encode(text, add_special_tokens=False).ids)
+
+    @given(st.lists(st.integers(0, embedded.get_vocab_size() + 3), max_size=60), st.booleans())
+    def id_case(ids: list[int], skip_special: bool) -> None:
+        check(embedded, ids, skip_special=skip_special)
+
+    text_case()
+    id_case()

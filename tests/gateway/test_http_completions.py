@@ -1,0 +1,184 @@
+"""/v1/completions and SGLang's native routes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from outrider.v1 import verify_pb2
+from outrider.wire import unpack_ids
+from tests.gateway.conftest import ANSWER
+from tests.gateway.fakes import RunningGateway
+
+
+def prompts(gateway: RunningGateway) -> list[list[int]]:
+    """Prompts that verify was given, in order of their names."""
+    requests = sorted(gateway.verify[0].requests, key=lambda request: request.request_id)
+    return [unpack_ids(request.prompt_tokens, field="").tolist() for request in requests]
+
+
+def say_prompt(gateway: RunningGateway) -> None:
+    """Lets verify repeat each prompt, its choice index first."""
+
+    def say(request: verify_pb2.GenerateRequest, choice: int) -> list[int]:
+        return [ord("0") - 33 + 3 + choice, *unpack_ids(request.prompt_tokens, field="").tolist()]
+
+    gateway.verify[0].say = say
+
+
+def test_completion(client: openai.OpenAI, gateway: RunningGateway) -> None:
+    made = client.completions.create(model="small", prompt="<|im_start|>Hi", max_tokens=99)
+    (choice,) = made.choices
+    assert (choice.text, choice.finish_reason, choice.logprobs) == (ANSWER, "stop", None)
+    assert (made.object, made.id.startswith("cmpl-")) == ("text_completion", True)
+    assert prompts(gateway)[0][0] == 1  # who writes the whole prompt may write control tokens
+
+
+def test_default_length(client: openai.OpenAI, gateway: RunningGateway) -> None:
+    gateway.verify[0].say = lambda request, choice: range(40, 90)
+    made = client.completions.create(model="small", prompt="Hi")
+    assert made.choices[0].finish_reason == "length"
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 16
+    context = gateway.verify[0].context_length
+    made = client.completions.create(model="small", prompt=[5] * (context - 3))
+    assert made.usage is not None
+    assert made.usage.completion_tokens == 3
+
+
+def test_ids_echo_and_stream(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Say: ", add_special_tokens=False).ids
+    made = client.completions.create(model="small", prompt=ids, echo=True, max_tokens=99)
+    assert made.choices[0].text == "Say: " + ANSWER
+    assert prompts(gateway) == [ids]
+    chunks = list(
+        client.completions.create(
+            model="small", prompt="Say: ", echo=True, max_tokens=99, stream=True,
+            stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == "Say: " + ANSWER
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert made.usage is not None
+    assert chunks[-1].usage.completion_tokens == made.usage.completion_tokens
+
+
+def test_several_prompts(client: openai.OpenAI, gateway: RunningGateway) -> None:
+    say_prompt(gateway)
+    made = client.completions.create(model="small", prompt=["aaa", "bb", "c"], n=2, max_tokens=99)
+    assert [choice.text for choice in made.choices] == ["0aaa", "1aaa", "0bb", "1bb", "0c", "1c"]
+    assert [choice.index for choice in made.choices] == list(range(6))
+    assert made.usage is not None
+    assert made.usage.prompt_tokens == sum(map(len, prompts(gateway)))
+    texts = [""] * 6
+    for chunk in client.completions.create(model="small", prompt=[[70], [71, 72]], n=2, max_tokens=99, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert len({len(text) for text in texts[:2]}) == 1
+    assert [text[:1] for text in texts] == ["0", "1", "0", "1", "", ""]
+
+
+def test_a_prompt_of_mixed_kinds(client: openai.OpenAI) -> None:
+    wrong: Any = ["a", 5]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="small", prompt=wrong)
+    assert (refused.value.code, refused.value.param) == ("invalid_type", "prompt")
+
+
+def test_generate(gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    gateway.verify[0].cached_tokens = 1
+    body = {
+        "text": "Hi",
+        "sampling_params": {"max_new_tokens": 99, "temperature": 0, "sampling_seed": 4},
+        "rid": "mine",
+    }
+    made = httpx.post(f"{gateway.url}/generate", json=body).json()
+    ids = [*tokenizer.encode(ANSWER, add_special_tokens=False).ids, 2]
+    assert (made["text"], made["output_ids"]) == (ANSWER, ids)
+    meta = made["meta_info"]
+    assert meta["e2e_latency"] > 0
+    steps, drafts = -(-(len(ids) - 1) // 3), len(ids) - 1 - -(-(len(ids) - 1) // 3)
+    expected = {
+        "id": "mine", "finish_reason": {"type": "stop", "matched": 2}, "prompt_tokens": len(prompts(gateway)[0]),
+        "completion_tokens": len(ids), "cached_tokens": 1, "spec_verify_ct": steps,
+        "spec_accept_length": (len(ids) - 1) / steps, "spec_accept_rate": drafts / (4 * steps),
+        "spec_num_correct_drafts": drafts, "spec_num_proposed_drafts": 4 * steps,
+        "spec_accept_token_num": drafts, "spec_draft_token_num": 4 * steps,
+        "spec_accepted_drafts": drafts, "spec_proposed_drafts": 4 * steps,
+    }  # fmt: skip
+    assert {name: meta[name] for name in expected} == expected
+    assert sum(meta["spec_accept_histogram"]) == steps
+    sampling = gateway.verify[0].requests[0].sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.seed) == (99, 0, 4)
+
+
+def test_generate_batches(gateway: RunningGateway) -> None:
+    say_prompt(gateway)
+    body: dict[str, Any] = {"text": ["aaa", "bb"], "sampling_params": {"max_new_tokens": 99, "n": 2}}
+    made = httpx.post(f"{gateway.url}/generate", json=body).json()
+    assert [entry["text"] for entry in made] == ["0aaa", "1aaa", "0bb", "1bb"]
+    body = {"input_ids": [[70], [71]], "sampling_params": [{"max_new_tokens": 1}, {"max_new_tokens": 2}]}
+    made = httpx.post(f"{gateway.url}/generate", json=body).json()
+    assert [len(entry["output_ids"]) for entry in made] == [1, 2]
+    assert made[0]["meta_info"]["finish_reason"] == {"type": "length", "length": 1}
+    assert "spec_verify_ct" not in made[0]["meta_info"]
+    assert isinstance(httpx.post(f"{gateway.url}/generate", json={"input_ids": [70]}).json(), dict)
+
+
+def test_generate_stream(gateway: RunningGateway) -> None:
+    """Each event repeats the whole text so far, as SGLang's do."""
+    body = {"text": "Hi", "sampling_params": {"max_new_tokens": 99, "stop": "naïve"}, "stream": True}
+    reply = httpx.post(f"{gateway.url}/generate", json=body)
+    *events, done = [event.removeprefix("data: ") for event in reply.text.split("\n\n")[:-1]]
+    assert done == "[DONE]"
+    entries = [json.loads(event) for event in events]
+    for before, after in pairwise(entries):
+        assert after["text"].startswith(before["text"])
+        assert before["meta_info"]["finish_reason"] is None
+    assert entries[-1]["text"] == ANSWER.partition("naïve")[0]
+    assert entries[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": "naïve"}
+    assert entries[-1]["meta_info"]["completion_tokens"] == len(entries[-1]["output_ids"])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "text"),
+        ({"text": "a", "input_ids": [1]}, "text"),
+        ({"text": "a", "sampling_params": [{}, {}]}, "sampling_params"),
+        ({"text": "a", "rid": ["x", "y"]}, "rid"),
+        ({"text": "a", "rid": "x" * 300}, "rid"),
+        ({"text": "a", "sampling_params": {"regex": "a+", "ebnf": "root ::= x"}}, "sampling_params"),
+        ({"text": "a", "return_logprob": True}, "return_logprob"),
+        ({"input_ids": [1, "a"]}, "input_ids[1]"),
+        ({"input_ids": [1, [2]]}, "input_ids"),
+        ({"input_ids": [10**6]}, "input_ids"),
+        ({"input_ids": [-1]}, "input_ids[0]"),
+        ({"text": "a", "sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
+        ({"text": ["a"] * 99}, "n"),
+    ],
+)
+def test_generate_refuses(gateway: RunningGateway, body: dict[str, Any], param: str) -> None:
+    reply = httpx.post(f"{gateway.url}/generate", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_infos(gateway: RunningGateway, folder: Path) -> None:
+    model = httpx.get(f"{gateway.url}/get_model_info").json()
+    assert model["model_path"] == str(folder)
+    assert model["tokenizer_path"] == str(folder)
+    assert model["is_generation"] is True
+    server = httpx.get(f"{gateway.url}/get_server_info").json()
+    (state,) = server["internal_states"]
+    assert state["avg_spec_accept_length"] == 2.5
+    assert state["memory_usage"]["token_capacity"] == gateway.verify[0].max_total_tokens
+    assert server["max_running_requests"] == "8"
+    assert server["model_path"] == str(folder)

@@ -1,0 +1,183 @@
+"""Chat templates as what they are: code from a folder, which may be hostile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.template import ChatTemplate, TemplateTimeout, find_template, token_variables
+from outrider.errors import InvalidArgument, StartupError
+from tests.gateway.models import CHATML
+
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}], "add_generation_prompt": True}
+ON_DEMAND = "{% if messages[0].content == 'GO' %}BODY{% endif %}"
+
+
+async def render(source: str, context: dict[str, Any] = HELLO, *, max_chars: int = 10_000, limit_s: float = 5.0) -> str:
+    """One render by a template that is started and closed around it."""
+    template = ChatTemplate(source, {"bos_token": "<s>"}, limit_s)
+    await template.start()
+    try:
+        return await template.render(context, max_chars)
+    finally:
+        await template.close()
+
+
+def asking(content: str) -> dict[str, Any]:
+    """A conversation of one message."""
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (CHATML, "<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n"),
+        ("{{ bos_token }}{{ messages | tojson }}", '<s>[{"role": "user", "content": "Hello."}]'),
+        ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
+        ("{% for m in messages %}{% break %}{% endfor %}z", "z"),
+        ("a{% generation %}b{{ messages[0].role }}{% endgeneration %}c", "abuserc"),
+        ("{{ strftime_now('%Y')[:2] }}", "20"),
+        ("{{ '<é>' | tojson }}", '"<é>"'),
+        ("{{ '\ue000é' | tojson(ensure_ascii=true) }}", '"\ue000\\u00e9"'),
+    ],
+)
+async def test_what_templates_may_use(source: str, text: str) -> None:
+    assert await render(source) == text
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{{ raise_exception('no') }}",
+        "{{ messages.append(1) }}",
+        "{{ nothing.at.all }}",
+        "{{ 'x' * 10**10 }}",
+        "{{ cycler.__init__.__globals__.os }}",
+    ],
+)
+async def test_a_bad_template_is_found_at_start(source: str) -> None:
+    with pytest.raises(StartupError) as failed:
+        await render(source)
+    assert failed.value.code == "template_error"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ (3 ** (99999999 + messages | length)) is odd }}",
+    ],
+)
+async def test_an_endless_render_is_ended_and_others_go_on(loop: str) -> None:
+    template = ChatTemplate(ON_DEMAND.replace("BODY", loop) + "ok", {}, 1.0)
+    await template.start()
+    try:
+        slow = asyncio.create_task(template.render(asking("GO"), 10_000))
+        assert await template.render(asking("stay"), 10_000) == "ok"
+        with pytest.raises(TemplateTimeout) as failed:
+            await slow
+        assert failed.value.http_status == 500
+        assert await template.render(asking("again"), 10_000) == "ok"
+    finally:
+        await template.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("body", ["{{ 'x' * 10**9 * 9 }}", "{{ messages[0].nothing.more }}"])
+async def test_a_render_that_breaks_is_the_requests_error(body: str) -> None:
+    with pytest.raises(InvalidArgument) as failed:
+        await render(ON_DEMAND.replace("BODY", body), asking("GO"))
+    assert (failed.value.code, failed.value.field) == ("template_error", "messages")
+
+
+@pytest.mark.asyncio
+async def test_a_refusal_gives_the_templates_reason() -> None:
+    source = ON_DEMAND.replace("BODY", "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(InvalidArgument, match="roles must alternate"):
+        await render(source, asking("GO"))
+
+
+@pytest.mark.asyncio
+async def test_output_is_cut_off_while_it_grows() -> None:
+    with pytest.raises(InvalidArgument) as failed:
+        await render(
+            ON_DEMAND.replace("BODY", "{% for i in range(99999) %}xxxx{% endfor %}"), asking("GO"), max_chars=100
+        )
+    assert failed.value.code == "context_length_exceeded"
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_render_leaves_no_worker_in_the_middle() -> None:
+    loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    template = ChatTemplate(ON_DEMAND.replace("BODY", loop) + "{{ messages[0].content }}", {}, 5.0)
+    await template.start()
+    try:
+        slow = asyncio.create_task(template.render(asking("GO"), 10_000))
+        assert await template.render(asking("1"), 10_000) == "1"
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+        for text in ("2", "3", "4"):
+            assert await template.render(asking(text), 10_000) == text
+    finally:
+        await template.close()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_was_killed_is_replaced() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    await template.start()
+    try:
+        (worker,) = template._idle
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.wait()
+        with pytest.raises(TemplateTimeout):
+            await template.render(asking("1"), 100)
+        assert await template.render(asking("2"), 100) == "2"
+    finally:
+        await template.close()
+
+
+@pytest.mark.asyncio
+async def test_literals_are_told() -> None:
+    template = ChatTemplate("{% if '</think>' in messages[0].content %}text{% endif %}", {})
+    await template.start()
+    await template.close()
+    assert "</think>" in template.strings
+    assert "text" not in template.strings
+
+
+def test_where_a_template_is_found(tmp_path: Path) -> None:
+    assert find_template(tmp_path) is None
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(
+        json.dumps({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})
+    )
+    assert find_template(tmp_path) == "d"
+    config.write_text(
+        json.dumps({"chat_template": "c", "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None})
+    )
+    assert find_template(tmp_path) == "c"
+    assert token_variables(tmp_path) == {"bos_token": "<s>", "eos_token": "</s>"}
+    (tmp_path / "chat_template.jinja").write_text("j")
+    assert find_template(tmp_path) == "j"
+    (tmp_path / "mine.jinja").write_text("m")
+    assert find_template(tmp_path, tmp_path / "mine.jinja") == "m"
+    with pytest.raises(StartupError, match="cannot read"):
+        find_template(tmp_path, tmp_path / "absent.jinja")
+    config.write_text("[")
+    with pytest.raises(StartupError, match="not valid JSON"):
+        token_variables(tmp_path)

@@ -1,0 +1,142 @@
+"""Responses of one choice as text, and what is counted on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.detokenizer import detokenizer_factory
+from gateway.text_stream import ChoiceText, Delta, OutputRules
+from outrider.v1 import common_pb2, verify_pb2
+from tests.gateway import models
+
+TOKENIZER = models.byte_level()
+FACTORY = detokenizer_factory(TOKENIZER)
+EOS = 2
+ONE_STEP = common_pb2.SpeculationStats(verify_steps=1, draft_tokens=5, accepted_tokens=1, committed_tokens=2)
+
+
+def rules(*stops: str, origins: bool = False) -> OutputRules:
+    """Rules for the test's tokenizer."""
+    return OutputRules(lambda: FACTORY.make(skip_special=True), stops, frozenset({EOS}), origins)
+
+
+def ids(text: str) -> list[int]:
+    """The text's tokens."""
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
+
+
+def response(tokens: list[int], num_accepted: int = 0, **parts: Any) -> verify_pb2.GenerateResponse:
+    """One response of choice 0."""
+    return verify_pb2.GenerateResponse(tokens=tokens, num_accepted=num_accepted, **parts)
+
+
+def start(cached: int = 0) -> verify_pb2.GenerateStart:
+    """The beginning of a call."""
+    return verify_pb2.GenerateStart(cached_tokens=cached)
+
+
+def finish(stopped: bool = False, stats: common_pb2.SpeculationStats | None = None) -> verify_pb2.GenerateFinish:
+    """The end of a call."""
+    return verify_pb2.GenerateFinish(
+        reason=verify_pb2.FINISH_REASON_STOP if stopped else verify_pb2.FINISH_REASON_LENGTH,
+        stop_token_id=EOS if stopped else None, speculation=stats,
+    )  # fmt: skip
+
+
+def feed(choice: ChoiceText, *responses: verify_pb2.GenerateResponse) -> list[Delta]:
+    """Deltas of the responses, until the choice ends."""
+    made: list[Delta] = []
+    for item in responses:
+        assert not choice.finished
+        made.append(choice.feed(item))
+    return made
+
+
+@given(st.text(max_size=30), st.lists(st.integers(1, 4), min_size=40, max_size=40), st.booleans())
+def test_text_and_origins_are_whole(text: str, sizes: list[int], stopped: bool) -> None:
+    tokens, steps = ids(text), []
+    for size in sizes:
+        steps.append(tokens[:size])
+        tokens = tokens[size:]
+    steps.append(tokens)
+    choice = ChoiceText(0, rules("never\x01seen", origins=True))
+    deltas = feed(
+        choice, *(response(step, max(0, len(step) - 1)) for step in steps), response([], finish=finish(stopped))
+    )
+    assert "".join(delta.text for delta in deltas) == text
+    for delta in deltas:
+        assert delta.origins is not None
+        assert "".join(piece for piece, _ in delta.origins) == delta.text
+    assert deltas[-1].finish_reason == ("stop" if stopped else "length")
+    assert choice.completion_tokens == len(ids(text))
+
+
+def test_origins_tell_drafts_from_the_targets_own() -> None:
+    one, two, three = ids("H"), ids("e"), ids("!")
+    choice = ChoiceText(0, rules(origins=True))
+    (delta,) = feed(choice, response(one + two + three, 2))
+    assert delta.origins == [("H", "accepted"), ("e", "accepted"), ("!", "target")]
+
+
+def test_a_stop_string_ends_the_choice_and_the_count() -> None:
+    choice = ChoiceText(0, rules("END"))
+    text = ids("one ") + ids("E") + ids("N") + ids("D") + ids(" two")
+    deltas = feed(choice, response(text[:2]), response(text[2:], 1))
+    assert "".join(delta.text for delta in deltas) == "one "
+    assert (deltas[-1].finish_reason, deltas[-1].matched) == ("stop", "END")
+    assert choice.completion_tokens == len(ids("one ")) + 3
+    assert choice.finished
+
+
+def test_text_held_for_a_stop_string_comes_out_at_the_end() -> None:
+    choice = ChoiceText(0, rules("END", origins=True))
+    deltas = feed(choice, response(ids("xE") + ids("N"), finish=finish()))
+    assert deltas[0].text == "xEN"
+    assert deltas[0].finish_reason == "length"
+
+
+def test_the_token_that_ends_an_output_is_counted_and_not_written() -> None:
+    own = ids("!")[0]
+    kept = OutputRules(lambda: FACTORY.make(skip_special=False), (), frozenset({EOS, own}))
+    for end, together in [(EOS, True), (EOS, False), (own, True)]:
+        choice = ChoiceText(0, kept)
+        last = verify_pb2.GenerateFinish(reason=verify_pb2.FINISH_REASON_STOP, stop_token_id=end)
+        responses = [response([*ids("ok"), end], finish=last if together else None)]
+        responses += [] if together else [response([], finish=last)]
+        deltas = feed(choice, *responses)
+        assert "".join(delta.text for delta in deltas) == "ok"
+        assert (deltas[-1].finish_reason, deltas[-1].matched) == ("stop", end)
+        assert choice.completion_tokens == len(ids("ok")) + 1
+
+
+def test_verifys_own_count_is_taken() -> None:
+    choice = ChoiceText(0, rules())
+    feed(choice, response([40], start=start(7)), response([41, 42], 1),
+         response([], finish=finish(stats=ONE_STEP)))  # fmt: skip
+    assert choice.cached_tokens == 7
+    assert (choice.speculation.verify_steps, choice.speculation.draft_tokens) == (1, 5)
+    assert choice.speculation.accept_length == 2.0
+
+
+def test_a_broken_call_is_counted_as_it_was_seen() -> None:
+    choice = ChoiceText(0, rules())
+    feed(choice, response([40], start=start(7)), response([41, 42, 43], 2), response([44], 0),
+         response([45], start=start(99)), response([46, 47], 1),
+         response([], finish=finish(stats=ONE_STEP)))  # fmt: skip
+    count = choice.speculation
+    assert choice.cached_tokens == 7
+    assert choice.completion_tokens == 8
+    assert (count.verify_steps, count.accepted_tokens, count.committed_tokens) == (3, 3, 6)
+    assert count.draft_tokens is None  # the broken call's drafts were never told
+    assert count.accepted_histogram == [1, 0, 1]
+
+
+def test_a_choice_cut_by_a_stop_string_is_counted_as_it_was_seen() -> None:
+    choice = ChoiceText(0, rules("c"))
+    feed(choice, response(ids("a"), start=start()), response(ids("b") + ids("c") + ids("d"), 2))
+    count = choice.speculation
+    assert (count.verify_steps, count.accepted_tokens, count.committed_tokens) == (1, 2, 2)
+    assert count.accept_length == 2.0

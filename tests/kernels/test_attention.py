@@ -1,0 +1,167 @@
+"""The attention kernels: the reference against the definition, the others against the reference."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.attention import cpu, reference, torch_native
+from kernels.native.build import CannotBuild
+from kernels.native.library import open_library
+from outrider import env
+from tests.kernels.attention_cases import Case, Piece, make_case, random_tree
+
+Kernel = Callable[..., torch.Tensor]
+RNG = np.random.default_rng(5)
+STEPS = {
+    "one row, no prefix": [Piece(0, 1)],
+    "one row": [Piece(37, 1)],
+    "one row, many chunks": [Piece(1300, 1)],
+    "prefill": [Piece(0, 70)],
+    "prefill over a chunk's edge": [Piece(200, 130)],
+    "a tree": [Piece(90, 13, random_tree(RNG, 13))],
+    "a tree over a chunk's edge": [Piece(254, 30, random_tree(RNG, 30))],
+    "a chain over a chunk's edge": [Piece(250, 20, list(range(-1, 19)))],
+    "a star": [Piece(5, 9, [-1] + [0] * 8)],
+    "a tree without prefix": [Piece(0, 6, random_tree(RNG, 6))],
+    "all together": [Piece(3, 1), Piece(0, 19), Piece(400, 8, random_tree(RNG, 8)), Piece(255, 1), Piece(64, 33)],
+}
+SHAPES = [(6, 2, 16), (4, 4, 32), (9, 3, 64), (7, 1, 80), (2, 2, 128)]
+
+
+@pytest.fixture(scope="session")
+def library() -> ctypes.CDLL:
+    try:
+        return open_library(env.home() / "kernels")
+    except CannotBuild as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=["torch_native", "cpu"])
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    if request.param == "torch_native":
+        return torch_native.attention
+    return partial(cpu.attention, library=request.getfixturevalue("library"))
+
+
+def run(kernel: Kernel, case: Case) -> torch.Tensor:
+    return kernel(case.q, case.k_pool, case.v_pool, case.layout, case.scale)
+
+
+def by_definition(case: Case) -> torch.Tensor:
+    """One row and head at a time, in float64, straight from the formula."""
+    out = torch.zeros(case.q.shape, dtype=torch.float64)
+    layout, group = case.layout, case.q.shape[1] // case.k_pool.shape[1]
+    for s in range(len(layout.first_rows)):
+        first, count, start = int(layout.first_rows[s]), int(layout.num_rows[s]), int(layout.mask_starts[s])
+        for i in range(count):
+            seen = list(layout.slot_table[layout.table_rows[s], : layout.prefix_lens[s]])
+            for j in range(count):
+                if j <= i if start < 0 else layout.masks[start + i * count + j]:
+                    seen.append(layout.slots[first + j])
+            for h in range(case.q.shape[1]):
+                q = case.q[first + i, h].double()
+                scores = [float(q @ case.k_pool[slot, h // group].double()) * case.scale for slot in seen]
+                weights = [math.exp(score - max(scores)) for score in scores]
+                for weight, slot in zip(weights, seen, strict=True):
+                    out[first + i, h] += weight / sum(weights) * case.v_pool[slot, h // group].double()
+    return out
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if "many" not in name])
+def test_the_reference_is_the_definition(name: str) -> None:
+    case = make_case(STEPS[name])
+    torch.testing.assert_close(run(reference.attention, case).double(), by_definition(case), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fp32(kernel: Kernel, name: str, shape: tuple[int, int, int]) -> None:
+    heads, kv_heads, head_dim = shape
+    case = make_case(STEPS[name], heads=heads, kv_heads=kv_heads, head_dim=head_dim, seed=len(name))
+    torch.testing.assert_close(run(kernel, case), run(reference.attention, case), atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bf16(kernel: Kernel, name: str, shape: tuple[int, int, int]) -> None:
+    heads, kv_heads, head_dim = shape
+    case = make_case(STEPS[name], heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=torch.bfloat16)
+    # Half a unit in the last place of numbers up to 4, and of the weights.
+    torch.testing.assert_close(run(kernel, case), run(reference.attention, case), atol=0.02, rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prefix_len", [0, 1, 100, 249, 256, 700])
+def test_a_trees_path_has_the_bits_of_its_own_sequence(
+    library: ctypes.CDLL, dtype: torch.dtype, prefix_len: int
+) -> None:
+    """The C kernel promises more than closeness: tree, chunk or single row, a row's bits are the same."""
+    parents = random_tree(np.random.default_rng(prefix_len), 24)
+    tree = make_case([Piece(prefix_len, 24, parents)], heads=9, kv_heads=3, head_dim=64, dtype=dtype)
+    kernel = partial(cpu.attention, library=library)
+    together = run(kernel, tree)
+    for row in range(24):
+        path, node = [], row
+        while node >= 0:
+            path.insert(0, node)
+            node = parents[node]
+        for split in {0, len(path) // 2, len(path) - 1}:
+            alone = sequence_of(tree, path, split)
+            assert torch.equal(run(kernel, alone)[-1], together[row])
+
+
+def sequence_of(tree: Case, path: list[int], split: int) -> Case:
+    """The path's last rows as a causal segment; those before `split` are part of the prefix."""
+    layout = tree.layout
+    prefix_len = int(layout.prefix_lens[0])
+    table = np.concatenate([layout.slot_table[0, :prefix_len], layout.slots[path]])[None]
+    count = len(path) - split
+    return Case(
+        tree.q[path[split:]],
+        tree.k_pool,
+        tree.v_pool,
+        type(layout)(
+            slot_table=np.ascontiguousarray(table),
+            first_rows=np.zeros(1, np.int32),
+            num_rows=np.array([count], np.int32),
+            prefix_lens=np.array([prefix_len + split], np.int32),
+            table_rows=np.zeros(1, np.int32),
+            slots=np.ascontiguousarray(layout.slots[path[split:]]),
+            positions=np.arange(prefix_len + split, prefix_len + len(path), dtype=np.int32),
+            masks=np.zeros(0, np.bool_),
+            mask_starts=np.array([-1], np.int64),
+        ),
+        tree.scale,
+    )
+
+
+def test_large_scores_do_not_overflow(kernel: Kernel) -> None:
+    case = make_case([Piece(300, 5)])
+    case.q *= 300.0
+    torch.testing.assert_close(run(kernel, case), run(reference.attention, case), atol=1e-3, rtol=0)
+
+
+def test_nan_stays_in_its_row(kernel: Kernel) -> None:
+    case = make_case([Piece(20, 8, [-1] + [0] * 7)])
+    expected = run(reference.attention, case)
+    case.q[3, 2] = torch.nan
+    out = run(kernel, case)
+    assert out[3, 2].isnan().all()
+    out[3, 2] = expected[3, 2]
+    torch.testing.assert_close(out, expected, atol=3e-6, rtol=0)
+
+
+def test_the_c_kernel_refuses_what_it_does_not_know(library: ctypes.CDLL) -> None:
+    case = make_case([Piece(3, 1)], head_dim=24)
+    with pytest.raises(ValueError, match="head_dim 24"):
+        run(partial(cpu.attention, library=library), case)
+    case = make_case([Piece(3, 1)], dtype=torch.float16)
+    with pytest.raises(ValueError, match="float16"):
+        run(partial(cpu.attention, library=library), case)

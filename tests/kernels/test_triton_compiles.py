@@ -1,0 +1,116 @@
+"""The Triton kernels compile for Hopper, and fit: no GPU is needed for that, only triton's own assembler."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.attention.triton_blocks import Blocks, Heads, blocks_for
+from tests.kernels.interpreted import INTERPRETED
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+    pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile"),
+]
+# What a program may have at most: 227 KiB on Hopper; these kernels keep to what Ada (99) and Ampere (163) have too.
+SHARED_LIMIT = 99 * 1024
+TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+MODELS = [
+    Heads(9, 3, 64, torch.bfloat16),
+    Heads(32, 8, 128, torch.bfloat16),
+    Heads(32, 32, 96, torch.float16),
+    Heads(16, 8, 256, torch.bfloat16),
+    Heads(32, 8, 128, torch.float32),
+]
+CASES = [(heads, blocks) for heads in MODELS for blocks in blocks_for(heads)]
+
+
+def compiled(kernel: Any, types: dict[str, str], sizes: dict[str, Any], num_warps: int, num_stages: int) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in sizes.items()}, aligned)
+    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def stack_bytes(kernel: Any, folder: Path) -> int:
+    """What spilled registers take of each thread's stack, as cuobjdump reports it."""
+    import triton
+
+    cubin = folder / "kernel.cubin"
+    cubin.write_bytes(kernel.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    said = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"STACK:(\d+)", said)
+    assert found is not None, said
+    return int(found.group(1))
+
+
+@pytest.mark.parametrize(("heads", "blocks"), CASES)
+@pytest.mark.parametrize("extras", [False, True])
+def test_attend(heads: Heads, blocks: Blocks, extras: bool, tmp_path: Path) -> None:
+    import triton
+    import triton.language as tl
+
+    from kernels.attention.triton_kernels import attend
+
+    pointer, head_dim = f"*{TYPES[heads.dtype]}", heads.head_dim
+    types = dict.fromkeys(("items", "segments", "table", "slots", "positions"), "*i32") | {
+        "q": pointer, "k_pool": pointer, "v_pool": pointer, "out": pointer, "parts": "*fp32", "part_sums": "*fp32",
+        "masks": "*i64", "scale": "fp32",
+    }  # fmt: skip
+    sizes = {
+        "Q_ROW": heads.num_heads * head_dim, "Q_HEAD": head_dim, "KV_SLOT": heads.num_kv_heads * head_dim,
+        "KV_HEAD": head_dim, "KV_HEADS": heads.num_kv_heads, "GROUP": heads.group, "HEAD_DIM": head_dim,
+        "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_M": blocks.rows, "BLOCK_N": blocks.keys,
+        "PAGE": 16 if extras else 1, "MASK_WORDS": 1, "WINDOW": 4096 if extras else 0,
+        "SOFT_CAP": 50.0 if extras else 0.0, "OPERAND": getattr(tl, str(heads.dtype).removeprefix("torch.")),
+        "PRECISION": "ieee",
+    }  # fmt: skip
+    kernel = compiled(attend, types, sizes, blocks.num_warps, blocks.num_stages)
+    assert kernel.metadata.shared <= SHARED_LIMIT
+    assert stack_bytes(kernel, tmp_path) <= 16
+    if heads.dtype is not torch.float32 and blocks.rows >= 64:
+        assert "wgmma" in kernel.asm["ptx"]
+
+
+def test_combine(tmp_path: Path) -> None:
+    from kernels.attention.triton_kernels import combine
+
+    types = {"out": "*bf16", "parts": "*fp32", "part_sums": "*fp32", "tiles": "*i32"}
+    sizes = {"KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 96, "BLOCK_D": 128, "BLOCK_M": 64}
+    assert stack_bytes(compiled(combine, types, sizes, 4, 3), tmp_path) == 0
+
+
+def test_rope_and_store(tmp_path: Path) -> None:
+    from kernels.attention.triton_rope import _rope_and_store
+
+    types = dict.fromkeys(("q", "k", "v", "rotated", "k_pool", "v_pool"), "*bf16") | {"rope": "*fp32", "slots": "*i64"}
+    strides = {"Q_ROW": 6144, "Q_HEAD": 128, "K_ROW": 6144, "K_HEAD": 128, "V_ROW": 6144, "V_HEAD": 128}
+    sizes = strides | {"KV_SLOT": 1024, "KV_HEAD": 128, "HEADS": 32, "KV_HEADS": 8, "HALF": 64, "BLOCK": 64}
+    assert stack_bytes(compiled(_rope_and_store, types, sizes, 1, 3), tmp_path) == 0
+
+
+def test_acceptance(tmp_path: Path) -> None:
+    from kernels.acceptance_triton import _walk_coupled, _walk_thresholds
+
+    types: dict[str, str] = dict.fromkeys(("parents", "tokens"), "*i32")
+    types |= dict.fromkeys(("num_nodes", "target_tokens", "nodes_out", "num_out", "bonus_out"), "*i64")
+    walk = compiled(_walk_coupled, types, {"WIDTH": 63, "BLOCK": 64}, 1, 3)
+    assert stack_bytes(walk, tmp_path) == 0
+    types |= dict.fromkeys(("probs", "coins", "finals", "threshold_single", "threshold_acc"), "*fp64")
+    del types["target_tokens"]
+    sizes = {"WIDTH": 63, "VOCAB": 128256, "BLOCK": 64, "VOCAB_BLOCK": 1024}
+    assert stack_bytes(compiled(_walk_thresholds, types, sizes, 4, 3), tmp_path) <= 16

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from outrider.args import Args, ChatArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.errors import StartupError
+
+KINDS: list[type[Args]] = [VerifyArgs, DraftArgs, GatewayArgs, ServeArgs, ChatArgs]
+ADDRESSES = {"listen", "verify_address", "uds"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_words_are_the_defaults_and_the_defaults_need_no_words(kind: type[Args]) -> None:
+    assert kind.parse([]) == kind()
+    assert kind().to_argv() == []
+
+
+def test_words_and_back() -> None:
+    args = VerifyArgs(model_path="/m", max_running_requests=3, disable_speculation_brake=True, max_draft_wait_ms=2.5)
+    assert VerifyArgs.parse(args.to_argv()) == args
+    gateway = GatewayArgs(verify_address=("a:1", "b:2"), api_key=("-odd", "b"))
+    assert GatewayArgs.parse(gateway.to_argv()) == gateway
+
+
+def test_a_repeated_flag_replaces_the_default() -> None:
+    args = DraftArgs.parse(["--verify-address", "a:1", "--verify-address", "b:2"])
+    assert args.verify_address == ("a:1", "b:2")
+
+
+def test_sglangs_other_name_for_the_model() -> None:
+    assert VerifyArgs.parse(["--model", "x"]).model_path == "x"
+
+
+@pytest.mark.parametrize(
+    "words", [["--nonsense"], ["--max-running-requests", "many"], ["--dtype", "float8"], ["--max-running-req", "3"]]
+)
+def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        VerifyArgs.parse(words)
+    assert ended.value.code == 2
+    assert "usage: outrider verify" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "flag"),
+    [
+        (VerifyArgs, {"max_total_tokens": 0}, "--max-total-tokens"),
+        (VerifyArgs, {"max_draft_wait_ms": -1.0}, "--max-draft-wait-ms"),
+        (DraftArgs, {"max_sessions": 0}, "--max-sessions"),
+        (DraftArgs, {"speculative_algorithm": "MAGIC"}, "--speculative-algorithm"),
+        (DraftArgs, {"speculative_ngram_max_match_window_size": 18}, "--speculative-ngram-branch-length"),
+        (DraftArgs, {"speculative_ngram_min_bfs_breadth": 11}, "--speculative-ngram-max-bfs-breadth"),
+        (GatewayArgs, {"max_body_bytes": 0}, "--max-body-bytes"),
+        (ServeArgs, {"max_body_bytes": 0}, "--max-body-bytes"),
+        (ServeArgs, {"max_total_tokens": 0}, "--max-total-tokens"),
+        (ServeArgs, {"speculative_algorithm": "MAGIC"}, "--speculative-algorithm"),
+        (ServeArgs, {"startup_timeout_s": 0}, "--startup-timeout-s"),
+        (ChatArgs, {"max_tokens": 0}, "--max-tokens"),
+        (ChatArgs, {"temperature": -0.5}, "--temperature"),
+    ],
+)
+def test_nonsense_is_refused_by_flag(kind: type[Args], settings: dict[str, object], flag: str) -> None:
+    with pytest.raises(StartupError, match=flag):
+        kind(**settings)
+
+
+def test_serve_has_every_flag_of_its_parts_but_the_addresses() -> None:
+    own = {spec.name for spec in dataclasses.fields(ServeArgs)}
+    for kind in (VerifyArgs, DraftArgs, GatewayArgs):
+        assert {spec.name for spec in dataclasses.fields(kind)} - own <= ADDRESSES
+    assert not own & ADDRESSES
+
+
+def test_a_flag_that_parts_share_means_one_thing() -> None:
+    """Serve has one flag by that name, so the parts' must be of one type."""
+    kinds: dict[str, set[object]] = {}
+    for kind in (VerifyArgs, DraftArgs, GatewayArgs):
+        for spec in dataclasses.fields(kind):
+            kinds.setdefault(spec.name, set()).add(spec.type)
+    assert {name for name, types in kinds.items() if len(types) > 1} == set()
+
+
+def test_a_part_keeps_its_own_default_for_what_serve_was_not_given() -> None:
+    assert ServeArgs().part(DraftArgs) == DraftArgs()
+    assert ServeArgs(shutdown_grace_s=1.0).part(DraftArgs).shutdown_grace_s == 1.0
+    assert ServeArgs().part(VerifyArgs, listen="unix:/a") == VerifyArgs(listen="unix:/a")
+
+
+@pytest.mark.parametrize(("algorithm", "drafts"), [("NGRAM", True), ("ngram", True), ("NONE", False), (None, False)])
+def test_whether_serve_drafts(algorithm: str | None, drafts: bool) -> None:
+    assert ServeArgs(speculative_algorithm=algorithm).drafts is drafts
+
+
+def test_every_flag_has_help() -> None:
+    for kind in KINDS:
+        for spec in dataclasses.fields(kind):
+            assert spec.metadata["help"].endswith("."), f"{kind.__name__}.{spec.name}"
+
+
+def test_settings_as_flags() -> None:
+    flags = VerifyArgs(dtype="float32").as_flags()
+    assert flags["dtype"] == "float32"
+    assert flags["max-running-requests"] == "48"

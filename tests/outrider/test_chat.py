@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+
+from outrider import chat
+from outrider.args import ChatArgs
+from outrider.errors import StartupError
+from tests.outrider.conftest import FakeGateway
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_tokens_come_with_their_origins(fake_gateway: FakeGateway) -> None:
+    written: list[tuple[str, bool]] = []
+    client = chat.connect(fake_gateway.url + "/", None)
+    answer = chat.ask(
+        client, "a-model", [{"role": "user", "content": "hi"}], lambda text, accepted: written.append((text, accepted)),
+        max_tokens=7,
+    )  # fmt: skip
+    client.close()
+    assert written == [("Hel", False), ("lo", True), (" you", True)]
+    assert (answer.text, answer.num_tokens, answer.accept_length) == ("Hello you", 3, 3.0)
+    (request,) = fake_gateway.requests
+    assert request["speculative"] == {"enabled": True, "include_origins": True}
+    assert (request["temperature"], request["max_completion_tokens"]) == (0.0, 7)
+
+
+def test_a_server_that_tells_no_origins(fake_gateway: FakeGateway) -> None:
+    fake_gateway.origins = False
+    written: list[tuple[str, bool]] = []
+    with chat.connect(fake_gateway.url, None) as client:
+        answer = chat.ask(client, "m", [{"role": "user", "content": "hi"}], lambda *piece: written.append(piece))
+    assert written == [("Hel", False), ("lo", False), (" you", False)]
+    assert answer.accept_length is None
+
+
+def test_summary_says_only_what_is_known() -> None:
+    assert chat.Answer("x", 1, None, None).summary() == "1 token"
+    assert chat.Answer("x", 9, 2.5, 100.25).summary() == "9 tokens, 100.2 tokens/s, accept length 2.50"
+
+
+def test_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def painted(out: io.StringIO) -> str:
+        painter = chat.Painter(out)
+        painter.write("a", True)
+        painter.write("b", False)
+        return out.getvalue()
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert painted(Terminal()) == "\x1b[32ma\x1b[0mb"
+    assert painted(io.StringIO()) == "ab"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert painted(Terminal()) == "ab"
+
+
+def test_one_prompt_leaves_the_answer_alone_on_stdout(
+    fake_gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"--url={fake_gateway.url}", "--prompt", "hi", "--system", "Be brief.", "--no-speculation"]
+    assert chat.main(ChatArgs.parse(words)) == 0
+    out, err = capsys.readouterr()
+    assert out == "Hello you\n"
+    assert "3 tokens" in err
+    assert "accept length 1.00" in err
+    (request,) = fake_gateway.requests
+    assert request["model"] == "a-model"
+    assert request["speculative"]["enabled"] is False
+    assert request["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+
+
+def test_a_conversation_remembers_its_turns(fake_gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed: Iterator[str] = iter(["hi", "   ", "and then?"])
+
+    def read(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", read)
+    assert chat.main(ChatArgs(url=fake_gateway.url)) == 0
+    first, second = fake_gateway.requests
+    assert first["messages"] == [{"role": "user", "content": "hi"}]
+    assert second["messages"] == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "Hello you"},
+        {"role": "user", "content": "and then?"},
+    ]
+
+
+def test_a_refused_request_says_why(fake_gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_gateway.status = 400
+    assert chat.main(ChatArgs(url=fake_gateway.url, model="m", prompt="hi")) == 1
+    assert "too long" in capsys.readouterr().err
+
+
+def test_no_server() -> None:
+    with pytest.raises(StartupError, match="no server answers"):
+        chat.main(ChatArgs(url="http://127.0.0.1:1", prompt="hi"))

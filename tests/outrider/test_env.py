@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from outrider import env
+from outrider.errors import StartupError
+
+
+def test_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_HOME", "/data/outrider")
+    assert env.home() == Path("/data/outrider")
+    monkeypatch.delenv("OUTRIDER_HOME")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert env.home() == Path("/cache/outrider")
+
+
+@pytest.mark.parametrize(("value", "meaning"), [("1", True), ("off", False), ("TRUE", True), ("", True)])
+def test_switches(value: str, meaning: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CPU_KERNEL", value)
+    assert env.cpu_kernel() is meaning
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), [("OUTRIDER_CPU_KERNEL", env.cpu_kernel), ("OUTRIDER_LOG_LEVEL", env.log_level)]
+)
+def test_nonsense_is_refused_by_name(name: str, read: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "perhaps")
+    assert callable(read)
+    with pytest.raises(StartupError, match=name):
+        read()
+
+
+def test_sglangs_name_for_early_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUTRIDER_ENABLE_SPEC_V2", raising=False)
+    monkeypatch.setenv("SGLANG_ENABLE_SPEC_V2", "true")
+    assert env.early_proposals()
+    monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", "0")
+    assert not env.early_proposals()
+
+
+def test_a_child_knows_its_parent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_PARENT_PID", env.for_child()["OUTRIDER_PARENT_PID"])
+    assert env.take_parent_pid() == os.getpid()
+    assert env.take_parent_pid() is None

@@ -1,0 +1,176 @@
+"""`outrider serve` over stand-ins for the services (tests/outrider/fake_part.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from outrider import launcher
+from outrider.args import Args, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.errors import StartupError
+from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+
+FAKE_PART = Path(__file__).with_name("fake_part.py")
+
+
+def fake_command(settings: Args) -> tuple[str, ...]:
+    return (sys.executable, str(FAKE_PART), settings.command, *settings.to_argv())
+
+
+def without(name: str) -> Callable[[Args], tuple[str, ...]]:
+    """Commands of which one dies at its start."""
+    die = (sys.executable, str(FAKE_PART), "--die")
+    return lambda settings: die if settings.command == name else fake_command(settings)
+
+
+async def run(args: ServeArgs, command: Callable[[Args], tuple[str, ...]] = fake_command) -> tuple[int, list[str]]:
+    """Exit code, and (address, model) once ready; stops then."""
+    seen: list[str] = []
+
+    async def when_ready(served: launcher.Served) -> None:
+        seen.extend([served.url, served.model])
+        served.stop()
+
+    return await launcher.serve(args, when_ready, command), seen
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("algorithm", ["NGRAM", "NONE"])
+async def test_all_parts_come_up_and_end(algorithm: str) -> None:
+    code, seen = await run(ServeArgs(port=0, model_path="/models/a-model", speculative_algorithm=algorithm))
+    assert code == 0
+    url, model = seen
+    assert url.startswith("http://127.0.0.1:")
+    assert model == "a-model"
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["verify", "draft", "gateway"])
+async def test_the_part_that_fails_is_named(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, seen = await run(ServeArgs(port=0), without(name))
+    assert (code, seen) == (1, [])
+    assert f"outrider serve: {name} failed (exit code 1)" in capfd.readouterr().err
+
+
+@pytest.mark.asyncio
+async def test_a_draft_service_that_verify_refuses_fails_the_start() -> None:
+    def command(settings: Args) -> tuple[str, ...]:
+        python, script, *words = fake_command(settings)
+        return (python, script, *(["--refused"] if settings.command == "draft" else []), *words)
+
+    with pytest.raises(StartupError, match="verify refuses the draft service: another vocabulary"):
+        await run(ServeArgs(port=0), command)
+
+
+@pytest.mark.asyncio
+async def test_clients_reach_verify_at_the_grpc_address() -> None:
+    address = f"127.0.0.1:{launcher.choose_port('127.0.0.1', 0)}"
+    names: list[str] = []
+
+    async def when_ready(served: launcher.Served) -> None:
+        names.append(await launcher.model_name(address))
+        served.stop()
+
+    args = ServeArgs(port=0, model_path="/models/a-model", served_model_name="another", grpc_address=address)
+    assert await launcher.serve(args, when_ready, fake_command) == 0
+    assert names == ["a-model"]
+
+
+def test_main_says_one_line_when_ready(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    async def serve(args: ServeArgs, when_ready: Callable[[launcher.Served], Awaitable[None]]) -> int:
+        async def stop_then(served: launcher.Served) -> None:
+            await when_ready(served)
+            served.stop()
+
+        return await real_serve(args, stop_then, fake_command)
+
+    real_serve = launcher.serve
+    monkeypatch.setattr(launcher, "serve", serve)
+    assert launcher.main(ServeArgs(port=0, served_model_name="a-model")) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Outrider serves a-model with NGRAM drafts at http://127.0.0.1:")
+    assert "(ready in " in line
+
+
+VERIFY, DRAFT = "unix:/run/verify.sock", "unix:/run/draft.sock"
+
+
+def test_each_part_gets_its_own_flags() -> None:
+    args = ServeArgs(dtype="float32", speculative_ngram_branch_length=20, api_key=("k",), host="0.0.0.0")
+    verify, draft, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
+    assert [part.name for part in (verify, draft, gateway)] == ["verify", "draft", "gateway"]
+    assert [part.disposable for part in (verify, draft, gateway)] == [False, True, False]
+    assert VerifyArgs.parse(list(verify.command[5:])) == VerifyArgs(listen=VERIFY, dtype="float32")
+    assert DraftArgs.parse(list(draft.command[5:])) == DraftArgs(
+        listen=DRAFT,
+        verify_address=(VERIFY,),
+        speculative_algorithm="NGRAM",
+        speculative_ngram_branch_length=20,
+    )
+    assert GatewayArgs.parse(list(gateway.command[5:])) == GatewayArgs(
+        verify_address=(VERIFY,), host="0.0.0.0", port=1234, api_key=("k",)
+    )
+    assert "outrider verify --listen" in " ".join(verify.command)
+
+
+@pytest.mark.asyncio
+async def test_wait_serving_outlasts_not_serving_and_a_restart(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/a.sock"
+    waiting = asyncio.create_task(launcher.wait_serving(address))
+    first = create_server()
+    add_health_and_reflection(first, [])
+    bind(first, address)
+    await first.start()
+    await first.stop(0)
+    second = create_server()
+    health = add_health_and_reflection(second, [])
+    bind(second, address)
+    await second.start()
+    assert not waiting.done()
+    await set_serving(health, [], True)
+    await waiting
+    await second.stop(0)
+
+
+@pytest.mark.asyncio
+async def test_wait_healthy_outlasts_refusals_hang_ups_and_errors() -> None:
+    answers = [b"", b"HTTP/1.1 503 Service Unavailable\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0))
+        writer.close()
+
+    port = launcher.choose_port("127.0.0.1", 0)
+    waiting = asyncio.create_task(launcher.wait_healthy("127.0.0.1", port))
+    async with await asyncio.start_server(answer, "127.0.0.1", port):
+        await waiting
+    assert answers == []
+
+
+def test_a_taken_port_is_refused_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartupError, match=f"cannot listen on 127.0.0.1:{port}"):
+            launcher.choose_port("127.0.0.1", port)
+    with pytest.raises(StartupError, match="from 0 to 65535"):
+        launcher.choose_port("127.0.0.1", 70_000)
+
+
+def test_runtime_dir_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    folder = launcher.make_runtime_dir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.is_relative_to(long)
+    assert len(f"{folder}/verify.sock") < 108
+    folder.rmdir()

@@ -1,0 +1,229 @@
+"""Errors, health and reflection over a real Unix socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from outrider import errors, rpc
+from outrider.errors import BY_STATUS, InvalidArgument, NotFound, OutriderError, ResourceExhausted, StartupError
+from outrider.v1 import common_pb2
+from outrider.wire import MAX_MESSAGE_BYTES
+
+SERVICE = "outrider.v1.DraftService"
+
+Handler = Callable[..., Any]
+
+
+@asynccontextmanager
+async def serving(address: str, **handlers: grpc.RpcMethodHandler) -> AsyncIterator[grpc.aio.Channel]:
+    """A server with these methods of SERVICE, and a channel to it."""
+    server = rpc.create_server()
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    health = rpc.add_health_and_reflection(server, [SERVICE])
+    rpc.bind(server, address)
+    await server.start()
+    await rpc.set_serving(health, [SERVICE], True)
+    async with rpc.create_channel(address) as channel:
+        yield channel
+    await server.stop(0)
+
+
+def unary(error: Exception) -> grpc.RpcMethodHandler:
+    async def handle(request: bytes, context: Any) -> bytes:
+        raise error
+
+    return grpc.unary_unary_rpc_method_handler(handle)
+
+
+def server_stream(error: Exception) -> grpc.RpcMethodHandler:
+    async def handle(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield b"first"
+        raise error
+
+    return grpc.unary_stream_rpc_method_handler(handle)
+
+
+def client_stream(error: Exception) -> grpc.RpcMethodHandler:
+    async def handle(requests: AsyncIterator[bytes], context: Any) -> bytes:
+        async for _ in requests:
+            raise error
+        return b""
+
+    return grpc.stream_unary_rpc_method_handler(handle)
+
+
+def both_stream(error: Exception) -> grpc.RpcMethodHandler:
+    async def handle(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for _ in requests:
+            yield b"first"
+            raise error
+
+    return grpc.stream_stream_rpc_method_handler(handle)
+
+
+async def call(channel: grpc.aio.Channel, kind: str, method: str = "Method") -> list[bytes]:
+    """The responses to one request, however the method takes and gives them."""
+    path = f"/{SERVICE}/{method}"
+    if kind == "unary":
+        return [await channel.unary_unary(path, None, None)(b"")]
+    if kind == "client_stream":
+        return [await channel.stream_unary(path, None, None)(iter([b""]))]
+    if kind == "server_stream":
+        return [response async for response in channel.unary_stream(path, None, None)(b"")]
+    return [response async for response in channel.stream_stream(path, None, None)(iter([b""]))]
+
+
+KINDS = {"unary": unary, "server_stream": server_stream, "client_stream": client_stream, "both_stream": both_stream}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_our_errors_come_back_as_themselves(kind: str, tmp_path: Path) -> None:
+    error = ResourceExhausted("the queue is full", field="prompt_tokens", retry_after_s=2.5)
+    async with serving(f"unix:{tmp_path}/a.sock", Method=KINDS[kind](error)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, kind)
+    assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    ours = rpc.error_from_rpc(failed.value)
+    assert isinstance(ours, ResourceExhausted)
+    assert (ours.message, ours.field, ours.retry_after_s) == ("the queue is full", "prompt_tokens", 2.5)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", KINDS)
+async def test_unexpected_errors_tell_the_peer_nothing(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving(f"unix:{tmp_path}/a.sock", Method=KINDS[kind](RuntimeError("a secret"))) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, kind)
+    assert failed.value.code() is grpc.StatusCode.INTERNAL
+    assert "secret" not in f"{failed.value.details()}{failed.value.trailing_metadata()}"
+
+
+@pytest.mark.asyncio
+async def test_a_timeout_is_a_deadline(tmp_path: Path) -> None:
+    async with serving(f"unix:{tmp_path}/a.sock", Method=unary(TimeoutError())) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, "unary")
+    assert failed.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", list(BY_STATUS.values()))
+async def test_every_kind_of_error_crosses_the_wire(kind: type[OutriderError], tmp_path: Path) -> None:
+    async with serving(f"unix:{tmp_path}/a.sock", Method=unary(kind("why"))) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, "unary")
+    assert type(rpc.error_from_rpc(failed.value)) is kind
+    assert failed.value.details() == "why"
+
+
+@pytest.mark.asyncio
+async def test_a_field_is_a_bad_request_detail(tmp_path: Path) -> None:
+    async with serving(f"unix:{tmp_path}/a.sock", Method=unary(InvalidArgument("no", field="top_p"))) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, "unary")
+    assert rpc.error_from_rpc(failed.value).field == "top_p"
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_method_is_unimplemented_and_an_absent_server_unavailable(tmp_path: Path) -> None:
+    async with serving(f"unix:{tmp_path}/a.sock", Method=unary(NotFound("x"))) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, "unary", "Another")
+        assert isinstance(rpc.error_from_rpc(failed.value), errors.Unimplemented)
+    async with rpc.create_channel(f"unix:{tmp_path}/nobody.sock") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, "unary")
+        assert isinstance(rpc.error_from_rpc(failed.value), errors.Unavailable)
+
+
+@pytest.mark.asyncio
+async def test_a_message_over_the_limit_is_refused_and_the_channel_goes_on(tmp_path: Path) -> None:
+    async def length(request: bytes, context: Any) -> bytes:
+        return str(len(request)).encode()
+
+    method = grpc.unary_unary_rpc_method_handler(length)
+    async with serving(f"unix:{tmp_path}/a.sock", Method=method) as channel:
+        send = channel.unary_unary(f"/{SERVICE}/Method", None, None)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await send(bytes(MAX_MESSAGE_BYTES + 1))
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await send(bytes(MAX_MESSAGE_BYTES)) == str(MAX_MESSAGE_BYTES).encode()
+
+
+@pytest.mark.asyncio
+async def test_bytes_that_are_no_message_are_an_error_and_the_channel_goes_on(tmp_path: Path) -> None:
+    async def echo(request: common_pb2.ModelInfo, context: Any) -> common_pb2.ModelInfo:
+        return request
+
+    method = grpc.unary_unary_rpc_method_handler(
+        echo, common_pb2.ModelInfo.FromString, common_pb2.ModelInfo.SerializeToString
+    )
+    async with serving(f"unix:{tmp_path}/a.sock", Method=method) as channel:
+        send = channel.unary_unary(f"/{SERVICE}/Method", None, None)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await send(b"\xff\xff\xff")
+        assert isinstance(rpc.error_from_rpc(failed.value), errors.Internal)
+        assert await send(b"") == b""
+
+
+@pytest.mark.asyncio
+async def test_health_and_reflection_answer(tmp_path: Path) -> None:
+    async with serving(f"unix:{tmp_path}/a.sock", Method=unary(NotFound("x"))) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
+        async for listed in reflection.ServerReflectionInfo(iter(asked)):
+            names = {service.name for service in listed.list_services_response.service}
+            assert {SERVICE, "grpc.health.v1.Health"} <= names
+
+
+@pytest.mark.asyncio
+async def test_not_serving_until_told(tmp_path: Path) -> None:
+    server = rpc.create_server()
+    servicer = rpc.add_health_and_reflection(server, [SERVICE])
+    rpc.bind(server, f"unix:{tmp_path}/a.sock")
+    await server.start()
+    async with rpc.create_channel(f"unix:{tmp_path}/a.sock") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+        await rpc.set_serving(servicer, [SERVICE], False)
+        reply = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+    await server.stop(0)
+
+
+@pytest.mark.asyncio
+async def test_binding(tmp_path: Path) -> None:
+    server = rpc.create_server()
+    address = rpc.bind(server, "127.0.0.1:0")
+    assert int(address.rpartition(":")[2]) > 0
+    await server.start()
+    other = rpc.create_server()
+    with pytest.raises(StartupError, match=f"cannot listen on {address}"):
+        rpc.bind(other, address)
+    await server.stop(0)
+    await other.stop(0)
+
+
+def test_every_error_has_a_status_of_its_own() -> None:
+    assert len(BY_STATUS) == 10
+    for status, kind in BY_STATUS.items():
+        assert kind.status is status
+        assert 400 <= kind.http_status < 600

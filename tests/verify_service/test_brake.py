@@ -1,0 +1,193 @@
+"""The brake keeps what pays and ends what does not, by what it measures itself; no drafter can make it lose much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verify_service.brake import Acceptance, CostTable, ReplyTimes, SessionBrake, choose_nodes
+
+STEEP = CostTable({1: 10.0, 32: 41.0})  # a millisecond a row: a small CPU
+FLAT = CostTable({1: 10.0, 32: 10.5})  # nodes cost next to nothing: a GPU
+
+
+def test_an_unmeasured_step_costs_one_whatever_its_rows() -> None:
+    assert CostTable().ms(np.array([1, 7, 900])).tolist() == [1.0, 1.0, 1.0]
+
+
+@given(
+    measured=st.dictionaries(st.integers(1, 600), st.floats(0.01, 1e3), min_size=1),
+    seen=st.lists(st.tuples(st.integers(1, 3000), st.floats(0.01, 1e3))),
+)
+def test_more_rows_never_cost_less(measured: dict[int, float], seen: list[tuple[int, float]]) -> None:
+    costs = CostTable(measured)
+    for rows, ms in seen:
+        costs.observe(rows, ms)
+    table = costs.ms(np.arange(1, 3000))
+    assert (table > 0).all()
+    assert (np.diff(table) >= -1e-9 * table[:-1]).all()
+
+
+def test_one_slow_step_moves_the_table_little_and_many_move_it_there() -> None:
+    costs = CostTable({1: 10.0})
+    costs.observe(1, 1e6)
+    assert costs.ms(1) < 12.0
+    for _ in range(100):
+        costs.observe(1, 30.0)
+    assert costs.ms(1) == pytest.approx(30.0, rel=0.05)
+
+
+def test_estimates_follow_what_is_accepted_and_never_rise_with_the_score() -> None:
+    acceptance, rng = Acceptance(), np.random.default_rng(0)
+    truth = np.exp(-np.arange(256) / 40.0)
+    for _ in range(2000):
+        scores = rng.integers(0, 256, 8).astype(np.uint8)
+        acceptance.observe(scores, rng.random(8) < truth[scores])
+    estimates = acceptance.probabilities(np.arange(256, dtype=np.uint8))
+    assert (np.diff(estimates) <= 0).all()
+    assert np.abs(estimates - truth).max() < 0.2
+
+
+@given(
+    likely=st.lists(
+        st.lists(st.floats(0, 1), max_size=6).map(lambda p: np.sort(np.array(p, np.float64))[::-1]), max_size=4
+    ),
+    slope=st.floats(0.0, 5.0),
+    base_rows=st.integers(1, 8),
+    base_tokens=st.floats(1.0, 8.0),
+)
+def test_the_nodes_chosen_give_the_most_tokens_per_ms(
+    likely: list[np.ndarray], slope: float, base_rows: int, base_tokens: float
+) -> None:
+    costs = CostTable({1: 10.0, 64: 10.0 + 63 * slope})
+
+    def rate(counts: list[int]) -> float:
+        gained = sum(float(p[:count].sum()) for p, count in zip(likely, counts, strict=True))
+        return (base_tokens + gained) / float(costs.ms(base_rows + sum(counts)))
+
+    counts = choose_nodes(costs, base_rows, base_tokens, likely)
+    assert all(0 <= count <= len(p) for count, p in zip(counts, likely, strict=True))
+    everything = [[]]
+    for p in likely:
+        everything = [[*head, count] for head in everything for count in range(len(p) + 1)]
+    assert rate(counts) == pytest.approx(max(map(rate, everything)))
+
+
+def test_nodes_that_cost_nothing_are_all_taken_and_hopeless_ones_are_not() -> None:
+    assert choose_nodes(FLAT, 1, 1.0, [np.array([0.9, 0.5, 0.3])]) == [3]
+    assert choose_nodes(STEEP, 1, 1.0, [np.array([0.9, 0.01]), np.array([0.02])]) == [1, 0]
+    assert choose_nodes(STEEP, 1, 1.0, []) == []
+
+
+def test_the_bound_on_a_reply_covers_its_usual_spread() -> None:
+    replies, rng = ReplyTimes(), np.random.default_rng(0)
+    times = rng.uniform(3.0, 5.0, 300)
+    for ms in times:
+        replies.observe(float(ms))
+    assert (times <= replies.bound_ms).mean() > 0.99
+    assert replies.bound_ms < 10.0
+
+
+# What a drafter does in a round: the tree's scores, and how many of its first nodes are accepted.
+Behaviour = Callable[[int, bool], tuple[list[int], int]]
+CHAIN = [2, 4, 6, 8]
+
+
+def always_right(step: int, is_probe: bool) -> tuple[list[int], int]:
+    return CHAIN, 4
+
+
+def always_wrong(step: int, is_probe: bool) -> tuple[list[int], int]:
+    return CHAIN, 0
+
+
+def wrong_and_sure(step: int, is_probe: bool) -> tuple[list[int], int]:
+    return [0] * 32, 0
+
+
+def treacherous(step: int, is_probe: bool) -> tuple[list[int], int]:
+    return CHAIN, 4 if is_probe else 0
+
+
+def wrong_now_and_then(step: int, is_probe: bool) -> tuple[list[int], int]:
+    return CHAIN, 4 * (step // 200 % 2)
+
+
+def simulate(behaviour: Behaviour, costs: CostTable, *, steps: int, reply_ms: float = 0.0) -> tuple[float, int, int]:
+    """(tokens per ms against plain decoding, rounds with drafts, the last of them) for one session alone.
+
+    Verify waits for replies as long as its planner would.
+    """
+    brake = SessionBrake(Acceptance())
+    plain_ms = float(costs.ms(1))
+    total_ms, tokens, rounds, last, was_silent = 0.0, 0, 0, 0, False
+    for step in range(steps):
+        if brake.silent:
+            was_silent = True
+            brake.plain_step()
+            total_ms, tokens = total_ms + plain_ms, tokens + 1
+            continue
+        scores, right = behaviour(step, was_silent)
+        was_silent = False
+        tree = np.array(scores, np.uint8)
+        break_even_ms = (1 + brake.expected_accepted) * plain_ms - float(costs.ms(1 + round(brake.expected_nodes)))
+        wait_ms, nodes = max(0.0, min(reply_ms, break_even_ms)), 0
+        if wait_ms == reply_ms:
+            (nodes,) = choose_nodes(costs, 1, 1.0, [np.sort(brake.probabilities(tree))[::-1]])
+            nodes = min(max(nodes, brake.least_nodes()), len(tree))
+        accepted = min(right, nodes)
+        ms = float(costs.ms(1 + nodes))
+        if nodes:
+            brake.verified(tree[:nodes], np.arange(nodes) < accepted)
+        if nodes or wait_ms:
+            loss_ms = ms - plain_ms + wait_ms
+            brake.round_done(
+                nodes=nodes, accepted=accepted, gain_ms=accepted * plain_ms, loss_ms=loss_ms, step_ms=plain_ms
+            )
+        else:
+            brake.plain_step()
+        total_ms, tokens = total_ms + ms + wait_ms, tokens + 1 + accepted
+        rounds, last = rounds + (nodes > 0), step if nodes else last
+    return tokens / total_ms * plain_ms, rounds, last
+
+
+@pytest.mark.parametrize("costs", [STEEP, FLAT])
+def test_a_drafter_that_is_right_is_never_silenced(costs: CostTable) -> None:
+    speed, rounds, _ = simulate(always_right, costs, steps=500)
+    assert rounds == 500
+    assert speed > 2.0
+
+
+@pytest.mark.parametrize("costs", [STEEP, FLAT])
+@pytest.mark.parametrize("behaviour", [always_wrong, wrong_and_sure, treacherous, wrong_now_and_then])
+@pytest.mark.parametrize("reply_ms", [0.0, 5.0])
+def test_no_behaviour_costs_a_twentieth(behaviour: Behaviour, costs: CostTable, reply_ms: float) -> None:
+    speed, _, _ = simulate(behaviour, costs, steps=4000, reply_ms=reply_ms)
+    assert speed > 0.95
+
+
+def test_a_silenced_drafter_is_probed_for_ever_and_probes_are_rare() -> None:
+    _, rounds, last = simulate(wrong_and_sure, STEEP, steps=40_000)
+    assert 60 < rounds < 4000
+    assert last > 39_000
+
+
+def test_a_drafter_that_improves_is_used_again() -> None:
+    def late_bloomer(step: int, is_probe: bool) -> tuple[list[int], int]:
+        return CHAIN, 4 if step > 1000 else 0
+
+    speed, rounds, _ = simulate(late_bloomer, STEEP, steps=5000)
+    assert rounds > 2500
+    assert speed > 1.2
+
+
+def test_what_one_session_teaches_serves_the_next() -> None:
+    shared = Acceptance()
+    first = SessionBrake(shared)
+    for _ in range(50):
+        first.verified(np.zeros(4, np.uint8), np.zeros(4, np.bool_))
+    assert SessionBrake(shared).probabilities(np.zeros(1, np.uint8))[0] < 0.1

@@ -1,0 +1,246 @@
+"""Who gets which session, for how long, and what slow and flooding drafters get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from outrider.errors import InvalidArgument
+from outrider.sampling import SamplingParams
+from outrider.tree import TokenTree
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import pack_ids
+from tests.fake_drafters import Draft, Seen
+from tests.fakes import ToyModel, toy_config
+from tests.verify_service.rig import MAX_KEPT, Sim, build_factory, build_rig, expected, request
+from verify_service.commands import Arrived
+from verify_service.drafters import MAX_REFUSALS_IN_A_ROW, Drafter, Drafters
+from verify_service.intake import take_proposals, take_releases
+from verify_service.proposals import Proposal
+from verify_service.session import Session
+
+OUTBOX_BYTES = 2000
+FACTORY = build_factory(toy_config(32, 400))
+
+
+class Ends:
+    """Remembers why a stream was ended."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def __call__(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def drafter(name: str = "d", **settings: Any) -> Drafter:
+    return Drafter(
+        **{
+            "drafter_id": name,
+            "algorithm": common_pb2.ALGORITHM_NGRAM,
+            "draft_model": "",
+            "max_sessions": 8,
+            "needs_features": False,
+            "wake": lambda: None,
+            "end": Ends(),
+            "taken": lambda: None,
+            **settings,
+        }
+    )
+
+
+def ends(of: Drafter) -> list[str]:
+    assert isinstance(of.end, Ends)
+    return of.end.reasons
+
+
+def drafters(*enlisted: Drafter) -> Drafters:
+    everybody = Drafters(max_kept=4, max_assumed=4, outbox_bytes=OUTBOX_BYTES)
+    for one in enlisted:
+        everybody.enlist(one)
+    return everybody
+
+
+def session(prompt_len: int = 3, **speculative: Any) -> Session:
+    (made,) = FACTORY.build(
+        verify_pb2.GenerateRequest(
+            prompt_tokens=pack_ids([1] * prompt_len), speculative=common_pb2.SpeculativeParams(**speculative)
+        )
+    )
+    return made
+
+
+def arrived(to: Session, proposal_id: int, tokens: list[int] | InvalidArgument, generation: int = 1) -> Arrived:
+    proposal = tokens
+    if not isinstance(tokens, InvalidArgument):
+        tree = TokenTree.chain(np.array(tokens, np.int32))
+        proposal = Proposal(proposal_id, to.committed_len, np.empty(0, np.int32), tree)
+    assert not isinstance(proposal, list)
+    return Arrived(to.session_id, generation, proposal_id, proposal)
+
+
+def test_the_least_busy_drafter_that_fits_gets_the_session() -> None:
+    small, large = drafter("small", max_sessions=1), drafter("large")
+    eagle = drafter("eagle", algorithm=common_pb2.ALGORITHM_EAGLE)
+    everybody = drafters(small, large, eagle)
+    owners: list[str] = []
+    for _ in range(4):
+        assignment = everybody.assign(session(algorithm=common_pb2.ALGORITHM_NGRAM))
+        assert assignment is not None
+        owners.append(assignment.drafter.drafter_id)
+    assert owners == ["small", "large", "large", "large"]
+    assert everybody.assign(session(algorithm=common_pb2.ALGORITHM_MTP)) is None
+    assert everybody.assign(session(enabled=False)) is None
+    assignment = everybody.assign(session())
+    assert assignment is not None
+    assert assignment.drafter is eagle
+
+
+def test_the_generation_grows_with_every_opening_and_old_ones_are_foreign() -> None:
+    first, second = drafter("first"), drafter("second")
+    everybody, one = drafters(first, second), session()
+    everybody.assign(one)
+    assert first.find(one.session_id, 1) is not None
+    assert everybody.leave(first) == [one]
+    assert everybody.leave(first) == []
+    assert everybody.of(one) is None
+    everybody.assign(one)
+    assert second.find(one.session_id, 1) is None
+    assert second.find(one.session_id, 2) is everybody.of(one)
+    take_proposals(everybody, second, [arrived(one, 1, [4], generation=1)])
+    assert second.counts["foreign"] == 1
+
+
+def test_a_malformed_proposal_costs_the_drafter_that_session_for_ever_even_when_it_comes_again() -> None:
+    bad = drafter("bad")
+    everybody, one, other = drafters(bad), session(), session()
+    for each in (one, other):
+        everybody.assign(each)
+    take_proposals(everybody, bad, [arrived(one, 1, InvalidArgument("tokens[0] is 99", field="tokens"))])
+    take_proposals(everybody, bad, [arrived(other, 1, [4])])
+    assert everybody.of(one) is None
+    assert everybody.assign(one) is None
+    everybody.leave(bad)
+    again = drafter("bad")
+    everybody.enlist(again)
+    assert everybody.assign(one) is None
+    assert everybody.assign(other) is not None
+    assert (bad.counts["invalid"], bad.counts["kept"]) == (1, 1)
+    frame = bad.outbox.take()
+    assert frame is not None
+    assert [(c.session, c.reason) for c in frame.closed] == [(one.session_id, verify_pb2.CLOSE_REASON_QUARANTINED)]
+    assert [(r.reason, r.detail) for r in frame.rejected] == [(verify_pb2.REJECT_REASON_MALFORMED, "tokens[0] is 99")]
+
+
+def test_a_released_session_goes_to_another_and_never_back() -> None:
+    first, second = drafter("first"), drafter("second")
+    everybody, one = drafters(first, second), session()
+    everybody.assign(one)
+    release = verify_pb2.Release(session=one.session_id, generation=1)
+    take_releases(everybody, first, [release, release, verify_pb2.Release(session=99, generation=1)])
+    assert first.counts["released"] == 1
+    assignment = everybody.assign(one)
+    assert assignment is not None
+    assert (assignment.drafter, assignment.generation) == (second, 2)
+    everybody.leave(second)
+    assert everybody.assign(one) is None
+    everybody.forget(one)
+    assert everybody.assign(one) is not None
+
+
+def test_past_the_bound_the_largest_session_is_closed_and_its_drafter_keeps_the_others() -> None:
+    slow = drafter("slow")
+    everybody, small, large = drafters(slow), session(3), session(390)
+    for each in (small, large):
+        everybody.assign(each)
+    everybody.bound_outboxes()
+    assert not slow.outbox.has_unread_slow
+    for _ in range(20):
+        slow.outbox.feature_rows(verify_pb2.SessionFeatures(session=large.session_id, generation=1))
+    slow.outbox.feature_rows(
+        verify_pb2.SessionFeatures(
+            session=large.session_id,
+            generation=1,
+            rows=common_pb2.FeatureRows(rows=common_pb2.Tensor(data=bytes(OUTBOX_BYTES))),
+        )
+    )
+    everybody.bound_outboxes()
+    assert everybody.of(large) is None
+    assert everybody.of(small) is not None
+    assert everybody.assign(large) is None
+    assert slow.outbox.num_bytes < OUTBOX_BYTES // 2
+    assert slow.outbox.has_unread_slow
+    assert not ends(slow)
+    frame = slow.outbox.take()
+    assert frame is not None
+    assert [(c.session, c.reason) for c in frame.closed] == [(large.session_id, verify_pb2.CLOSE_REASON_SLOW)]
+    assert not slow.outbox.has_unread_slow
+
+
+def test_past_the_bound_again_with_the_notice_unread_the_stream_ends_and_its_sessions_are_free() -> None:
+    slow = drafter("slow")
+    everybody, one, two, three = drafters(slow), session(390), session(390), session(390)
+    for each in (one, two):
+        everybody.assign(each)
+    everybody.bound_outboxes()
+    assert slow.outbox.has_unread_slow
+    assert not ends(slow)
+    for _ in range(2):
+        everybody.assign(three)
+        slow.outbox.open(verify_pb2.Opened(session=1000, generation=1, tokens=bytes(OUTBOX_BYTES)))
+    everybody.bound_outboxes()
+    assert len(ends(slow)) == 1
+    assert len(everybody) == 0
+    assert everybody.of(two) is None
+    assert everybody.of(three) is None
+
+
+def test_what_waits_for_sessions_that_have_ended_goes_first_and_costs_nobody_anything() -> None:
+    slow = drafter("slow")
+    everybody, ended, alive = drafters(slow), session(390), session(100)
+    for each in (ended, alive):
+        everybody.assign(each)
+    everybody.close(ended, verify_pb2.CLOSE_REASON_FINISHED)
+    slow.outbox.reject(verify_pb2.Rejected(detail="x" * 100))
+    everybody.bound_outboxes()
+    assert everybody.of(alive) is not None
+    assert not slow.outbox.has_unread_slow
+    frame = slow.outbox.take()
+    assert frame is not None
+    assert [opened.session for opened in frame.opened] == [alive.session_id]
+    assert [closed.reason for closed in frame.closed] == [verify_pb2.CLOSE_REASON_FINISHED]
+
+
+@pytest.mark.parametrize("kind", ["foreign", "replayed", "crowded"])
+def test_a_flood_ends_the_stream_and_the_rest_of_it_is_not_even_looked_at(kind: str) -> None:
+    bad = drafter("bad")
+    everybody, one = drafters(bad), session()
+    everybody.assign(one)
+    generation = 2 if kind == "foreign" else 1
+    flood = [
+        arrived(one, 1 if kind == "replayed" else number, [4], generation)
+        for number in range(1, 3 * MAX_REFUSALS_IN_A_ROW)
+    ]
+    take_proposals(everybody, bad, flood)
+    take_proposals(everybody, bad, flood)
+    assert len(ends(bad)) == 1
+    assert everybody.of(one) is None
+    assert bad.counts[kind] <= MAX_REFUSALS_IN_A_ROW + 1
+    assert len(everybody) == 0
+
+
+def test_a_drafter_that_proposes_much_and_sensibly_is_no_flood() -> None:
+    model = ToyModel(vocab_size=32, order=3)
+    rig = build_rig(model, context=300, pages=400)
+
+    def policy(seen: Seen) -> list[Draft]:
+        return [Draft([token, 1]) for token in range(3 * MAX_KEPT)]
+
+    sim: Sim = rig.join(policy)
+    sessions = [rig.submit(request([n], SamplingParams(temperature=0.0, max_tokens=290)))[0] for n in range(5)]
+    rig.run()
+    assert sim.ended is None
+    assert sim.drafter.counts["crowded"] > 2000
+    assert [rig.output(one) for one in sessions] == [expected(rig, one) for one in sessions]

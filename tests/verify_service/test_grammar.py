@@ -1,0 +1,135 @@
+"""Grammars along paths: what is allowed is what the language allows, wherever the look-ahead has been before."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from outrider.errors import InvalidArgument
+from outrider.tree import TokenTree
+from outrider.v1 import common_pb2
+from verify_service.grammar import MAX_SOURCE_BYTES, GrammarCompiler, GrammarState, pruned
+
+EOS = 0
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Bytes, and a few longer tokens."""
+    merges = [("a", "b"), ("ab", "c"), ('"', ":"), ("1", "2")]
+    vocab = {"<end>": EOS}
+    for symbol in [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges)]:
+        vocab[symbol] = len(vocab)
+    made = Tokenizer(BPE(vocab=vocab, merges=merges))
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    made.decoder = ByteLevelDecoder()  # type: ignore[assignment]
+    made.add_special_tokens(["<end>"])
+    return made
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> GrammarCompiler:
+    """Over a folder with that tokenizer."""
+    folder: Path = tmp_path_factory.mktemp("model")
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return GrammarCompiler(folder, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(EOS,))
+
+
+def _allowed(state: GrammarState, path: list[int], vocab_size: int) -> set[int]:
+    row = np.zeros(vocab_size, np.float32)
+    state.forbid(row, path)
+    return set(np.flatnonzero(row == 0.0).tolist())
+
+
+def test_regex_is_followed_to_its_end(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    state = compiler.compile(common_pb2.Grammar(regex="(abc|12)x?"))
+    texts = {tokenizer.decode([token]) for token in _allowed(state, [], tokenizer.get_vocab_size())}
+    assert texts == {"a", "ab", "abc", "1", "12"}
+    assert state.commit(tokenizer.token_to_id("abc"))
+    assert not state.is_complete
+    after = _allowed(state, [], tokenizer.get_vocab_size())
+    assert after == {tokenizer.token_to_id("x"), EOS}
+    assert state.commit(tokenizer.token_to_id("x"))
+    assert state.is_complete
+
+
+def test_forbidden_nodes_are_pruned_with_what_hangs_below(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    ids = {text: tokenizer.token_to_id(text) for text in ("a", "b", "c", "x", "abc")}
+    state = compiler.compile(common_pb2.Grammar(regex="abc+x"))
+    tokens = np.array([ids["a"], ids["x"], ids["abc"], ids["b"], ids["a"], ids["x"], ids["c"], EOS], np.int32)
+    tree = TokenTree(tokens, np.array([-1, -1, -1, 0, 1, 2, 3, 5], np.int32))
+    kept, nodes = pruned(tree, state)
+    assert nodes.tolist() == [0, 2, 3, 5, 6, 7]  # the end may follow a complete match
+    assert kept.parents.tolist() == [-1, -1, 0, 1, 2, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_look_ahead_leaves_no_trace(compiler: GrammarCompiler, tokenizer: Tokenizer, data: st.DataObject) -> None:
+    grammar = common_pb2.Grammar(json_schema=json.dumps({"type": "array", "items": {"enum": ["ab", 12, None]}}))
+    vocab_size = tokenizer.get_vocab_size()
+    wandering, plain = compiler.compile(grammar), compiler.compile(grammar)
+    committed: list[int] = []
+    for _ in range(data.draw(st.integers(1, 6))):
+        path: list[int] = []
+        for _ in range(data.draw(st.integers(0, 4))):
+            choices = sorted(_allowed(wandering, path, vocab_size) - {EOS})
+            if not choices:
+                break
+            path.append(data.draw(st.sampled_from(choices)))
+        choices = sorted(_allowed(wandering, [], vocab_size))
+        assert choices == sorted(_allowed(plain, [], vocab_size))
+        token = data.draw(st.sampled_from(choices))
+        committed.append(token)
+        assert wandering.commit(token)
+        assert plain.commit(token)
+        assert wandering.is_complete == plain.is_complete
+        if plain.is_complete:
+            assert re.fullmatch(r"\[.*\]", tokenizer.decode([token for token in committed if token != EOS]))
+            return
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        common_pb2.Grammar(),
+        common_pb2.Grammar(json_schema="{"),
+        common_pb2.Grammar(json_schema="[1]"),
+        common_pb2.Grammar(json_schema='{"type": "shape"}'),
+        common_pb2.Grammar(json_schema='{"enum": []}'),
+        common_pb2.Grammar(json_schema='{"$ref": "http://example.com/schema"}'),
+        common_pb2.Grammar(json_schema=json.dumps({"description": "x" * MAX_SOURCE_BYTES})),
+        common_pb2.Grammar(json_schema="[" * 30_000),
+        common_pb2.Grammar(regex="("),
+        common_pb2.Grammar(ebnf="root ::= missing"),
+    ],
+    ids=str,
+)
+def test_bad_grammars_are_refused(compiler: GrammarCompiler, grammar: common_pb2.Grammar) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        compiler.compile(grammar)
+    assert refused.value.field == "sampling.grammar"
+
+
+def test_ebnf(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    state = compiler.compile(common_pb2.Grammar(ebnf='root ::= "a" rest\nrest ::= "b" | "c"'))
+    texts = {tokenizer.decode([token]) for token in _allowed(state, [], tokenizer.get_vocab_size())}
+    assert texts == {"a", "ab"}
+
+
+def test_rows_beyond_the_tokenizer_are_forbidden(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    state = compiler.compile(common_pb2.Grammar(regex="a"))
+    row = np.zeros(tokenizer.get_vocab_size() + 64, np.float32)
+    state.forbid(row, [])
+    assert (row[tokenizer.get_vocab_size() :] == -math.inf).all()

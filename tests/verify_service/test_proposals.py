@@ -1,0 +1,295 @@
+"""ProposalBook against a model that keeps every proposal as sent and works matching out from the words of the rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from outrider.errors import InvalidArgument
+from outrider.tree import ROOT, TokenTree
+from verify_service.proposals import Match, Proposal, ProposalBook, Refusal
+
+ALPHABET = 2
+MAX_KEPT, MAX_ASSUMED = 3, 4
+
+
+def ids(tokens: list[int]) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def proposal(
+    proposal_id: int,
+    base_len: int,
+    assumed: list[int],
+    tokens: list[int],
+    parents: list[int] | None = None,
+    scores: list[int] | None = None,
+) -> Proposal:
+    tree = TokenTree.chain(ids(tokens)) if parents is None else TokenTree(ids(tokens), ids(parents))
+    return Proposal(proposal_id, base_len, ids(assumed), tree, np.array(scores or [], np.uint8))
+
+
+def book(prompt_len: int = 2, max_kept: int = 8, max_assumed: int = 64) -> ProposalBook:
+    return ProposalBook(prompt_len=prompt_len, max_kept=max_kept, max_assumed=max_assumed)
+
+
+@dataclass
+class Outcome:
+    """What the words say of one proposal at one committed length."""
+
+    kind: str  # pending, match, declines, gone
+    root_node: int = ROOT
+
+
+def outcome(sent: Proposal, committed: list[int]) -> Outcome:
+    """The committed tokens from base_len on are walked through `assumed`, then through the proposal's own nodes."""
+    assumed, since = sent.assumed.tolist(), committed[sent.base_len :]
+    if assumed[: len(since)] != since[: len(assumed)]:
+        return Outcome("gone")
+    if len(since) < len(assumed):
+        return Outcome("pending")
+    node = ROOT
+    for token in since[len(assumed) :]:
+        below = [
+            i
+            for i, (t, p) in enumerate(zip(sent.tree.tokens, sent.tree.parents, strict=True))
+            if (t, p) == (token, node)
+        ]
+        if not below:
+            return Outcome("gone")
+        (node,) = below
+    if not len(sent.tree):
+        return Outcome("declines")
+    return Outcome("match", node) if node in sent.tree.parents else Outcome("gone")
+
+
+def below(sent: Proposal, root: int) -> list[int]:
+    """Nodes that have `root` above them."""
+    found: list[int] = []
+    for node in range(len(sent.tree)):
+        above = node
+        while above not in (ROOT, root):
+            above = int(sent.tree.parents[above])
+        if node != root and above == root:
+            found.append(node)
+    return found
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    tokens: list[int] = []
+    parents: list[int] = []
+    for node in range(draw(st.integers(0, 7))):
+        parent = draw(st.integers(-1, node - 1))
+        token = draw(st.integers(0, ALPHABET - 1))
+        if (token, parent) not in zip(tokens, parents, strict=True):
+            tokens.append(token)
+            parents.append(min(parent, len(tokens) - 2))
+            if (tokens[-1], parents[-1]) in list(zip(tokens, parents, strict=True))[:-1]:
+                del tokens[-1], parents[-1]
+    return tokens, parents
+
+
+class Book(RuleBasedStateMachine):
+    """Adds, commits and verifies in any order."""
+
+    @initialize(prompt=st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=3))
+    def start(self, prompt: list[int]) -> None:
+        self.prompt_len = len(prompt)
+        self.committed = prompt
+        self.book = book(self.prompt_len, MAX_KEPT, MAX_ASSUMED)
+        self.last_id = 0
+        self.kept: list[Proposal] = []
+        self.verifying: Proposal | None = None
+        self.used: set[int] = set()
+
+    @rule(
+        step=st.integers(-1, 2),
+        back=st.integers(-1, 4),
+        assumed=st.lists(st.integers(0, ALPHABET - 1), max_size=MAX_ASSUMED + 1),
+        tree=trees(),
+    )
+    def add(self, step: int, back: int, assumed: list[int], tree: tuple[list[int], list[int]]) -> None:
+        sent = proposal(self.last_id + step, len(self.committed) - back, assumed, *tree)
+        if sent.proposal_id <= self.last_id:
+            assert self.book.add(sent, ids(self.committed)) == [(sent.proposal_id, Refusal.REPLAYED)]
+            return
+        in_range = self.prompt_len <= sent.base_len <= len(self.committed)
+        if not in_range or len(assumed) > MAX_ASSUMED:
+            with pytest.raises(InvalidArgument):
+                self.book.add(sent, ids(self.committed))
+            return
+        self.last_id = sent.proposal_id
+        expected: list[tuple[int, Refusal]] = []
+        if outcome(sent, self.committed).kind == "gone":
+            if len(sent.tree):
+                expected.append((sent.proposal_id, Refusal.STALE))
+        else:
+            self.kept.append(sent)
+            while len(self.kept) > MAX_KEPT:
+                expected.append((self.kept.pop(0).proposal_id, Refusal.CROWDED))
+        assert self.book.add(sent, ids(self.committed)) == expected
+
+    @rule(tokens=st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=4))
+    def commit(self, tokens: list[int]) -> None:
+        self.committed = self.committed + tokens
+        everything = self.kept if self.verifying is None else [*self.kept, self.verifying]
+        everything.sort(key=lambda sent: sent.proposal_id)
+        self.kept = [sent for sent in everything if outcome(sent, self.committed).kind != "gone"]
+        self.verifying = None
+        gone = [
+            sent.proposal_id
+            for sent in everything
+            if sent not in self.kept and len(sent.tree) and sent.proposal_id not in self.used
+        ]
+        assert sorted(self.book.advance(ids(self.committed))) == gone
+
+    @precondition(lambda self: self.verifying is None)
+    @rule()
+    def verify(self) -> None:
+        match = self.book.match()
+        if match is None:
+            return
+        self.book.begin(match)
+        self.kept.remove(match.proposal)
+        self.used.add(match.proposal.proposal_id)
+        self.verifying = match.proposal
+
+    @rule(data=st.data())
+    def commit_what_was_verified(self, data: st.DataObject) -> None:
+        """A path of the verified tree and a bonus: the usual way for a proposal to match again."""
+        if self.verifying is None:
+            return
+        found = outcome(self.verifying, self.committed)
+        path: list[int] = []
+        node = found.root_node
+        while True:
+            children = [i for i, parent in enumerate(self.verifying.tree.parents) if parent == node]
+            node = data.draw(st.sampled_from([*children, None]))
+            if node is None:
+                break
+            path.append(int(self.verifying.tree.tokens[node]))
+        self.commit([*path, data.draw(st.integers(0, ALPHABET - 1))])
+
+    @invariant()
+    def matches_what_the_words_say(self) -> None:
+        matching = [sent for sent in self.kept if outcome(sent, self.committed).kind == "match"]
+        found = self.book.match()
+        assert self.book.declined() == any(outcome(sent, self.committed).kind == "declines" for sent in self.kept)
+        assert len(self.book) == len(self.kept) + (self.verifying is not None)
+        if not matching:
+            assert found is None
+            return
+        best = max(matching, key=lambda sent: (sent.base_len, sent.proposal_id))
+        assert found is not None
+        assert found.proposal is best
+        assert found.root_node == outcome(best, self.committed).root_node
+        self.check_nodes(found)
+
+    @staticmethod
+    def check_nodes(found: Match) -> None:
+        sent, nodes = found.proposal, found.nodes.tolist()
+        assert nodes == below(sent, found.root_node)
+        assert found.tree.tokens.tolist() == [int(sent.tree.tokens[node]) for node in nodes]
+        parents = [int(sent.tree.parents[node]) for node in nodes]
+        assert [found.root_node if p == ROOT else nodes[p] for p in found.tree.parents.tolist()] == parents
+
+
+TestBook = Book.TestCase
+TestBook.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_a_walk_that_ends_on_a_leaf_is_stale() -> None:
+    kept = book()
+    assert kept.add(proposal(1, 2, [], [7, 8]), ids([0, 0])) == []
+    assert kept.advance(ids([0, 0, 7])) == []
+    assert kept.advance(ids([0, 0, 7, 8])) == [1]
+
+
+def test_a_late_decline_is_dropped_in_silence() -> None:
+    kept = book()
+    assert kept.add(proposal(1, 2, [5], []), ids([0, 0, 6])) == []
+    assert kept.add(proposal(2, 2, [], []), ids([0, 0, 6])) == []
+    assert not kept.declined()
+    assert len(kept) == 0
+
+
+def test_a_decline_ends_the_wait_at_its_position_only() -> None:
+    kept = book()
+    kept.add(proposal(1, 2, [5], []), ids([0, 0]))
+    assert not kept.declined()
+    kept.advance(ids([0, 0, 5]))
+    assert kept.declined()
+    assert kept.advance(ids([0, 0, 5, 1])) == []
+    assert not kept.declined()
+
+
+def test_what_was_verified_never_counts_as_stale() -> None:
+    kept = book()
+    committed = [0, 0]
+    kept.add(proposal(1, 2, [], [1, 2, 3, 4]), ids(committed))
+    for token in (1, 2):
+        match = kept.match()
+        assert match is not None
+        kept.begin(match)
+        committed.append(token)
+        assert kept.advance(ids(committed)) == []
+    match = kept.match()
+    assert match is not None
+    assert (match.root_node, match.nodes.tolist()) == (1, [2, 3])
+    assert kept.advance(ids([*committed, 9])) == []
+
+
+def test_beginning_what_is_not_kept_is_an_error() -> None:
+    kept = book()
+    kept.add(proposal(1, 2, [], [1]), ids([0, 0]))
+    match = kept.match()
+    assert match is not None
+    kept.begin(match)
+    with pytest.raises(ValueError, match="proposal 1 is not kept"):
+        kept.begin(match)
+
+
+def test_of_the_nodes_below_the_root_the_likeliest_are_kept_and_a_child_is_never_likelier_than_its_parent() -> None:
+    kept = book()
+    #        -1 -> 0(9) -> 1(1) -> 3(2), -1 -> 2(5) -> 4(5)
+    kept.add(proposal(1, 2, [], [1, 2, 3, 4, 5], [-1, 0, -1, 1, 2], [9, 1, 5, 2, 5]), ids([0, 0]))
+    match = kept.match()
+    assert match is not None
+    assert match.scores.tolist() == [9, 9, 5, 9, 5]
+    assert [match.kept(n, 9).nodes.tolist() for n in range(6)] == [
+        [],
+        [2],
+        [2, 4],
+        [0, 2, 4],
+        [0, 1, 2, 4],
+        [0, 1, 2, 3, 4],
+    ]
+    assert match.kept(5, 1).nodes.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("base_len", [-1, 0, 1, 4, 2**31 - 1])
+def test_a_base_len_outside_prompt_and_committed_is_malformed(base_len: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"base_len is {base_len}; it must be from the prompt's 2 to 3") as caught:
+        book().add(proposal(1, base_len, [], [1]), ids([0, 0, 0]))
+    assert caught.value.field == "base_len"
+
+
+def test_more_assumed_tokens_than_the_limit_are_malformed() -> None:
+    with pytest.raises(InvalidArgument, match="assumed has 3 tokens; at most 2 are taken") as caught:
+        book(max_assumed=2).add(proposal(1, 2, [1, 2, 3], [1]), ids([0, 0]))
+    assert caught.value.field == "assumed"
+
+
+def test_scores_below_a_new_root_count_from_there() -> None:
+    kept = book()
+    kept.add(proposal(1, 2, [], [1, 2, 3], [-1, 0, 1], [100, 110, 255]), ids([0, 0]))
+    kept.advance(ids([0, 0, 1]))
+    match = kept.match()
+    assert match is not None
+    assert match.scores.tolist() == [10, 155]

@@ -1,0 +1,267 @@
+"""Queues and pages under any order of admission, growth, preemption and removal: none lost, none in two hands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from engine.pages import PagePool
+from engine.radix_cache import RadixCache
+from outrider.errors import ResourceExhausted
+from outrider.sampling import SamplingParams
+from outrider.v1 import verify_pb2
+from outrider.wire import pack_ids
+from tests.fakes import toy_config
+from tests.verify_service.rig import build_factory
+from verify_service.requests import SessionFactory
+from verify_service.scheduler import Scheduler
+from verify_service.session import Phase, Session
+
+VOCAB, CONTEXT, MAX_RUNNING, MAX_QUEUED, CHUNK = 3, 24, 3, 4, 5
+
+
+def make_factory() -> SessionFactory:
+    return build_factory(toy_config(VOCAB, CONTEXT))
+
+
+def make_scheduler(pages: int, page_size: int = 1, *, cache: bool = True, lpm: bool = False) -> Scheduler:
+    pool = PagePool(pages, page_size)
+    return Scheduler(
+        pool,
+        np.full((MAX_RUNNING, CONTEXT), -1, np.int32),
+        max_running=MAX_RUNNING,
+        max_queued=MAX_QUEUED,
+        chunk=CHUNK,
+        cache=RadixCache(pool) if cache else None,
+        move=lambda source, target: None,
+        longest_prefix_first=lpm,
+    )
+
+
+def make_sessions(
+    factory: SessionFactory, prompt: list[int], *, choices: int = 1, priority: int = 0, max_tokens: int = CONTEXT
+) -> list[Session]:
+    return factory.build(
+        verify_pb2.GenerateRequest(
+            prompt_tokens=pack_ids(prompt),
+            sampling=SamplingParams(max_tokens=max_tokens).to_proto(),
+            num_choices=choices,
+            priority=priority,
+        )
+    )
+
+
+class Machine(RuleBasedStateMachine):
+    """Steps as the loop makes them, with any outcome; slots remember the path that they were written with."""
+
+    @initialize(page_size=st.sampled_from([1, 2, 3]), spare=st.integers(0, 12), cache=st.booleans(), lpm=st.booleans())
+    def start(self, page_size: int, spare: int, cache: bool, lpm: bool) -> None:
+        pages = -(-CONTEXT // page_size) + spare // page_size
+        self.scheduler = make_scheduler(pages, page_size, cache=cache, lpm=lpm)
+        self.scheduler._move = self.move
+        self.factory = make_factory()
+        self.written: list[tuple[int, ...]] = [()] * (pages * page_size)
+        self.alive: list[Session] = []
+
+    def move(self, source: np.ndarray, target: np.ndarray) -> None:
+        moved = [self.written[slot] for slot in source.tolist()]
+        for slot, path in zip(target.tolist(), moved, strict=True):
+            self.written[slot] = path
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=CONTEXT - 4),
+        choices=st.integers(1, 2),
+        priority=st.integers(-1, 1),
+    )
+    def submit(self, prompt: list[int], choices: int, priority: int) -> None:
+        sessions = make_sessions(self.factory, prompt, choices=choices, priority=priority)
+        waiting = list(self.scheduler.waiting)
+        room = MAX_QUEUED + MAX_RUNNING - len(self.scheduler.running) - len(waiting)
+        if room < len(sessions):
+            with pytest.raises(ResourceExhausted):
+                self.scheduler.submit(sessions)
+            assert self.scheduler.waiting == waiting
+            return
+        self.scheduler.submit(sessions)
+        self.alive += sessions
+
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        scheduler = self.scheduler
+        scheduler.admit()
+        oldest = scheduler.running[0] if scheduler.running else None
+        before = oldest.kv_len if oldest is not None else 0
+        taken: list[tuple[Session, np.ndarray]] = []
+        for session in list(scheduler.running):
+            if session in scheduler.running:
+                slots = scheduler.take_slots(session, min(session.needs_prefill, CHUNK))
+                if slots is not None:
+                    taken.append((session, slots))
+        for session, slots in taken:
+            assert session in scheduler.running
+            self.finish_step(session, slots, data)
+        assert bool(self.alive) == (oldest is not None)
+        if oldest is not None:
+            assert taken[0][0] is oldest
+            assert oldest.kv_len > before or oldest.phase is Phase.FINISHED
+
+    def finish_step(self, session: Session, slots: np.ndarray, data: st.DataObject) -> None:
+        """A chunk, or the newest token with a tree of which a path is accepted."""
+        scheduler, known = self.scheduler, session.committed.tolist()
+        rows, start = list(range(len(slots))), session.kv_len
+        if session.needs_prefill > len(slots):
+            self.write(slots, [known[: start + row + 1] for row in rows])
+            scheduler.keep(session, slots, rows)
+            return
+        nodes = data.draw(st.integers(0, 4)) if len(slots) == 1 and session.output_len else 0
+        spare = scheduler.take_spare_slots(session, len(slots), min(nodes, session.remaining - 1))
+        path = data.draw(st.lists(st.integers(0, len(spare) - 1), unique=True).map(sorted)) if len(spare) else []
+        tokens = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=len(path) + 1, max_size=len(path) + 1))
+        self.write(slots, [known[: start + row + 1] for row in rows])
+        depth_of = {node: depth for depth, node in enumerate(path)}
+        self.write(spare, [[*known, *tokens[: depth_of.get(node, 0) + 1]] for node in range(len(spare))])
+        is_first = session.output_len == 0
+        taken = session.commit(tokens)
+        kept = [len(slots) + node for node in path][: len(taken) - 1]
+        scheduler.keep(session, np.concatenate([slots, spare]), [*rows, *kept])
+        if is_first:
+            scheduler.share(session)
+        if session.finish is not None:
+            self.remove(session)
+
+    def write(self, slots: np.ndarray, paths: list[list[int]]) -> None:
+        for slot, path in zip(slots.tolist(), paths, strict=True):
+            self.written[slot] = tuple(path)
+
+    @rule(data=st.data(), reusable=st.booleans())
+    def cancel(self, data: st.DataObject, reusable: bool) -> None:
+        if self.alive:
+            self.remove(data.draw(st.sampled_from(self.alive)), reusable=reusable)
+
+    def remove(self, session: Session, *, reusable: bool = True) -> None:
+        self.scheduler.remove(session, reusable=reusable)
+        self.scheduler.remove(session, reusable=reusable)  # the client may go at the same time
+        self.alive.remove(session)
+        assert session.phase is Phase.FINISHED
+
+    @invariant()
+    def each_slot_holds_what_its_session_says(self) -> None:
+        for session in self.scheduler.running:
+            slots = self.scheduler.slot_table[session.table_row, : session.kv_len].tolist()
+            known = session.committed.tolist()
+            assert [self.written[slot] for slot in slots] == [tuple(known[: i + 1]) for i in range(len(slots))]
+
+    @invariant()
+    def every_page_has_one_owner(self) -> None:
+        scheduler = self.scheduler
+        own: list[int] = []
+        for session in scheduler.running:
+            shared = len(session.prefix.pages) if session.prefix is not None else 0
+            own += session.pages[shared:]
+            assert len(session.pages) == -(-session.kv_len // scheduler.pool.page_size)
+        assert len(set(own)) == len(own)
+        cached = scheduler.cache.num_pages if scheduler.cache is not None else 0
+        assert len(own) + cached + scheduler.pool.num_free == scheduler.pool.num_pages
+        scheduler.pool.check()
+        if scheduler.cache is not None:
+            scheduler.cache.check()
+
+    @invariant()
+    def every_session_is_in_one_place(self) -> None:
+        scheduler = self.scheduler
+        everywhere = [*scheduler.running, *scheduler.waiting]
+        assert sorted(session.session_id for session in everywhere) == sorted(s.session_id for s in self.alive)
+        assert len({session.table_row for session in scheduler.running}) == len(scheduler.running)
+        assert list(scheduler.sessions()) == everywhere
+        ages = [session.admitted for session in scheduler.running]
+        assert ages == sorted(ages)
+        for session in scheduler.waiting:
+            assert (session.table_row, session.kv_len, session.pages, session.prefix) == (-1, 0, [], None)
+
+    def teardown(self) -> None:
+        for session in list(self.alive):
+            self.remove(session)
+        scheduler = self.scheduler
+        assert scheduler.num_available == scheduler.pool.num_pages
+        if scheduler.cache is not None:
+            scheduler.cache.clear()
+        assert scheduler.pool.num_free == scheduler.pool.num_pages
+        assert sorted(scheduler._rows) == list(range(MAX_RUNNING))
+
+
+TestScheduler = Machine.TestCase
+TestScheduler.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+def test_priority_decides_who_is_admitted_next_and_arrival_among_equals() -> None:
+    scheduler, factory = make_scheduler(200), make_factory()
+    sessions = [make_sessions(factory, [1], priority=priority)[0] for priority in (0, 1, 0, 2)]
+    for session in sessions:
+        scheduler.submit([session])
+    assert [sessions.index(session) for session in scheduler.waiting] == [3, 1, 0, 2]
+    assert [sessions.index(session) for session in scheduler.admit()] == [3, 1, 0]
+
+
+def test_a_preempted_session_comes_before_all_that_never_ran() -> None:
+    scheduler, factory = make_scheduler(200, cache=False), make_factory()
+    first, second, third = (make_sessions(factory, [1])[0] for _ in range(3))
+    scheduler.submit([first, second, third])
+    scheduler.admit()
+    urgent = make_sessions(factory, [1], priority=9)
+    scheduler.submit(urgent)
+    scheduler.preempt(third)
+    scheduler.preempt(second)
+    assert scheduler.waiting == [second, third, *urgent]
+    assert scheduler.num_preemptions == 2
+    assert scheduler.running == [first]
+
+
+def test_a_newcomer_is_only_admitted_when_its_tokens_and_a_page_for_each_that_runs_are_there() -> None:
+    scheduler, factory = make_scheduler(CONTEXT, cache=False), make_factory()
+    (old,) = make_sessions(factory, [0] * 12)
+    scheduler.submit([old])
+    assert scheduler.admit() == [old]
+    (large,) = make_sessions(factory, [1] * 11)
+    scheduler.submit([large])
+    assert scheduler.admit() == []
+    scheduler.remove(large)
+    (small,) = make_sessions(factory, [1] * 10)
+    scheduler.submit([small])
+    assert scheduler.admit() == [small]
+
+
+def test_of_choices_with_one_prompt_the_first_computes_it_and_the_others_share_it() -> None:
+    scheduler, factory = make_scheduler(200), make_factory()
+    sessions = make_sessions(factory, [0, 1, 2, 0, 1], choices=3)
+    scheduler.submit(sessions)
+    assert scheduler.admit() == sessions[:1]
+    first = sessions[0]
+    slots = scheduler.take_slots(first, 5)
+    assert slots is not None
+    scheduler.keep(first, slots, [0, 1, 2, 3, 4])
+    first.commit([2])
+    scheduler.share(first)
+    assert scheduler.admit() == sessions[1:]
+    assert [session.cached_len for session in sessions] == [0, 4, 4]
+    assert [session.needs_prefill for session in sessions] == [1, 1, 1]
+    for session in sessions:
+        scheduler.remove(session)
+
+
+def test_the_longest_cached_prefix_goes_first_where_that_is_the_policy() -> None:
+    scheduler, factory = make_scheduler(200, lpm=True), make_factory()
+    (known,) = make_sessions(factory, [0, 1, 2, 0, 1, 2])
+    scheduler.submit([known])
+    scheduler.admit()
+    slots = scheduler.take_slots(known, 6)
+    assert slots is not None
+    scheduler.keep(known, slots, list(range(6)))
+    scheduler.remove(known)
+    (other,) = make_sessions(factory, [2, 2, 2])
+    (near,) = make_sessions(factory, [0, 1, 1])
+    (nearest,) = make_sessions(factory, [0, 1, 2, 0])
+    scheduler.submit([other, near, nearest])
+    assert scheduler.admit() == [nearest, near, other]

@@ -1,0 +1,208 @@
+"""The verify process: loads the model, measures its steps, serves until told to stop, drains."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import uvloop
+
+from engine.batch import Segment
+from engine.config import FeatureSpec, ModelConfig
+from engine.fingerprint import vocab_fingerprint
+from engine.loader import resolve_model
+from engine.pages import PagePool
+from engine.radix_cache import RadixCache
+from engine.runner import ModelRunner
+from outrider import rpc
+from outrider.args import VerifyArgs
+from outrider.errors import Unavailable
+from outrider.telemetry import announce, configure_logging, get_logger
+from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from verify_service.brake import CostTable
+from verify_service.commands import Inbox, Stop
+from verify_service.drafters import Drafters
+from verify_service.features import feature_layout
+from verify_service.grammar import GrammarCompiler
+from verify_service.requests import RequestBounds, SessionFactory
+from verify_service.scheduler import Scheduler
+from verify_service.service import VerifyServicer, new_boot_id
+from verify_service.sizing import Sizes, choose_sizes
+from verify_service.speculate import Target
+from verify_service.step_loop import Responses, StepLoop
+
+log = get_logger(__name__)
+
+SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+_WARM_UP_ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
+_WARM_UP_REPEATS = 3
+
+
+def main(args: VerifyArgs) -> int:
+    """Runs the process; returns its exit code."""
+    configure_logging("verify")
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    engine = load_engine(args)
+    return uvloop.run(_serve(args, engine))
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded model with what was measured and chosen for it."""
+
+    runner: ModelRunner
+    sizes: Sizes
+    costs: CostTable
+    fingerprint: str
+
+
+def load_engine(args: VerifyArgs) -> Engine:
+    """Loads and warms the model up. StartupError when it cannot be served."""
+    folder = resolve_model(args.model_path, revision=args.revision)
+    config = ModelConfig.from_folder(folder)
+    sizes = choose_sizes(args, config)
+    runner = ModelRunner.load(
+        folder,
+        dtype=args.dtype,
+        device=args.device,
+        num_slots=sizes.total_tokens,
+        max_sessions=args.max_running_requests,
+        max_len=sizes.context_length,
+        features=FeatureSpec.parse(args.features),
+        load_format=args.load_format,
+        max_batch_tokens=args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk,
+    )
+    costs = measure_costs(runner, sizes)
+    log.info("model loaded", path=str(folder), tokens=sizes.total_tokens, step_ms=round(float(costs.ms(1)), 2))
+    return Engine(runner, sizes, costs, vocab_fingerprint(folder))
+
+
+def measure_costs(runner: ModelRunner, sizes: Sizes) -> CostTable:
+    """Times steps of a few sizes on slots that nobody uses yet; the first of each size warms it up."""
+    measured: dict[int, float] = {}
+    for rows in _WARM_UP_ROWS:
+        if rows > sizes.context_length:
+            break
+        slots = np.arange(rows, dtype=np.int32)
+        segment = Segment(0, 0, np.zeros(rows, np.int32), slots, num_logits=rows)
+        times: list[float] = []
+        for _ in range(_WARM_UP_REPEATS):
+            start = time.perf_counter()
+            runner.forward([segment]).argmax(-1).tolist()
+            times.append((time.perf_counter() - start) * 1000)
+        measured[rows] = min(times)
+    return CostTable(measured)
+
+
+async def _serve(args: VerifyArgs, engine: Engine) -> int:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    hurry = asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    inbox = Inbox()
+    step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch))
+    servicer = build_servicer(args, engine, step_loop, inbox)
+    server = rpc.create_server()
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
+    health = rpc.add_health_and_reflection(server, [SERVICE])
+    address = rpc.bind(server, args.listen)
+    await server.start()
+    failed: list[BaseException] = []
+    thread = threading.Thread(target=_run, args=(step_loop, failed, lambda: loop.call_soon_threadsafe(stopping.set)))
+    thread.start()
+    await rpc.set_serving(health, [SERVICE], True)
+    announce(f"verify serves {servicer.model_name} at {address}")
+    await stopping.wait()
+
+    servicer.draining = True
+    await rpc.set_serving(health, [SERVICE], False)
+    if not failed:
+        await _first_of(servicer.idle.wait(), hurry.wait(), timeout_s=args.shutdown_grace_s)
+    inbox.put(Stop(Unavailable("this server is shutting down")))
+    await asyncio.to_thread(thread.join)
+    await server.stop(grace=1.0)
+    return 1 if failed else 0
+
+
+def build_step_loop(args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Callable[[Responses], object]) -> StepLoop:
+    """The engine's loop over a loaded model."""
+    runner = engine.runner
+    page_size = args.page_size
+    pool = PagePool(engine.sizes.total_tokens // page_size, page_size)
+    scheduler = Scheduler(
+        pool,
+        runner.slot_table,
+        max_running=args.max_running_requests,
+        max_queued=args.max_queued_requests,
+        chunk=engine.sizes.chunk,
+        cache=None if args.disable_radix_cache else RadixCache(pool),
+        move=runner.pool.move,
+        longest_prefix_first=args.schedule_policy == "lpm",
+    )
+    drafters = Drafters(
+        max_kept=args.max_proposals_per_session,
+        max_assumed=args.max_assumed_tokens,
+        outbox_bytes=args.drafter_outbox_bytes,
+    )
+    return StepLoop(
+        runner,
+        scheduler,
+        drafters,
+        costs=engine.costs,
+        inbox=inbox,
+        deliver=deliver,
+        max_verify_nodes=args.max_verify_nodes,
+        max_draft_wait_ms=args.max_draft_wait_ms,
+        brake=not args.disable_speculation_brake,
+    )
+
+
+def build_servicer(args: VerifyArgs, engine: Engine, step_loop: StepLoop, inbox: Inbox) -> VerifyServicer:
+    """The rpc handlers over a loaded model."""
+    runner, sizes = engine.runner, engine.sizes
+    config = runner.config
+    model = common_pb2.ModelInfo(
+        model_path=str(runner.model_path),
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        vocab_fingerprint=engine.fingerprint,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        context_length=sizes.context_length,
+        dtype=str(runner.dtype).removeprefix("torch."),
+        numerics_id=runner.numerics_id,
+        eos_token_ids=config.eos_token_ids,
+    )
+    features = feature_layout(FeatureSpec.parse(args.features), runner.features)
+    target = Target(new_boot_id(), model, features, runner.dtype.itemsize, sizes.context_length)
+    bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes)
+    compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+    return VerifyServicer(args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox)
+
+
+def _run(step_loop: StepLoop, failed: list[BaseException], on_end: Callable[[], object]) -> None:
+    try:
+        step_loop.run()
+    except Exception as error:
+        failed.append(error)
+    finally:
+        on_end()
+
+
+async def _first_of(*waits: object, timeout_s: float) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[arg-type]
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()

@@ -1,0 +1,114 @@
+"""What the event loop asks of the engine thread: plain records in one queue, answered by callbacks."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.errors import InvalidArgument
+from outrider.v1 import common_pb2, verify_pb2
+from verify_service.drafters import Drafter
+from verify_service.proposals import Proposal
+from verify_service.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """The choices of one request are to be generated."""
+
+    sessions: list[Session]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for these sessions any more."""
+
+    sessions: list[Session]
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterJoined:
+    """A drafter enlisted."""
+
+    drafter: Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterLeft:
+    """A drafter's stream ended."""
+
+    drafter: Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """One proposal of a frame; its form is checked, or what is wrong with it."""
+
+    session: int
+    generation: int
+    proposal_id: int
+    proposal: Proposal | InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalsArrived:
+    """A frame of proposals."""
+
+    drafter: Drafter
+    proposals: list[Arrived]
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A drafter gives sessions up."""
+
+    drafter: Drafter
+    releases: list[verify_pb2.Release]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFeatures:
+    """Rows of a session's features are wanted; `answer` gets a tensor, or None where they are gone."""
+
+    drafter_id: str
+    session: int
+    generation: int
+    first_pos: int
+    count: int
+    answer: Callable[[common_pb2.Tensor | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The thread is to end; sessions that still run get `error`."""
+
+    error: Exception
+
+
+Command = Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | ReadFeatures | Stop
+
+
+class Inbox:
+    """Commands for the engine thread. Senders bound what they put in: calls by the queue's limit, frames by credits."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+
+    def put(self, command: Command) -> None:
+        """Hands a command over; any thread may."""
+        self._queue.put(command)
+
+    def take(self, deadline_ns: int | None) -> list[Command]:
+        """All commands that are there, after waiting for one until `deadline_ns` (None: for ever; 0: not at all)."""
+        commands: list[Command] = []
+        try:
+            if deadline_ns is None:
+                commands.append(self._queue.get())
+            else:
+                commands.append(self._queue.get(timeout=max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)))
+            while True:
+                commands.append(self._queue.get_nowait())
+        except queue.Empty:
+            return commands

@@ -1,0 +1,193 @@
+"""After acceptance: pages kept or freed, tokens committed and sent, verdicts prepared.
+
+A session's end, its stop and its failure leave by this path.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from kernels.acceptance import Accepted
+from outrider.errors import Internal
+from outrider.v1 import verify_pb2
+from verify_service.drafters import Assignment, Drafters
+from verify_service.features import send_features
+from verify_service.planner import Work
+from verify_service.proposals import Refusal
+from verify_service.scheduler import Scheduler
+from verify_service.session import Session, Stats
+
+if TYPE_CHECKING:
+    from verify_service.step_loop import Responses, Runner
+
+
+class Committer:
+    """Applies a step's outcomes."""
+
+    def __init__(
+        self, scheduler: Scheduler, drafters: Drafters, runner: Runner, stats: Stats, responses: Responses
+    ) -> None:
+        self._scheduler = scheduler
+        self._drafters = drafters
+        self._runner = runner
+        self._stats = stats
+        self._responses = responses
+
+    def commit(self, works: list[Work], outcomes: list[Accepted | None], *, step_us: int, batch_tokens: int) -> None:
+        """Commits each work's outcome; None where there is none (a chunk), or where the model gave no distribution."""
+        for work, outcome in zip(works, outcomes, strict=True):
+            if not work.samples:
+                self._scheduler.keep(work.session, work.slots, list(range(work.num_rows)))
+                assignment = self._drafters.of(work.session)
+                if assignment is not None and assignment is work.assignment:
+                    send_features(self._runner, assignment, work.session.kv_len)
+            elif outcome is None:
+                self._scheduler.keep(work.session, work.slots, [])
+                self.fail(work.session, Internal("the model gave no finite logits for this request"))
+            else:
+                self._commit_one(work, outcome, step_us, batch_tokens)
+
+    def finish_resumed(self, sessions: list[Session]) -> None:
+        """Ends sessions whose resumed tokens are already a whole output."""
+        for session in sessions:
+            if session.resumed_len and session.finish is None:
+                last = int(session.tokens[session.committed_len - 1])
+                if last in session.stop_ids and session.output_len > session.params.min_tokens:
+                    session.finish, session.stop_token = verify_pb2.FINISH_REASON_STOP, last
+                elif session.grammar is not None and session.grammar.is_complete:
+                    session.finish = verify_pb2.FINISH_REASON_STOP
+                elif session.remaining <= 0:
+                    session.finish = verify_pb2.FINISH_REASON_LENGTH
+            if session.finish is not None:
+                self._respond(session, verify_pb2.GenerateResponse(choice_index=session.choice_index))
+                self._end(session)
+
+    def fail(self, session: Session, error: Exception) -> None:
+        """Ends one session with an error; nobody else notices."""
+        self._responses.append((session, error))
+        self._scheduler.remove(session, reusable=False)
+        self._drafters.close(session, verify_pb2.CLOSE_REASON_ERROR)
+        self._drafters.forget(session)
+
+    def _commit_one(self, work: Work, outcome: Accepted, step_us: int, batch_tokens: int) -> None:
+        session, match = work.session, work.match
+        drafted = len(match.tree) if match is not None else 0
+        tokens = [int(match.tree.tokens[node]) for node in outcome.nodes] if match is not None else []
+        base_len = session.committed_len
+        first_output = session.output_len == 0
+        taken = session.commit([*tokens, outcome.bonus])
+        accepted = outcome.nodes[: len(taken)]
+        chunk_rows = work.num_rows - drafted
+        self._scheduler.keep(
+            session, work.slots, [*range(chunk_rows), *(chunk_rows + node for node in accepted[: len(taken) - 1])]
+        )
+        session.sampler.commit(taken)
+        session.first_token_ns = session.first_token_ns or time.monotonic_ns()
+        if first_output:
+            self._scheduler.share(session)
+        else:
+            for stats in (session.stats, self._stats):
+                stats.count(drafted=drafted, accepted=len(accepted), committed=len(taken))
+            self._count_prediction(work, accepted)
+        tree = self._verified_tree(work, accepted, step_us) if session.include_trees and drafted else None
+        response = verify_pb2.GenerateResponse(
+            choice_index=session.choice_index,
+            tokens=taken,
+            num_accepted=len(accepted),
+            tree=tree,
+            logprobs=work.logprobs[: len(taken)],
+            prompt_logprobs=session.prompt_logprobs if first_output else None,
+        )
+        self._respond(session, response)
+        assignment = self._drafters.of(session)
+        if assignment is not None and assignment is work.assignment:  # not closed to it since the step was planned
+            self._judge(work, assignment, base_len, taken, accepted, step_us, batch_tokens)
+        if session.finish is not None:
+            self._end(session)
+
+    def _judge(
+        self,
+        work: Work,
+        assignment: Assignment,
+        base_len: int,
+        taken: list[int],
+        accepted: list[int],
+        step_us: int,
+        batch_tokens: int,
+    ) -> None:
+        """Prepares the verdict; it is told when the next step is known."""
+        session, match = work.session, work.match
+        verdict = verify_pb2.Verdict(
+            session=session.session_id,
+            generation=assignment.generation,
+            base_len=base_len,
+            tokens=taken,
+            verify_us=step_us,
+            batch_tokens=batch_tokens,
+            steps=1,
+        )
+        if match is not None:
+            credit = verdict.credits.add(
+                proposal_id=match.proposal.proposal_id, root_node=match.root_node, nodes_verified=len(match.tree)
+            )
+            credit.accepted_nodes.extend(match.nodes[accepted].tolist())
+            assignment.drafter.counts["used"] += 1
+            assignment.drafter.counts["drafted_tokens"] += len(match.tree)
+            assignment.drafter.counts["accepted_tokens"] += len(accepted)
+        if session.finish is None:
+            send_features(self._runner, assignment, base_len - 1, verdict)
+        assignment.verdict = verdict
+        for proposal_id in assignment.book.advance(session.committed):
+            assignment.drafter.refuse(session.session_id, assignment.generation, proposal_id, Refusal.STALE)
+
+    def _respond(self, session: Session, response: verify_pb2.GenerateResponse) -> None:
+        if session.finish is not None:
+            response.finish.CopyFrom(
+                verify_pb2.GenerateFinish(
+                    reason=session.finish,
+                    stop_token_id=session.stop_token,
+                    prompt_tokens=session.prompt_len,
+                    completion_tokens=session.output_len,
+                    speculation=session.stats.to_proto(),
+                    **session.timings_us(),
+                )
+            )
+        self._responses.append((session, response))
+
+    def _end(self, session: Session) -> None:
+        assignment = self._drafters.of(session)
+        if assignment is not None and assignment.verdict is not None:
+            assignment.verdict.next.CopyFrom(
+                verify_pb2.Next(kind=verify_pb2.NEXT_KIND_NONE, base_len=session.committed_len)
+            )
+            assignment.drafter.outbox.verdict(assignment.verdict)
+            assignment.verdict = None
+        self._scheduler.remove(session)
+        self._drafters.close(session, verify_pb2.CLOSE_REASON_FINISHED)
+        self._drafters.forget(session)
+
+    def _count_prediction(self, work: Work, accepted: list[int]) -> None:
+        match = work.match
+        if match is None or not len(match.proposal.from_prediction):
+            return
+        predicted = match.proposal.from_prediction[match.nodes]
+        hits = int(predicted[accepted].sum())
+        for stats in (work.session.stats, self._stats):
+            stats.accepted_prediction_tokens += hits
+            stats.rejected_prediction_tokens += int(predicted.sum()) - hits
+
+    def _verified_tree(self, work: Work, accepted: list[int], step_us: int) -> verify_pb2.VerifiedTree:
+        assert work.match is not None
+        assert work.assignment is not None
+        tree = work.match.tree
+        hit = set(accepted)
+        return verify_pb2.VerifiedTree(
+            tokens=tree.tokens.tolist(),
+            parents=tree.parents.tolist(),
+            accepted=[node in hit for node in range(len(tree))],
+            probabilities=work.probabilities,
+            algorithm=work.assignment.drafter.algorithm,
+            draft_us=work.match.proposal.draft_us,
+            verify_us=step_us,
+        )

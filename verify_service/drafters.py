@@ -1,0 +1,218 @@
+"""Enlisted drafters, and which of them serves which session. Owned by the engine thread."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outrider.v1 import common_pb2, verify_pb2
+from verify_service.brake import Acceptance, ReplyTimes, SessionBrake
+from verify_service.outbox import RoundOutbox
+from verify_service.proposals import Match, ProposalBook, Refusal
+from verify_service.session import Session
+
+# A drafter that gets this many proposals refused with none kept between them floods; its stream is ended.
+MAX_REFUSALS_IN_A_ROW = 4096
+# A drafter that let this many waits run out is not waited for until it answers.
+MAX_MISSED_IN_A_ROW = 2
+
+
+@dataclass(slots=True, eq=False)
+class Assignment:
+    """One session in one drafter's hands, for one generation."""
+
+    session: Session
+    drafter: Drafter
+    generation: int
+    book: ProposalBook
+    brake: SessionBrake
+    features_sent: int = 0  # positions whose rows were sent or announced
+    match: Match | None = None  # verified in the step under way
+    verdict: verify_pb2.Verdict | None = None  # committed, not yet told
+    asked_ns: int = 0  # when the drafter was told of the newest length; 0: it has answered
+    waited_len: int = -1  # committed length for which a wait has run out
+
+
+@dataclass(slots=True, eq=False)
+class Drafter:
+    """One enlisted process."""
+
+    drafter_id: str
+    algorithm: common_pb2.Algorithm
+    draft_model: str
+    max_sessions: int
+    needs_features: bool
+    wake: Callable[[], object]  # tells the event loop that the outbox has something
+    end: Callable[[str], object]  # asks the event loop to end the stream, for the reason given
+    taken: Callable[[], object]  # tells the event loop that a frame was handled
+    outbox: RoundOutbox = field(default_factory=RoundOutbox)
+    assignments: dict[int, Assignment] = field(default_factory=dict)  # by session id
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    replies: ReplyTimes = field(default_factory=ReplyTimes)
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    refusals_in_a_row: int = 0
+    missed_in_a_row: int = 0  # waits that ran out since its last answer
+
+    @property
+    def stalled(self) -> bool:
+        """Whether it is not waited for any more, until it answers again."""
+        return self.missed_in_a_row >= MAX_MISSED_IN_A_ROW
+
+    def find(self, session: int, generation: int) -> Assignment | None:
+        """The assignment that a message from this drafter is about."""
+        assignment = self.assignments.get(session)
+        return assignment if assignment is not None and assignment.generation == generation else None
+
+    def refuse(self, session: int, generation: int, proposal_id: int, why: Refusal, detail: str = "") -> None:
+        """Counts a refused proposal and tells the drafter."""
+        self.counts[why.value] += 1
+        self.refusals_in_a_row += 1
+        self.outbox.reject(
+            verify_pb2.Rejected(
+                session=session,
+                generation=generation,
+                proposal_id=proposal_id,
+                reason=_REJECT_REASON[why],
+                detail=detail[:256],
+            )
+        )
+
+
+_REJECT_REASON = {
+    Refusal.STALE: verify_pb2.REJECT_REASON_STALE,
+    Refusal.REPLAYED: verify_pb2.REJECT_REASON_REPLAYED,
+    Refusal.FOREIGN: verify_pb2.REJECT_REASON_FOREIGN,
+    Refusal.MALFORMED: verify_pb2.REJECT_REASON_MALFORMED,
+    Refusal.CROWDED: verify_pb2.REJECT_REASON_CROWDED,
+}
+
+
+class Drafters:
+    """All enlisted drafters and the assignments of sessions to them."""
+
+    def __init__(self, *, max_kept: int, max_assumed: int, outbox_bytes: int) -> None:
+        self._max_kept = max_kept
+        self._max_assumed = max_assumed
+        self._outbox_bytes = outbox_bytes
+        self._drafters: list[Drafter] = []
+        self._by_session: dict[int, Assignment] = {}
+        self._generations: dict[int, int] = {}
+        self._barred: dict[int, set[str]] = {}  # by session id: drafters (by id) that will not get it again
+
+    def __iter__(self) -> Iterator[Drafter]:
+        return iter(self._drafters)
+
+    def __len__(self) -> int:
+        return len(self._drafters)
+
+    def enlist(self, drafter: Drafter) -> None:
+        """Takes a drafter on."""
+        self._drafters.append(drafter)
+
+    def leave(self, drafter: Drafter) -> list[Session]:
+        """Forgets a drafter whose stream ended; returns the sessions that it had."""
+        if drafter not in self._drafters:
+            return []
+        self._drafters.remove(drafter)
+        sessions = [assignment.session for assignment in drafter.assignments.values()]
+        for session in sessions:
+            del self._by_session[session.session_id]
+        drafter.assignments.clear()
+        return sessions
+
+    def of(self, session: Session) -> Assignment | None:
+        """The session's assignment now."""
+        return self._by_session.get(session.session_id)
+
+    def assign(self, session: Session) -> Assignment | None:
+        """Opens the session to the least busy drafter that matches what the request asks for."""
+        wanted = session.speculation.algorithm
+        barred = self._barred.get(session.session_id, ())
+        fitting = [
+            drafter
+            for drafter in self._drafters
+            if wanted in (common_pb2.ALGORITHM_UNSPECIFIED, drafter.algorithm)
+            and len(drafter.assignments) < drafter.max_sessions
+            and drafter.drafter_id not in barred
+        ]
+        if not session.speculation.enabled or not fitting:
+            return None
+        drafter = min(fitting, key=lambda drafter: len(drafter.assignments))
+        generation = self._generations.get(session.session_id, 0) + 1
+        self._generations[session.session_id] = generation
+        book = ProposalBook(prompt_len=session.prompt_len, max_kept=self._max_kept, max_assumed=self._max_assumed)
+        assignment = Assignment(session, drafter, generation, book, SessionBrake(drafter.acceptance))
+        drafter.assignments[session.session_id] = assignment
+        self._by_session[session.session_id] = assignment
+        drafter.outbox.open(self._opened(assignment))
+        drafter.wake()
+        return assignment
+
+    def close(self, session: Session, reason: verify_pb2.CloseReason, *, bar: bool = False) -> None:
+        """Takes the session from its drafter, if it has one; `bar`: that drafter will not get it again."""
+        assignment = self._by_session.pop(session.session_id, None)
+        if assignment is None:
+            return
+        drafter = assignment.drafter
+        del drafter.assignments[session.session_id]
+        if bar:
+            self._bar(session, drafter)
+        drafter.outbox.close(session.session_id, assignment.generation, reason)
+        drafter.wake()
+
+    def forget(self, session: Session) -> None:
+        """Drops what is remembered of a session that ended."""
+        self._generations.pop(session.session_id, None)
+        self._barred.pop(session.session_id, None)
+
+    def bound_outboxes(self) -> None:
+        """Closes sessions to drafters that read too slowly, largest first; if that is not enough, their streams.
+
+        Not enough: what is left is too much, or the bound is passed again before the first such notice was read.
+        """
+        for drafter in list(self._drafters):
+            if drafter.outbox.num_bytes > self._outbox_bytes:
+                self._bound_outbox(drafter)
+
+    def expel(self, drafter: Drafter, reason: str) -> None:
+        """Ends a drafter's stream; its sessions are free for others at once, even while it reads nothing."""
+        if drafter in self._drafters:
+            self.leave(drafter)
+            drafter.end(reason)
+
+    def _bound_outbox(self, drafter: Drafter) -> None:
+        sessions = [] if drafter.outbox.has_unread_slow else drafter.outbox.sessions_by_size()
+        for session_id, generation in sessions:
+            assignment = drafter.find(session_id, generation)
+            if assignment is None:
+                drafter.outbox.drop(session_id, generation)
+            else:
+                drafter.outbox.close_slow(session_id, generation)
+                del drafter.assignments[session_id], self._by_session[session_id]
+                self._bar(assignment.session, drafter)
+            if drafter.outbox.num_bytes <= self._outbox_bytes // 2:
+                drafter.wake()
+                return
+        self.expel(drafter, f"{drafter.outbox.num_bytes} bytes wait to be read; at most {self._outbox_bytes} may")
+
+    def _bar(self, session: Session, drafter: Drafter) -> None:
+        self._barred.setdefault(session.session_id, set()).add(drafter.drafter_id)
+
+    def _opened(self, assignment: Assignment) -> verify_pb2.Opened:
+        session = assignment.session
+        shared = session.shares_prefix_with
+        return verify_pb2.Opened(
+            session=session.session_id,
+            generation=assignment.generation,
+            tokens=session.committed.astype(np.dtype("<i4")).tobytes(),
+            prompt_len=session.prompt_len,
+            speculative=session.speculation.wire,
+            remaining_tokens=session.remaining,
+            remaining_context=session.remaining,
+            corpus_scope=session.corpus_scope,
+            prediction_tokens=session.prediction,
+            shares_prefix_with=shared if shared in assignment.drafter.assignments else None,
+        )

@@ -1,0 +1,155 @@
+"""Structured output: what a grammar allows after each path, by llguidance.
+
+A schema comes from anyone, so its source is bounded, it is compiled off the event loop within the library's own limits,
+and nothing that it names is ever fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import any_to_lark
+from numpy.typing import NDArray
+
+from outrider.errors import InvalidArgument, Unimplemented
+from outrider.tree import ROOT, TokenTree
+from outrider.v1 import common_pb2
+
+MAX_SOURCE_BYTES = 64 * 1024
+_MAX_CACHED = 64
+_ANY_OBJECT = '{"type": "object"}'
+# A small model that may write any white space writes nothing else.
+_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class GrammarState:
+    """Where one session stands in its grammar; follows committed tokens and looks ahead along tree paths."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._path: list[int] = []  # tokens consumed beyond the committed ones
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow what is committed."""
+        self._go_to([])
+        return self._matcher.is_stopped()
+
+    def commit(self, token: int) -> bool:
+        """Takes in a committed token; False when the grammar forbids it."""
+        self._go_to([])
+        return self._matcher.consume_token(token)
+
+    def forbid(self, row: NDArray[np.float32], path: list[int]) -> None:
+        """Sets the logits float32 [V] of tokens that may not follow `path` to -inf, in place."""
+        self._go_to(path)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size]
+        row[: len(allowed)][allowed == 0] = -math.inf
+        row[len(allowed) :] = -math.inf
+
+    def allowed_nodes(self, tree: TokenTree) -> NDArray[np.int32]:
+        """Indices, ascending, of the nodes whose whole path the grammar allows."""
+        self._go_to([])
+        allowed = np.zeros(len(tree), np.bool_)
+        has_children = set(tree.parents.tolist())
+        for leaf in range(len(tree)):
+            if leaf not in has_children:
+                path = tree.path(leaf)
+                allowed[path[: self._matcher.validate_tokens(tree.tokens[path].tolist())]] = True
+        return np.flatnonzero(allowed).astype(np.int32)
+
+    def _go_to(self, path: list[int]) -> None:
+        shared = 0
+        while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
+            shared += 1
+        if len(self._path) > shared:
+            self._matcher.rollback(len(self._path) - shared)
+        self._matcher.consume_tokens(path[shared:])
+        self._path = list(path)
+
+
+class GrammarCompiler:
+    """Makes states from requests' grammars. Thread-safe; keeps the compiled ones it used last."""
+
+    def __init__(self, model_path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._tokenizer_path = model_path / "tokenizer.json"
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, grammar: common_pb2.Grammar) -> GrammarState:
+        """The state at the beginning of the output. InvalidArgument for a grammar that is refused, with the reason."""
+        kind = grammar.WhichOneof("kind")
+        if kind is None:
+            raise InvalidArgument("sampling.grammar has no kind", field="sampling.grammar")
+        source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
+        if len(source.encode()) > MAX_SOURCE_BYTES:
+            raise InvalidArgument(
+                f"the grammar has {len(source.encode())} bytes; at most {MAX_SOURCE_BYTES} are taken",
+                field="sampling.grammar",
+                code="invalid_json_schema",
+            )
+        with self._lock:
+            matcher = self._compiled.get((kind, source)) or self._compile(kind, source)
+            self._compiled[kind, source] = matcher
+            self._compiled.move_to_end((kind, source))
+            if len(self._compiled) > _MAX_CACHED:
+                self._compiled.popitem(last=False)
+            return GrammarState(matcher.deep_copy(), self._vocab_size)
+
+    def _compile(self, kind: str, source: str) -> LLMatcher:
+        try:
+            matcher = LLMatcher(self._load_tokenizer(), _lark_of(kind, source), log_level=0)
+        except (ValueError, RecursionError) as error:
+            raise _refused(kind, str(error)) from error
+        if matcher.is_error():
+            raise _refused(kind, matcher.get_error())
+        if not any(matcher.compute_bitmask()):
+            raise _refused(kind, "nothing satisfies it")
+        return matcher
+
+    def _load_tokenizer(self) -> LLTokenizer:
+        if self._tokenizer is None:
+            if not self._tokenizer_path.is_file():
+                raise Unimplemented("structured output needs a model folder with tokenizer.json", field="grammar")
+            self._tokenizer = LLTokenizer(
+                self._tokenizer_path.read_text(encoding="utf-8"),
+                n_vocab=self._vocab_size,
+                eos_token=self._eos_token_ids or None,
+            )
+        return self._tokenizer
+
+
+def pruned(tree: TokenTree, grammar: GrammarState) -> tuple[TokenTree, NDArray[np.int32]]:
+    """The tree without nodes that the grammar forbids, and the indices of what is left."""
+    nodes = grammar.allowed_nodes(tree)
+    return (tree, nodes) if len(nodes) == len(tree) else tree.selected(ROOT, nodes)
+
+
+def _lark_of(kind: str, source: str) -> str:
+    if kind in ("json_object", "json_schema"):
+        schema = json.loads(source)
+        if not isinstance(schema, dict | bool):
+            raise ValueError("a schema must be an object or a boolean")
+        return LLMatcher.grammar_from_json_schema(source, defaults=_JSON_STYLE)  # type: ignore[arg-type]
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(source)
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(source))
+    except Exception as error:  # the library's converter raises nothing more specific
+        raise ValueError(str(error)) from error
+
+
+def _refused(kind: str, reason: str) -> InvalidArgument:
+    code = "invalid_json_schema" if kind.startswith("json") else "invalid_grammar"
+    return InvalidArgument(f"sampling.grammar.{kind}: {reason[:512]}", field="sampling.grammar", code=code)

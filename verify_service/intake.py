@@ -1,0 +1,61 @@
+"""What drafters send, taken into the sessions' books: refused, quarantined or kept. Never trusts a drafter."""
+
+from __future__ import annotations
+
+from outrider.errors import InvalidArgument
+from outrider.telemetry import get_logger
+from outrider.v1 import verify_pb2
+from verify_service.commands import Arrived
+from verify_service.drafters import MAX_REFUSALS_IN_A_ROW, Drafter, Drafters
+from verify_service.planner import ms_since
+from verify_service.proposals import Refusal
+
+log = get_logger(__name__)
+
+
+def take_proposals(drafters: Drafters, drafter: Drafter, proposals: list[Arrived]) -> None:
+    """Keeps proposals for later matching; a malformed one quarantines its session from this drafter."""
+    drafter.missed_in_a_row = 0
+    for arrived in proposals:
+        if drafter.refusals_in_a_row >= MAX_REFUSALS_IN_A_ROW:
+            drafters.expel(drafter, f"{MAX_REFUSALS_IN_A_ROW} proposals in a row were refused, or drove out others")
+            break
+        _take(drafters, drafter, arrived)
+    drafter.taken()
+    drafter.wake()
+
+
+def take_releases(drafters: Drafters, drafter: Drafter, releases: list[verify_pb2.Release]) -> None:
+    """Closes sessions that the drafter gave up; it does not get them again."""
+    for release in releases:
+        assignment = drafter.find(release.session, release.generation)
+        if assignment is not None:
+            drafter.counts["released"] += 1
+            drafters.close(assignment.session, verify_pb2.CLOSE_REASON_REASSIGNED, bar=True)
+    drafter.taken()
+
+
+def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
+    assignment = drafter.find(arrived.session, arrived.generation)
+    if assignment is None:
+        drafter.refuse(arrived.session, arrived.generation, arrived.proposal_id, Refusal.FOREIGN)
+        return
+    session = assignment.session
+    try:
+        if isinstance(arrived.proposal, InvalidArgument):
+            raise arrived.proposal
+        refused = assignment.book.add(arrived.proposal, session.committed)
+    except InvalidArgument as error:
+        log.warning("malformed proposal", drafter=drafter.drafter_id, session=session.session_id, error=error.message)
+        drafter.refuse(arrived.session, arrived.generation, arrived.proposal_id, Refusal.MALFORMED, error.message)
+        drafters.close(session, verify_pb2.CLOSE_REASON_QUARANTINED, bar=True)
+        return
+    for proposal_id, why in refused:
+        drafter.refuse(arrived.session, arrived.generation, proposal_id, why)
+    if not refused:
+        drafter.refusals_in_a_row = 0
+    if all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
+        drafter.counts["kept"] += 1
+    if assignment.asked_ns and arrived.proposal.tree_len == session.committed_len:
+        drafter.replies.observe(ms_since(assignment.asked_ns))
+        assignment.asked_ns = 0

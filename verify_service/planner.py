@@ -1,0 +1,193 @@
+"""What the next step does: which trees are verified, whether to wait for late drafts, which rows go in.
+
+Decisions are by cost, in tokens per millisecond, from times that verify measured itself (brake.py).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.batch import Segment
+from outrider.v1 import verify_pb2
+from verify_service.brake import CostTable, choose_nodes
+from verify_service.drafters import Assignment, Drafters
+from verify_service.proposals import Match
+from verify_service.scheduler import Scheduler
+from verify_service.session import Session
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One session's part of a step."""
+
+    session: Session
+    slots: NDArray[np.int32]  # for the rows, in order
+    samples: bool  # whether its last rows' logits are wanted
+    assignment: Assignment | None = None
+    match: Match | None = None
+    probabilities: list[float] = field(default_factory=list)  # the target's, per node, where trees are shown
+    logprobs: list[verify_pb2.TokenLogprob] = field(default_factory=list)  # of the path and the bonus, where wanted
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the batch."""
+        return len(self.slots)
+
+    @property
+    def num_logits(self) -> int:
+        """Rows at the end whose logits are wanted."""
+        if self.match is not None or self.session.wants_prompt_rows:
+            return self.num_rows
+        return int(self.samples)
+
+    def segment(self) -> Segment:
+        """The rows: a chunk of known tokens, or the newest token and the tree below it."""
+        session = self.session
+        known = session.tokens[session.kv_len : session.kv_len + self.num_rows]
+        if self.match is None:
+            return Segment(session.table_row, session.kv_len, known, self.slots, num_logits=self.num_logits)
+        tree = self.match.tree
+        return Segment(
+            session.table_row,
+            session.kv_len,
+            np.concatenate([session.tokens[session.committed_len - 1 : session.committed_len], tree.tokens]),
+            self.slots,
+            depths=np.concatenate([[0], tree.depths]).astype(np.int32),
+            mask=tree.ancestor_mask(),
+            num_logits=self.num_logits,
+        )
+
+
+class Planner:
+    """Chooses; changes nothing but the pages that it takes for the step."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        drafters: Drafters,
+        costs: CostTable,
+        *,
+        max_nodes: int,
+        max_wait_ms: float,
+        brake: bool,
+    ) -> None:
+        self._scheduler = scheduler
+        self._drafters = drafters
+        self._costs = costs
+        self._max_nodes = max_nodes
+        self._max_wait_ms = max_wait_ms
+        self._brake = brake
+
+    def is_fixed(self, session: Session) -> bool:
+        """Whether the user fixed the tree, so that it is not trimmed."""
+        return not self._brake or session.speculation.num_draft_tokens is not None
+
+    def match(self) -> list[Assignment]:
+        """Sets each decoding session's match, trimmed to what pays; returns the assignments still waited for."""
+        late: list[Assignment] = []
+        matched: list[Assignment] = []
+        for session in self._scheduler.running:
+            assignment = self._drafters.of(session)
+            if assignment is None:
+                continue
+            assignment.match = None
+            if session.needs_prefill != 1 or session.output_len == 0:
+                continue
+            found = assignment.book.match() if session.remaining > 1 else None
+            if found is not None:
+                if session.grammar is not None:
+                    found = found.allowed_by(session.grammar)
+                limit = min(self._max_nodes, (session.speculation.num_draft_tokens or self._max_nodes + 1) - 1)
+                assignment.match = found.kept(limit, session.remaining - 1)
+                matched.append(assignment)
+            elif self._may_wait(assignment):
+                late.append(assignment)
+        self._trim([assignment for assignment in matched if not self.is_fixed(assignment.session)])
+        return late
+
+    def wait_ms(self, late: list[Assignment]) -> float:
+        """How long waiting for late drafts pays, against running what is ready with the late ones plainly."""
+        bound = max(min(assignment.drafter.replies.bound_ms, self._max_wait_ms) for assignment in late)
+        if any(self.is_fixed(assignment.session) for assignment in late):
+            return bound
+        rows, tokens = self._ready()
+        now_ms = float(self._costs.ms(rows))
+        drafted = rows + round(sum(assignment.brake.expected_nodes for assignment in late))
+        gained = tokens + sum(assignment.brake.expected_accepted for assignment in late)
+        # The wait at which both come to the same number of tokens per ms.
+        break_even = gained * now_ms / tokens - float(self._costs.ms(drafted))
+        return max(0.0, min(bound, break_even))
+
+    def plan(self) -> list[Work]:
+        """Takes pages and lays the step out, oldest session first; drafts only get pages that nobody else needs."""
+        budget = self._scheduler.chunk
+        works: list[Work] = []
+        for session in list(self._scheduler.running):
+            if session not in self._scheduler.running:
+                continue  # preempted by an older one just now
+            count = session.needs_prefill
+            if count > 1:
+                count = min(count, budget)
+                budget -= count
+            if count == 0:
+                continue
+            slots = self._scheduler.take_slots(session, count)
+            if slots is None:
+                continue
+            assignment = self._drafters.of(session)
+            works.append(Work(session, slots, samples=count == session.needs_prefill, assignment=assignment))
+        for work in works:
+            match = work.assignment.match if work.assignment is not None else None
+            if match is None or not work.samples or work.num_rows != 1:
+                continue
+            spare = self._scheduler.take_spare_slots(work.session, 1, len(match.tree))
+            match = match.kept(len(spare), work.session.remaining)
+            if len(match.tree):
+                work.slots = np.concatenate([work.slots, spare[: len(match.tree)]])
+                work.match = match
+        return works
+
+    def _may_wait(self, assignment: Assignment) -> bool:
+        session = assignment.session
+        return (
+            session.remaining > 1
+            and not assignment.brake.silent
+            and not assignment.drafter.stalled
+            and assignment.waited_len != session.committed_len
+            and not assignment.book.declined()
+        )
+
+    def _trim(self, matched: list[Assignment]) -> None:
+        likely: list[NDArray[np.float64]] = []
+        for assignment in matched:
+            assert assignment.match is not None
+            probabilities = assignment.brake.probabilities(assignment.match.scores)
+            likely.append(np.sort(probabilities)[::-1])
+        rows, tokens = self._ready(without=matched)
+        for assignment, count in zip(matched, choose_nodes(self._costs, rows, tokens, likely), strict=True):
+            assert assignment.match is not None
+            count = max(count, assignment.brake.least_nodes())
+            assignment.match = assignment.match.kept(count, assignment.session.remaining)
+
+    def _ready(self, without: list[Assignment] | None = None) -> tuple[int, float]:
+        """Rows, and tokens to be expected, of a step that starts now; `without` the drafts of those."""
+        rows, tokens = 0, 0.0
+        for session in self._scheduler.running:
+            rows += min(session.needs_prefill, self._scheduler.chunk)
+            tokens += 1.0
+            assignment = self._drafters.of(session)
+            if assignment is not None and assignment.match is not None and not (without and assignment in without):
+                rows += len(assignment.match.tree)
+                tokens += float(assignment.brake.probabilities(assignment.match.scores).sum())
+        return max(rows, 1), max(tokens, 1.0)
+
+
+def ms_since(start_ns: int) -> float:
+    """Milliseconds since a monotonic time."""
+    return (time.monotonic_ns() - start_ns) / _NS_PER_MS

@@ -1,0 +1,208 @@
+"""Which proposal is verified: matching, re-rooting and going stale. Pure state, no sockets, no tensors.
+
+A proposal names a committed length it has seen (`base_len`), tokens it assumes from there on, and a tree below the last
+of them. It matches when what was committed since walks through all it assumes and then zero or more of its own nodes;
+what is verified is the subtree below the end of that walk. docs/protocol.md tells the rules in words.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import InvalidArgument
+from outrider.tree import ROOT, TokenTree
+from outrider.wire import Ids
+from verify_service.grammar import GrammarState, pruned
+
+
+class Refusal(enum.Enum):
+    """Why a proposal is not kept; values are those of the wire's RejectReason and of the metric's label."""
+
+    STALE = "stale"
+    REPLAYED = "replayed"
+    FOREIGN = "foreign"
+    MALFORMED = "invalid"
+    CROWDED = "crowded"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Proposal:
+    """A tree as a drafter sent it, its form already checked.
+
+    assumed: int32 [a]; scores: uint8 [n] or empty; from_prediction: bool [n] or empty.
+    """
+
+    proposal_id: int
+    base_len: int
+    assumed: Ids
+    tree: TokenTree
+    scores: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    from_prediction: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    draft_us: int = 0
+
+    @property
+    def tree_len(self) -> int:
+        """Committed length at which its own root is the newest token."""
+        return self.base_len + len(self.assumed)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Match:
+    """What can be verified now: the nodes of `proposal` below `root_node`.
+
+    nodes: int32 [n], the nodes' indices in the proposal as sent; scores: uint8 [n], of the paths from `root_node` on,
+    zeros where unknown.
+    """
+
+    proposal: Proposal
+    root_node: int
+    tree: TokenTree
+    nodes: NDArray[np.int32]
+    scores: NDArray[np.uint8]
+
+    def kept(self, count: int, max_depth: int) -> Match:
+        """The `count` likeliest nodes no deeper than `max_depth`."""
+        tree, kept = self.tree.trimmed(self.scores, count, max_depth)
+        return self._with(tree, kept)
+
+    def allowed_by(self, grammar: GrammarState) -> Match:
+        """The nodes whose paths a grammar allows."""
+        return self._with(*pruned(self.tree, grammar))
+
+    def _with(self, tree: TokenTree, kept: NDArray[np.int32]) -> Match:
+        return Match(self.proposal, self.root_node, tree, self.nodes[kept], self.scores[kept])
+
+
+class _Standing(enum.Enum):
+    PENDING = enum.auto()  # less is committed than it assumes, and agrees
+    MATCHES = enum.auto()
+    DECLINES = enum.auto()  # no nodes, and its position is the newest
+    STALE = enum.auto()
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far what is committed has been followed into a proposal."""
+
+    proposal: Proposal
+    pos: int  # committed length followed so far
+    node: int = ROOT  # where the walk stands once all assumed tokens are confirmed
+    used: bool = False  # verified at least once
+    standing: _Standing = _Standing.PENDING
+
+    def follow(self, committed: Sequence[int] | Ids, committed_len: int) -> _Standing:
+        """Takes the walk on to `committed_len`; a stale walk stays stale."""
+        proposal = self.proposal
+        while self.pos < committed_len and self.standing is not _Standing.STALE:
+            token = int(committed[self.pos])
+            if self.pos < proposal.tree_len:
+                agrees = int(proposal.assumed[self.pos - proposal.base_len]) == token
+                self.standing = _Standing.PENDING if agrees else _Standing.STALE
+            else:
+                child = proposal.tree.child(self.node, token)
+                self.standing = _Standing.STALE if child is None else _Standing.PENDING
+                self.node = ROOT if child is None else child
+            self.pos += 1
+        if self.standing is _Standing.STALE or self.pos < proposal.tree_len:
+            return self.standing
+        if not len(proposal.tree):
+            self.standing = _Standing.DECLINES
+        else:
+            below = proposal.tree.children(self.node)
+            self.standing = _Standing.MATCHES if below else _Standing.STALE
+        return self.standing
+
+
+class ProposalBook:
+    """One session's proposals from one drafter, for one generation.
+
+    `committed` arguments are all committed tokens; their length only grows between calls.
+    """
+
+    def __init__(self, *, prompt_len: int, max_kept: int, max_assumed: int) -> None:
+        self._prompt_len = prompt_len
+        self._max_kept = max_kept
+        self._max_assumed = max_assumed
+        self._last_id = 0
+        self._kept: list[_Walk] = []  # oldest first
+        self._verifying: _Walk | None = None
+
+    def __len__(self) -> int:
+        """Proposals kept, the one being verified included."""
+        return len(self._kept) + (self._verifying is not None)
+
+    def add(self, proposal: Proposal, committed: Sequence[int] | Ids) -> list[tuple[int, Refusal]]:
+        """Keeps a proposal; returns what was refused or pushed out: (proposal_id, why).
+
+        InvalidArgument when it breaks a rule that only this session's state can tell: the session is quarantined.
+        """
+        if proposal.proposal_id <= self._last_id:
+            return [(proposal.proposal_id, Refusal.REPLAYED)]
+        self._check(proposal, len(committed))
+        self._last_id = proposal.proposal_id
+        walk = _Walk(proposal, pos=proposal.base_len)
+        if walk.follow(committed, len(committed)) is _Standing.STALE:
+            # A decline whose position has passed has nothing to be stale.
+            return [(proposal.proposal_id, Refusal.STALE)] if len(proposal.tree) else []
+        self._kept.append(walk)
+        refused: list[tuple[int, Refusal]] = []
+        while len(self._kept) > self._max_kept:
+            refused.append((self._kept.pop(0).proposal.proposal_id, Refusal.CROWDED))
+        return refused
+
+    def advance(self, committed: Sequence[int] | Ids) -> list[int]:
+        """Follows newly committed tokens; returns the ids of proposals that went stale unused."""
+        stale: list[int] = []
+        verified, self._verifying = self._verifying, None
+        kept: list[_Walk] = []
+        for walk in self._kept if verified is None else [verified, *self._kept]:
+            if walk.follow(committed, len(committed)) is not _Standing.STALE:
+                kept.append(walk)
+            elif not walk.used and len(walk.proposal.tree):
+                stale.append(walk.proposal.proposal_id)
+        self._kept = sorted(kept, key=lambda walk: walk.proposal.proposal_id)
+        return stale
+
+    def match(self) -> Match | None:
+        """The proposal to verify at the length last seen: largest base_len, then largest id."""
+        matching = [walk for walk in self._kept if walk.standing is _Standing.MATCHES]
+        if not matching:
+            return None
+        best = max(matching, key=lambda walk: (walk.proposal.base_len, walk.proposal.proposal_id))
+        proposal = best.proposal
+        tree, nodes = proposal.tree.subtree(best.node)
+        scores = (
+            proposal.tree.raised(proposal.scores) if len(proposal.scores) else np.zeros(len(proposal.tree), np.uint8)
+        )
+        # Given that the root has come true: a constant, so the order in which nodes are kept stays as the drafter has it.
+        above = scores[best.node] if best.node != ROOT else np.uint8(0)
+        return Match(proposal, best.node, tree, nodes, scores[nodes] - above)
+
+    def declined(self) -> bool:
+        """Whether the drafter has said that it proposes nothing at the length last seen."""
+        return any(walk.standing is _Standing.DECLINES for walk in self._kept)
+
+    def begin(self, match: Match) -> None:
+        """Takes the matched proposal as the one being verified, beside those that are kept."""
+        for index, walk in enumerate(self._kept):
+            if walk.proposal is match.proposal:
+                self._verifying = self._kept.pop(index)
+                walk.used = True
+                return
+        raise ValueError(f"proposal {match.proposal.proposal_id} is not kept")
+
+    def _check(self, proposal: Proposal, committed_len: int) -> None:
+        if not self._prompt_len <= proposal.base_len <= committed_len:
+            raise InvalidArgument(
+                f"base_len is {proposal.base_len}; it must be from the prompt's {self._prompt_len} to {committed_len}",
+                field="base_len",
+            )
+        if len(proposal.assumed) > self._max_assumed:
+            raise InvalidArgument(
+                f"assumed has {len(proposal.assumed)} tokens; at most {self._max_assumed} are taken", field="assumed"
+            )

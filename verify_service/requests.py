@@ -1,0 +1,188 @@
+"""From a GenerateRequest to sessions: every check that needs only the request and the model."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from dataclasses import dataclass
+
+from engine.config import ModelConfig
+from outrider.errors import InvalidArgument
+from outrider.sampling import SamplingParams
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import Ids, check_token_ids, unpack_ids
+from verify_service.grammar import GrammarCompiler, GrammarState
+from verify_service.sampler import SessionSampler
+from verify_service.session import Session, Speculation, token_buffer
+
+MAX_REQUEST_ID_CHARS = 256
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBounds:
+    """Limits on requests, fixed at start."""
+
+    context_length: int
+    max_choices: int
+    max_verify_nodes: int
+
+
+class SessionFactory:
+    """Makes checked sessions; ids are unique in this process."""
+
+    def __init__(self, config: ModelConfig, bounds: RequestBounds, compiler: GrammarCompiler) -> None:
+        self._config = config
+        self._bounds = bounds
+        self._compiler = compiler
+        self._ids = itertools.count(1)
+
+    def build(self, request: verify_pb2.GenerateRequest) -> list[Session]:
+        """One session per choice. InvalidArgument naming the field, the value and the limit.
+
+        Compiling a grammar takes up to a fraction of a second, so a request that has one is not for the event loop.
+        """
+        prompt = self._ids_of(request.prompt_tokens, "prompt_tokens")
+        if not len(prompt):
+            raise InvalidArgument("prompt_tokens is empty; at least one token is needed", field="prompt_tokens")
+        resumed = self._ids_of(request.resumed_tokens, "resumed_tokens")
+        self._ids_of(request.prediction_tokens, "prediction_tokens")
+        num_choices = request.num_choices if request.HasField("num_choices") else 1
+        self._check_request(request, num_choices, len(resumed))
+        params = SamplingParams.from_proto(request.sampling, vocab_size=self._config.vocab_size)
+        max_len = self._max_len(params, len(prompt), len(resumed))
+        speculation = self._speculation(request.speculative)
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        own_ends = () if params.ignore_eos else self._config.eos_token_ids
+        stop_ids = frozenset((*params.stop_token_ids, *own_ends))
+        committed = token_buffer(prompt, max_len)
+        committed[len(prompt) : len(prompt) + len(resumed)] = resumed
+        sessions: list[Session] = []
+        for choice in range(request.first_choice_index, request.first_choice_index + num_choices):
+            grammar = self._grammar(request, resumed)
+            sampler = SessionSampler(
+                params,
+                grammar=grammar,
+                seed=seed,
+                choice_index=choice,
+                stop_ids=stop_ids,
+                prompt=prompt,
+                resumed=resumed,
+                threshold_single=speculation.accept_threshold_single,
+                threshold_acc=speculation.accept_threshold_acc,
+            )
+            sessions.append(
+                Session(
+                    session_id=next(self._ids),
+                    prompt_len=len(prompt),
+                    params=params,
+                    seed=seed,
+                    choice_index=choice,
+                    max_len=max_len,
+                    stop_ids=stop_ids,
+                    speculation=speculation,
+                    sampler=sampler,
+                    tokens=committed.copy(),
+                    committed_len=len(prompt) + len(resumed),
+                    resumed_len=len(resumed),
+                    prediction=request.prediction_tokens,
+                    corpus_scope=request.corpus_scope,
+                    priority=request.priority,
+                    include_trees=request.include_trees,
+                    grammar=grammar,
+                    logprobs=request.logprobs,
+                    num_top_logprobs=request.top_logprobs,
+                    prompt_logprobs=[] if request.prompt_logprobs and not len(resumed) else None,
+                    shares_prefix_with=sessions[0].session_id if sessions else None,
+                )
+            )
+        return sessions
+
+    def _ids_of(self, data: bytes, field: str) -> Ids:
+        if len(data) > 4 * self._bounds.context_length:
+            raise InvalidArgument(
+                f"{field} has {len(data) // 4} tokens; the context holds {self._bounds.context_length}",
+                field=field,
+                code="context_length_exceeded",
+            )
+        ids = unpack_ids(data, field=field)
+        check_token_ids(ids, vocab_size=self._config.vocab_size, field=field)
+        return ids
+
+    def _check_request(self, request: verify_pb2.GenerateRequest, num_choices: int, resumed_len: int) -> None:
+        if not 1 <= num_choices <= self._bounds.max_choices:
+            raise InvalidArgument(
+                f"num_choices is {num_choices}; it must be from 1 to {self._bounds.max_choices}", field="num_choices"
+            )
+        if request.first_choice_index > 2**31 - 1 - num_choices:
+            raise InvalidArgument(
+                f"first_choice_index is {request.first_choice_index}; it is too large", field="first_choice_index"
+            )
+        if resumed_len and num_choices != 1:
+            raise InvalidArgument("resumed_tokens needs num_choices = 1", field="resumed_tokens")
+        if len(request.request_id) > MAX_REQUEST_ID_CHARS:
+            raise InvalidArgument(f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters", field="request_id")
+        if request.top_logprobs > MAX_TOP_LOGPROBS:
+            raise InvalidArgument(
+                f"top_logprobs is {request.top_logprobs}; it must be from 0 to {MAX_TOP_LOGPROBS}", field="top_logprobs"
+            )
+        if request.top_logprobs and not (request.logprobs or request.prompt_logprobs):
+            raise InvalidArgument("top_logprobs needs logprobs or prompt_logprobs", field="top_logprobs")
+
+    def _grammar(self, request: verify_pb2.GenerateRequest, resumed: Ids) -> GrammarState | None:
+        if not request.sampling.HasField("grammar"):
+            return None
+        state = self._compiler.compile(request.sampling.grammar)
+        for place, token in enumerate(resumed.tolist()):
+            if not state.commit(token):
+                raise InvalidArgument(
+                    f"resumed_tokens[{place}] is {token}, which the grammar forbids there", field="resumed_tokens"
+                )
+        return state
+
+    def _max_len(self, params: SamplingParams, prompt_len: int, resumed_len: int) -> int:
+        context = self._bounds.context_length
+        if prompt_len >= context:
+            raise InvalidArgument(
+                f"the prompt has {prompt_len} tokens; the context holds {context}, the output included",
+                field="prompt_tokens",
+                code="context_length_exceeded",
+            )
+        max_len = context if params.max_tokens is None else min(context, prompt_len + params.max_tokens)
+        if prompt_len + resumed_len > max_len:
+            raise InvalidArgument(
+                f"resumed_tokens has {resumed_len} tokens; max_tokens and the context leave {max_len - prompt_len}",
+                field="resumed_tokens",
+            )
+        return max_len
+
+    def _speculation(self, pb: common_pb2.SpeculativeParams) -> Speculation:
+        algorithm = pb.algorithm if pb.HasField("algorithm") else common_pb2.ALGORITHM_UNSPECIFIED
+        if algorithm not in common_pb2.Algorithm.values():
+            known = ", ".join(common_pb2.Algorithm.keys()[1:])
+            raise InvalidArgument(
+                f"speculative.algorithm is {algorithm}; known are {known}", field="speculative.algorithm"
+            )
+        for name, minimum in (("num_steps", 1), ("topk", 1), ("num_draft_tokens", 2)):
+            if pb.HasField(name) and not minimum <= getattr(pb, name) <= self._bounds.max_verify_nodes + 1:
+                raise InvalidArgument(
+                    f"speculative.{name} is {getattr(pb, name)}; it must be from {minimum} "
+                    f"to {self._bounds.max_verify_nodes + 1}",
+                    field=f"speculative.{name}",
+                )
+        thresholds: list[float] = []
+        for name in ("accept_threshold_single", "accept_threshold_acc"):
+            value = getattr(pb, name) if pb.HasField(name) else 1.0
+            if not 0.0 <= value <= 1.0:
+                raise InvalidArgument(
+                    f"speculative.{name} is {value}; it must be from 0 to 1", field=f"speculative.{name}"
+                )
+            thresholds.append(value)
+        return Speculation(
+            enabled=pb.enabled if pb.HasField("enabled") else True,
+            algorithm=algorithm,
+            num_draft_tokens=pb.num_draft_tokens if pb.HasField("num_draft_tokens") else None,
+            accept_threshold_single=thresholds[0],
+            accept_threshold_acc=thresholds[1],
+            wire=pb,
+        )

@@ -1,0 +1,169 @@
+"""From logits to what a step commits: draws the target's tokens along each tree and walks down while drafts agree.
+
+Rows that the walk does not visit are never shaped or sampled. Draws are keyed by (seed, choice, output position), so
+the outcome does not depend on the tree, the batch or earlier failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.acceptance import Accepted, accept_thresholds, walk
+from kernels.penalties import History, Penalties, penalise
+from kernels.philox import COIN_LANE, FINAL_LANE, uniform_one
+from kernels.sampling import NO_TOKEN, Filters, draw, filtered_row
+from outrider.sampling import SamplingParams
+from outrider.tree import TokenTree
+from outrider.v1 import verify_pb2
+from outrider.wire import Ids
+from verify_service.grammar import GrammarState
+from verify_service.logprobs import token_logprob
+
+if TYPE_CHECKING:
+    from verify_service.planner import Work
+    from verify_service.session import Session
+
+_EMPTY = TokenTree.empty()
+
+
+class SessionSampler:
+    """How one session's logits become tokens."""
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        seed: int,
+        choice_index: int,
+        stop_ids: frozenset[int],
+        prompt: Ids,
+        resumed: Ids,
+        threshold_single: float = 1.0,
+        threshold_acc: float = 1.0,
+        grammar: GrammarState | None = None,
+    ) -> None:
+        self._filters = Filters(params.temperature, params.top_k, params.top_p, params.min_p)
+        self._seed = seed
+        self._choice = choice_index
+        self._thresholds = threshold_single, threshold_acc
+        self._coupled = self._filters.is_greedy or (threshold_single >= 1.0 and threshold_acc >= 1.0)
+        self._penalties = Penalties.build(
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+            repetition=params.repetition_penalty,
+            logit_bias=params.logit_bias,
+            min_tokens=params.min_tokens,
+            stop_ids=stop_ids,
+        )
+        self._grammar = grammar
+        self._penalised = not self._penalties.changes_nothing
+        self._history = History(prompt.tolist() if self._penalised else [])
+        self.commit(resumed.tolist())
+
+    def commit(self, tokens: list[int]) -> None:
+        """Takes in output tokens."""
+        if self._penalised:
+            self._history.commit(tokens)
+
+    def accept(self, logits: NDArray[np.float32], tree: TokenTree, output_pos: int) -> Accepted:
+        """The accepted path and the bonus; logits [n + 1, V], root first; output_pos: of the token after the root."""
+        parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
+
+        if self._coupled:
+            depths = [0, *tree.depths.tolist()]
+
+            def target_token(row: int) -> int:
+                u = 0.0 if self._filters.is_greedy else self._uniform(output_pos + depths[row], COIN_LANE)
+                return draw(self._shaped(logits, tree, row), self._filters, u).token
+
+            return walk(parents, tokens, target_token)
+        single, acc = self._thresholds
+        return accept_thresholds(
+            parents,
+            tokens,
+            lambda row: filtered_row(self._shaped(logits, tree, row), self._filters),
+            lambda depth: self._uniform(output_pos + depth, COIN_LANE),
+            lambda depth: self._uniform(output_pos + depth, FINAL_LANE),
+            threshold_single=single,
+            threshold_acc=acc,
+        )
+
+    def node_probabilities(self, logits: NDArray[np.float32], tree: TokenTree) -> list[float]:
+        """The target's probability of each node's token given its path, before filters."""
+        rows = logits[tree.parents + 1].astype(np.float64)
+        rows -= rows.max(axis=1, keepdims=True)
+        chosen = rows[np.arange(len(tree)), tree.tokens]
+        return (np.exp(chosen) / np.exp(rows).sum(axis=1)).tolist()
+
+    def path_logprobs(
+        self, logits: NDArray[np.float32], tree: TokenTree, outcome: Accepted, num_top: int
+    ) -> list[verify_pb2.TokenLogprob]:
+        """Of each accepted token and the bonus, in order."""
+        tokens = [*tree.tokens[outcome.nodes].tolist(), outcome.bonus]
+        rows = [0, *(node + 1 for node in outcome.nodes)]
+        return [
+            token_logprob(self._shaped(logits, tree, row), token, num_top)
+            for row, token in zip(rows, tokens, strict=True)
+        ]
+
+    def _shaped(self, logits: NDArray[np.float32], tree: TokenTree, row: int) -> NDArray[np.float32]:
+        """The logits float32 [V] of a row after penalties and grammar along its own path."""
+        if not self._penalised and self._grammar is None:
+            return logits[row]
+        values = logits[row].copy()
+        path = tree.tokens[tree.path(row - 1)].tolist()
+        if self._penalised:
+            penalise(values, self._penalties, self._history, path)
+        if self._grammar is not None:
+            self._grammar.forbid(values, path)
+        return values
+
+    def _uniform(self, position: int, lane: int) -> float:
+        return uniform_one(self._seed, self._choice, position, lane)
+
+
+class Sampler:
+    """Draws for a whole step."""
+
+    def accept(self, works: Sequence[Work], logits: torch.Tensor) -> list[Accepted | None]:
+        """Each work's outcome; None for a prefill chunk, or where a row had no distribution (NaN in the model)."""
+        rows = logits.numpy(force=True)
+        outcomes: list[Accepted | None] = []
+        first = 0
+        for work in works:
+            own = rows[first : first + work.num_logits]
+            first += work.num_logits
+            outcomes.append(self._accept_one(work, own))
+        return outcomes
+
+    def _accept_one(self, work: Work, rows: NDArray[np.float32]) -> Accepted | None:
+        session = work.session
+        if session.wants_prompt_rows:
+            _collect_prompt_logprobs(session, rows)
+        if not work.samples:
+            return None
+        tree = work.match.tree if work.match is not None else _EMPTY
+        own = rows[-(len(tree) + 1) :]
+        outcome = session.sampler.accept(own, tree, session.output_len)
+        if outcome.bonus == NO_TOKEN:
+            return None
+        if session.include_trees and len(tree):
+            work.probabilities = session.sampler.node_probabilities(own, tree)
+        if session.logprobs:
+            work.logprobs = session.sampler.path_logprobs(own, tree, outcome, session.num_top_logprobs)
+        return outcome
+
+
+def _collect_prompt_logprobs(session: Session, rows: NDArray[np.float32]) -> None:
+    """Adds the log-probabilities of the prompt tokens that follow the chunk's rows."""
+    assert session.prompt_logprobs is not None
+    if not session.prompt_logprobs:
+        session.prompt_logprobs.append(verify_pb2.TokenLogprob(token=int(session.tokens[0])))
+    following = session.tokens[session.kv_len + 1 : min(session.kv_len + 1 + len(rows), session.prompt_len)]
+    for row, token in zip(rows, following.tolist(), strict=False):
+        session.prompt_logprobs.append(token_logprob(row, token, session.num_top_logprobs))

@@ -1,0 +1,252 @@
+"""Who runs in the next step: admission by tokens, chunked prefill, preemption when pages run out.
+
+A preempted session gives its pages back and waits at the head of the queue; its tokens are recomputed, and since every
+draw is keyed by output position, they go on as if nothing had happened. The oldest session is never preempted for a
+younger one, and the pool holds at least one whole session, so there is always progress.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.pages import OutOfPages, PagePool
+from engine.radix_cache import RadixCache
+from outrider.errors import ResourceExhausted
+from verify_service.session import Phase, Session
+
+Slots = NDArray[np.int32]
+
+# Longer queues are served in order of arrival: matching every prompt each step would cost more than it saves.
+_MOST_MATCHED = 128
+
+
+class Scheduler:
+    """Queues and pages. Owned by the engine thread.
+
+    cache: keeps what finished sessions computed, and shares it; None: nothing is shared. move(source, target): copies
+    KV between slots; needed for page sizes above 1, where accepted nodes move to the positions they have taken.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        slot_table: Slots,
+        *,
+        max_running: int,
+        max_queued: int,
+        chunk: int,
+        cache: RadixCache | None = None,
+        move: Callable[[Slots, Slots], None] | None = None,
+        longest_prefix_first: bool = False,
+    ) -> None:
+        self.pool = pool
+        self.slot_table = slot_table
+        self.cache = cache
+        self.chunk = chunk
+        self.running: list[Session] = []  # oldest admission first
+        self.waiting: list[Session] = []  # next to be admitted first
+        self.num_preemptions = 0
+        self._move = move
+        self._max_queued = max_queued
+        self._longest_prefix_first = longest_prefix_first and cache is not None
+        self._rows = list(range(max_running))[::-1]
+        self._admissions = 0
+
+    @property
+    def num_available(self) -> int:
+        """Pages that can be had without preempting anybody."""
+        return self.pool.num_free + (self.cache.num_evictable if self.cache is not None else 0)
+
+    def submit(self, sessions: list[Session]) -> None:
+        """Queues the choices of one request. ResourceExhausted (and nothing queued) when too many wait."""
+        if len(self.waiting) + len(sessions) > self._max_queued + len(self._rows):
+            raise ResourceExhausted(
+                f"{len(self.waiting)} requests wait and at most {self._max_queued} may; try again later"
+            )
+        for session in sessions:
+            bisect.insort(self.waiting, session, key=_order)
+
+    def admit(self) -> list[Session]:
+        """Moves waiting sessions into the batch while rows and pages for their known tokens are there."""
+        admitted: list[Session] = []
+        promised = sum(session.needs_prefill for session in self.running)
+        for session in self._in_order():
+            if not self._rows:
+                break
+            if self._awaits_sibling(session):
+                continue
+            self._share_prefix(session)
+            # A page more for each session that runs, so that a newcomer is not preempted in its next step.
+            need = session.needs_prefill + promised + (len(self.running) + 1) * self.pool.page_size
+            if self.running and need > self.num_available * self.pool.page_size:
+                self._let_go(session)
+                break
+            self.waiting.remove(session)
+            promised += session.needs_prefill
+            self._start(session)
+            admitted.append(session)
+        return admitted
+
+    def take_slots(self, session: Session, count: int) -> Slots | None:
+        """Slots for the `count` positions from kv_len on, preempting younger sessions if need be.
+
+        None: the session itself is the youngest and was sent back to the queue.
+        """
+        while True:
+            try:
+                self._grow(session, session.kv_len + count)
+            except OutOfPages:
+                youngest = self.running[-1]
+                self.preempt(youngest)
+                if youngest is session:
+                    return None
+            else:
+                return self._slots(session, session.kv_len, count)
+
+    def take_spare_slots(self, session: Session, taken: int, count: int) -> Slots:
+        """Up to `count` slots for the positions after the `taken` ones from kv_len on, preempting nobody."""
+        first = session.kv_len + taken
+        held = len(session.pages) + self.num_available
+        count = min(count, held * self.pool.page_size - first)
+        self._grow(session, first + count)
+        return self._slots(session, first, count)
+
+    def keep(self, session: Session, slots: Slots, rows: list[int]) -> None:
+        """After a step: of the slots written, those of `rows` become the next positions'; the others are free again."""
+        start, end = session.kv_len, session.kv_len + len(rows)
+        chosen = slots[rows]
+        if self.pool.page_size == 1:
+            dropped = np.ones(len(slots), np.bool_)
+            dropped[rows] = False
+            session.pages[start : start + len(slots)] = [*chosen.tolist(), *slots[dropped].tolist()]
+        else:
+            target = slots[: len(rows)]
+            moved = chosen != target
+            if moved.any():
+                assert self._move is not None
+                self._move(chosen[moved], target[moved])
+            chosen = target
+        self.slot_table[session.table_row, start:end] = chosen
+        session.kv_len = end
+        held = -(-end // self.pool.page_size)
+        self.pool.free(np.array(session.pages[held:], np.int32))
+        del session.pages[held:]
+
+    def share(self, session: Session) -> None:
+        """Puts the whole pages that a running session has computed into the cache, for others to read."""
+        if self.cache is None:
+            return
+        count = session.kv_len // self.pool.page_size
+        pages = np.array(session.pages[:count], np.int32)
+        prefix = self.cache.insert(session.tokens[: count * self.pool.page_size], pages)
+        self.cache.lock(prefix)
+        if session.prefix is not None:
+            self.cache.unlock(session.prefix)
+        session.prefix = prefix
+        session.pages[:count] = prefix.pages.tolist()
+        if session.table_row >= 0:
+            self.slot_table[session.table_row, : count * self.pool.page_size] = self._expand(prefix.pages)
+
+    def preempt(self, session: Session) -> None:
+        """Sends a running session back to the head of the queue without its pages."""
+        self._stop(session)
+        session.phase = Phase.WAITING
+        if session.wants_prompt_rows:
+            session.prompt_logprobs = []
+        self.waiting.insert(0, session)
+        self.num_preemptions += 1
+
+    def remove(self, session: Session, *, reusable: bool = True) -> None:
+        """Takes a session out, wherever it is, and its pages back; `reusable`: what it computed may be cached."""
+        if session.phase is Phase.WAITING:
+            if session in self.waiting:
+                self.waiting.remove(session)
+        elif session.phase is not Phase.FINISHED:
+            self._stop(session, reusable=reusable)
+        session.phase = Phase.FINISHED
+
+    def sessions(self) -> Iterable[Session]:
+        """All sessions, running and waiting."""
+        yield from self.running
+        yield from self.waiting
+
+    def _in_order(self) -> list[Session]:
+        """Waiting sessions in the order in which they may be admitted."""
+        if not self._longest_prefix_first or len(self.waiting) > _MOST_MATCHED:
+            return list(self.waiting)
+        assert self.cache is not None
+        cache = self.cache
+        return sorted(self.waiting, key=lambda session: (_order(session), -len(cache.match(session.committed).pages)))
+
+    def _awaits_sibling(self, session: Session) -> bool:
+        """Whether another choice of the same request is just computing the prompt that both share."""
+        return self.cache is not None and any(
+            running.session_id == session.shares_prefix_with and running.output_len == 0 for running in self.running
+        )
+
+    def _share_prefix(self, session: Session) -> None:
+        """Gives a waiting session the cached pages of its prefix; its newest token is always computed."""
+        if self.cache is None or session.wants_prompt_rows:
+            return
+        prefix = self.cache.match(session.tokens[: session.committed_len - 1])
+        self.cache.lock(prefix)
+        session.prefix = prefix
+        session.pages = prefix.pages.tolist()
+        session.kv_len = len(prefix.pages) * self.pool.page_size
+
+    def _let_go(self, session: Session) -> None:
+        """Undoes _share_prefix."""
+        if self.cache is not None and session.prefix is not None:
+            self.cache.unlock(session.prefix)
+        session.prefix, session.pages, session.kv_len = None, [], 0
+
+    def _start(self, session: Session) -> None:
+        session.table_row = self._rows.pop()
+        self.slot_table[session.table_row, : session.kv_len] = self._expand(np.array(session.pages, np.int32))
+        session.phase = Phase.PREFILLING
+        if not session.admitted:
+            session.cached_len = session.kv_len
+        self._admissions += 1
+        session.admitted = self._admissions
+        self.running.append(session)
+
+    def _stop(self, session: Session, *, reusable: bool = True) -> None:
+        if reusable:
+            self.share(session)
+        shared = len(session.prefix.pages) if session.prefix is not None else 0
+        self.pool.free(np.array(session.pages[shared:], np.int32))
+        self._rows.append(session.table_row)
+        self.running.remove(session)
+        self._let_go(session)
+        session.table_row = -1
+
+    def _grow(self, session: Session, end: int) -> None:
+        """Pages for the positions up to `end`, evicting cached ones if need be. OutOfPages: nothing was taken."""
+        missing = -(-end // self.pool.page_size) - len(session.pages)
+        if missing <= 0:
+            return
+        if self.cache is not None and missing > self.pool.num_free:
+            self.cache.evict(missing - self.pool.num_free)
+        session.pages += self.pool.allocate(missing).tolist()
+
+    def _slots(self, session: Session, first: int, count: int) -> Slots:
+        size = self.pool.page_size
+        if size == 1:
+            return np.array(session.pages[first : first + count], np.int32)
+        positions = np.arange(first, first + count)
+        pages = np.array(session.pages[first // size : -(-(first + count) // size)], np.int32)
+        return (pages[positions // size - first // size] * size + positions % size).astype(np.int32)
+
+    def _expand(self, pages: Slots) -> Slots:
+        """int32 [len(pages) * page_size]: the slots of whole pages."""
+        size = self.pool.page_size
+        return (pages[:, None] * size + np.arange(size, dtype=np.int32)).reshape(-1)
+
+
+def _order(session: Session) -> tuple[bool, int]:
+    """Preempted sessions first, then by priority; equals keep their order of arrival."""
+    return (False, 0) if session.admitted else (True, -session.priority)

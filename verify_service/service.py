@@ -1,0 +1,213 @@
+"""The rpc handlers of VerifyService: they translate, and wait; the engine thread does the work."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+from engine.config import ModelConfig
+from outrider import __version__
+from outrider.args import VerifyArgs
+from outrider.errors import InvalidArgument, NotFound, Unavailable
+from outrider.telemetry import get_logger
+from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from outrider.wire import INLINE_FEATURE_BYTES, WIRE_VERSION
+from verify_service.commands import Cancel, Inbox, ReadFeatures, Submit
+from verify_service.requests import SessionFactory
+from verify_service.session import Session
+from verify_service.speculate import DrafterStream, Target
+from verify_service.step_loop import Responses, StepLoop
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One Generate rpc: what its sessions have sent and nobody has written yet.
+
+    Bounded by what its sessions may generate, since they make nothing else.
+    """
+
+    sessions: dict[int, Session]
+    responses: asyncio.Queue[tuple[Session, verify_pb2.GenerateResponse | Exception]] = field(
+        default_factory=asyncio.Queue
+    )
+
+
+class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
+    """Owned by the event loop."""
+
+    def __init__(
+        self,
+        args: VerifyArgs,
+        config: ModelConfig,
+        target: Target,
+        factory: SessionFactory,
+        engine: StepLoop,
+        inbox: Inbox,
+    ) -> None:
+        self._args = args
+        self._config = config
+        self._target = target
+        self._factory = factory
+        self._engine = engine
+        self._inbox = inbox
+        self._calls: dict[int, Call] = {}  # by session id
+        self._streams: set[DrafterStream] = set()
+        self.draining = False
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    @property
+    def model_name(self) -> str:
+        """The model folder's name."""
+        return Path(self._target.model.model_path).name
+
+    def deliver(self, responses: Responses) -> None:
+        """Takes a step's responses to the calls that wait for them; runs on the event loop."""
+        for session, response in responses:
+            call = self._calls.get(session.session_id)
+            if call is not None:
+                call.responses.put_nowait((session, response))
+
+    async def Generate(
+        self, request: verify_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[verify_pb2.GenerateResponse]:
+        """Streams tokens as they are committed; leaving it in any way frees what its sessions hold."""
+        if self.draining:
+            raise Unavailable("this server is shutting down")
+        if request.sampling.HasField("grammar"):
+            sessions = await asyncio.to_thread(self._factory.build, request)
+        else:
+            sessions = self._factory.build(request)
+        call = Call({session.session_id: session for session in sessions})
+        self._calls.update(dict.fromkeys(call.sessions, call))
+        self.idle.clear()
+        self._inbox.put(Submit(sessions))
+        try:
+            started: set[int] = set()
+            while call.sessions:
+                session, response = await call.responses.get()
+                if isinstance(response, Exception):
+                    raise response
+                if session.session_id not in started:
+                    started.add(session.session_id)
+                    response.start.CopyFrom(
+                        verify_pb2.GenerateStart(
+                            seed=session.seed,
+                            boot_id=self._target.boot_id,
+                            numerics_id=self._target.model.numerics_id,
+                            cached_tokens=session.cached_len,
+                        )
+                    )
+                if response.HasField("finish"):
+                    del call.sessions[session.session_id], self._calls[session.session_id]
+                yield response
+        finally:
+            if call.sessions:
+                self._inbox.put(Cancel(list(call.sessions.values())))
+                for session_id in call.sessions:
+                    del self._calls[session_id]
+            if not self._calls:
+                self.idle.set()
+
+    async def Speculate(
+        self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
+        """One drafter, until its stream ends or it breaks a rule."""
+        stream = DrafterStream(self._args, self._target, self._inbox)
+        self._streams.add(stream)
+        try:
+            async for frame in stream.frames(request_iterator):
+                yield frame
+        finally:
+            self._streams.discard(stream)
+
+    async def StreamFeatures(
+        self, request: verify_pb2.StreamFeaturesRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[verify_pb2.StreamFeaturesResponse]:
+        """Rows from the pool in pieces of at most 256 KiB, read when they are sent."""
+        if request.boot_id != self._target.boot_id:
+            raise NotFound(f"boot_id {request.boot_id} is not this process", field="boot_id")
+        if not 1 <= request.count <= self._target.context_length:
+            raise InvalidArgument(
+                f"count is {request.count}; it must be from 1 to {self._target.context_length}", field="count"
+            )
+        if not self._target.features.width:
+            raise NotFound("this server keeps no features", field="session")
+        per_piece = max(1, INLINE_FEATURE_BYTES // (self._target.features.width * self._target.feature_bytes))
+        end = request.first_pos + request.count
+        for first_pos in range(request.first_pos, end, per_piece):
+            rows = await self._read_features(request, first_pos, min(per_piece, end - first_pos))
+            if rows is None:
+                raise NotFound(
+                    f"rows {first_pos} to {end - 1} of session {request.session} are not there", field="first_pos"
+                )
+            yield verify_pb2.StreamFeaturesResponse(first_pos=first_pos, rows=rows)
+
+    async def GetServerInfo(
+        self, request: verify_pb2.VerifyServiceGetServerInfoRequest, context: grpc.aio.ServicerContext
+    ) -> verify_pb2.VerifyServiceGetServerInfoResponse:
+        """What is served, its limits, and counters since start."""
+        scheduler = self._engine.scheduler
+        drafters = [stream.drafter for stream in self._streams if stream.drafter is not None]
+        counters = self._engine.counters
+        return verify_pb2.VerifyServiceGetServerInfoResponse(
+            version=__version__,
+            wire_version=WIRE_VERSION,
+            boot_id=self._target.boot_id,
+            model=self._target.model,
+            features=self._target.features,
+            limits=verify_pb2.RequestLimits(
+                context_length=self._target.context_length,
+                max_running_requests=self._args.max_running_requests,
+                max_queued_requests=self._args.max_queued_requests,
+                max_choices=self._args.max_choices,
+                max_total_tokens=scheduler.pool.num_pages * scheduler.pool.page_size,
+            ),
+            state=verify_pb2.EngineState(
+                running_requests=len(scheduler.running),
+                queued_requests=len(scheduler.waiting),
+                total_pages=scheduler.pool.num_pages,
+                free_pages=scheduler.num_available,
+                page_size=scheduler.pool.page_size,
+                generation_tokens_per_s=counters.tokens_per_s,
+                steps=counters.steps,
+                preemptions=scheduler.num_preemptions,
+                draining=self.draining,
+            ),
+            speculation=self._engine.stats.to_proto(),
+            drafters=[
+                verify_pb2.DrafterState(
+                    drafter_id=drafter.drafter_id,
+                    algorithm=drafter.algorithm,
+                    draft_model=drafter.draft_model,
+                    sessions=len(drafter.assignments),
+                    proposals=dict(drafter.counts),
+                )
+                for drafter in drafters
+            ],
+            arguments=self._args.as_flags(),
+        )
+
+    async def _read_features(
+        self, request: verify_pb2.StreamFeaturesRequest, first_pos: int, count: int
+    ) -> common_pb2.Tensor | None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[common_pb2.Tensor | None] = loop.create_future()
+
+        def answer(rows: common_pb2.Tensor | None) -> None:
+            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(rows))
+
+        self._inbox.put(ReadFeatures(request.drafter_id, request.session, request.generation, first_pos, count, answer))
+        return await future
+
+
+def new_boot_id() -> str:
+    """A name for this process's start."""
+    return secrets.token_hex(8)

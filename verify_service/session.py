@@ -1,0 +1,186 @@
+"""One continuation of one prompt: its tokens, where its KV lies, and how it ends.
+
+    waiting -> prefilling -> decoding -> finished
+       ^___________|____________|          (preempted: its pages go, its tokens stay)
+
+Lengths count prompt and output together. The newest committed token has no KV yet.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.radix_cache import Prefix
+from outrider.sampling import SamplingParams
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import Ids
+from verify_service.grammar import GrammarState
+from verify_service.sampler import SessionSampler
+
+
+class Phase(enum.Enum):
+    """Where a session stands."""
+
+    WAITING = enum.auto()
+    PREFILLING = enum.auto()
+    DECODING = enum.auto()
+    FINISHED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What a request asks of speculation, checked. None: the drafter's planner or flags decide."""
+
+    enabled: bool = True
+    algorithm: int = common_pb2.ALGORITHM_UNSPECIFIED
+    num_draft_tokens: int | None = None
+    accept_threshold_single: float = 1.0
+    accept_threshold_acc: float = 1.0
+    wire: common_pb2.SpeculativeParams = field(default_factory=common_pb2.SpeculativeParams)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether acceptance leaves the target's distribution as it is."""
+        return self.accept_threshold_single >= 1.0 and self.accept_threshold_acc >= 1.0
+
+
+@dataclass(slots=True)
+class Stats:
+    """What speculation did for one session, or all of them together."""
+
+    verify_steps: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    committed_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
+    histogram: list[int] = field(default_factory=list)
+
+    def count(self, *, drafted: int, accepted: int, committed: int) -> None:
+        """Counts one verify step."""
+        self.verify_steps += 1
+        self.draft_tokens += drafted
+        self.accepted_tokens += accepted
+        self.committed_tokens += committed
+        if len(self.histogram) <= accepted:
+            self.histogram += [0] * (accepted + 1 - len(self.histogram))
+        self.histogram[accepted] += 1
+
+    def to_proto(self) -> common_pb2.SpeculationStats:
+        """For the wire."""
+        return common_pb2.SpeculationStats(
+            verify_steps=self.verify_steps,
+            draft_tokens=self.draft_tokens,
+            accepted_tokens=self.accepted_tokens,
+            committed_tokens=self.committed_tokens,
+            accepted_histogram=self.histogram,
+            accepted_prediction_tokens=self.accepted_prediction_tokens,
+            rejected_prediction_tokens=self.rejected_prediction_tokens,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """State of one continuation; only the engine thread changes it once it is submitted."""
+
+    session_id: int
+    prompt_len: int
+    params: SamplingParams
+    seed: int
+    choice_index: int
+    max_len: int  # prompt and output together; reaching it ends the output
+    stop_ids: frozenset[int]
+    speculation: Speculation
+    sampler: SessionSampler
+    tokens: Ids  # int32 [max_len]; the first committed_len are committed
+    committed_len: int
+    resumed_len: int = 0  # output that the client already had
+    prediction: bytes = b""
+    corpus_scope: str = ""
+    priority: int = 0
+    include_trees: bool = False
+    logprobs: bool = False
+    num_top_logprobs: int = 0
+    grammar: GrammarState | None = None
+    prompt_logprobs: list[verify_pb2.TokenLogprob] | None = None  # collected during prefill; None: not asked for
+    shares_prefix_with: int | None = None
+
+    phase: Phase = Phase.WAITING
+    table_row: int = -1  # row of the slot table while it has one
+    kv_len: int = 0  # positions whose KV is in the pool
+    pages: list[int] = field(default_factory=list)  # of the positions from 0 on, cached ones first
+    prefix: Prefix | None = None  # the cached pages among them, locked
+    cached_len: int = 0  # positions that the prefix cache had at admission
+    admitted: int = 0  # order of admission; the latest is preempted first
+    stats: Stats = field(default_factory=Stats)
+    arrived_ns: int = field(default_factory=time.monotonic_ns)
+    started_ns: int = 0
+    first_token_ns: int = 0
+    finish: verify_pb2.FinishReason | None = None
+    stop_token: int | None = None
+
+    @property
+    def committed(self) -> Ids:
+        """int32 [committed_len]: prompt and output."""
+        return self.tokens[: self.committed_len]
+
+    @property
+    def output_len(self) -> int:
+        """Tokens generated, resumed ones included; also the next token's output position."""
+        return self.committed_len - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be committed."""
+        return self.max_len - self.committed_len
+
+    @property
+    def wants_prompt_rows(self) -> bool:
+        """Whether logits of prompt rows are still wanted."""
+        return self.prompt_logprobs is not None and self.output_len == 0
+
+    @property
+    def needs_prefill(self) -> int:
+        """Committed tokens without KV, the newest not counted once there is output."""
+        return self.committed_len - self.kv_len
+
+    def commit(self, tokens: list[int]) -> list[int]:
+        """Appends tokens up to the first that ends the output; returns those taken and sets `finish`."""
+        taken: list[int] = []
+        for token in tokens:
+            self.tokens[self.committed_len] = token
+            self.committed_len += 1
+            taken.append(token)
+            if self.grammar is not None:
+                self.grammar.commit(token)
+            if token in self.stop_ids and self.output_len > self.params.min_tokens:
+                self.finish, self.stop_token = verify_pb2.FINISH_REASON_STOP, token
+            elif self.grammar is not None and self.grammar.is_complete:
+                self.finish = verify_pb2.FINISH_REASON_STOP
+            elif self.committed_len >= self.max_len:
+                self.finish = verify_pb2.FINISH_REASON_LENGTH
+            if self.finish is not None:
+                break
+        return taken
+
+    def timings_us(self) -> dict[str, int]:
+        """Queue, prefill and decode time so far, for the wire's GenerateFinish."""
+        now = time.monotonic_ns()
+        started = self.started_ns or now
+        first = self.first_token_ns or now
+        return {
+            "queue_us": max(0, started - self.arrived_ns) // 1000,
+            "prefill_us": max(0, first - started) // 1000,
+            "decode_us": max(0, now - first) // 1000,
+        }
+
+
+def token_buffer(committed: Ids, max_len: int) -> Ids:
+    """int32 [max_len] that begins with `committed`."""
+    buffer = np.zeros(max(max_len, len(committed)), np.int32)
+    buffer[: len(committed)] = committed
+    return buffer

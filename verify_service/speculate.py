@@ -1,0 +1,218 @@
+"""One drafter's stream: enlisting, frames in with bounded credit, rounds out. The sockets' side of drafters.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outrider.args import VerifyArgs
+from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError, ResourceExhausted
+from outrider.telemetry import get_logger
+from outrider.tree import TokenTree
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import WIRE_VERSION, check_token_ids, unpack_ids
+from verify_service.commands import Arrived, DrafterJoined, DrafterLeft, Inbox, ProposalsArrived, Released
+from verify_service.drafters import Drafter
+from verify_service.proposals import Proposal
+
+log = get_logger(__name__)
+
+ENLIST_TIMEOUT_S = 10.0
+FRAMES_IN_FLIGHT = 64  # frames of one drafter that may wait for the engine; gRPC's flow control holds back the rest
+MAX_PROPOSALS_PER_FRAME = 16_384
+PROPOSALS_PER_TURN = 64  # of one frame; then other streams have theirs
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What drafters are told of this process."""
+
+    boot_id: str
+    model: common_pb2.ModelInfo
+    features: common_pb2.FeatureLayout
+    feature_bytes: int  # of one number in a row
+    context_length: int
+
+
+class DrafterStream:
+    """The life of one Speculate rpc."""
+
+    def __init__(self, args: VerifyArgs, target: Target, inbox: Inbox) -> None:
+        self._args = args
+        self._target = target
+        self._inbox = inbox
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._credits = asyncio.Semaphore(FRAMES_IN_FLIGHT)
+        self._ended_because: OutriderError | None = None
+        self.drafter: Drafter | None = None
+
+    async def frames(
+        self, requests: AsyncIterator[verify_pb2.SpeculateRequest]
+    ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
+        """Frames to the drafter: `enlisted`, then rounds. Raises what ends the stream."""
+        drafter = self._enlist(await self._first_frame(requests))
+        yield verify_pb2.SpeculateResponse(enlisted=self._enlisted(drafter))
+        self.drafter = drafter
+        self._inbox.put(DrafterJoined(drafter))
+        log.info("drafter enlisted", drafter=drafter.drafter_id, algorithm=drafter.algorithm)
+        reader = asyncio.create_task(self._read(requests, drafter))
+        reader.add_done_callback(lambda _: self._ready.set())
+        try:
+            while not reader.done():
+                await self._ready.wait()
+                self._ready.clear()
+                while self._ended_because is None and (frame := drafter.outbox.take()) is not None:
+                    yield verify_pb2.SpeculateResponse(round=frame)
+                if self._ended_because is not None:
+                    raise self._ended_because
+            await reader
+            if self._ended_because is not None:
+                raise self._ended_because
+        finally:
+            reader.cancel()
+            self._inbox.put(DrafterLeft(drafter))
+            log.info("drafter left", drafter=drafter.drafter_id)
+
+    async def _first_frame(self, requests: AsyncIterator[verify_pb2.SpeculateRequest]) -> verify_pb2.Enlist:
+        try:
+            frame = await asyncio.wait_for(anext(aiter(requests)), ENLIST_TIMEOUT_S)
+        except StopAsyncIteration:
+            raise InvalidArgument("the stream ended before `enlist`", field="message") from None
+        if frame.WhichOneof("message") != "enlist":
+            raise InvalidArgument("the first frame must be `enlist`", field="message")
+        return frame.enlist
+
+    def _enlist(self, enlist: verify_pb2.Enlist) -> Drafter:
+        """A checked drafter; FailedPrecondition with both sides' values where the two don't fit."""
+        _same("wire_version", enlist.wire_version, WIRE_VERSION)
+        if enlist.algorithm not in common_pb2.Algorithm.values()[1:]:
+            known = ", ".join(common_pb2.Algorithm.keys()[1:])
+            raise InvalidArgument(f"algorithm is {enlist.algorithm}; known are {known}", field="enlist.algorithm")
+        if not 1 <= len(enlist.drafter_id) <= 256:
+            raise InvalidArgument("drafter_id must have 1 to 256 characters", field="enlist.drafter_id")
+        if enlist.max_sessions < 1:
+            raise InvalidArgument("max_sessions is 0; it must be at least 1", field="enlist.max_sessions")
+        model, theirs = self._target.model, enlist.target
+        if theirs.vocab_fingerprint:
+            _same("vocab_fingerprint", theirs.vocab_fingerprint, model.vocab_fingerprint)
+        if theirs.vocab_size > model.vocab_size:
+            _same("vocab_size", theirs.vocab_size, model.vocab_size)
+        kind = enlist.features.kind
+        needs_features = kind not in (common_pb2.FEATURE_KIND_UNSPECIFIED, common_pb2.FEATURE_KIND_NONE)
+        if needs_features:
+            ours = self._target.features
+            _same("hidden_size", theirs.hidden_size, model.hidden_size)
+            _same("features.kind", common_pb2.FeatureKind.Name(kind), common_pb2.FeatureKind.Name(ours.kind))
+            _same("features.aux_layers", list(enlist.features.aux_layers), list(ours.aux_layers))
+        return Drafter(
+            drafter_id=enlist.drafter_id,
+            algorithm=enlist.algorithm,
+            draft_model=enlist.draft_model,
+            max_sessions=min(enlist.max_sessions, self._args.max_running_requests),
+            needs_features=needs_features,
+            wake=lambda: self._loop.call_soon_threadsafe(self._ready.set),
+            end=lambda reason: self._loop.call_soon_threadsafe(self._end, reason),
+            taken=lambda: self._loop.call_soon_threadsafe(self._credits.release),
+        )
+
+    def _enlisted(self, drafter: Drafter) -> verify_pb2.Enlisted:
+        args = self._args
+        return verify_pb2.Enlisted(
+            boot_id=self._target.boot_id,
+            target=self._target.model,
+            features=self._target.features,
+            limits=verify_pb2.DrafterLimits(
+                max_proposal_nodes=args.max_proposal_nodes,
+                max_assumed_tokens=args.max_assumed_tokens,
+                max_proposals_per_session=args.max_proposals_per_session,
+                drafter_outbox_bytes=args.drafter_outbox_bytes,
+                max_sessions=drafter.max_sessions,
+                max_verify_nodes=args.max_verify_nodes,
+            ),
+        )
+
+    async def _read(self, requests: AsyncIterator[verify_pb2.SpeculateRequest], drafter: Drafter) -> None:
+        async for frame in requests:
+            await self._credits.acquire()
+            if self._ended_because is not None:
+                return
+            match frame.WhichOneof("message"):
+                case "proposals":
+                    proposals = frame.proposals.proposals
+                    if len(proposals) > MAX_PROPOSALS_PER_FRAME:
+                        raise ResourceExhausted(
+                            f"a frame has {len(proposals)} proposals; at most {MAX_PROPOSALS_PER_FRAME} are taken"
+                        )
+                    self._inbox.put(ProposalsArrived(drafter, await self._parse(proposals)))
+                case "releases":
+                    self._inbox.put(Released(drafter, list(frame.releases.releases)))
+                case "enlist":
+                    raise InvalidArgument("`enlist` may only be the first frame", field="message")
+                case _:
+                    raise InvalidArgument("a frame must carry a message", field="message")
+
+    async def _parse(self, proposals: Sequence[verify_pb2.Proposal]) -> list[Arrived]:
+        arrived: list[Arrived] = []
+        for proposal in proposals:
+            arrived.append(
+                parse_proposal(
+                    proposal, vocab_size=self._target.model.vocab_size, max_nodes=self._args.max_proposal_nodes
+                )
+            )
+            if len(arrived) % PROPOSALS_PER_TURN == 0:
+                await asyncio.sleep(0)
+        return arrived
+
+    def _end(self, reason: str) -> None:
+        self._ended_because = ResourceExhausted(reason)
+        self._ready.set()
+
+
+def parse_proposal(pb: verify_pb2.Proposal, *, vocab_size: int, max_nodes: int) -> Arrived:
+    """The proposal, or what is wrong with its form: all checks that need no session. Costs O(nodes)."""
+    try:
+        proposal: Proposal | InvalidArgument = _checked(pb, vocab_size, max_nodes)
+    except InvalidArgument as error:
+        proposal = error
+    return Arrived(pb.session, pb.generation, pb.proposal_id, proposal)
+
+
+def _checked(pb: verify_pb2.Proposal, vocab_size: int, max_nodes: int) -> Proposal:
+    tree = TokenTree.checked(
+        unpack_ids(pb.tokens, field="tokens"),
+        unpack_ids(pb.parents, field="parents"),
+        vocab_size=vocab_size,
+        max_nodes=max_nodes,
+    )
+    if pb.scores and len(pb.scores) != len(tree):
+        raise InvalidArgument(f"{len(tree)} nodes but {len(pb.scores)} scores", field="scores")
+    if pb.from_prediction and len(pb.from_prediction) != -(-len(tree) // 8):
+        raise InvalidArgument(
+            f"from_prediction has {len(pb.from_prediction)} bytes; {len(tree)} nodes need {-(-len(tree) // 8)}",
+            field="from_prediction",
+        )
+    assumed = unpack_ids(pb.assumed, field="assumed")
+    check_token_ids(assumed, vocab_size=vocab_size, field="assumed")
+    predicted = np.frombuffer(pb.from_prediction, np.uint8)
+    return Proposal(
+        proposal_id=pb.proposal_id,
+        base_len=pb.base_len,
+        assumed=assumed,
+        tree=tree,
+        scores=np.frombuffer(pb.scores, np.uint8),
+        from_prediction=np.unpackbits(predicted, bitorder="little", count=len(tree)).astype(np.bool_)
+        if len(predicted)
+        else np.empty(0, np.bool_),
+        draft_us=pb.draft_us,
+    )
+
+
+def _same(name: str, theirs: object, ours: object) -> None:
+    if theirs != ours:
+        raise FailedPrecondition(
+            f"{name} differs: the drafter has {theirs!r}, this target {ours!r}", field=f"enlist.{name}"
+        )

@@ -1,0 +1,82 @@
+"""What drafters are told between steps: verdicts, with what the step now starting verifies for each session."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from outrider.v1 import verify_pb2
+from verify_service.drafters import Assignment, Drafters
+from verify_service.features import send_features
+from verify_service.planner import Work
+
+if TYPE_CHECKING:
+    from verify_service.step_loop import Runner
+
+
+class Teller:
+    """Completes prepared verdicts and puts them in the drafters' outboxes."""
+
+    def __init__(self, drafters: Drafters, runner: Runner) -> None:
+        self._drafters = drafters
+        self._runner = runner
+
+    def opened(self, assignment: Assignment | None) -> None:
+        """Gives a drafter that joins late the feature rows that the pool holds."""
+        if assignment is not None:
+            session = assignment.session
+            send_features(self._runner, assignment, min(session.kv_len, session.committed_len - 1))
+
+    def tell_waiting(self, late: list[Assignment]) -> None:
+        """The late ones are waited for; no second notice follows for this length."""
+        for assignment in late:
+            base_len = assignment.session.committed_len
+            self._tell(assignment, verify_pb2.Next(kind=verify_pb2.NEXT_KIND_WAITING, base_len=base_len))
+        self._wake(late)
+
+    def tell(self, works: list[Work]) -> None:
+        """All other verdicts, now that the step is known; matched proposals are being verified from here on."""
+        working = {work.session.session_id: work for work in works}
+        told: list[Assignment] = []
+        for drafter in self._drafters:
+            for assignment in drafter.assignments.values():
+                work = working.get(assignment.session.session_id)
+                if work is not None and work.match is not None:
+                    assignment.book.begin(work.match)
+                if assignment.verdict is not None:
+                    self._tell(assignment, _next(assignment, work))
+                    told.append(assignment)
+        self._wake(told)
+        self._drafters.bound_outboxes()
+
+    def _tell(self, assignment: Assignment, following: verify_pb2.Next) -> None:
+        verdict = assignment.verdict
+        if verdict is None:
+            return
+        verdict.next.CopyFrom(following)
+        if assignment.brake.silent:
+            verdict.node_budget = 0
+        assignment.drafter.outbox.verdict(verdict)
+        assignment.verdict = None
+        assignment.asked_ns = 0 if assignment.brake.silent else time.monotonic_ns()
+
+    @staticmethod
+    def _wake(assignments: list[Assignment]) -> None:
+        for drafter in {assignment.drafter for assignment in assignments}:
+            drafter.wake()
+
+
+def _next(assignment: Assignment, work: Work | None) -> verify_pb2.Next:
+    base_len = assignment.session.committed_len
+    if work is None or not work.samples:
+        return verify_pb2.Next(kind=verify_pb2.NEXT_KIND_NONE, base_len=base_len)
+    if work.match is None:
+        return verify_pb2.Next(kind=verify_pb2.NEXT_KIND_PLAIN, base_len=base_len)
+    proposal = work.match.proposal
+    return verify_pb2.Next(
+        kind=verify_pb2.NEXT_KIND_PROPOSAL,
+        base_len=base_len,
+        proposal_id=proposal.proposal_id,
+        root_node=work.match.root_node,
+        nodes_kept=len(work.match.tree),
+    )
