@@ -43,6 +43,9 @@ class Batch:
     tokens: np.ndarray
     logit_rows: np.ndarray
     layout: AttentionLayout
+    tokens_address: int
+    logit_rows_address: int
+    """Where the two arrays lie: asking numpy takes longer than it should, in every step."""
 
     @property
     def num_tokens(self) -> int:
@@ -73,6 +76,7 @@ class BatchBuffers:
         self._count_up = np.arange(max_tokens, dtype=np.int32)
         self._slot_table = slot_table
         self._addresses: object = None
+        self._row_addresses = (self._tokens.ctypes.data, self._logit_rows.ctypes.data)
 
     def fill(self, segments: Sequence[Segment]) -> Batch:
         """The step made of these segments.
@@ -95,7 +99,8 @@ class BatchBuffers:
             num_tokens, num_logits = end, logits_end
         self._check_rows(num_tokens)
         layout = self._layout(len(segments), num_tokens, num_mask)
-        return Batch(self._tokens[:num_tokens], self._logit_rows[:num_logits], layout)
+        tokens, logit_rows = self._tokens[:num_tokens], self._logit_rows[:num_logits]
+        return Batch(tokens, logit_rows, layout, *self._row_addresses)
 
     def remember(self, batch: Batch) -> None:
         """Keeps the addresses that a kernel has looked up for `batch`: the next one lies in the same memory."""

@@ -79,16 +79,14 @@ class ModelRunner:
         computed then.
         """
         batch = self._buffers.fill(segments)
-        with torch.inference_mode():
-            logits = self._decoder.forward(batch)
+        logits = self._decoder.forward(batch)
         self._buffers.remember(batch)
         return logits
 
     def timed_forward(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, dict[str, float]]:
         """As forward, with the seconds that each part of the step took; which parts, the backend decides."""
         batch = self._buffers.fill(segments)
-        with torch.inference_mode():
-            logits, seconds = self._decoder.timed_forward(batch)
+        logits, seconds = self._decoder.timed_forward(batch)
         self._buffers.remember(batch)
         return logits, seconds
 

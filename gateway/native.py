@@ -115,7 +115,7 @@ def spec_fields(count: SpeculationCount) -> dict[str, Any]:
         return {}
     accepted, drafted, histogram = count.accepted_tokens, count.draft_tokens, count.accepted_histogram
     return {
-        "spec_accept_rate": None if drafted is None else accepted / max(drafted, 1),
+        "spec_accept_rate": accepted / max(drafted, 1),
         "spec_accept_length": count.accept_length,
         "spec_verify_ct": count.verify_steps,
         "spec_num_correct_drafts": accepted,

@@ -22,7 +22,7 @@ class SpeculationUsage(Struct):
     """What speculation did for a request. `accept_length` is tokens committed per verify step."""
 
     verify_steps: int
-    draft_tokens: int | None
+    draft_tokens: int
     accepted_tokens: int
     accept_length: float | None
 

@@ -38,10 +38,10 @@ class Delta:
 
 @dataclass(slots=True)
 class SpeculationCount:
-    """What speculation did. `draft_tokens` is None where a stream was cut before verify told it."""
+    """What speculation did."""
 
     verify_steps: int = 0
-    draft_tokens: int | None = 0
+    draft_tokens: int = 0
     accepted_tokens: int = 0
     committed_tokens: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
@@ -56,8 +56,7 @@ class SpeculationCount:
     def add(self, other: SpeculationCount) -> None:
         """Adds another choice's, or another call's, counts."""
         self.verify_steps += other.verify_steps
-        known = self.draft_tokens is not None and other.draft_tokens is not None
-        self.draft_tokens = (self.draft_tokens or 0) + (other.draft_tokens or 0) if known else None
+        self.draft_tokens += other.draft_tokens
         self.accepted_tokens += other.accepted_tokens
         self.committed_tokens += other.committed_tokens
         for index, steps in enumerate(other.accepted_histogram):
@@ -65,10 +64,10 @@ class SpeculationCount:
         self.accepted_prediction_tokens += other.accepted_prediction_tokens
         self.rejected_prediction_tokens += other.rejected_prediction_tokens
 
-    def count_step(self, committed: int, accepted: int) -> None:
-        """Counts one step as it is seen in the stream, where drafts that were not accepted do not show."""
+    def count_step(self, *, drafted: int, accepted: int, committed: int) -> None:
+        """Counts one step as it is seen in the stream."""
         self.verify_steps += 1
-        self.draft_tokens = None
+        self.draft_tokens += drafted
         self.accepted_tokens += accepted
         self.committed_tokens += committed
         self._count_steps(accepted, 1)
@@ -101,7 +100,6 @@ class ChoiceText:
         self._stop = StopMatcher(rules.stops) if rules.stops else None
         self._held: deque[tuple[str, Origin]] = deque()  # detokenised, not yet let out
         self._seen = SpeculationCount()  # of the call that runs, until verify tells its own count
-        self._call_has_tokens = False
         self._started = False
 
     def feed(self, response: verify_pb2.GenerateResponse) -> Delta:
@@ -174,15 +172,12 @@ class ChoiceText:
         self._started = True
         self.speculation.add(self._seen)
         self._seen = SpeculationCount()
-        self._call_has_tokens = False
 
     def _count(self, response: verify_pb2.GenerateResponse, num_tokens: int) -> None:
-        """A response is a step's; a call's first token comes from its prefill."""
-        if not num_tokens:
-            return
-        if self._call_has_tokens:
-            self._seen.count_step(num_tokens, min(response.num_accepted, num_tokens))
-        self._call_has_tokens = True
+        """Until verify tells its own count; what a stop string cut off is not counted."""
+        if num_tokens and response.HasField("num_drafted"):
+            accepted = min(response.num_accepted, num_tokens)
+            self._seen.count_step(drafted=response.num_drafted, accepted=accepted, committed=num_tokens)
 
     def _end(self, told: SpeculationCount | None) -> None:
         self.finished = True

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from kernels.acceptance import AcceptedBatch
 
+jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
 # Of the vocabulary at a time, in the draw of the bonus: 8 numbers a thread, two loads of 32 bytes in flight.
 _VOCAB_BLOCK = 1024
 
@@ -25,10 +26,9 @@ def accept_coupled_batch(
     """As kernels.acceptance.accept_coupled_batch: parents, tokens [B, n]; num_nodes [B]; target_tokens [B, n + 1]."""
     batch, width = tokens.shape
     accepted = _empty(batch, width, tokens.device)
-    kernel: tp.Any = _walk_coupled
-    kernel[(batch,)](
+    _walk_coupled[(batch,)](
         parents.contiguous(), tokens.contiguous(), num_nodes, target_tokens.contiguous(), *accepted,
-        WIDTH=width, BLOCK=_block(width), num_warps=1,
+        WIDTH=width, BLOCK=_block(width), num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return accepted
 
@@ -45,11 +45,11 @@ def accept_thresholds_batch(
     """
     batch, width = tokens.shape
     accepted = _empty(batch, width, tokens.device)
-    kernel: tp.Any = _walk_thresholds
-    kernel[(batch,)](
+    _walk_thresholds[(batch,)](
         parents.contiguous(), tokens.contiguous(), num_nodes, probs.contiguous(), coins.contiguous(),
         finals.contiguous(), threshold_single, threshold_acc, *accepted,
         WIDTH=width, VOCAB=probs.shape[2], BLOCK=_block(width), VOCAB_BLOCK=_VOCAB_BLOCK, num_warps=4,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return accepted
 
@@ -60,10 +60,10 @@ def _empty(batch: int, width: int, device: torch.device) -> AcceptedBatch:
 
 
 def _block(width: int) -> int:
-    return triton.next_power_of_2(max(1, width))
+    return 1 << max(0, width - 1).bit_length()
 
 
-@triton.jit
+@jit
 def _walk_coupled(
     parents: tp.Any, tokens: tp.Any, num_nodes: tp.Any, target_tokens: tp.Any,
     nodes_out: tp.Any, num_out: tp.Any, bonus_out: tp.Any, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
@@ -89,7 +89,7 @@ def _walk_coupled(
     tl.store(bonus_out + session, wanted)
 
 
-@triton.jit
+@jit
 def _walk_thresholds(
     parents: tp.Any, tokens: tp.Any, num_nodes: tp.Any, probs: tp.Any, coins: tp.Any,
     finals: tp.Any, threshold_single: tp.Any, threshold_acc: tp.Any,
@@ -126,7 +126,7 @@ def _walk_thresholds(
     tl.store(bonus_out + session, bonus)
 
 
-@triton.jit
+@jit
 def _first_accepted(
     here: tp.Any, node: tp.Any, parent: tp.Any, token: tp.Any, last: tp.Any, toss: tp.Any,
     single: tp.Any, scale: tp.Any, BLOCK: tl.constexpr,
@@ -139,7 +139,7 @@ def _first_accepted(
     return tl.min(tl.where(taken, node, BLOCK), 0)
 
 
-@triton.jit
+@jit
 def _draw(
     here: tp.Any, parents: tp.Any, tokens: tp.Any, num_nodes: tp.Any, last: tp.Any, u: tp.Any,
     VOCAB: tl.constexpr, VOCAB_BLOCK: tl.constexpr,
@@ -168,7 +168,7 @@ def _draw(
     return chosen
 
 
-@triton.jit
+@jit
 def _left(
     here: tp.Any, parents: tp.Any, tokens: tp.Any, num_nodes: tp.Any, last: tp.Any, start: tp.Any,
     VOCAB: tl.constexpr, VOCAB_BLOCK: tl.constexpr,

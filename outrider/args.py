@@ -130,10 +130,34 @@ class SpeculativeArgs(Args):
     """Flags of speculation, named as SGLang names them."""
 
     speculative_algorithm: str | None = arg(
-        None, "speculation", "NGRAM, or none for no speculation. Default: NGRAM with `serve`."
+        None,
+        "speculation",
+        "NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN (the same as EAGLE), or none for no speculation. "
+        "Default: NGRAM with `serve`.",
     )
+    speculative_num_steps: int | None = arg(
+        None, "speculation", "Depth of a drafted tree. Default: as suits the algorithm and the target; set all three."
+    )
+    speculative_eagle_topk: int | None = arg(None, "speculation", "Branches of each node that a tree is grown from.")
     speculative_num_draft_tokens: int | None = arg(
         None, "speculation", "Nodes verified in one step, root included. NGRAM: 12."
+    )
+    speculative_draft_model_path: str | None = arg(
+        None, "speculation: draft model", "Folder or hub id of the draft model or head. Default: the target's own.",
+        aliases=("--speculative-draft-model",),
+    )  # fmt: skip
+    speculative_draft_model_revision: str | None = arg(None, "speculation: draft model", "Revision of its hub id.")
+    speculative_draft_load_format: Literal["auto", "safetensors", "pt", "dummy"] | None = arg(
+        None, "speculation: draft model", "As --load-format. Default: the target's."
+    )
+    speculative_draft_attention_backend: str | None = arg(
+        None, "speculation: draft model", "Attention kernels of the draft head. Default: as suits the device."
+    )
+    speculative_token_map: str | None = arg(
+        None, "speculation: draft model", "File with the token ids that may be drafted (FR-Spec)."
+    )
+    enable_multi_layer_eagle: bool = arg(
+        False, "speculation: draft model", "Require a head with a layer for each step; one that has them is used so."
     )
     speculative_ngram_min_match_window_size: int = arg(1, "speculation: NGRAM", "Shortest suffix that is looked up.")
     speculative_ngram_max_match_window_size: int = arg(12, "speculation: NGRAM", "Longest suffix that is looked up.")
@@ -149,7 +173,8 @@ class SpeculativeArgs(Args):
     )
 
     def check(self) -> None:
-        """Ranges of SGLang's n-gram cache."""
+        """Ranges of trees, and of SGLang's n-gram cache."""
+        at_least(self, 1, "speculative_num_steps", "speculative_eagle_topk")
         at_least(self, 2, "speculative_num_draft_tokens", "speculative_ngram_branch_length")
         at_least(self, 1, "speculative_ngram_min_match_window_size", "speculative_ngram_min_bfs_breadth")
         low, high = self.speculative_ngram_min_match_window_size, self.speculative_ngram_max_match_window_size
@@ -166,11 +191,11 @@ class SpeculativeArgs(Args):
         at_least(self, self.speculative_ngram_branch_length + 1, "speculative_ngram_capacity")
         if self.speculative_algorithm is not None and self.speculative_algorithm.upper() not in ALGORITHMS:
             raise StartupError(
-                f"--speculative-algorithm is {self.speculative_algorithm!r}; it must be {' or '.join(ALGORITHMS)}"
+                f"--speculative-algorithm is {self.speculative_algorithm!r}; it must be one of {', '.join(ALGORITHMS)}"
             )
 
 
-ALGORITHMS = ("NGRAM", "NONE")
+ALGORITHMS = ("NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "NEXTN", "NONE")
 
 
 # ---- The processes
@@ -246,6 +271,18 @@ class DraftArgs(SpeculativeArgs):
     verify_address: tuple[str, ...] = arg(
         ("127.0.0.1:50051",), "network", "Verify service to enlist with; a DNS name may stand for several. Repeatable."
     )
+    model_path: str | None = arg(
+        None, "model", "The target that is drafted for: a head shares its files. Default: the embedded model.",
+        aliases=("--model",),
+    )  # fmt: skip
+    revision: str | None = arg(None, "model", "Revision of the target's hub id.")
+    load_format: Literal["auto", "safetensors", "pt", "dummy"] = arg("auto", "model", "Form of the target's weights.")
+    dtype: Literal["auto", "bfloat16", "float32", "float16"] = arg(
+        "auto", "model", "Compute dtype of the draft model. Default: its own; of a head, the target's."
+    )
+    device: str = arg("auto", "model", "cpu, cuda or cuda:N.")
+    threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
+    draft_max_total_tokens: int = arg(65_536, "model", "Tokens that the draft model's KV pool holds.")
     max_sessions: int = arg(256, "network", "Sessions taken at once from each verify service.")
     shutdown_grace_s: float = arg(5.0, "network", "Time that verify services get to end the streams on SIGTERM.")
     speculative_ngram_external_corpus_max_tokens: int = arg(
@@ -258,7 +295,7 @@ class DraftArgs(SpeculativeArgs):
     def check(self) -> None:
         """Bounds."""
         super().check()
-        at_least(self, 1, "max_sessions", "max_pending_tokens")
+        at_least(self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads")
         at_least(self, 0, "shutdown_grace_s", "speculative_ngram_external_corpus_max_tokens")
 
 

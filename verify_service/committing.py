@@ -95,6 +95,7 @@ class Committer:
             choice_index=session.choice_index,
             tokens=taken,
             num_accepted=len(accepted),
+            num_drafted=None if first_output else drafted,
             tree=tree,
             logprobs=work.logprobs[: len(taken)],
             prompt_logprobs=session.prompt_logprobs if first_output else None,

@@ -39,9 +39,7 @@ class _Outcome:
     offered: set[int]
 
 
-def trees_ahead(
-    grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Start | None]
-) -> list[list[Draft]]:
+def trees_ahead(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Start | None]) -> list[list[Draft]]:
     """For each request its trees, likeliest outcome first; none where there is no start, or no room for forks."""
     drafts: list[list[Draft]] = [[] for _ in requests]
     outcomes = _outcomes(grower, requests, starts)
@@ -68,9 +66,7 @@ def trees_ahead(
     return drafts
 
 
-def _outcomes(
-    grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Start | None]
-) -> list[_Outcome]:
+def _outcomes(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Start | None]) -> list[_Outcome]:
     """Likely outcomes on forks, as many as pool, table and one step have room for."""
     cache = grower.model.cache
     room = min(cache.num_free, grower.model.max_batch_tokens)

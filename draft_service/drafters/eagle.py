@@ -42,9 +42,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         self, model: HeadModel, shape: TreeShape, *, algorithm: common_pb2.Algorithm, draft_model: str,
         features: common_pb2.FeatureLayout, target: common_pb2.ModelInfo,
     ) -> None:  # fmt: skip
-        super().__init__(
-            model, shape, algorithm=algorithm, draft_model=draft_model, features=features, target=target
-        )
+        super().__init__(model, shape, algorithm=algorithm, draft_model=draft_model, features=features, target=target)
         self._head = model
 
     def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:

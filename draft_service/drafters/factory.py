@@ -1,4 +1,4 @@
-"""From --speculative-algorithm to a drafter; only what the algorithm needs is imported, torch for those with a model."""
+"""From --speculative-algorithm to a drafter; only what it needs is imported, torch for those with a model."""
 
 from __future__ import annotations
 

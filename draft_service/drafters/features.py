@@ -24,7 +24,7 @@ class UnusableFeatures(Exception):
 
 
 def read_tensor(tensor: common_pb2.Tensor, width: int) -> torch.Tensor:
-    """Rows [n, width] in the dtype that they came in. UnusableFeatures for another shape, dtype or size, and for NaN."""
+    """Rows [n, width] in the dtype that they came in. UnusableFeatures for another shape, dtype or size, or NaN."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise UnusableFeatures(f"feature rows of dtype {tensor.dtype}")

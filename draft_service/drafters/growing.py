@@ -62,9 +62,7 @@ def _chains(
     return [Draft(words[i, :n], parents[:n], chances[i, :n]) for i, n in enumerate(_capped(num_nodes, num_steps))]
 
 
-def _expansions(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips, num_steps: int, topk: int
-) -> list[Expansion]:
+def _expansions(model: DraftModel, sequences: Many[Sequence], tips: Tips, num_steps: int, topk: int) -> list[Expansion]:
     batch, count = len(sequences), slots_needed(num_steps, topk)
     expansions = [expand_root(tips.probabilities[:, :topk], tips.tokens[:, :topk])]
     slots: list[Ids] = []
@@ -96,7 +94,9 @@ def _expansions(
             found = model.run(segments, torch.cat(inputs, dim=1).flatten(0, 1) if inputs else None, topk)
             outputs = None if found.states is None else found.states.view(batch, topk, -1)
             shape = (batch, topk, topk)
-            expansions.append(expand_frontier(frontier, found.probabilities.view(shape), found.tokens.view(shape), step))
+            expansions.append(
+                expand_frontier(frontier, found.probabilities.view(shape), found.tokens.view(shape), step)
+            )
     finally:
         for taken in slots:
             model.cache.release(taken)

@@ -118,7 +118,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
             return Draft()
         tokens = np.array(state.drafted[:wanted], np.int32)
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
-        return Draft(tokens, parents, np.cumprod(np.array(state.chances[:wanted])))
+        return Draft(tokens, parents, np.cumprod(state.chances[:wanted], dtype=np.float64))
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         """None: every stage reads the target's states, and those of tokens not yet verified do not exist."""

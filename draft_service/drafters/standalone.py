@@ -56,7 +56,6 @@ class StandaloneDrafter(ModelDrafter[State]):
         return None
 
 
-
 def make_drafter(args: DraftArgs) -> StandaloneDrafter:
     """From flags. StartupError for a model that is absent, refused, or not of the target's vocabulary."""
     if args.speculative_draft_model_path is None:
@@ -75,9 +74,7 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
     token_map = None
     if args.speculative_token_map is not None:
         token_map = load_token_map(args.speculative_token_map, config.vocab_size)
-    model = LanguageModel(
-        runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS, token_map=token_map
-    )
+    model = LanguageModel(runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS, token_map=token_map)
     target = common_pb2.ModelInfo(vocab_fingerprint=fingerprint)
     return StandaloneDrafter(model, shape, draft_model=args.speculative_draft_model_path, target=target)
 

@@ -80,6 +80,7 @@ class TorchLlama:
         self.head = Linear(top.head)
         self.rope = rope_table(frequencies, num_positions).to(self.embedding.device)
 
+    @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits, fp32 [len(batch.logit_rows), vocab]."""
         device = self.embedding.device

@@ -82,8 +82,8 @@ class NativeLlama:
     def _forward(self, batch: Batch, seconds: int | None) -> torch.Tensor:
         logits = torch.empty((len(batch.logit_rows), self.config.vocab_size))
         done = self._library.outrider_decoder_forward(
-            self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens.ctypes.data, batch.num_tokens,
-            batch.logit_rows.ctypes.data, len(batch.logit_rows), logits.data_ptr(), seconds,
+            self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, batch.num_tokens,
+            batch.logit_rows_address, len(batch.logit_rows), logits.data_ptr(), seconds,
         )  # fmt: skip
         if not done:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")

@@ -9,11 +9,9 @@ interpreter and compiled for sm_90; its speed has not been measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 from triton import knobs
 
@@ -119,10 +117,9 @@ class _Plan:
         heads, launch = self.heads, placed.launch
         sizes = {
             "KV_HEADS": heads.num_kv_heads, "GROUP": heads.group, "HEAD_DIM": heads.head_dim,
-            "BLOCK_D": max(16, triton.next_power_of_2(heads.head_dim)), "BLOCK_M": launch.blocks.rows,
+            "BLOCK_D": max(16, 1 << (heads.head_dim - 1).bit_length()), "BLOCK_M": launch.blocks.rows,
         }  # fmt: skip
-        attend_kernel: Any = attend
-        attend_kernel[(launch.num_items * heads.num_kv_heads,)](
+        attend[(launch.num_items * heads.num_kv_heads,)](
             q, k_pool, v_pool, out, self._parts, self._part_sums, placed.items, self._segments, self._table,
             self._slots, self._positions, self._masks, scale,
             Q_ROW=q.stride(0), Q_HEAD=q.stride(1), KV_SLOT=k_pool.stride(0), KV_HEAD=k_pool.stride(1),
@@ -131,8 +128,7 @@ class _Plan:
             num_warps=launch.blocks.num_warps, num_stages=launch.blocks.num_stages, enable_fp_fusion=True,
         )  # fmt: skip
         if launch.num_parts:
-            combine_kernel: Any = combine
-            combine_kernel[(launch.num_tiles, heads.num_kv_heads, launch.blocks.rows)](
+            combine[(launch.num_tiles, heads.num_kv_heads, launch.blocks.rows)](
                 out, self._parts, self._part_sums, placed.tiles, **sizes, num_warps=4, enable_fp_fusion=True
             )
 

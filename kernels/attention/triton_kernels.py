@@ -17,6 +17,8 @@ import triton.language as tl
 
 from kernels.attention import triton_plan
 
+jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 ITEM_FIELDS = tl.constexpr(len(triton_plan.ITEM))
 SEGMENT_FIELDS = tl.constexpr(len(triton_plan.SEGMENT))
@@ -24,7 +26,7 @@ TILE_FIELDS = tl.constexpr(len(triton_plan.TILE))
 COMBINE_BLOCK = tl.constexpr(16)
 
 
-@triton.jit
+@jit
 def attend(
     q: tp.Any, k_pool: tp.Any, v_pool: tp.Any, out: tp.Any, parts: tp.Any, part_sums: tp.Any,
     items: tp.Any, segments: tp.Any, table: tp.Any, slots: tp.Any, positions: tp.Any,
@@ -97,7 +99,7 @@ def attend(
         tl.store(part_sums + part_at, top + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=in_tile)
 
 
-@triton.jit
+@jit
 def _over_prefix(
     q: tp.Any, k_base: tp.Any, v_base: tp.Any, pages: tp.Any, key_start: tp.Any, key_end: tp.Any, row_pos: tp.Any,
     scale: tp.Any, top: tp.Any, total: tp.Any, acc: tp.Any,
@@ -121,7 +123,7 @@ def _over_prefix(
     return top, total, acc
 
 
-@triton.jit
+@jit
 def _over_own(
     q: tp.Any, k_base: tp.Any, v_base: tp.Any, slots: tp.Any, positions: tp.Any, masks: tp.Any, mask_row: tp.Any,
     own_start: tp.Any, own_end: tp.Any, row: tp.Any, row_pos: tp.Any, in_tile: tp.Any,
@@ -152,7 +154,7 @@ def _over_own(
     return top, total, acc
 
 
-@triton.jit
+@jit
 def _absorb(
     q: tp.Any, k_at: tp.Any, v_at: tp.Any, known: tp.Any, seen: tp.Any, scale: tp.Any, top: tp.Any, total: tp.Any,
     acc: tp.Any, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
@@ -177,7 +179,7 @@ def _absorb(
     return new_top, total * shrink + tl.sum(weights, 1), acc
 
 
-@triton.jit
+@jit
 def combine(
     out: tp.Any, parts: tp.Any, part_sums: tp.Any, tiles: tp.Any,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,

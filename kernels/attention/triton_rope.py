@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
+
 
 def rope_and_store(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: torch.Tensor,
@@ -28,18 +30,17 @@ def rope_and_store(
     if any(tensor.stride(2) != 1 for tensor in (q, k, v, k_pool, v_pool)) or k_pool.stride() != v_pool.stride():
         raise ValueError("heads must be contiguous, and both pools laid out alike")
     rotated = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    kernel: tp.Any = _rope_and_store
-    kernel[(num_rows, num_heads + 2 * num_kv_heads)](
+    _rope_and_store[(num_rows, num_heads + 2 * num_kv_heads)](
         q, k, v, rope.contiguous(), rotated, k_pool, v_pool, slots,
         Q_ROW=q.stride(0), Q_HEAD=q.stride(1), K_ROW=k.stride(0), K_HEAD=k.stride(1), V_ROW=v.stride(0),
         V_HEAD=v.stride(1), KV_SLOT=k_pool.stride(0), KV_HEAD=k_pool.stride(1), HEADS=num_heads,
-        KV_HEADS=num_kv_heads, HALF=head_dim // 2, BLOCK=triton.next_power_of_2(head_dim // 2),
+        KV_HEADS=num_kv_heads, HALF=head_dim // 2, BLOCK=1 << (head_dim // 2 - 1).bit_length(),
         num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     return rotated
 
 
-@triton.jit
+@jit
 def _rope_and_store(
     q: tp.Any, k: tp.Any, v: tp.Any, rope: tp.Any, rotated: tp.Any, k_pool: tp.Any,
     v_pool: tp.Any, slots: tp.Any,
@@ -68,7 +69,7 @@ def _rope_and_store(
         tl.store(target + HALF, tl.load(source + HALF, mask=inside).to(v_pool.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def _rotate(
     source: tp.Any, target: tp.Any, cos: tp.Any, sin: tp.Any, pair: tp.Any, inside: tp.Any,
     HALF: tl.constexpr,

@@ -308,6 +308,7 @@ static int last_chunk(const Block *b, const Layout *layout) {
 
 static void attend_chunk(Block *b, const Layout *layout, int chunk, float *part) {
     int count = list_keys(b, layout, chunk);
+    for (int i = 0; i < AHEAD && i < count; i++) fetch(vector_at(b, b->k_pool, b->slots[i]), b->vector_bytes);
     if (!count) {
         clear_part(b->heads, part);
         return;

@@ -6,9 +6,8 @@
 #include "attention.h"
 #include "team.h"
 
-/* Rows of one task at most; fewer where that would make fewer than FEW_TASKS tasks. */
+/* Rows of one task at most. A few rows are one task for each thread: handing out more costs more than the work. */
 #define ROW_BLOCK 16
-#define FEW_TASKS 8
 /* Blocks of attention per thread from which on whole blocks keep the threads evenly busy. */
 #define FULL_BLOCKS 8
 
@@ -54,7 +53,7 @@ typedef struct {
     const Model *model;
     Layout layout;
     const int32_t *tokens, *logit_rows;
-    int32_t num_rows, num_logits, layer;
+    int32_t num_rows, num_logits, num_threads, layer;
     int32_t num_blocks, num_pieces; /* of attention; no pieces: whole blocks */
     const Piece *pieces;
     float *parts;
@@ -69,8 +68,8 @@ _Static_assert(sizeof(Step) <= MAX_CONTEXT_BYTES, "a step is copied to every thr
 /* ---- Row tasks */
 
 static int block_rows(const Step *s) {
-    int rows = s->num_rows / FEW_TASKS;
-    return rows < 1 ? 1 : rows > ROW_BLOCK ? ROW_BLOCK : rows;
+    int rows = (s->num_rows + s->num_threads - 1) / s->num_threads;
+    return rows > ROW_BLOCK ? ROW_BLOCK : rows;
 }
 static int row_tasks(const Step *s) { return (s->num_rows + block_rows(s) - 1) / block_rows(s); }
 
@@ -343,6 +342,7 @@ int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *to
         .logit_rows = logit_rows,
         .num_rows = num_rows,
         .num_logits = num_logits,
+        .num_threads = d->num_threads,
         .x = {d->x, m->hidden, 1},
         .qkv = {d->qkv, qkv, 1},
         .normed = {d->normed, m->hidden, m->wide_activations},

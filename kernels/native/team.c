@@ -20,11 +20,9 @@
 #define SPINS_BEFORE_SLEEP 400
 
 /* A phase's state in one word: the job's epoch (32 bits), tasks done (16) and tasks handed out (16). The epoch keeps a late
- * thread from taking a task of a newer job; a phase left over from an older one needs no clearing. */
-typedef struct {
-    _Atomic uint64_t state;
-    char apart[56];
-} Phase;
+ * thread from taking a task of a newer job; a phase left over from an older one needs no clearing. Phases lie side by
+ * side: they are used one after another, and after a step that streamed all weights each line is a miss. */
+typedef _Atomic uint64_t Phase;
 
 #define EPOCH(state) ((uint32_t)((state) >> 32))
 #define DONE(state) ((int)((state) >> 16 & 0xffff))
@@ -60,7 +58,7 @@ static int grab_size(const Team *team, int left) {
 }
 
 int run_phase(Worker *worker, Task task, const void *context, int num_tasks) {
-    _Atomic uint64_t *state = &worker->team->phases[worker->phase++].state;
+    Phase *state = &worker->team->phases[worker->phase++];
     const uint64_t fresh = (uint64_t)worker->epoch << 32;
     /* Tasks are counted in units, of one task unless there are too many for the counter. */
     const int unit = num_tasks / MAX_UNITS + 1, num_units = (num_tasks + unit - 1) / unit;

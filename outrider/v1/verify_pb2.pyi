@@ -110,7 +110,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., speculative: _Optional[_Union[_common_pb2.SpeculativeParams, _Mapping]] = ..., num_choices: _Optional[int] = ..., first_choice_index: _Optional[int] = ..., resumed_tokens: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., prediction_tokens: _Optional[bytes] = ..., corpus_scope: _Optional[str] = ..., priority: _Optional[int] = ..., include_trees: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("choice_index", "tokens", "num_accepted", "logprobs", "prompt_logprobs", "start", "finish", "tree")
+    __slots__ = ("choice_index", "tokens", "num_accepted", "logprobs", "prompt_logprobs", "start", "finish", "tree", "num_drafted")
     CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class GenerateResponse(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     choice_index: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     num_accepted: int
@@ -127,7 +128,8 @@ class GenerateResponse(_message.Message):
     start: GenerateStart
     finish: GenerateFinish
     tree: VerifiedTree
-    def __init__(self, choice_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., start: _Optional[_Union[GenerateStart, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ..., tree: _Optional[_Union[VerifiedTree, _Mapping]] = ...) -> None: ...
+    num_drafted: int
+    def __init__(self, choice_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., start: _Optional[_Union[GenerateStart, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ..., tree: _Optional[_Union[VerifiedTree, _Mapping]] = ..., num_drafted: _Optional[int] = ...) -> None: ...
 
 class GenerateStart(_message.Message):
     __slots__ = ("seed", "boot_id", "numerics_id", "cached_tokens")

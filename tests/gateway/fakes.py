@@ -162,6 +162,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
         for index, step in enumerate(steps):
             yield verify_pb2.GenerateResponse(
                 choice_index=choice, tokens=step, num_accepted=max(len(step) - 1, 0),
+                num_drafted=4 if index or resumed else None,
                 start=start if index == 0 else None,
                 finish=self._finish(request, tokens, steps, stopped) if index == len(steps) - 1 else None,
             )  # fmt: skip

@@ -28,9 +28,10 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
-def response(tokens: list[int], num_accepted: int = 0, **parts: Any) -> verify_pb2.GenerateResponse:
-    """One response of choice 0."""
-    return verify_pb2.GenerateResponse(tokens=tokens, num_accepted=num_accepted, **parts)
+def response(tokens: list[int], num_accepted: int | None = None, **parts: Any) -> verify_pb2.GenerateResponse:
+    """One response of choice 0: a step that verified 4 drafts, or without `num_accepted` what prefill gave."""
+    num_drafted = None if num_accepted is None else 4
+    return verify_pb2.GenerateResponse(tokens=tokens, num_accepted=num_accepted or 0, num_drafted=num_drafted, **parts)
 
 
 def start(cached: int = 0) -> verify_pb2.GenerateStart:
@@ -124,13 +125,13 @@ def test_verifys_own_count_is_taken() -> None:
 def test_a_broken_call_is_counted_as_it_was_seen() -> None:
     choice = ChoiceText(0, rules())
     feed(choice, response([40], start=start(7)), response([41, 42, 43], 2), response([44], 0),
-         response([45], start=start(99)), response([46, 47], 1),
+         response([45], 0, start=start(99)), response([46, 47], 1),
          response([], finish=finish(stats=ONE_STEP)))  # fmt: skip
     count = choice.speculation
     assert choice.cached_tokens == 7
     assert choice.completion_tokens == 8
     assert (count.verify_steps, count.accepted_tokens, count.committed_tokens) == (3, 3, 6)
-    assert count.draft_tokens is None  # the broken call's drafts were never told
+    assert count.draft_tokens == 2 * 4 + 5  # those of the broken call as they were seen
     assert count.accepted_histogram == [1, 0, 1]
 
 

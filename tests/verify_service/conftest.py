@@ -133,11 +133,12 @@ class Service:
     channel: grpc.aio.Channel
     stub: verify_pb2_grpc.VerifyServiceAsyncStub
     drafters: list[FakeDrafter] = field(default_factory=list)
+    channels: list[grpc.aio.Channel] = field(default_factory=list)  # the drafters' own
 
     async def draft(self, policy: Policy = silent, **settings: Any) -> FakeDrafter:
         """Enlists a fake drafter, over a connection of its own."""
-        channel = rpc.create_channel(self.address)
-        stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
+        channel, stub = await _connect(self.address)
+        self.channels.append(channel)
         drafter = FakeDrafter(stub, policy, name=settings.pop("name", f"fake-{len(self.drafters)}"), **settings)
         self.drafters.append(drafter)
         await drafter.start()
@@ -214,15 +215,15 @@ async def _service(
         failed: list[BaseException] = []
         thread = threading.Thread(target=_run, args=(step_loop, failed))
         thread.start()
-        channel = rpc.create_channel(address)
-        stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
+        channel, stub = await _connect(address)
         service = Service(address, args, runner, step_loop, servicer, inbox, gate, health, channel, stub)
         try:
             yield service
             gate.open()
             for drafter in service.drafters:
                 await drafter.close()
-            await channel.close()
+            for each in (*service.channels, channel):
+                await each.close()
             await inbox.idle()
             assert not failed
             assert service.num_free == pages // args.page_size
@@ -232,6 +233,12 @@ async def _service(
             await asyncio.to_thread(thread.join)
             await channel.close()
             await server.stop(grace=None)
+
+
+async def _connect(address: str) -> tuple[grpc.aio.Channel, verify_pb2_grpc.VerifyServiceAsyncStub]:
+    channel = rpc.create_channel(address)
+    await channel.channel_ready()
+    return channel, cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
 
 
 def _run(step_loop: StepLoop, failed: list[BaseException]) -> None:
