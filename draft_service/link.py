@@ -202,7 +202,9 @@ class VerifyLink:
         if refused:
             self.stats.state = draft_pb2.VERIFY_LINK_STATE_REFUSED
         if reason != self.stats.last_error or self.stats.connects != self._noted_connects:
-            log.warning("not enlisted", address=self.address, refused=refused, reason=reason or "verify closed it")
+            # A drafter that is up before its verify service is no news.
+            note = log.warning if self.stats.connects or refused else log.info
+            note("not enlisted", address=self.address, refused=refused, reason=reason or "verify closed it")
         self.stats.last_error, self._noted_connects = reason, self.stats.connects
 
 

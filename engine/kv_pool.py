@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from engine.config import FeatureSpec, ModelConfig
+from kernels.native.memory import huge_zeros
 
 
 class KVPool:
@@ -37,9 +38,11 @@ class KVPool:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on CPU, memory that the system gives page by page as it is written."""
+    """Zeros; on CPU, memory that the system gives page by page as it is written.
+
+    torch would write its zeros at once and so take all of the pool's memory at start; and slots of one session may lie
+    all over the pool, where with small pages every key read is also a walk through the page tables.
+    """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # torch writes its zeros at once, which would take all of the pool's memory at start.
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+    return huge_zeros(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)

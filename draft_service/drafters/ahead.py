@@ -79,7 +79,12 @@ def _outcomes(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Sta
         for node in nodes[: request.max_outcomes]:
             path = tree.path(node)
             needed = len(path) + 1
-            if needed > min(room, cache.max_len - start.rows.num_rows) or session.max_depth(needed) < 1:
+            below = grower.plan(
+                start.rows, start.tips, session.wishes, max_depth=session.max_depth(needed),
+                num_nodes=request.num_nodes,
+            )  # fmt: skip
+            fits = below is not None and needed + below.slots <= room
+            if not fits or needed > cache.max_len - start.rows.num_rows:
                 continue
             try:
                 rows = cache.fork(start.rows)

@@ -14,20 +14,16 @@ from typing import Any
 import torch
 
 from kernels.attention.layout import AttentionLayout
-from outrider.errors import StartupError
 
 # What FlashInfer's documentation asks for; it holds the parts of long contexts.
 _WORKSPACE_BYTES = 128 << 20
 
 
 def load_flashinfer(device: torch.device) -> ModuleType:
-    """The package. Raises StartupError where it is not installed, or `device` is no CUDA device that is there."""
+    """The package. ImportError where it is not installed, ValueError where `device` is no CUDA device that is there."""
     if device.type != "cuda" or not torch.cuda.is_available():
-        raise StartupError(f"attention backend flashinfer needs a CUDA device; this one is {device}")
-    try:
-        return importlib.import_module("flashinfer")
-    except ImportError as error:
-        raise StartupError(f"attention backend flashinfer needs the package flashinfer-python: {error}") from error
+        raise ValueError(f"attention backend flashinfer needs a CUDA device; this one is {device}")
+    return importlib.import_module("flashinfer")
 
 
 class FlashInferAttention:

@@ -1,4 +1,4 @@
-"""Memory for what is read from end to end at every step."""
+"""Large memory: for weights, which are read from end to end at every step, and pools, which are read all over."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Arena:
         """A contiguous copy that lies in the arena, for as long as the copy lives."""
         size = tensor.numel() * tensor.element_size()
         if self._used + size > len(self._chunk):
-            self._chunk, self._used = _mapping(max(size, CHUNK_BYTES)), 0
+            self._chunk, self._used = huge_zeros(max(size, CHUNK_BYTES)), 0
         memory = self._chunk[self._used : self._used + size]
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
         placed = memory.view(tensor.dtype).view(tensor.shape)
@@ -33,8 +33,9 @@ class Arena:
         return placed
 
 
-def _mapping(size: int) -> torch.Tensor:
-    memory = mmap.mmap(-1, size)
+def huge_zeros(num_bytes: int) -> torch.Tensor:
+    """Zeros (uint8), in huge pages where the system has them; a page takes memory when it is first written."""
+    memory = mmap.mmap(-1, num_bytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel built without huge pages refuses; ordinary ones serve.
         with suppress(OSError):

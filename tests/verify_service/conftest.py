@@ -23,7 +23,7 @@ from tests.fake_drafters import FakeDrafter, Policy, silent
 from tests.fakes import FakeRunner, ToyModel
 from verify_service.app import SERVICE, Engine, build_servicer, build_step_loop
 from verify_service.brake import CostTable
-from verify_service.commands import Command, Inbox, Stop
+from verify_service.commands import Command, DrafterJoined, Inbox, Stop
 from verify_service.drafters import Drafter
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
@@ -97,6 +97,11 @@ class Gate:
         self._loop.call_soon_threadsafe(self.entered.set)
         self._permits.acquire()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether steps are stopped, now or soon."""
+        return self._passing is not None
+
     def close(self, after: int = 0) -> None:
         """Stops every step from now on, after so many more."""
         self._passing = after
@@ -136,13 +141,16 @@ class Service:
     channels: list[grpc.aio.Channel] = field(default_factory=list)  # the drafters' own
 
     async def draft(self, policy: Policy = silent, **settings: Any) -> FakeDrafter:
-        """Enlists a fake drafter, over a connection of its own."""
+        """Enlists a fake drafter, over a connection of its own; an engine at the gate takes it on in its next step."""
         channel, stub = await _connect(self.address)
         self.channels.append(channel)
         drafter = FakeDrafter(stub, policy, name=settings.pop("name", f"fake-{len(self.drafters)}"), **settings)
         self.drafters.append(drafter)
+        before = self.inbox.kinds.count(DrafterJoined)
         await drafter.start()
-        await self.inbox.until(lambda: self.drafter(drafter) is not None)
+        await self.inbox.until(lambda: self.inbox.kinds.count(DrafterJoined) > before)
+        if not self.gate.is_closed:
+            await self.inbox.until(lambda: self.drafter(drafter) is not None)
         return drafter
 
     def drafter(self, fake: FakeDrafter) -> Drafter | None:

@@ -334,7 +334,7 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "a negative token": ({"tokens": pack_ids([-1, 5])}, "tokens[0] is -1"),
     "an assumed token outside the vocabulary": ({"assumed": pack_ids([99])}, "assumed[0] is 99"),
     "a base_len inside the prompt": ({"base_len": 1}, "base_len is 1; it must be from the prompt's 2"),
-    "a base_len not committed yet": ({"base_len": 3}, "base_len is 3; it must be from the prompt's 2 to 2"),
+    "a base_len not committed yet": ({"base_len": 4}, "base_len is 4; it must be from the prompt's 2 to 3"),
     "a base_len that no int holds": ({"base_len": 2**32 - 1}, "base_len is 4294967295"),
     "too many assumed tokens": ({"assumed": pack_ids([1] * 6)}, "assumed has 6 tokens; at most 5 are taken"),
     "too many nodes": (

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.attention import attention_backend
 from engine.batch import Batch, BatchBuffers, Segment
 from engine.config import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Attend, Head
-from kernels.attention.select import attention_backend
 
 DEFAULT_MAX_BATCH_TOKENS = 4096
 

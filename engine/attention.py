@@ -40,9 +40,7 @@ def attention_backend(name: str, device: torch.device, *, page_size: int = 1) ->
     if name == "triton":
         return _triton(device, page_size)
     if name == "flashinfer":
-        from kernels.attention import flashinfer
-
-        return flashinfer.FlashInferAttention(device, flashinfer.load_flashinfer(device))
+        return _flashinfer(device)
     known = "is SGLang's and not offered here" if name in _OF_SGLANG else "is unknown"
     raise StartupError(f"attention backend {name!r} {known}; there are {', '.join(BACKENDS)}")
 
@@ -55,6 +53,17 @@ def _triton(device: torch.device, page_size: int) -> Attention:
     from kernels.attention.triton import TritonAttention
 
     return TritonAttention(device, page_size=page_size)
+
+
+def _flashinfer(device: torch.device) -> Attention:
+    from kernels.attention import flashinfer
+
+    try:
+        return flashinfer.FlashInferAttention(device, flashinfer.load_flashinfer(device))
+    except ImportError as error:
+        raise StartupError(f"attention backend flashinfer needs the package flashinfer-python: {error}") from error
+    except ValueError as error:
+        raise StartupError(str(error)) from error
 
 
 def _is_installed(package: str) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.attention import BACKENDS, attention_backend
 from kernels.attention import flashinfer, reference, torch_native
-from kernels.attention.select import BACKENDS, attention_backend
 from outrider.errors import StartupError
 from tests.kernels.attention_cases import Case, Piece, make_case, random_tree
 
