@@ -108,8 +108,8 @@ class ModelRunner:
         place, torch_dtype = pick_device(device), compute_dtype(dtype, config)
         max_len = min(max_len, config.max_position)
         checkpoint, tensors = load_checkpoint(model_path, tensor_shapes(config), load_format=load_format)
+        pool = KVPool(config, features, num_slots, torch_dtype, place)
         with torch.inference_mode():
-            pool = KVPool(config, features, num_slots, torch_dtype, place)
             decoder, backend = _build_decoder(config, tensors, pool, features, max_len)
         slot_table = np.zeros((max_sessions, max_len), dtype=np.int32)
         buffers = BatchBuffers(

@@ -49,7 +49,7 @@ class TreeGrower:
         room = self.model.cache.max_len - rows.num_rows + 1
         num_steps = min(wishes.num_steps or self.shape.num_steps, max_depth, num_nodes, room)
         topk = min(wishes.topk or self.shape.topk, self.num_top, self.model.num_drafted)
-        return Wanted(rows, tips, num_steps, topk, num_nodes) if num_steps > 0 else None
+        return Wanted(rows, tips, num_steps, topk, num_nodes) if min(num_steps, topk) > 0 else None
 
     def grow(self, trees: Many[Wanted]) -> list[Draft]:
         """A draft for each, in order. The pool must hold any one of them; as many as it holds grow together."""

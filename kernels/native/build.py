@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -31,19 +32,26 @@ class CannotBuild(Exception):
 @cache
 def load_library(cache_folder: Path) -> ctypes.CDLL:
     """The compiled kernels. Raises CannotBuild; OSError when the cache cannot be written."""
-    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
-    if compiler is None:
-        raise CannotBuild(f"no C compiler ({', '.join(COMPILERS)}) was found")
+    compiler = find_compiler()
     target = cache_folder / f"outrider-{_key(compiler)}.so"
     if not target.is_file():
         cache_folder.mkdir(parents=True, exist_ok=True)
-        _compile(compiler, target)
+        compile_library(compiler, target)
     return ctypes.CDLL(str(target))
 
 
 def build_key(library: ctypes.CDLL) -> str:
     """What the library was made of, as sixteen hex digits."""
     return Path(library._name).stem.removeprefix("outrider-")
+
+
+def find_compiler() -> str:
+    """The path of a C compiler. Raises CannotBuild."""
+    for name in COMPILERS:
+        path = shutil.which(name)
+        if path:
+            return path
+    raise CannotBuild(f"no C compiler ({', '.join(COMPILERS)}) was found")
 
 
 def _key(compiler: str) -> str:
@@ -66,15 +74,18 @@ def _cpu() -> str:
     return " ".join(words + sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def _compile(compiler: str, target: Path) -> None:
-    """Into a file beside the target, then renamed: two first starts at once each put a whole library there."""
+def compile_library(compiler: str, target: Path, instructions: Sequence[list[str]] = NATIVE_FLAGS) -> None:
+    """Compiles to `target`, with the first of the sets of flags that the compiler takes. Raises CannotBuild.
+
+    It goes into a file beside the target, then is renamed: two first starts at once each put a whole library there.
+    """
     sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
     descriptor, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
     os.close(descriptor)
     said = ""
     try:
-        for native in NATIVE_FLAGS:
-            command = [compiler, *FLAGS, *native, *sources, "-o", name, "-lm", "-lpthread"]
+        for flags in instructions:
+            command = [compiler, *FLAGS, *flags, *sources, "-o", name, "-lm", "-lpthread"]
             try:
                 result = subprocess.run(
                     command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT_S

@@ -1,69 +1,8 @@
-/* The forward pass of a Llama-family decoder in one call: flat rows in, logits out. The residual stream stays in fp32;
- * products read bf16 or fp32 activations as the model says; keys, values and features go to the pool. */
-#include <stdlib.h>
+#include "decoder.h"
+
 #include <time.h>
 
-#include "attention.h"
-#include "team.h"
-
-/* Rows of one task at most. A few rows are one task for each thread: handing out more costs more than the work. */
-#define ROW_BLOCK 16
-/* Blocks of attention per thread from which on whole blocks keep the threads evenly busy. */
-#define FULL_BLOCKS 8
-
-typedef struct {
-    const float *input_norm, *post_norm, *q_norm, *k_norm;
-    Matrix qkv, output, gate_up, down;
-    void *k_pool, *v_pool;
-} Layer;
-
-typedef struct {
-    int32_t hidden, ffn, num_layers, vocab;
-    int32_t wide_activations, wide_embedding;
-    int32_t last_feature;     /* keep the state after the final norm */
-    int32_t num_aux, feature_width;
-    int32_t reserved;
-    const int32_t *aux_layers; /* keep the states entering these layers */
-    Heads heads;               /* norms of q and k stand in the layers */
-    const Layer *layers;
-    const void *embedding;
-    const float *final_norm;
-    Matrix head;
-    void *features; /* [slots, feature_width], of the pool's type; or NULL */
-} Model;
-
-/* A model with its threads and the memory that its rows pass through. */
-typedef struct {
-    Model model;
-    Team *team;
-    int num_threads, max_rows;
-    float *x, *qkv;
-    void *normed, *mixed, *gated;
-    char *scratch;
-    int64_t scratch_bytes;
-    Piece *pieces;
-    float *parts;
-    int64_t max_pieces;
-} Decoder;
-
-/* What a step's time is told apart by; kernels/native/library.py names them. */
-enum { NORMS, QKV, ROTATE, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, NUM_PARTS };
-
-typedef struct {
-    const Model *model;
-    Layout layout;
-    const int32_t *tokens, *logit_rows;
-    int32_t num_rows, num_logits, num_threads, layer;
-    int32_t num_blocks, num_pieces; /* of attention; no pieces: whole blocks */
-    const Piece *pieces;
-    float *parts;
-    Rows x, qkv, normed, mixed, gated, logits;
-    char *scratch;
-    int64_t scratch_bytes;
-    double *seconds; /* [NUM_PARTS], or NULL: where the time went, as the calling thread sees it */
-} Step;
-
-_Static_assert(sizeof(Step) <= MAX_CONTEXT_BYTES, "a step is copied to every thread");
+#include "rows.h"
 
 /* ---- Row tasks */
 
@@ -119,10 +58,9 @@ static Heads heads_of(const Step *s) {
 
 static void rotate(const void *context, int task, int thread) {
     const Step *s = context;
-    const Layer *layer = &s->model->layers[s->layer];
     const Heads heads = heads_of(s);
     (void)thread;
-    FOR_ROWS_OF(task, s) rotate_row(&heads, &s->layout, row_of(s->qkv, row), layer->k_pool, layer->v_pool, row);
+    FOR_ROWS_OF(task, s) rotate_row(&heads, &s->layout, row_of(s->qkv, row), s->model->layers[s->layer].pools, row);
 }
 
 static void norm_post(const void *context, int task, int thread) {
@@ -162,27 +100,25 @@ static void project_qkv(const void *context, int task, int thread) {
     linear_tile(&s->model->layers[s->layer].qkv, s->normed, s->qkv, s->num_rows, PLAIN, task);
 }
 
+static void *scratch_of(const Step *s, int thread) { return s->scratch + thread * s->scratch_bytes; }
+
 static void mix(const void *context, int task, int thread) {
     const Step *s = context;
-    const Layer *layer = &s->model->layers[s->layer];
     const Heads heads = heads_of(s);
-    attend(&heads, &s->layout, s->qkv, layer->k_pool, layer->v_pool, s->mixed,
-           s->scratch + thread * s->scratch_bytes, task);
+    attend(&heads, &s->layout, s->qkv, s->model->layers[s->layer].pools, s->mixed, scratch_of(s, thread), task);
 }
 
 static void mix_piece(const void *context, int task, int thread) {
     const Step *s = context;
-    const Layer *layer = &s->model->layers[s->layer];
     const Heads heads = heads_of(s);
-    attend_piece(&heads, &s->layout, s->qkv, layer->k_pool, layer->v_pool, s->scratch + thread * s->scratch_bytes,
-                 s->pieces[task], s->parts + task * part_bytes(&heads) / 4);
+    attend_piece(&heads, &s->layout, s->qkv, s->model->layers[s->layer].pools, scratch_of(s, thread), s->pieces[task],
+                 s->parts + task * part_bytes(&heads) / 4);
 }
 
 static void join(const void *context, int task, int thread) {
     const Step *s = context;
     const Heads heads = heads_of(s);
-    join_pieces(&heads, &s->layout, s->pieces, s->num_pieces, s->parts, s->mixed,
-                s->scratch + thread * s->scratch_bytes, task);
+    join_pieces(&heads, &s->layout, s->pieces, s->num_pieces, s->parts, s->mixed, scratch_of(s, thread), task);
 }
 
 static void project_output(const void *context, int task, int thread) {
@@ -209,8 +145,7 @@ static void project_head(const void *context, int task, int thread) {
     linear_tile(&s->model->head, s->normed, s->logits, s->num_logits, PLAIN, task);
 }
 
-#define PHASES_PER_LAYER 9
-#define OTHER_PHASES 3
+/* ---- The step */
 
 static double now(void) {
     struct timespec time;
@@ -226,7 +161,7 @@ static int timed_phase(Worker *worker, Step *step, int part, Task task, int num_
     return done;
 }
 
-static void forward(const void *context, Worker *worker) {
+void decoder_forward(const void *context, Worker *worker) {
     Step step = *(const Step *)context;
     const Model *m = step.model;
     const int rows = row_tasks(&step);
@@ -255,142 +190,3 @@ static void forward(const void *context, Worker *worker) {
     }
 #undef PHASE
 }
-
-/* ---- What Python calls */
-
-static void *grow(void *old, int64_t bytes) {
-    free(old);
-    void *memory = NULL;
-    return posix_memalign(&memory, 64, bytes) ? NULL : memory;
-}
-
-/* Memory for num_rows rows and the layout's attention; 0: out of memory. */
-static int reserve(Decoder *d, int num_rows, const Layout *layout) {
-    const Model *m = &d->model;
-    if (num_rows > d->max_rows) {
-        int64_t rows = (num_rows + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK, q = m->heads.num_heads * m->heads.head_dim;
-        int64_t qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
-        int64_t widest = m->hidden > q ? m->hidden : q;
-        d->max_rows = 0;
-        d->x = grow(d->x, 4 * rows * m->hidden);
-        d->qkv = grow(d->qkv, 4 * rows * (qkv > m->hidden ? qkv : m->hidden));
-        d->normed = grow(d->normed, 4 * rows * m->hidden);
-        d->mixed = grow(d->mixed, 4 * rows * widest);
-        d->gated = grow(d->gated, 4 * rows * m->ffn);
-        if (!d->x || !d->qkv || !d->normed || !d->mixed || !d->gated) return 0;
-        d->max_rows = (int)rows;
-    }
-    int64_t scratch = (attention_scratch_bytes(&m->heads, layout) + 127) / 128 * 128;
-    if (scratch > d->scratch_bytes) {
-        d->scratch_bytes = 0;
-        d->scratch = grow(d->scratch, scratch * d->num_threads);
-        if (!d->scratch) return 0;
-        d->scratch_bytes = scratch;
-    }
-    return 1;
-}
-
-/* Cuts attention into pieces when there are too few blocks to keep all threads busy; 0: out of memory. */
-static int plan_attention(Decoder *d, Step *step) {
-    const Heads *heads = &d->model.heads;
-    step->num_blocks = attention_blocks(heads, &step->layout);
-    if (d->num_threads == 1 || step->num_blocks >= FULL_BLOCKS * d->num_threads) return 1;
-    int count = list_pieces(heads, &step->layout, NULL);
-    if (count > d->max_pieces) {
-        d->max_pieces = 0;
-        d->pieces = grow(d->pieces, 2 * count * sizeof *d->pieces);
-        d->parts = grow(d->parts, 2 * count * part_bytes(heads));
-        if (!d->pieces || !d->parts) return 0;
-        d->max_pieces = 2 * count;
-    }
-    step->num_pieces = list_pieces(heads, &step->layout, d->pieces);
-    step->pieces = d->pieces;
-    step->parts = d->parts;
-    return 1;
-}
-
-/* A decoder over a model description, which is copied; what it points to must outlive the decoder. NULL: no memory. */
-Decoder *outrider_decoder_create(const Model *model, int num_threads) {
-    Decoder *decoder = calloc(1, sizeof *decoder);
-    if (!decoder) return NULL;
-    decoder->model = *model;
-    decoder->num_threads = num_threads;
-    decoder->team = outrider_team_create(num_threads, model->num_layers * PHASES_PER_LAYER + OTHER_PHASES);
-    if (decoder->team) return decoder;
-    free(decoder);
-    return NULL;
-}
-
-void outrider_decoder_destroy(Decoder *d) {
-    outrider_team_destroy(d->team);
-    free(d->x), free(d->qkv), free(d->normed), free(d->mixed), free(d->gated);
-    free(d->scratch), free(d->pieces), free(d->parts);
-    free(d);
-}
-
-/* One step: logits [num_logits, vocab] fp32; seconds [NUM_PARTS] or NULL is added to. Every index must have been checked.
- * 1: done, 0: out of memory. */
-int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, int num_rows,
-                             const int32_t *logit_rows, int num_logits, float *logits, double *seconds) {
-    const Model *m = &d->model;
-    const int32_t q = m->heads.num_heads * m->heads.head_dim, qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
-    if (!reserve(d, num_rows, layout)) return 0;
-    Step step = {
-        .model = m,
-        .layout = *layout,
-        .tokens = tokens,
-        .logit_rows = logit_rows,
-        .num_rows = num_rows,
-        .num_logits = num_logits,
-        .num_threads = d->num_threads,
-        .x = {d->x, m->hidden, 1},
-        .qkv = {d->qkv, qkv, 1},
-        .normed = {d->normed, m->hidden, m->wide_activations},
-        .mixed = {d->mixed, q, m->wide_activations},
-        .gated = {d->gated, m->ffn, m->wide_activations},
-        .logits = {logits, m->vocab, 1},
-        .scratch = d->scratch,
-        .scratch_bytes = d->scratch_bytes,
-        .seconds = seconds,
-    };
-    if (!plan_attention(d, &step)) return 0;
-    run_job(d->team, forward, &step, sizeof step);
-    return 1;
-}
-
-/* Attention alone, on the calling thread: q [rows, num_heads * head_dim] fp32, rotated; k, v already in the pool; out as
- * q. 1: done, 0: out of memory. */
-int outrider_attention(const Heads *heads, const Layout *layout, float *q, const void *k_pool, const void *v_pool,
-                       float *out) {
-    void *scratch = malloc(attention_scratch_bytes(heads, layout));
-    if (!scratch) return 0;
-    const int width = heads->num_heads * heads->head_dim;
-    for (int task = 0; task < attention_blocks(heads, layout); task++)
-        attend(heads, layout, (Rows){q, width, 1}, k_pool, v_pool, (Rows){out, width, 1}, scratch, task);
-    free(scratch);
-    return 1;
-}
-
-/* A product alone, on the calling thread: x as the matrix's kernels want it, y [num_rows, n] fp32. */
-void outrider_linear(const Matrix *w, void *x, int wide, int num_rows, float *y) {
-    for (int tile = 0; tile < tiles(w); tile++)
-        linear_tile(w, (Rows){x, w->k, wide}, (Rows){y, w->n, 1}, num_rows, PLAIN, tile);
-}
-
-/* The instructions this was compiled for: results differ between them in the last bits. */
-const char *outrider_instructions(void) {
-#if HAS_BF16_DOT
-    return "avx512-bf16";
-#elif defined(__AVX512F__)
-    return "avx512";
-#elif defined(__AVX2__)
-    return "avx2";
-#elif defined(__aarch64__)
-    return "neon";
-#else
-    return "scalar";
-#endif
-}
-
-/* Whether bf16 activations can be multiplied as they are; otherwise activations are fp32. */
-int outrider_has_bf16_dot(void) { return HAS_BF16_DOT; }

@@ -24,7 +24,7 @@ class CMatrix(Structure):
 
 
 class CHeads(Structure):
-    """Attention's shape (attention.h)."""
+    """Attention's shape, and what is done to q and k (attention.h)."""
 
     _fields_ = [
         ("num_heads", c_int32), ("num_kv_heads", c_int32), ("head_dim", c_int32), ("wide", c_int32),
@@ -43,7 +43,7 @@ class CLayout(Structure):
 
 
 class CLayer(Structure):
-    """A decoder layer (decoder.c)."""
+    """A decoder layer (decoder.h)."""
 
     _fields_ = [
         ("input_norm", c_void_p), ("post_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
@@ -53,7 +53,7 @@ class CLayer(Structure):
 
 
 class CModel(Structure):
-    """A decoder (decoder.c)."""
+    """A decoder (decoder.h)."""
 
     _fields_ = [
         ("hidden", c_int32), ("ffn", c_int32), ("num_layers", c_int32), ("vocab", c_int32),
@@ -64,7 +64,7 @@ class CModel(Structure):
     ]  # fmt: skip
 
 
-# Parts of a step's time, in decoder.c's order.
+# Parts of a step's time, in decoder.h's order.
 PARTS = ("norms", "qkv", "rope_and_kv", "attention", "output", "gate_up", "down", "head")
 
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -83,7 +83,11 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def open_library(cache_folder: Path) -> ctypes.CDLL:
     """The compiled kernels, with their signatures. Raises as kernels.native.build.load_library does."""
-    library = load_library(cache_folder)
+    return with_signatures(load_library(cache_folder))
+
+
+def with_signatures(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The library, its functions told what they take and give."""
     for name, (result, arguments) in SIGNATURES.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

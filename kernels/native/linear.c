@@ -11,7 +11,7 @@
 
 /* No prefetching by hand: a tile is one stream, which the hardware follows; asking for lines as well made it slower. */
 
-/* R rows through one tile into out [R][32]. Every sum runs over k in order, in one chain: adding rows changes nothing. */
+/* R rows through one tile into out [R][32]. Every sum runs over k in one order: adding rows changes nothing. */
 typedef void Kernel(const Matrix *w, const void *tile, const void *x, int stride, float *out);
 
 #if HAS_BF16_DOT
@@ -118,6 +118,8 @@ static Kernel *const *kernels_for(const Matrix *w, Rows x) {
     if (w->wide) return wide_kernels;
 #if HAS_BF16_DOT
     if (!x.wide) return bf16_kernels;
+#else
+    (void)x;
 #endif
     return mixed_kernels;
 }

@@ -19,9 +19,9 @@
 #define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 400
 
-/* A phase's state in one word: the job's epoch (32 bits), tasks done (16) and tasks handed out (16). The epoch keeps a late
- * thread from taking a task of a newer job; a phase left over from an older one needs no clearing. Phases lie side by
- * side: they are used one after another, and after a step that streamed all weights each line is a miss. */
+/* A phase's state in one word: the job's epoch (32 bits), tasks done (16) and tasks handed out (16). The epoch keeps a
+ * late thread from taking a task of a newer job; a phase left over from an older one needs no clearing. Phases lie side
+ * by side: they are used one after another, and after a step that streamed all weights each line is a miss. */
 typedef _Atomic uint64_t Phase;
 
 #define EPOCH(state) ((uint32_t)((state) >> 32))
@@ -72,7 +72,8 @@ int run_phase(Worker *worker, Task task, const void *context, int num_tasks) {
         const int first = HANDED_OUT(base);
         if (first >= num_units) break;
         const int size = grab_size(worker->team, num_units - first);
-        if (!atomic_compare_exchange_weak_explicit(state, &seen, base + size, memory_order_acquire, memory_order_relaxed))
+        if (!atomic_compare_exchange_weak_explicit(state, &seen, base + size, memory_order_acquire,
+                                                   memory_order_relaxed))
             continue;
         for (int i = first * unit; i < (first + size) * unit && i < num_tasks; i++) task(context, i, worker->thread);
         seen = atomic_fetch_add_explicit(state, size * ONE_DONE, memory_order_release) + size * ONE_DONE;

@@ -1,8 +1,8 @@
 /* A team of threads that works through phases of small tasks.
  *
  * Helpers are optional: a phase ends when its tasks are done, not when threads arrive. A helper that the system has put
- * to sleep holds nothing up unless it is in the middle of a task, and catches up by itself; on a machine that others use
- * too, a barrier would wait out a whole time slice. */
+ * to sleep holds nothing up unless it is in the middle of a task, and catches up by itself; on a machine that others
+ * use too, a barrier would wait out a whole time slice. */
 #ifndef OUTRIDER_TEAM_H
 #define OUTRIDER_TEAM_H
 

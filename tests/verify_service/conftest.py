@@ -29,6 +29,7 @@ from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
 from verify_service.step_loop import StepLoop
 
+NARROW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024), ("grpc.use_local_subchannel_pool", 1)]
 FINGERPRINT = "toy-fingerprint"
 
 
@@ -47,12 +48,12 @@ class WatchedInbox(Inbox):
         self._num_put += 1
         self.kinds.append(type(command))
         super().put(command)
-        self._loop.call_soon_threadsafe(self._notify)
+        self._loop.call_soon_threadsafe(self.notify)
 
     def take(self, deadline_ns: int | None) -> list[Command]:
         if deadline_ns is None:
             self._idle_at = self._num_taken
-            self._loop.call_soon_threadsafe(self._notify)
+            self._loop.call_soon_threadsafe(self.notify)
         commands = super().take(deadline_ns)
         self._num_taken += len(commands)
         return commands
@@ -66,7 +67,8 @@ class WatchedInbox(Inbox):
         async with self._changed:
             await self._changed.wait_for(done)
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Has everybody who waits look again."""
         task = self._loop.create_task(self._notify_all())
         _TASKS.add(task)
         task.add_done_callback(_TASKS.discard)
@@ -140,9 +142,15 @@ class Service:
     drafters: list[FakeDrafter] = field(default_factory=list)
     channels: list[grpc.aio.Channel] = field(default_factory=list)  # the drafters' own
 
+    async def narrow_stub(self) -> verify_pb2_grpc.VerifyServiceAsyncStub:
+        """A stub of its own, over a connection that holds little."""
+        channel, stub = await _connect(self.address, narrow=True)
+        self.channels.append(channel)
+        return stub
+
     async def draft(self, policy: Policy = silent, **settings: Any) -> FakeDrafter:
         """Enlists a fake drafter, over a connection of its own; an engine at the gate takes it on in its next step."""
-        channel, stub = await _connect(self.address)
+        channel, stub = await _connect(self.address, narrow=settings.pop("narrow", False))
         self.channels.append(channel)
         drafter = FakeDrafter(stub, policy, name=settings.pop("name", f"fake-{len(self.drafters)}"), **settings)
         self.drafters.append(drafter)
@@ -243,8 +251,11 @@ async def _service(
             await server.stop(grace=None)
 
 
-async def _connect(address: str) -> tuple[grpc.aio.Channel, verify_pb2_grpc.VerifyServiceAsyncStub]:
-    channel = rpc.create_channel(address)
+async def _connect(
+    address: str, *, narrow: bool = False
+) -> tuple[grpc.aio.Channel, verify_pb2_grpc.VerifyServiceAsyncStub]:
+    """A channel of its own; `narrow`: one whose buffers stay small, so that its server soon notices a slow reader."""
+    channel = grpc.aio.insecure_channel(address, options=NARROW) if narrow else rpc.create_channel(address)
     await channel.channel_ready()
     return channel, cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
 

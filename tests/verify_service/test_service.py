@@ -220,18 +220,12 @@ async def test_a_passed_deadline_ends_the_work_and_not_only_the_reply(serve: Ser
 async def test_a_client_that_reads_nothing_is_let_go_when_it_leaves(serve: Serve) -> None:
     """Its answers fill the connection, so the handler is stuck in a write, not in a wait."""
     service = await serve(MODEL, context=8192, pages=8192, disable_radix_cache=True)
-    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024), ("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(service.address, options=options) as channel:
-        generate = channel.unary_stream(
-            f"/{SERVICE}/Generate",
-            request_serializer=verify_pb2.GenerateRequest.SerializeToString,
-            response_deserializer=verify_pb2.GenerateResponse.FromString,
-        )
-        service.gate.close(after=6000)
-        call = generate(request([1], SamplingParams(temperature=0.0, max_tokens=8000)))
-        await service.gate.at_step()
-        call.cancel()
-        await service.inbox.until(lambda: Cancel in service.inbox.kinds)
+    stub = await service.narrow_stub()
+    service.gate.close(after=6000)
+    call = stub.Generate(request([1], SamplingParams(temperature=0.0, max_tokens=8000)))
+    await service.gate.at_step()
+    call.cancel()
+    await service.inbox.until(lambda: Cancel in service.inbox.kinds)
     service.gate.open()
     await service.inbox.idle()
     assert service.num_free == 8192

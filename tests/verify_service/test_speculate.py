@@ -23,7 +23,8 @@ from tests.verify_service.conftest import FINGERPRINT, Serve, Service, layout
 from tests.verify_service.rig import request
 from tests.verify_service.test_service import tokens_of
 from verify_service import speculate
-from verify_service.commands import DrafterLeft, ProposalsArrived, Released
+from verify_service.app import SERVICE
+from verify_service.commands import DrafterJoined, DrafterLeft, ProposalsArrived, Released
 
 MODEL = ToyModel(vocab_size=32, order=3)
 PROMPT = [4, 2]
@@ -242,7 +243,7 @@ async def test_a_proposal_overtaken_by_plain_decoding_is_rerooted(serve: Serve) 
 
 
 @pytest.mark.asyncio
-async def test_whom_verify_waits_for_is_told_and_a_plain_step_is_told_too(serve: Serve) -> None:
+async def test_whom_verify_waits_for_is_told(serve: Serve) -> None:
     service = await serve(MODEL)
     truth = Truth([TEXT])
 
@@ -251,16 +252,19 @@ async def test_whom_verify_waits_for_is_told_and_a_plain_step_is_told_too(serve:
 
     fake = await service.patient_draft(policy)
     assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
-    await service.inbox.idle()
+    await fake.until(lambda: fake.view.closed)
     assert {verify_pb2.NEXT_KIND_WAITING, verify_pb2.NEXT_KIND_NONE} <= fake.view.kinds
     assert fake.view.num_accepted >= 12
-    drafter = service.drafter(fake)
-    assert drafter is not None
-    drafter.missed_in_a_row = 10  # one that let waits run out is told of plain steps instead
-    fake.policy = silent
-    assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
-    await service.inbox.idle()
-    assert verify_pb2.NEXT_KIND_PLAIN in fake.view.kinds
+
+
+@pytest.mark.asyncio
+async def test_who_let_waits_run_out_is_told_of_plain_steps_instead(serve: Serve) -> None:
+    service = await serve(MODEL, max_draft_wait_ms=0.0)
+    held = await hold(service)
+    for _ in range(6):
+        await service.gate.pass_steps(1)
+    await held.drafter.until(lambda: verify_pb2.NEXT_KIND_PLAIN in held.drafter.view.kinds)
+    assert await held.finish() == OUTPUT[:60]
 
 
 @pytest.mark.asyncio
@@ -453,6 +457,36 @@ async def test_a_flood_ends_its_own_stream_and_no_other(serve: Serve) -> None:
     assert [drafter.drafter_id for drafter in service.engine.drafters] == ["good"]
 
 
+@pytest.mark.asyncio
+async def test_a_frame_of_too_many_proposals_ends_the_stream(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculate, "MAX_PROPOSALS_PER_FRAME", 10)
+    service = await serve(MODEL, max_draft_wait_ms=0.0)
+    held = await hold(service)
+    held.drafter.send(*(proposal(held) for _ in range(11)))
+    error = await held.drafter.finished()
+    assert error is not None
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "11 proposals; at most 10" in (error.details() or "")
+    assert await held.finish() == OUTPUT[:60]
+
+
+@pytest.mark.asyncio
+async def test_bytes_that_are_no_frame_end_the_stream_and_the_session_goes_on(serve: Serve) -> None:
+    service = await serve(MODEL, max_draft_wait_ms=0.0)
+    call = service.channel.stream_stream(f"/{SERVICE}/Speculate")()
+    enlist = verify_pb2.Enlist(
+        drafter_id="raw", wire_version=WIRE_VERSION, algorithm=common_pb2.ALGORITHM_NGRAM, max_sessions=1
+    )
+    await call.write(verify_pb2.SpeculateRequest(enlist=enlist).SerializeToString())
+    assert verify_pb2.SpeculateResponse.FromString(await call.read()).HasField("enlisted")
+    await service.inbox.until(lambda: DrafterJoined in service.inbox.kinds)
+    await call.write(b"\xff\xff\xff\xff")
+    with pytest.raises(grpc.aio.AioRpcError):
+        await call.read()
+    await service.inbox.until(lambda: DrafterLeft in service.inbox.kinds)
+    assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
+
+
 # ---- sessions that change hands
 
 
@@ -508,7 +542,7 @@ async def test_who_reads_too_slowly_loses_a_session_and_who_reads_nothing_the_st
         MODEL, context=12_000, pages=2**17, drafter_outbox_bytes=60_000, max_draft_wait_ms=0.0,
         chunked_prefill_size=12_000, disable_radix_cache=True,
     )  # fmt: skip
-    slow = await service.draft(name="slow")
+    slow = await service.draft(name="slow", narrow=True)
     slow.reads.clear()
     drafter = service.drafter(slow)
     short = SamplingParams(temperature=0.0, max_tokens=2)

@@ -1,0 +1,58 @@
+/* A Llama-family decoder: flat rows in, logits out. The residual stream stays in fp32; products read bf16 or fp32
+ * activations as the model says; keys, values and features go to the pool. */
+#ifndef OUTRIDER_DECODER_H
+#define OUTRIDER_DECODER_H
+
+#include "attention.h"
+#include "team.h"
+
+/* Rows of one task at most. A few rows are one task for each thread: handing out more costs more than the work. */
+#define ROW_BLOCK 16
+
+#define PHASES_PER_LAYER 9
+#define OTHER_PHASES 3
+
+typedef struct {
+    const float *input_norm, *post_norm, *q_norm, *k_norm;
+    Matrix qkv, output, gate_up, down;
+    Pools pools;
+} Layer;
+
+typedef struct {
+    int32_t hidden, ffn, num_layers, vocab;
+    int32_t wide_activations, wide_embedding;
+    int32_t last_feature; /* keep the state after the final norm */
+    int32_t num_aux, feature_width;
+    int32_t reserved;
+    const int32_t *aux_layers; /* keep the states entering these layers */
+    Heads heads;               /* norms of q and k stand in the layers */
+    const Layer *layers;
+    const void *embedding;
+    const float *final_norm;
+    Matrix head;
+    void *features; /* [slots, feature_width], of the pool's type; or NULL */
+} Model;
+
+/* What a step's time is told apart by; kernels/native/library.py names them. */
+enum { NORMS, QKV, ROTATE, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, NUM_PARTS };
+
+typedef struct {
+    const Model *model;
+    Layout layout;
+    const int32_t *tokens, *logit_rows;
+    int32_t num_rows, num_logits, num_threads, layer;
+    int32_t num_blocks, num_pieces; /* of attention; no pieces: whole blocks */
+    const Piece *pieces;
+    float *parts;
+    Rows x, qkv, normed, mixed, gated, logits;
+    char *scratch;
+    int64_t scratch_bytes;
+    double *seconds; /* [NUM_PARTS], or NULL: where the time went, as the calling thread sees it */
+} Step;
+
+_Static_assert(sizeof(Step) <= MAX_CONTEXT_BYTES, "a step is copied to every thread");
+
+/* The job of one step: every thread of the team runs it. */
+void decoder_forward(const void *step, Worker *worker);
+
+#endif

@@ -1,0 +1,157 @@
+/* What Python calls. */
+#include <stdlib.h>
+
+#include "decoder.h"
+
+/* A model with its threads and the memory that its rows pass through. */
+typedef struct {
+    Model model;
+    Team *team;
+    int num_threads, max_rows;
+    float *x, *qkv;
+    void *normed, *mixed, *gated;
+    char *scratch;
+    int64_t scratch_bytes;
+    Piece *pieces;
+    float *parts;
+    int64_t max_pieces;
+} Decoder;
+
+static void *grow(void *old, int64_t bytes) {
+    free(old);
+    void *memory = NULL;
+    return posix_memalign(&memory, 64, bytes) ? NULL : memory;
+}
+
+/* Memory for num_rows rows and the layout's attention; 0: out of memory. */
+static int reserve(Decoder *d, int num_rows, const Layout *layout) {
+    const Model *m = &d->model;
+    if (num_rows > d->max_rows) {
+        int64_t rows = (num_rows + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK, q = m->heads.num_heads * m->heads.head_dim;
+        int64_t qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
+        int64_t widest = m->hidden > q ? m->hidden : q;
+        d->max_rows = 0;
+        d->x = grow(d->x, 4 * rows * m->hidden);
+        d->qkv = grow(d->qkv, 4 * rows * (qkv > m->hidden ? qkv : m->hidden));
+        d->normed = grow(d->normed, 4 * rows * m->hidden);
+        d->mixed = grow(d->mixed, 4 * rows * widest);
+        d->gated = grow(d->gated, 4 * rows * m->ffn);
+        if (!d->x || !d->qkv || !d->normed || !d->mixed || !d->gated) return 0;
+        d->max_rows = (int)rows;
+    }
+    int64_t scratch = (attention_scratch_bytes(&m->heads, layout) + 127) / 128 * 128;
+    if (scratch > d->scratch_bytes) {
+        d->scratch_bytes = 0;
+        d->scratch = grow(d->scratch, scratch * d->num_threads);
+        if (!d->scratch) return 0;
+        d->scratch_bytes = scratch;
+    }
+    return 1;
+}
+
+/* Cuts attention into pieces where whole blocks would not keep all threads evenly busy; 0: out of memory. */
+static int plan_attention(Decoder *d, Step *step) {
+    const Heads *heads = &d->model.heads;
+    const Cut cut = count_pieces(heads, &step->layout);
+    step->num_blocks = cut.num_blocks;
+    if (d->num_threads == 1 || (int64_t)cut.longest * 2 * d->num_threads <= cut.num_pieces) return 1;
+    if (cut.num_pieces > d->max_pieces) {
+        int64_t room = 2 * (int64_t)cut.num_pieces;
+        d->max_pieces = 0;
+        d->pieces = grow(d->pieces, room * sizeof *d->pieces);
+        d->parts = grow(d->parts, room * part_bytes(heads));
+        if (!d->pieces || !d->parts) return 0;
+        d->max_pieces = room;
+    }
+    list_pieces(heads, &step->layout, d->pieces);
+    step->num_pieces = cut.num_pieces;
+    step->pieces = d->pieces;
+    step->parts = d->parts;
+    return 1;
+}
+
+/* A decoder over a model description, which is copied; what it points to must outlive the decoder. NULL: no memory. */
+Decoder *outrider_decoder_create(const Model *model, int num_threads) {
+    Decoder *decoder = calloc(1, sizeof *decoder);
+    if (!decoder) return NULL;
+    decoder->model = *model;
+    decoder->num_threads = num_threads;
+    decoder->team = outrider_team_create(num_threads, model->num_layers * PHASES_PER_LAYER + OTHER_PHASES);
+    if (decoder->team) return decoder;
+    free(decoder);
+    return NULL;
+}
+
+void outrider_decoder_destroy(Decoder *d) {
+    outrider_team_destroy(d->team);
+    free(d->x), free(d->qkv), free(d->normed), free(d->mixed), free(d->gated);
+    free(d->scratch), free(d->pieces), free(d->parts);
+    free(d);
+}
+
+/* One step: logits [num_logits, vocab] fp32; seconds [NUM_PARTS] or NULL is added to. Every index must have been
+ * checked. 1: done, 0: out of memory. */
+int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, int num_rows,
+                             const int32_t *logit_rows, int num_logits, float *logits, double *seconds) {
+    const Model *m = &d->model;
+    const int32_t q = m->heads.num_heads * m->heads.head_dim, qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
+    if (!reserve(d, num_rows, layout)) return 0;
+    Step step = {
+        .model = m,
+        .layout = *layout,
+        .tokens = tokens,
+        .logit_rows = logit_rows,
+        .num_rows = num_rows,
+        .num_logits = num_logits,
+        .num_threads = d->num_threads,
+        .x = {d->x, m->hidden, 1},
+        .qkv = {d->qkv, qkv, 1},
+        .normed = {d->normed, m->hidden, m->wide_activations},
+        .mixed = {d->mixed, q, m->wide_activations},
+        .gated = {d->gated, m->ffn, m->wide_activations},
+        .logits = {logits, m->vocab, 1},
+        .scratch = d->scratch,
+        .scratch_bytes = d->scratch_bytes,
+        .seconds = seconds,
+    };
+    if (!plan_attention(d, &step)) return 0;
+    run_job(d->team, decoder_forward, &step, sizeof step);
+    return 1;
+}
+
+/* Attention alone, on the calling thread: q and out [rows, num_heads * head_dim] fp32, q rotated; k and v are in the
+ * pool. 1: done, 0: out of memory. */
+int outrider_attention(const Heads *heads, const Layout *layout, float *q, void *k_pool, void *v_pool, float *out) {
+    void *scratch = malloc(attention_scratch_bytes(heads, layout));
+    if (!scratch) return 0;
+    const int width = heads->num_heads * heads->head_dim;
+    const int num_blocks = attention_blocks(heads, layout);
+    for (int block = 0; block < num_blocks; block++)
+        attend(heads, layout, (Rows){q, width, 1}, (Pools){k_pool, v_pool}, (Rows){out, width, 1}, scratch, block);
+    free(scratch);
+    return 1;
+}
+
+/* A product alone, on the calling thread: x as the matrix's kernels want it, y [num_rows, n] fp32. */
+void outrider_linear(const Matrix *w, void *x, int wide, int num_rows, float *y) {
+    for (int tile = 0; tile < tiles(w); tile++)
+        linear_tile(w, (Rows){x, w->k, wide}, (Rows){y, w->n, 1}, num_rows, PLAIN, tile);
+}
+
+/* The instructions this was compiled for: results differ between them in the last bits. */
+const char *outrider_instructions(void) {
+#if HAS_BF16_DOT
+    return "avx512-bf16";
+#elif defined(__AVX512F__)
+    return "avx512";
+#elif defined(__AVX2__)
+    return "avx2";
+#elif defined(__aarch64__)
+    return "neon";
+#else
+    return "scalar";
+#endif
+}
+
+/* Whether bf16 activations can be multiplied as they are; otherwise activations are fp32. */
+int outrider_has_bf16_dot(void) { return HAS_BF16_DOT; }

@@ -1,0 +1,37 @@
+#include "rows.h"
+
+void norm_row(const float *x, const float *weight, float eps, int width, Rows out, int row) {
+    vf squares = splat(0.0f);
+    for (int i = 0; i < width; i += LANES) squares += load(x + i) * load(x + i);
+    float scale = 1.0f / sqrtf(sum(squares) / width + eps);
+    for (int i = 0; i < width; i += LANES)
+        store_as(out.wide, out.data, (int64_t)row * out.width + i, load(x + i) * scale * load(weight + i));
+}
+
+static void rotate_head(float *x, const float *table, int dims) {
+    const float *sines = table + dims / 2;
+    float *high = x + dims / 2;
+    for (int i = 0; i < dims / 2; i++) {
+        float low = x[i];
+        x[i] = low * table[i] - high[i] * sines[i];
+        high[i] = high[i] * table[i] + low * sines[i];
+    }
+}
+
+void rotate_row(const Heads *heads, const Layout *layout, float *qkv, Pools pools, int row) {
+    const int dims = heads->head_dim, rotated = heads->num_heads + heads->num_kv_heads;
+    const float *table = heads->rope + (int64_t)layout->positions[row] * dims;
+    for (int h = 0; h < rotated; h++) {
+        float *x = qkv + h * dims;
+        const float *weight = h < heads->num_heads ? heads->q_norm : heads->k_norm;
+        if (weight) norm_row(x, weight, heads->eps, dims, (Rows){x, dims, 1}, 0);
+        rotate_head(x, table, dims);
+    }
+    const int width = heads->num_kv_heads * dims;
+    const float *k = qkv + heads->num_heads * dims, *v = k + width;
+    int64_t start = (int64_t)layout->slots[row] * width;
+    for (int i = 0; i < width; i += LANES) {
+        store_as(heads->wide, pools.k, start + i, load(k + i));
+        store_as(heads->wide, pools.v, start + i, load(v + i));
+    }
+}

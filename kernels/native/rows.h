@@ -1,0 +1,13 @@
+/* What is done to one row at a time: norms, rotary embedding, writing to the pool. */
+#ifndef OUTRIDER_ROWS_H
+#define OUTRIDER_ROWS_H
+
+#include "attention.h"
+
+/* x / sqrt(mean(x^2) + eps) * weight, into row `row` of out. width is a multiple of 16. */
+void norm_row(const float *x, const float *weight, float eps, int width, Rows out, int row);
+
+/* Norms and rotates one row's q and k in place (qkv: all heads of q, of k, of v, fp32), writes k and v to its slot. */
+void rotate_row(const Heads *heads, const Layout *layout, float *qkv, Pools pools, int row);
+
+#endif

@@ -1,0 +1,169 @@
+"""Whatever happens to sessions, in whatever order: no page is lost or held twice, and no tree is malformed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest
+from draft_service.drafters.eagle import EagleDrafter
+from draft_service.drafters.kv import DraftCache, NoRoom
+from draft_service.drafters.model_drafter import ModelDrafter
+from draft_service.drafters.models import HeadModel, LanguageModel
+from draft_service.drafters.mtp import MultiLayerDrafter
+from draft_service.drafters.shape import TreeShape
+from draft_service.drafters.standalone import StandaloneDrafter
+from draft_service.session import Extension, Session, Wishes
+from draft_service.sessions import InVerification
+from engine.models.heads.load import load_head
+from engine.models.heads.runner import HeadRunner
+from engine.runner import ModelRunner
+from outrider.v1 import common_pb2, verify_pb2
+from tests.draft_service.model_rig import rows, session
+from tests.engine.heads import make
+
+NUM_SLOTS, MAX_LEN, TABLE_ROWS, VOCAB = 64, 40, 7, make.VOCAB
+
+Step = tuple[str, int, int]
+steps = st.lists(
+    st.tuples(st.sampled_from(["open", "extend", "extend", "draft", "draft", "ahead", "close"]), st.integers(0, 9),
+              st.integers(0, 12)),
+    min_size=8,
+    max_size=50,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelDrafter[Any]]:
+    folder = tmp_path_factory.mktemp("drafters")
+    target = make.write_target(folder / "target")
+    shape, nothing = TreeShape(3, 2, 6), common_pb2.ModelInfo()
+    runner = ModelRunner.load(
+        target.folder, dtype="float32", num_slots=NUM_SLOTS, max_sessions=TABLE_ROWS, max_len=MAX_LEN
+    )
+    model = LanguageModel(runner, NUM_SLOTS, max_batch_tokens=48)
+    made: dict[str, ModelDrafter[Any]] = {"standalone": StandaloneDrafter(model, shape, draft_model="", target=nothing)}
+    written = make.add_multi_layer(make.write_target(folder / "multi"))
+    for name, head_folder, kind in (
+        ("eagle3", make.eagle3(folder / "eagle3").folder, EagleDrafter),
+        ("multi-layer", written.folder, MultiLayerDrafter),
+    ):
+        head, _ = load_head(head_folder, target.folder, max_len=MAX_LEN)
+        head_model = HeadModel(
+            HeadRunner(head, num_slots=NUM_SLOTS, max_sessions=TABLE_ROWS), NUM_SLOTS, max_batch_tokens=48
+        )
+        made[name] = kind(
+            head_model, shape, algorithm=common_pb2.ALGORITHM_MTP, draft_model="", target=nothing,
+            features=common_pb2.FeatureLayout(),
+        )  # fmt: skip
+    return made
+
+
+class Life:
+    """Sessions of a drafter, told random things."""
+
+    def __init__(self, drafter: ModelDrafter[Any]) -> None:
+        self.drafter = drafter
+        self.width = drafter._model.feature_width if isinstance(drafter._model, HeadModel) else 0
+        self.open: list[Session] = []
+        self.rng = np.random.default_rng(0)
+
+    def do(self, step: Step) -> None:
+        kind, which, size = step
+        if kind == "open":
+            self.start(which, size)
+        elif self.open:
+            getattr(self, kind)(self.open[which % len(self.open)], size)
+        for given_up in self.drafter.take_given_up():
+            assert given_up.session in self.open
+        self.check()
+
+    def start(self, topk: int, size: int) -> None:
+        opened = session(self.tokens(size + 1), wishes=Wishes(topk=topk or None), remaining=40)
+        self.open.append(opened)
+        self.drafter.open([opened])
+        if self.width and size and size % 3:
+            self.drafter.add_features([(opened, rows(0, torch.zeros(size, self.width)))])
+
+    def extend(self, opened: Session, size: int) -> None:
+        base_len, new = len(opened.tokens), self.tokens(size % 5 + 1)
+        opened.commit(np.array(new, np.int32))
+        verdict = verify_pb2.Verdict(base_len=base_len, tokens=new)
+        if self.width:
+            verdict.features.CopyFrom(rows(base_len - 1, torch.zeros(len(new), self.width)))
+        self.drafter.extend([Extension(opened, base_len, verdict)])
+
+    def draft(self, opened: Session, size: int) -> None:
+        requests = [DraftRequest(one, size) for one in self.open]
+        for request, found in zip(requests, self.drafter.draft(requests), strict=True):
+            self.sound(found, request.num_nodes)
+
+    def ahead(self, opened: Session, size: int) -> None:
+        (draft,) = self.drafter.draft([DraftRequest(opened, 5)])
+        verifying = InVerification(opened, draft.tree, draft.probabilities)
+        (early,) = self.drafter.draft_ahead([AheadRequest(verifying, size, size + 1, 3)])
+        assert len(early) <= 3
+        for found in early:
+            assert 1 <= len(found.assumed) <= size + 1
+            self.sound(found, size)
+
+    def close(self, opened: Session, size: int) -> None:
+        self.open.remove(opened)
+        self.drafter.close([opened])
+
+    def tokens(self, count: int) -> list[int]:
+        return self.rng.integers(0, VOCAB, count).tolist()
+
+    def sound(self, draft: Draft, num_nodes: int) -> None:
+        assert len(draft) == len(draft.tree) <= num_nodes
+        assert ((draft.tokens >= 0) & (draft.tokens < VOCAB)).all()
+        assert ((draft.probabilities >= 0) & (draft.probabilities <= 1 + 1e-6)).all()
+        for node, parent in enumerate(draft.parents.tolist()):
+            assert parent < 0 or draft.probabilities[node] <= draft.probabilities[parent] + 1e-6
+
+    def check(self) -> None:
+        self.drafter._model.cache.check([state.rows for state in self.drafter._states.values()])
+
+
+@pytest.mark.parametrize("name", ["standalone", "eagle3", "multi-layer"])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(script=steps)
+def test_any_life(name: str, script: list[Step], drafters: dict[str, ModelDrafter[Any]]) -> None:
+    life = Life(drafters[name])
+    for step in script:
+        life.do(step)
+    life.drafter.close(life.open)
+    life.drafter.take_given_up()
+    life.check()
+    assert life.drafter._model.cache.num_free == NUM_SLOTS
+
+
+def test_cache_refuses_what_does_not_fit_and_forks_share(tmp_path: Path) -> None:
+    cache = DraftCache(np.zeros((2, 8), np.int32), 10)
+    first = cache.open()
+    slots = cache.append(first, 6)
+    assert cache.slot_table[first.table_row, :6].tolist() == slots.tolist()
+    with pytest.raises(NoRoom, match="9 rows; the draft model's context has 8"):
+        cache.append(first, 3)
+    fork = cache.fork(first)
+    with pytest.raises(NoRoom, match="all 2 rows of the slot table"):
+        cache.open()
+    own = cache.append(fork, 2)
+    assert cache.slot_table[fork.table_row, :8].tolist() == [*slots.tolist(), *own.tolist()]
+    with pytest.raises(NoRoom, match="3 pages wanted, 2 free"):
+        cache.scratch(3)
+    cache.check([first, fork])
+    cache.truncate(fork, 0)
+    assert fork.num_rows == 6
+    cache.close(fork)
+    cache.check([first])
+    with pytest.raises(RuntimeError, match="slots held"):
+        cache.check([])
+    cache.close(first)
+    assert cache.num_free == 10

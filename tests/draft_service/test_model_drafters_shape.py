@@ -1,0 +1,78 @@
+"""Steps, branches and nodes from the flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from draft_service.drafters.factory import make_drafter
+from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.shape import TreeShape, tree_shape
+from outrider.args import DraftArgs
+from outrider.errors import StartupError
+
+
+def shape(is_head: bool = True, architecture: str = "", **flags: int) -> TreeShape:
+    named: dict[str, Any] = {f"speculative_{name}": value for name, value in flags.items()}
+    return tree_shape(DraftArgs(**named), is_head=is_head, target_architecture=architecture)
+
+
+@pytest.mark.parametrize(
+    ("is_head", "architecture", "expected"),
+    [
+        (False, "LlamaForCausalLM", (3, 1, 4)),
+        (True, "LlamaForCausalLM", (5, 4, 8)),
+        (True, "Grok1ForCausalLM", (5, 4, 8)),
+        (True, "DeepseekV3ForCausalLM", (3, 1, 4)),
+        (True, "Qwen3ForCausalLM", (3, 1, 4)),
+    ],
+)
+def test_choices_without_flags(is_head: bool, architecture: str, expected: tuple[int, int, int]) -> None:
+    assert shape(is_head, architecture) == TreeShape(*expected)
+
+
+def test_all_three_given() -> None:
+    assert shape(num_steps=3, eagle_topk=2, num_draft_tokens=11) == TreeShape(3, 2, 11)
+    # A chain's nodes follow its steps.
+    assert shape(num_steps=3, eagle_topk=1, num_draft_tokens=9) == TreeShape(3, 1, 4)
+    assert shape(num_steps=6, eagle_topk=1) == TreeShape(6, 1, 7)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"num_steps": 3},
+        {"eagle_topk": 2},
+        {"num_draft_tokens": 4},
+        {"num_steps": 3, "eagle_topk": 2},
+        {"num_steps": 3, "num_draft_tokens": 4},
+        {"eagle_topk": 1, "num_draft_tokens": 4},
+    ],
+)
+def test_partial_settings_are_refused(flags: dict[str, int]) -> None:
+    with pytest.raises(StartupError, match="set all three or none"):
+        shape(True, "", **flags)
+
+
+def test_more_nodes_than_a_tree_has_are_refused() -> None:
+    with pytest.raises(StartupError, match="num-draft-tokens is 12; 3 steps of 2 branches give at most 11"):
+        shape(num_steps=3, eagle_topk=2, num_draft_tokens=12)
+
+
+def test_sglangs_rule_for_its_name_of_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_ENABLE_SPEC_V2", "True")
+    assert shape(num_steps=3, eagle_topk=1, num_draft_tokens=4) == TreeShape(3, 1, 4)
+    with pytest.raises(StartupError, match="SGLANG_ENABLE_SPEC_V2 supports only topk = 1"):
+        shape(num_steps=3, eagle_topk=2, num_draft_tokens=4)
+    monkeypatch.delenv("SGLANG_ENABLE_SPEC_V2")
+    monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", "1")
+    assert shape(num_steps=3, eagle_topk=2, num_draft_tokens=4).topk == 2
+
+
+def test_the_factory_makes_ngram_drafters_too() -> None:
+    drafter = make_drafter(DraftArgs(speculative_ngram_capacity=1000))
+    assert isinstance(drafter, NgramDrafter)
+    drafter.close_down()
+    with pytest.raises(StartupError, match="must be one of NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN"):
+        make_drafter(DraftArgs(speculative_algorithm="NONE"))

@@ -1,0 +1,61 @@
+"""The C kernels as other CPUs get them: compiled without this one's best instructions, they still agree."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.attention import cpu, reference
+from kernels.linear import pack_tiles
+from kernels.native.build import CannotBuild, compile_library, find_compiler
+from kernels.native.library import CMatrix, with_signatures
+from tests.kernels.attention_cases import Piece, make_case, random_tree
+from tests.kernels.test_attention import RNG, by_definition, run
+
+IS_X86 = platform.machine() in {"x86_64", "AMD64"}
+INSTRUCTIONS = {"baseline": [], "avx2": ["-mavx2", "-mfma"], "avx512": ["-march=x86-64-v4"]} if IS_X86 else {"base": []}
+PIECES = [Piece(300, 9, random_tree(RNG, 9)), Piece(250, 12), Piece(40, 1)]
+
+
+def cpu_has(name: str) -> bool:
+    words = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
+    return {"avx2": " avx2", "avx512": " avx512vl"}.get(name, "") in words
+
+
+@pytest.fixture(scope="module", params=INSTRUCTIONS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if not cpu_has(request.param):
+        pytest.skip(f"this CPU has no {request.param}")
+    target = tmp_path_factory.mktemp("build") / f"{request.param}.so"
+    try:
+        compile_library(find_compiler(), target, [INSTRUCTIONS[request.param]])
+    except CannotBuild as error:
+        pytest.skip(str(error))
+    return with_signatures(ctypes.CDLL(str(target)))
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 3e-6), (torch.bfloat16, 0.02)])
+def test_attention(library: ctypes.CDLL, dtype: torch.dtype, atol: float) -> None:
+    case = make_case(PIECES, heads=9, kv_heads=3, head_dim=64, dtype=dtype)
+    out = run(partial(cpu.attention, library=library), case)
+    torch.testing.assert_close(out, run(reference.attention, case), atol=atol, rtol=0.01)
+    torch.testing.assert_close(out.double(), by_definition(case), atol=atol, rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products(library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight = torch.randn((30, 200), generator=generator), torch.randn((70, 200), generator=generator).to(dtype)
+    packed, together = pack_tiles(weight), torch.empty(30, 70)
+    matrix = CMatrix(packed.data_ptr(), None, 70, 200, dtype is torch.float32)
+    library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 1, 30, together.data_ptr())
+    torch.testing.assert_close(together, (x.double() @ weight.double().T).float(), atol=1e-4, rtol=0)
+    for count in range(1, 30):
+        alone = torch.empty(count, 70)
+        library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 1, count, alone.data_ptr())
+        assert torch.equal(alone, together[:count])

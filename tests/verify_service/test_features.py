@@ -1,0 +1,221 @@
+"""The target's hidden rows on their way to drafters: chunk by chunk, inline or announced, each once per generation.
+
+Every view asserts that rows come in order, once, and hold what the fake runner writes for their tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from outrider.sampling import SamplingParams
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import INLINE_FEATURE_BYTES
+from tests.fake_drafters import Draft, FakeDrafter, Policy, Seen, Truth, check_rows, perfect, silent
+from tests.fakes import ToyModel
+from tests.verify_service.conftest import Serve, Service, layout
+from tests.verify_service.rig import prompt_of, request
+from tests.verify_service.test_service import tokens_of
+from verify_service.commands import ReadFeatures
+
+MODEL = ToyModel(vocab_size=32, order=3)
+PROMPT = prompt_of(100, 32)
+TEXT = PROMPT + MODEL.greedy(PROMPT, 60)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=40)
+NARROW, WIDE = 8, 8192  # numbers in a row: 32 bytes, and 32 KiB of which 8 go inline
+TARGET = common_pb2.ModelInfo(hidden_size=8)
+
+
+async def head(service: Service, width: int, policy: Policy = silent, *, name: str = "head") -> FakeDrafter:
+    """A drafter that needs features."""
+    return await service.draft(policy, name=name, features=layout(width), target=TARGET)
+
+
+def with_rows(policy: Policy) -> Policy:
+    """Does not draft past a missing row, as a head cannot."""
+
+    def careful(seen: Seen) -> list[Draft]:
+        return policy(seen) if seen.next_row_pos == len(seen.tokens) - 1 else []
+
+    return careful
+
+
+@pytest.mark.asyncio
+async def test_a_prompts_rows_follow_its_chunks_and_the_first_verdict_brings_the_last_of_them(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=NARROW, chunked_prefill_size=32, max_draft_wait_ms=0.0)
+    drafter = await head(service, NARROW, with_rows(perfect(Truth([TEXT]))))
+    assert drafter.enlisted.features == layout(NARROW)
+    service.gate.close()
+    task = asyncio.create_task(service.generate(request(PROMPT, PARAMS)))
+    await service.gate.at_step()
+    for end in (32, 64, 96, 100):
+        await service.gate.pass_steps(1)
+        await drafter.until(lambda end=end: any(s.next_row_pos == end for s in drafter.view.sessions.values()))
+    (chunks, verdicts) = (
+        [c for r in drafter.rounds for c in r.features],
+        [v for r in drafter.rounds for v in r.verdicts],
+    )
+    assert [(c.rows.first_pos, c.rows.count) for c in chunks] == [(0, 32), (32, 32), (64, 32), (96, 3)]
+    assert [(v.features.first_pos, v.features.count) for v in verdicts] == [(99, 1)]
+    service.gate.open()
+    assert tokens_of(await task) == TEXT[100:140]
+
+
+@pytest.mark.asyncio
+async def test_rows_of_accepted_nodes_are_those_of_the_committed_path(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=NARROW)
+    truth = Truth([TEXT])
+
+    def bushy(seen: Seen) -> list[Draft]:
+        coming = truth.after(seen.tokens, 4)
+        if len(coming) < 4:
+            return [Draft([])]
+        aside = [(token + 1) % 32 for token in coming]
+        return [Draft([aside[0], coming[0], aside[1], coming[1], coming[2], aside[2]], [-1, -1, 1, 1, 3, 3])]
+
+    drafter = await service.patient_draft(with_rows(bushy), features=layout(NARROW), target=TARGET)
+    assert tokens_of(await service.generate(request(PROMPT, PARAMS))) == TEXT[100:140]
+    await service.inbox.idle()
+    assert drafter.view.num_accepted > 20
+
+
+@pytest.mark.asyncio
+async def test_a_drafter_that_joins_late_gets_every_row_from_the_first_on(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=NARROW, max_draft_wait_ms=0.0)
+    service.gate.close(after=10)
+    task = asyncio.create_task(service.generate(request(PROMPT, PARAMS)))
+    await service.gate.at_step()
+    drafter = await head(service, NARROW, with_rows(perfect(Truth([TEXT]))))
+    await service.gate.pass_steps(1)
+    await drafter.until(lambda: any(seen.next_row_pos == 107 for seen in drafter.view.sessions.values()))
+    assert len(drafter.rounds[0].opened[0].tokens) == 4 * 108
+    service.gate.open()
+    assert tokens_of(await task) == TEXT[100:140]
+
+
+@pytest.mark.asyncio
+async def test_a_cached_prefix_still_has_its_rows(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=NARROW)
+    await service.generate(request(PROMPT, PARAMS))
+    drafter = await head(service, NARROW)
+    responses = await service.generate(request(PROMPT, PARAMS))
+    assert responses[0].start.cached_tokens == 99
+    assert tokens_of(responses) == TEXT[100:140]
+    await drafter.until(lambda: drafter.view.closed)
+    chunks = [chunk for frame in drafter.rounds for chunk in frame.features]
+    assert sum(chunk.rows.count for chunk in chunks) == 99
+
+
+@pytest.mark.asyncio
+async def test_rows_of_a_preempted_session_are_not_sent_again(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=NARROW, context=80, pages=100, disable_radix_cache=True)
+    texts = [[n, *MODEL.greedy([n], 70)] for n in range(3)]
+    drafter = await head(service, NARROW, with_rows(perfect(Truth(texts), 2)))
+    params = SamplingParams(temperature=0.0, max_tokens=70)
+    answers = await asyncio.gather(*(service.generate(request([n], params)) for n in range(3)))
+    for text, responses in zip(texts, answers, strict=True):
+        assert tokens_of(responses) == text[1:]
+    await service.inbox.idle()
+    assert service.engine.scheduler.num_preemptions > 0
+    assert set(drafter.view.generations.values()) == {1}
+
+
+def asking(service: Service, drafter: FakeDrafter, **fields: object) -> verify_pb2.StreamFeaturesRequest:
+    seen = next(iter(drafter.view.sessions.values()))
+    sound = {
+        "session": seen.session,
+        "generation": seen.generation,
+        "boot_id": drafter.enlisted.boot_id,
+        "first_pos": 0,
+        "count": 10,
+        "drafter_id": drafter.enlist.drafter_id,
+    }
+    return verify_pb2.StreamFeaturesRequest(**{**sound, **fields})  # type: ignore[arg-type]
+
+
+async def fetch(service: Service, asked: verify_pb2.StreamFeaturesRequest) -> list[verify_pb2.StreamFeaturesResponse]:
+    """All pieces, with the engine going on a step for each."""
+
+    async def collect() -> list[verify_pb2.StreamFeaturesResponse]:
+        return [piece async for piece in service.stub.StreamFeatures(asked)]
+
+    task = asyncio.create_task(collect())
+    num_answered = service.inbox.kinds.count(ReadFeatures)
+
+    def moved() -> bool:
+        return task.done() or service.inbox.kinds.count(ReadFeatures) > num_answered
+
+    task.add_done_callback(lambda _: service.inbox.notify())
+    while True:
+        await service.inbox.until(moved)
+        if task.done():
+            return await task
+        num_answered += 1
+        await service.gate.pass_steps(1)
+
+
+async def held_session(serve: Serve, *, width: int) -> tuple[Service, FakeDrafter, asyncio.Task[object]]:
+    service = await serve(
+        MODEL, feature_width=width, chunked_prefill_size=64, max_draft_wait_ms=0.0, disable_radix_cache=True, pages=256
+    )
+    drafter = await head(service, width)
+    service.gate.close(after=4)
+    task = asyncio.create_task(service.generate(request(PROMPT, SamplingParams(temperature=0.0, max_tokens=100))))
+    await service.gate.at_step()
+    await drafter.until(lambda: drafter.view.sessions and next(iter(drafter.view.sessions.values())).steps)
+    return service, drafter, task
+
+
+@pytest.mark.asyncio
+async def test_rows_too_many_for_a_frame_are_announced_and_fetched_in_pieces(serve: Serve) -> None:
+    service, drafter, task = await held_session(serve, width=WIDE)
+    seen = next(iter(drafter.view.sessions.values()))
+    announced = [(rows.first_pos, rows.count) for rows in seen.announced]
+    assert announced[:2] == [(0, 64), (64, 35)]
+    pieces = await fetch(service, asking(service, drafter, first_pos=64, count=35))
+    assert [piece.first_pos for piece in pieces] == [64, 72, 80, 88, 96]
+    assert all(len(piece.rows.data) <= INLINE_FEATURE_BYTES for piece in pieces)
+    assert sum(check_rows(TEXT, piece.first_pos, piece.rows) for piece in pieces) == 35
+    service.gate.open()
+    await task
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"boot_id": "another"}, grpc.StatusCode.NOT_FOUND),
+        ({"session": 4711}, grpc.StatusCode.NOT_FOUND),
+        ({"generation": 2}, grpc.StatusCode.NOT_FOUND),
+        ({"drafter_id": "somebody"}, grpc.StatusCode.NOT_FOUND),
+        ({"first_pos": 150}, grpc.StatusCode.NOT_FOUND),
+        ({"first_pos": 2**32 - 1}, grpc.StatusCode.NOT_FOUND),
+        ({"count": 0}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"count": 2**32 - 1}, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+async def test_rows_that_are_not_there_or_not_the_askers_are_not_found(
+    serve: Serve, fields: dict[str, object], status: grpc.StatusCode
+) -> None:
+    service, drafter, task = await held_session(serve, width=NARROW)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await fetch(service, asking(service, drafter, **fields))
+    assert caught.value.code() is status
+    assert len(await fetch(service, asking(service, drafter))) == 1
+    service.gate.open()
+    await task
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_keeps_no_rows_says_so(serve: Serve) -> None:
+    service = await serve(MODEL)
+    drafter = await service.draft()
+    asked = verify_pb2.StreamFeaturesRequest(
+        session=1, generation=1, boot_id=drafter.enlisted.boot_id, count=1, drafter_id=drafter.enlist.drafter_id
+    )
+    with pytest.raises(grpc.aio.AioRpcError, match="keeps no features") as caught:
+        await anext(aiter(service.stub.StreamFeatures(asked)))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
