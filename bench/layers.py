@@ -3,8 +3,8 @@
     python -m bench.layers --context 512 --tokens 1,8,16
 
 Each step verifies a chain of so many tokens after the context, its KV scattered over the pool. Times are those of the
-fastest of many runs: the machine's, not its neighbours'. `products` is what streaming the weights takes; beside it stands
-the same by torch's oneDNN-packed linear layers.
+fastest of many runs: the machine's, not its neighbours'. `products` is what streaming the weights takes; beside it
+stands the same by torch's oneDNN-packed linear layers.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -78,7 +79,8 @@ def ask_transformers(model_path: str) -> Ask:
     from transformers.generation.streamers import BaseStreamer
 
     tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16, local_files_only=True).eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16, local_files_only=True)
+    model = loaded.eval()
 
     class Clock(BaseStreamer):
         """Notes when tokens come; the first call is the prompt."""
@@ -151,7 +153,7 @@ def table(results: list[Result]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the comparison."""
-    parser = argparse.ArgumentParser(prog="python -m bench.mt_bench", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.mt_bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--output", type=Path, help="file for all results, as JSON")

@@ -163,6 +163,8 @@ def _check_shapes(segment: Segment) -> None:
         raise ValueError(f"a segment of {segment.tokens.shape} tokens with {segment.slots.shape} slots")
     if segment.depths is not None and segment.depths.shape != (count,):
         raise ValueError(f"a segment of {count} tokens with {segment.depths.shape} depths")
+    if segment.depths is not None and segment.depths.min() < 0:
+        raise ValueError(f"a segment with depth {segment.depths.min()}; its own rows come after its prefix")
     if segment.mask is not None and (segment.mask.shape != (count, count) or segment.mask.dtype != np.bool_):
         raise ValueError(f"a segment of {count} tokens with a {segment.mask.dtype} mask of {segment.mask.shape}")
     if not 0 <= segment.num_logits <= count:

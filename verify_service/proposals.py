@@ -179,7 +179,7 @@ class ProposalBook:
         scores = (
             proposal.tree.raised(proposal.scores) if len(proposal.scores) else np.zeros(len(proposal.tree), np.uint8)
         )
-        # Given that the root has come true: a constant, so the order in which nodes are kept stays as the drafter has it.
+        # Given that the root has come true: a constant, so the nodes' order stays as the drafter has it.
         above = scores[best.node] if best.node != ROOT else np.uint8(0)
         return Match(proposal, best.node, tree, nodes, scores[nodes] - above)
 

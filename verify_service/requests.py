@@ -6,6 +6,8 @@ import itertools
 import secrets
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.config import ModelConfig
 from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
@@ -55,8 +57,7 @@ class SessionFactory:
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         own_ends = () if params.ignore_eos else self._config.eos_token_ids
         stop_ids = frozenset((*params.stop_token_ids, *own_ends))
-        committed = token_buffer(prompt, max_len)
-        committed[len(prompt) : len(prompt) + len(resumed)] = resumed
+        committed = np.concatenate([prompt, resumed])
         sessions: list[Session] = []
         for choice in range(request.first_choice_index, request.first_choice_index + num_choices):
             grammar = self._grammar(request, resumed)
@@ -82,8 +83,8 @@ class SessionFactory:
                     stop_ids=stop_ids,
                     speculation=speculation,
                     sampler=sampler,
-                    tokens=committed.copy(),
-                    committed_len=len(prompt) + len(resumed),
+                    tokens=token_buffer(committed, max_len),
+                    committed_len=len(committed),
                     resumed_len=len(resumed),
                     prediction=request.prediction_tokens,
                     corpus_scope=request.corpus_scope,

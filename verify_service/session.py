@@ -180,7 +180,7 @@ class Session:
 
 
 def token_buffer(committed: Ids, max_len: int) -> Ids:
-    """int32 [max_len] that begins with `committed`."""
+    """int32 [max_len] that begins with `committed`; the rest takes no memory before it is written."""
     buffer = np.zeros(max(max_len, len(committed)), np.int32)
     buffer[: len(committed)] = committed
     return buffer

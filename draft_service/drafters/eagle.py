@@ -50,7 +50,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
 
         Rows that are not inline are waited for: they are to be fetched, and given here.
         """
-        with self._lock:
+        with self._lock, torch.inference_mode():
             states = [
                 state
                 for session, found in rows

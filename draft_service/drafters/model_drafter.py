@@ -84,7 +84,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def open(self, sessions: Sequence[Session]) -> None:
         """Takes sessions on and runs what can be run of them."""
-        with self._lock:
+        with self._lock, torch.inference_mode():
             states = [state for session in sessions if (state := self._admit(session)) is not None]
             self._catch_up(states)
 
@@ -93,7 +93,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def extend(self, extensions: Sequence[Extension]) -> None:
         """Notes what was committed; it is run when a tree is asked for."""
-        with self._lock:
+        with self._lock, torch.inference_mode():
             for extension in extensions:
                 state = self._states.get(extension.session.uid)
                 if state is not None and self._can_read(state, extension.session.tokens[extension.base_len :]):
@@ -101,19 +101,19 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def close(self, sessions: Sequence[Session]) -> None:
         """Forgets sessions and frees their pages; of one that was given up, nothing is left."""
-        with self._lock:
+        with self._lock, torch.inference_mode():
             for session in sessions:
                 self._forget(session)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A tree for each; none for a session that is not caught up, or has no room left."""
-        with self._lock:
+        with self._lock, torch.inference_mode():
             self._catch_up([s for request in requests if (s := self._states.get(request.session.uid)) is not None])
             return self._trees(requests)
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         """Below the likeliest outcomes of each, with the model's own guess at the bonus."""
-        with self._lock:
+        with self._lock, torch.inference_mode():
             sessions = [request.verifying.session for request in requests]
             self._catch_up([s for session in sessions if (s := self._states.get(session.uid)) is not None])
             return self._trees_ahead(requests)
@@ -266,7 +266,7 @@ class ModelDrafter(ABC, Generic[StateT]):
     def _propose(self, request: TextRequest, features: torch.Tensor | None = None) -> Draft:
         """A tree for a text, as for a session that is opened, drafted for once and closed. Any thread may call it."""
         session = _text_session(request)
-        with self._lock:
+        with self._lock, torch.inference_mode():
             state = self._admit(session)
             if state is not None and features is not None:
                 self._take_rows(state, features)

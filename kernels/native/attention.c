@@ -106,10 +106,13 @@ Cut count_pieces(const Heads *heads, const Layout *layout) {
 
 void list_pieces(const Heads *heads, const Layout *layout, Piece *pieces) {
     const int num_blocks = attention_blocks(heads, layout);
-    for (int block = 0; block < num_blocks; block++) {
-        Block b = find_block(heads, layout, block);
+    /* Blocks come with one for each kv head in a row: same rows, same chunks. Chunk by chunk, so that a thread finds
+     * what it fetched for the first head (chunk.c) when it does the others. */
+    for (int first = 0; first < num_blocks; first += heads->num_kv_heads) {
+        Block b = find_block(heads, layout, first);
         const int last = last_chunk(&b);
-        for (int chunk = 0; chunk <= last; chunk++) *pieces++ = (Piece){block, chunk};
+        for (int chunk = 0; chunk <= last; chunk++)
+            for (int h = 0; h < heads->num_kv_heads; h++) *pieces++ = (Piece){first + h, chunk};
     }
 }
 

@@ -1,7 +1,6 @@
 #include "chunk.h"
 
-/* Keys scored together, so that their sums hide each other's latency, and lanes mixed together; keys fetched ahead of
- * use, since slots are scattered and memory is slow to answer. */
+/* Keys scored together, so that their sums hide each other's latency; lanes mixed together. */
 #if defined(__AVX512F__)
 #define KEYS 8
 #define MAX_LANES 6
@@ -9,7 +8,11 @@
 #define KEYS 4
 #define MAX_LANES 2
 #endif
-#define AHEAD 24
+/* Keys fetched ahead of use: slots are scattered. Into the second cache (locality 2), which takes three times as many
+ * outstanding reads as the first: 22 against 7 GB/s of random slots on one Zen 4 core. */
+#define AHEAD 64
+/* What surely stays in a core's second cache. */
+#define CACHE_BYTES (512 * 1024)
 
 #define DOT_PAIRS(heads) (HAS_BF16_DOT && !(heads)->wide)
 
@@ -141,15 +144,20 @@ ALONE void score_floats(const float *q, const void *const keys[KEYS], int wide, 
     for (int k = 0; k < KEYS; k++) store(scores + k * LANES, sums[k]);
 }
 
-INLINE void fetch(const char *vector, int64_t bytes) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(vector + at);
+/* Asks for a slot's vector; for the first kv head, for all heads' where they are small enough to stay until the other
+ * heads' turn: fewer and longer reads from memory. */
+INLINE void fetch(const Block *b, const void *pool, int32_t slot) {
+    const int is_for_all = b->kv_head == 0 && 2 * CHUNK * b->slot_bytes <= CACHE_BYTES;
+    const int64_t bytes = is_for_all ? b->slot_bytes : b->vector_bytes;
+    const char *vector = vector_at(b, pool, slot);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(vector + at, 0, 2);
 }
 
 /* Asks for the keys AHEAD of `first`, and for the values of those at `first`, which are wanted when all are scored. */
 INLINE void fetch_ahead(const Block *b, int first, int count) {
-    for (int k = 0; k < KEYS; k++) fetch(vector_at(b, b->v_pool, b->slots[first + k]), b->vector_bytes);
+    for (int k = 0; k < KEYS; k++) fetch(b, b->v_pool, b->slots[first + k]);
     if (first + AHEAD + KEYS > count) return;
-    for (int k = 0; k < KEYS; k++) fetch(vector_at(b, b->k_pool, b->slots[first + AHEAD + k]), b->vector_bytes);
+    for (int k = 0; k < KEYS; k++) fetch(b, b->k_pool, b->slots[first + AHEAD + k]);
 }
 
 /* Scores of all keys of the chunk, not yet scaled; returns each lane's highest. */
@@ -244,7 +252,7 @@ static void mix_chunk(const Block *b, int count, float *values) {
 int attend_chunk(Block *b, int chunk, float *part) {
     int count = list_keys(b, chunk);
     if (!count) return 0;
-    for (int i = 0; i < AHEAD && i < count; i++) fetch(vector_at(b, b->k_pool, b->slots[i]), b->vector_bytes);
+    for (int i = 0; i < AHEAD && i < count; i++) fetch(b, b->k_pool, b->slots[i]);
     vf highest = score_chunk(b, count);
     store(highest_of(part), highest);
     store(sum_of(part), weigh_chunk(b, count, highest));

@@ -9,7 +9,14 @@
 #define MAX_ROWS 1
 #endif
 
-/* No prefetching by hand: a tile is one stream, which the hardware follows; asking for lines as well made it slower. */
+/* A tile is one stream, which the hardware follows. Left to that, few rows are done as fast as memory delivers; asking
+ * for lines as well made them slower. With more rows the stream pauses while a line is worked on, the hardware stays
+ * close by, and asking early for what is to come, into the second cache, made 8 rows 25 % faster (AMD Zen 4). */
+#define AHEAD 8192
+INLINE void fetch_ahead(const void *weights) {
+    __builtin_prefetch((const char *)weights + AHEAD, 0, 2);
+    __builtin_prefetch((const char *)weights + AHEAD + 64, 0, 2);
+}
 
 /* R rows through one tile into out [R][32]. Every sum runs over k in one order: adding rows changes nothing. */
 typedef void Kernel(const Matrix *w, const void *tile, const void *x, int stride, float *out);
@@ -24,6 +31,7 @@ INLINE void bf16_rows(int R, const Matrix *w, const void *tile, const void *x, i
     for (int i = 0; i < count; i++, weights += 128) {
         __m512bh low = (__m512bh)_mm512_loadu_si512(weights);
         __m512bh high = (__m512bh)_mm512_loadu_si512(weights + 64);
+        if (R >= 6) fetch_ahead(weights);
         for (int r = 0; r < R; r++) {
             __m512bh value = (__m512bh)_mm512_set1_epi32((int)pairs[r * row + i]);
             sums[r][0] = _mm512_dpbf16_ps(sums[r][0], low, value);
@@ -58,6 +66,7 @@ INLINE void mixed_rows(int R, const Matrix *w, const void *tile, const void *x, 
         for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
         for (int i = start; i < end; i += 2, weights += 32) {
             vu low = *(const vu_any *)weights, high = *(const vu_any *)(weights + 16);
+            if (R >= 3) fetch_ahead(weights);
             for (int r = 0; r < R; r++) {
                 float value = values[r * stride + i];
                 sums[r][0] += (vf)(low << 16) * value;
@@ -81,6 +90,7 @@ INLINE void wide_rows(int R, const Matrix *w, const void *tile, const void *x, i
         for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
         for (int i = start; i < end; i++, weights += TILE) {
             vf low = load(weights), high = load(weights + LANES);
+            if (R >= 6) fetch_ahead(weights);
             for (int r = 0; r < R; r++) {
                 float value = values[r * stride + i];
                 sums[r][0] += low * value;

@@ -35,7 +35,7 @@ class Arena:
 
 def huge_zeros(num_bytes: int) -> torch.Tensor:
     """Zeros (uint8), in huge pages where the system has them; a page takes memory when it is first written."""
-    memory = mmap.mmap(-1, num_bytes)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel built without huge pages refuses; ordinary ones serve.
         with suppress(OSError):

@@ -87,8 +87,8 @@ INLINE float sum(vf v) {
     return parts[0];
 }
 
-/* e^x to about 1 ulp for x up to 88, where it stays; 0 from -104 down, -infinity included. After Cephes: x = n ln 2 + r,
- * a polynomial in r, times 2^n. */
+/* e^x to about 1 ulp for x up to 88, where it stays; 0 from -104 down, -infinity included. After Cephes: with
+ * x = n ln 2 + r, a polynomial in r, times 2^n. */
 INLINE vf exponential(vf x) {
     x = minimum(splat(88.0f), maximum(splat(-120.0f), x));
     vf n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,21 @@ import pytest
 import torch
 
 from draft_service.drafters import factory
-from draft_service.drafters.base import AheadRequest, DraftRequest, TextRequest
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
 from draft_service.drafters.eagle import EagleDrafter, HeadDrafter
 from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
 from draft_service.drafters.shape import TreeShape
+from draft_service.drafting import Drafting
 from draft_service.session import Session, Wishes
-from draft_service.sessions import InVerification
+from draft_service.sessions import InVerification, SessionTable
 from engine.config import FeatureSpec
 from engine.models.heads.load import load_head
 from engine.models.heads.runner import HeadRunner
 from outrider.args import DraftArgs
 from outrider.errors import InvalidArgument, ResourceExhausted, StartupError
 from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import pack_ids, unpack_ids
 from tests.draft_service.model_rig import Game, Probabilities, Target, assert_same_tree, grown, rows, session
 from tests.engine.heads import make, reference
 from tests.engine.heads.make import Written
@@ -502,3 +505,42 @@ def test_random_weights_of_a_head_and_its_target(eagle3: Side) -> None:
         args(eagle3, speculative_algorithm="EAGLE3", speculative_draft_load_format="dummy", load_format="dummy")
     )
     assert drafter.num_draft_tokens == 8
+
+
+# ---- Through the stream's state machine
+
+
+@pytest.mark.asyncio
+async def test_rounds_in_proposals_out(eagle3: Side) -> None:
+    drafter = eagle3.drafter(TreeShape(3, 2, 6))
+    prompt = PROMPTS[2]
+    bonus = eagle3.target.next(prompt)
+    features = eagle3.target.run(prompt)[1]
+    limits = verify_pb2.DrafterLimits(max_assumed_tokens=8, max_proposals_per_session=4)
+    table = SessionTable(verify_pb2.Enlisted(limits=limits), max_sessions=4)
+    opened = verify_pb2.Opened(
+        session=7, generation=1, tokens=pack_ids(prompt), prompt_len=len(prompt), remaining_tokens=50,
+        remaining_context=50,
+    )  # fmt: skip
+    told = verify_pb2.SessionFeatures(session=7, generation=1, rows=rows(0, features[:-1]))
+    verdict = verify_pb2.Verdict(
+        session=7, generation=1, base_len=len(prompt), tokens=[bonus], features=rows(len(prompt) - 1, features[-1:]),
+        next=verify_pb2.Next(kind=verify_pb2.NEXT_KIND_WAITING, base_len=len(prompt) + 1),
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as executor:
+        drafting = Drafting(drafter, early=True, executor=executor)
+        round = verify_pb2.Round(opened=[opened], features=[told], verdicts=[verdict])
+        frames = [frame async for frame in drafting.frames(table, [round])]
+        late, early = (list(frame.proposals.proposals) for frame in frames)
+        closed = verify_pb2.Closed(session=7, generation=1)
+        assert [f async for f in drafting.frames(table, [verify_pb2.Round(closed=[closed])])] == []
+    (proposal,) = late
+    assert (proposal.base_len, proposal.assumed) == (len(prompt) + 1, b"")
+    draft = Draft(
+        unpack_ids(proposal.tokens, field="t"), unpack_ids(proposal.parents, field="p"),
+        np.exp(np.frombuffer(proposal.scores, np.uint8) / -16.0),
+    )  # fmt: skip
+    assert_same_tree(draft, grown(eagle3.chances([*prompt, bonus]), 3, 2, 5), 0.05)
+    assert len(early) == 2
+    assert all(len(found.assumed) >= 4 and len(found.tokens) == 20 for found in early)
+    assert_empty(drafter)

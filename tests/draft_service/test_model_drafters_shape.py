@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,8 @@ from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.shape import TreeShape, tree_shape
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
+
+ROOT = Path(__file__).parents[2]
 
 
 def shape(is_head: bool = True, architecture: str = "", **flags: int) -> TreeShape:
@@ -76,3 +81,12 @@ def test_the_factory_makes_ngram_drafters_too() -> None:
     drafter.close_down()
     with pytest.raises(StartupError, match="must be one of NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN"):
         make_drafter(DraftArgs(speculative_algorithm="NONE"))
+
+
+def test_a_wrong_flag_is_said_without_loading_torch() -> None:
+    script = (
+        "import sys; from draft_service.drafters import factory, shape; "
+        "sys.exit(', '.join({'torch', 'numba', 'transformers'} & sys.modules.keys()) or 0)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr

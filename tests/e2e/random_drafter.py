@@ -31,7 +31,7 @@ class RandomDrafter:
         """Drafts until verify ends the stream."""
         enlist = verify_pb2.Enlist(
             drafter_id="random", wire_version=WIRE_VERSION, algorithm=common_pb2.ALGORITHM_NGRAM, max_sessions=64,
-            host_id="test", boot_id=b"test",
+            host_id="test", boot_id="test",
         )  # fmt: skip
         self.outgoing.put_nowait(verify_pb2.SpeculateRequest(enlist=enlist))
         async with rpc.create_channel(address) as channel:

@@ -6,6 +6,7 @@ import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -33,9 +34,10 @@ def tokenizer():
 
 
 @functools.cache
-def model(dtype: torch.dtype = torch.float32):
-    """The embedded model, by transformers."""
-    return AutoModelForCausalLM.from_pretrained(resolve_model(None), dtype=dtype, local_files_only=True).eval()
+def model() -> Any:
+    """The embedded model in fp32, by transformers."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(resolve_model(None), dtype=torch.float32, local_files_only=True)
+    return loaded.eval()
 
 
 def prompt_ids(text: str) -> list[int]:

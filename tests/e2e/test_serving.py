@@ -47,7 +47,8 @@ def test_chat_through_the_openai_client(stack: Stack) -> None:
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 60
     assert whole.usage.prompt_tokens == len(prompt_ids(PROMPT))
-    speculation = chunks[-1].usage.model_extra["speculation"]  # type: ignore[index]
+    assert chunks[-1].usage.model_extra is not None
+    speculation = chunks[-1].usage.model_extra["speculation"]
     assert speculation["accept_length"] > 1.0
     assert speculation["accepted_tokens"] + speculation["verify_steps"] == 60 - 1  # the first comes from prefill
 
@@ -150,6 +151,7 @@ def test_hang_up_frees_pages(stack: Stack) -> None:
     }  # fmt: skip
     with stack.http.stream("POST", "/generate", json=body) as response:
         next(response.iter_lines())
+    state: dict = {"num_running_reqs": 1}
     for _ in range(1000):
         state = stack.http.get("/get_server_info").json()["internal_states"][0]
         if state["num_running_reqs"] == 0:

@@ -12,14 +12,15 @@ from typing import Any, cast
 
 import grpc.aio
 import pytest_asyncio
-from grpc_health.v1._async import HealthServicer
+from grpc_health.v1 import _async as health_aio
 
 from engine.runner import ModelRunner
 from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.errors import Unavailable
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from tests.fake_drafters import FakeDrafter, Policy, silent
+from tests.drafter_view import Policy
+from tests.fake_drafters import FakeDrafter, silent
 from tests.fakes import FakeRunner, ToyModel
 from verify_service.app import SERVICE, Engine, build_servicer, build_step_loop
 from verify_service.brake import CostTable
@@ -136,7 +137,7 @@ class Service:
     servicer: VerifyServicer
     inbox: WatchedInbox
     gate: Gate
-    health: HealthServicer
+    health: health_aio.HealthServicer
     channel: grpc.aio.Channel
     stub: verify_pb2_grpc.VerifyServiceAsyncStub
     drafters: list[FakeDrafter] = field(default_factory=list)
@@ -239,7 +240,7 @@ async def _service(
             for drafter in service.drafters:
                 await drafter.close()
             for each in (*service.channels, channel):
-                await each.close()
+                await each.close(None)
             await inbox.idle()
             assert not failed
             assert service.num_free == pages // args.page_size
@@ -247,7 +248,7 @@ async def _service(
             gate.open()
             inbox.put(Stop(Unavailable("this server is shutting down")))
             await asyncio.to_thread(thread.join)
-            await channel.close()
+            await channel.close(None)
             await server.stop(grace=None)
 
 

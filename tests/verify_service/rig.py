@@ -18,7 +18,8 @@ from engine.radix_cache import RadixCache
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
-from tests.fake_drafters import Policy, Seen, View, silent
+from tests.drafter_view import Policy, Seen, View
+from tests.fake_drafters import silent
 from tests.fakes import FakeRunner, ToyModel
 from verify_service.brake import CostTable
 from verify_service.commands import (

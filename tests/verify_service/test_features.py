@@ -14,7 +14,8 @@ import pytest
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
-from tests.fake_drafters import Draft, FakeDrafter, Policy, Seen, Truth, check_rows, perfect, silent
+from tests.drafter_view import Draft, Policy, Seen, check_rows
+from tests.fake_drafters import FakeDrafter, Truth, perfect, silent
 from tests.fakes import ToyModel
 from tests.verify_service.conftest import Serve, Service, layout
 from tests.verify_service.rig import prompt_of, request
@@ -133,7 +134,7 @@ def asking(service: Service, drafter: FakeDrafter, **fields: object) -> verify_p
         "count": 10,
         "drafter_id": drafter.enlist.drafter_id,
     }
-    return verify_pb2.StreamFeaturesRequest(**{**sound, **fields})  # type: ignore[arg-type]
+    return verify_pb2.StreamFeaturesRequest(**{**sound, **fields})
 
 
 async def fetch(service: Service, asked: verify_pb2.StreamFeaturesRequest) -> list[verify_pb2.StreamFeaturesResponse]:

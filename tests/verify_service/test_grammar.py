@@ -32,8 +32,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     for symbol in [*sorted(ByteLevel.alphabet()), *(left + right for left, right in merges)]:
         vocab[symbol] = len(vocab)
     made = Tokenizer(BPE(vocab=vocab, merges=merges))
-    made.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    made.decoder = ByteLevelDecoder()  # type: ignore[assignment]
+    made.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = ByteLevelDecoder()
     made.add_special_tokens(["<end>"])
     return made
 
@@ -46,6 +46,12 @@ def compiler(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
     return GrammarCompiler(folder, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(EOS,))
 
 
+def _id(tokenizer: Tokenizer, text: str) -> int:
+    found = tokenizer.token_to_id(text)
+    assert found is not None
+    return found
+
+
 def _allowed(state: GrammarState, path: list[int], vocab_size: int) -> set[int]:
     row = np.zeros(vocab_size, np.float32)
     state.forbid(row, path)
@@ -56,11 +62,11 @@ def test_regex_is_followed_to_its_end(compiler: GrammarCompiler, tokenizer: Toke
     state = compiler.compile(common_pb2.Grammar(regex="(abc|12)x?"))
     texts = {tokenizer.decode([token]) for token in _allowed(state, [], tokenizer.get_vocab_size())}
     assert texts == {"a", "ab", "abc", "1", "12"}
-    assert state.commit(tokenizer.token_to_id("abc"))
+    assert state.commit(_id(tokenizer, "abc"))
     assert not state.is_complete
     after = _allowed(state, [], tokenizer.get_vocab_size())
     assert after == {tokenizer.token_to_id("x"), EOS}
-    assert state.commit(tokenizer.token_to_id("x"))
+    assert state.commit(_id(tokenizer, "x"))
     assert state.is_complete
 
 

@@ -293,3 +293,26 @@ def test_scores_below_a_new_root_count_from_there() -> None:
     match = kept.match()
     assert match is not None
     assert match.scores.tolist() == [10, 155]
+
+
+def test_the_worked_example_of_the_protocol_page() -> None:
+    prompt = [11, 12, 13]
+    tree = [21, 30, 22, 23], [-1, -1, 0, 2]
+    kept = book(prompt_len=3)
+    kept.add(proposal(1, 4, [], *tree), ids([*prompt, 20]))
+    match = kept.match()
+    assert match is not None
+    assert (match.root_node, match.nodes.tolist(), match.tree.depths.tolist()) == (-1, [0, 1, 2, 3], [1, 1, 2, 3])
+    kept.begin(match)
+    kept.add(proposal(2, 4, [21, 22, 23], [24]), ids([*prompt, 20]))
+    kept.add(proposal(3, 4, [21, 22, 40], [41, 42], [-1, 0]), ids([*prompt, 20]))
+    assert kept.advance(ids([*prompt, 20, 21, 22, 40])) == [2]
+    match = kept.match()
+    assert match is not None
+    assert (match.proposal.proposal_id, match.root_node, match.nodes.tolist()) == (3, -1, [0, 1])
+    late = book(prompt_len=3)
+    late.add(proposal(1, 4, [], *tree), ids([*prompt, 20, 21]))
+    match = late.match()
+    assert match is not None
+    assert (match.root_node, match.nodes.tolist(), match.tree.depths.tolist()) == (0, [2, 3], [1, 2])
+    assert book(prompt_len=3).add(proposal(1, 4, [], *tree), ids([*prompt, 20, 30])) == [(1, Refusal.STALE)]

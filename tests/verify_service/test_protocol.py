@@ -16,7 +16,8 @@ from draft_service.sessions import Changes, SessionTable
 from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
-from tests.fake_drafters import Draft, Truth, random_draft
+from tests.drafter_view import Draft
+from tests.fake_drafters import Truth, random_draft
 from tests.fakes import ToyModel
 from tests.verify_service.rig import MAX_ASSUMED, MAX_KEPT, MAX_NODES, MAX_PROPOSAL_NODES, Rig, Sim, build_rig, request
 from verify_service.commands import Released
@@ -85,7 +86,7 @@ class Wire(RuleBasedStateMachine):
                     self.verified[work.session.session_id, work.session.committed_len] = work.match.tree
             return works
 
-        rig.loop._planner.plan = watched_plan  # type: ignore[method-assign]
+        rig.loop._planner.plan = watched_plan
         return rig
 
     # ---- clients

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
-from tests.fake_drafters import Draft, random_draft
+from tests.drafter_view import Draft
+from tests.fake_drafters import random_draft
 from tests.fakes import ToyModel, toy_config
 from tests.verify_service.rig import build_factory, request
 from verify_service.planner import Work
@@ -25,7 +26,14 @@ VOCAB, CONTEXT = 12, 64
 MODEL = ToyModel(vocab_size=VOCAB, order=3)
 
 
-def make_sampler(params: SamplingParams, prompt: list[int], output: list[int], **more: float) -> SessionSampler:
+def make_sampler(
+    params: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    *,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
+) -> SessionSampler:
     return SessionSampler(
         params,
         seed=params.seed or 0,
@@ -33,7 +41,8 @@ def make_sampler(params: SamplingParams, prompt: list[int], output: list[int], *
         stop_ids=frozenset(params.stop_token_ids),
         prompt=np.array(prompt, np.int32),
         resumed=np.array(output, np.int32),
-        **more,
+        threshold_single=threshold_single,
+        threshold_acc=threshold_acc,
     )
 
 

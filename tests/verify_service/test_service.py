@@ -288,12 +288,12 @@ async def test_server_info_tells_the_target_its_limits_and_what_it_has_done(serv
 @pytest.mark.asyncio
 async def test_nonsense_on_the_connection_gets_a_status_and_the_connection_lives(serve: Serve) -> None:
     service = await serve(MODEL)
-    garbage = service.channel.unary_stream(f"/{SERVICE}/Generate")
+    garbage = service.channel.unary_stream(f"/{SERVICE}/Generate", None, None)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await garbage(b"\xff\xff\xff").read()
     assert caught.value.code() is grpc.StatusCode.UNKNOWN  # what grpc's Python says of bytes that do not parse
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await service.channel.unary_unary(f"/{SERVICE}/Delete")(b"")
+        await service.channel.unary_unary(f"/{SERVICE}/Delete", None, None)(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     large = garbage(verify_pb2.GenerateRequest(prompt_tokens=bytes(MAX_MESSAGE_BYTES)).SerializeToString())
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -3,78 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.errors import OutriderError, Unavailable
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
-from tests.fake_drafters import (
-    Draft,
-    Policy,
-    Seen,
-    Truth,
-    declining,
-    early,
-    perfect,
-    random_trees,
-    silent,
-    wrong,
-)  # fmt: skip
-from tests.fakes import ToyModel
-from tests.verify_service.rig import MAX_NODES, Rig, Sim, build_rig, expected, prompt_of, request
+from tests.drafter_view import Draft, Seen
+from tests.fake_drafters import Truth, perfect, random_trees, wrong
+from tests.verify_service.rig import Rig, Sim, build_rig, prompt_of, request
+from tests.verify_service.scenes import MODEL, POLICIES, SAMPLED, VOCAB, check_outputs, learn
 from verify_service.brake import CostTable
-from verify_service.commands import Stop
 from verify_service.session import Session
-
-VOCAB = 16
-MODEL = ToyModel(vocab_size=VOCAB, order=3)
-SAMPLED = SamplingParams(temperature=1.0, seed=11, max_tokens=30)
-
-POLICIES: dict[str, Callable[[Truth, random.Random], Policy]] = {
-    "silent": lambda truth, rng: silent,
-    "declining": lambda truth, rng: declining,
-    "perfect": lambda truth, rng: perfect(truth),
-    "wrong": lambda truth, rng: wrong(truth, VOCAB),
-    "random": lambda truth, rng: random_trees(truth, VOCAB, rng),
-    "early": lambda truth, rng: early(truth, VOCAB, rng),
-}
-
-
-def learn(truth: Truth, rig: Rig, *sessions: Session) -> None:
-    """Tells drafters what will come."""
-    truth.texts += [s.tokens[: s.prompt_len].tolist() + expected(rig, s) for s in sessions]
-
-
-def check_outputs(rig: Rig, *sessions: Session) -> None:
-    """Every session has the output of plain decoding, and counts that fit it."""
-    for session in sessions:
-        output = expected(rig, session)
-        assert rig.output(session) == output
-        finish = rig.finishes[session.session_id]
-        assert finish.completion_tokens == len(output)
-        assert finish.prompt_tokens == session.prompt_len
-        stats = finish.speculation
-        assert stats.accepted_tokens == sum(r.num_accepted for r in rig.responses[session.session_id])
-        assert stats.committed_tokens == stats.accepted_tokens + stats.verify_steps - cut_bonuses(rig, session)
-        assert sum(stats.accepted_histogram) == stats.verify_steps
-        if finish.reason == verify_pb2.FINISH_REASON_STOP:
-            assert output[-1] == finish.stop_token_id
-            assert output[-1] in session.stop_ids
-        else:
-            assert finish.reason == verify_pb2.FINISH_REASON_LENGTH
-            assert not finish.HasField("stop_token_id")
-
-
-def cut_bonuses(rig: Rig, session: Session) -> int:
-    """1 when the last step ended on an accepted draft, so that no bonus was committed."""
-    last = rig.responses[session.session_id][-1]
-    return int(len(last.tokens) == last.num_accepted > 0)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -262,60 +204,6 @@ def test_a_tiny_pool_preempts_again_and_again_and_no_output_changes() -> None:
     assert rig.runner.widest > 1
 
 
-@pytest.mark.parametrize("params", [SAMPLED, SamplingParams(temperature=0.0, max_tokens=30, frequency_penalty=0.3)])
-def test_an_output_resumed_anywhere_goes_on_as_it_would_have(params: SamplingParams) -> None:
-    rig = build_rig(MODEL, max_queued=64)
-    prompt = prompt_of(6, VOCAB)
-    output = MODEL.decode(prompt, params, seed=11, max_len=128)
-    sessions = [
-        session
-        for split in range(len(output) + 1)
-        for session in rig.submit(request(prompt, params, resumed=output[:split]))
-    ]
-    if params.seed is None:
-        for session in sessions:
-            assert session.params.temperature == 0.0
-    rig.run()
-    for split, session in enumerate(sessions):
-        assert rig.tokens[session.session_id] == output[split:]
-        assert rig.finishes[session.session_id].completion_tokens == len(output)
-    rig.check_whole()
-
-
-def test_what_is_resumed_at_its_stop_or_its_length_ends_at_once() -> None:
-    rig = build_rig(MODEL)
-    stop = SamplingParams(temperature=0.0, stop_token_ids=(7,), max_tokens=9)
-    (stopped,) = rig.submit(request([1, 2], stop, resumed=[3, 7]))
-    (full,) = rig.submit(request([1, 2], stop, resumed=[3] * 9))
-    (early_stop,) = rig.submit(request([1, 2], SamplingParams(stop_token_ids=(7,), min_tokens=2, seed=1), resumed=[7]))
-    rig.step()
-    assert rig.runner.steps == 1  # the third session's
-    assert rig.finishes[stopped.session_id].reason == verify_pb2.FINISH_REASON_STOP
-    assert rig.finishes[stopped.session_id].stop_token_id == 7
-    assert rig.finishes[full.session_id].reason == verify_pb2.FINISH_REASON_LENGTH
-    assert rig.finishes[full.session_id].completion_tokens == 9
-    assert early_stop.session_id not in rig.finishes
-
-
-@pytest.mark.parametrize("min_tokens", [0, 3, 17])
-def test_a_stop_inside_an_accepted_run_cuts_it_there(min_tokens: int) -> None:
-    plain = MODEL.greedy([3, 1], 30)
-    params = SamplingParams(temperature=0.0, stop_token_ids=(plain[6],), min_tokens=min_tokens, max_tokens=30)
-    rig, truth = build_rig(MODEL), Truth()
-    sim = rig.join(perfect(truth, 8))
-    (session,) = rig.submit(request([3, 1], params))
-    # A drafter that knows nothing of stops drafts past it.
-    truth.texts.append([3, 1, *expected(rig, session), *plain])
-    rig.run()
-    check_outputs(rig, session)
-    rig.check_whole()
-    assert rig.output(session)[-1] == plain[6]
-    assert sim.view.num_accepted > 0
-    last = rig.responses[session.session_id][-1]
-    if min_tokens == 0:
-        assert len(last.tokens) == last.num_accepted
-
-
 class FixedCosts(CostTable):
     """A machine whose step times never vary."""
 
@@ -339,61 +227,6 @@ def test_a_drafter_that_was_wrong_for_long_is_used_again_once_it_is_right(ms_of_
     check_outputs(rig, session)
     assert sim.drafter.counts["accepted_tokens"] - accepted_before > 1000
     assert rig.loop.counters.steps - steps_before < 600
-
-
-def test_the_context_ends_an_output_and_no_tree_reaches_past_it() -> None:
-    rig, truth = build_rig(MODEL, context=32, pages=32, cache=False), Truth()
-    rig.join(random_trees(truth, VOCAB, random.Random(3), nodes=20))
-    (session,) = rig.submit(request(prompt_of(20, VOCAB), SamplingParams(temperature=0.0)))
-    learn(truth, rig, session)
-    rig.run()
-    check_outputs(rig, session)
-    assert len(rig.output(session)) == 12
-    rig.check_whole()
-
-
-def test_a_row_without_a_distribution_fails_its_own_session_only() -> None:
-    poison = 5
-    rig, truth = build_rig(MODEL, nan_tokens=frozenset({poison}), context=24, pages=200), Truth()
-    sim = rig.join(lambda seen: [Draft([t for t in range(MAX_NODES)], [-1] * MAX_NODES)])
-    clean = SamplingParams(temperature=0.0, logit_bias={poison: -100.0}, max_tokens=20)
-    healthy = [session for seed in range(3) for session in rig.submit(request([seed], clean))]
-    sick = [
-        *rig.submit(request([poison], clean)),
-        *rig.submit(request([1, 2], SamplingParams(temperature=0.0, logit_bias={poison: 100.0}))),
-        # Its poisoned row comes near the end of its context, with a tree wider than what is left of it.
-        *rig.submit(request([1] * 20, SamplingParams(temperature=0.0, logit_bias={poison: 100.0}, max_tokens=3))),
-    ]
-    learn(truth, rig, *healthy)
-    rig.run()
-    check_outputs(rig, *healthy)
-    rig.check_whole()
-    for session in sick:
-        error = rig.errors[session.session_id]
-        assert isinstance(error, OutriderError)
-        assert error.status is grpc.StatusCode.INTERNAL
-    assert list(sim.view.closed.values()).count(verify_pb2.CLOSE_REASON_ERROR) == 3
-
-
-def test_what_a_poisoned_session_computed_is_not_shared() -> None:
-    rig = build_rig(MODEL, nan_tokens=frozenset({5}))
-    (sick,) = rig.submit(request([1, 2, 5], SamplingParams(temperature=0.0, max_tokens=4)))
-    rig.run()
-    assert sick.session_id in rig.errors
-    assert rig.loop.scheduler.pool.num_free == rig.loop.scheduler.pool.num_pages
-
-
-def test_a_full_queue_refuses_a_request_whole_and_the_others_go_on() -> None:
-    rig = build_rig(MODEL, max_running=2, max_queued=2)
-    accepted = rig.submit(request([1], choices=4))
-    refused = rig.submit(request([2], choices=2))
-    rig.run()
-    check_outputs(rig, *accepted)
-    for session in refused:
-        error = rig.errors[session.session_id]
-        assert isinstance(error, OutriderError)
-        assert error.status is grpc.StatusCode.RESOURCE_EXHAUSTED
-    rig.check_whole()
 
 
 def test_a_request_without_speculation_or_for_another_algorithm_is_opened_to_nobody() -> None:
@@ -435,35 +268,6 @@ def test_trees_are_shown_as_they_were_verified() -> None:
         assert accepted == response.tokens[: response.num_accepted]
         assert len(tree.tokens) == len(tree.parents) == len(tree.probabilities)
         assert all(0.0 <= p <= 1.0 for p in tree.probabilities)
-
-
-def test_an_error_of_the_loop_ends_every_session_with_it_and_is_raised() -> None:
-    rig = build_rig(MODEL)
-    (session,) = rig.submit(request([1, 2]))
-
-    def fail() -> None:
-        raise MemoryError("no more")
-
-    rig.runner.on_forward = fail
-    with pytest.raises(MemoryError):
-        rig.loop.run()
-    error = rig.errors[session.session_id]
-    assert isinstance(error, OutriderError)
-    assert error.status is grpc.StatusCode.INTERNAL
-    assert "no more" not in error.message
-
-
-def test_stopping_ends_running_waiting_and_unread_sessions() -> None:
-    rig = build_rig(MODEL, max_running=1)
-    sessions = rig.submit(request([1, 2], choices=2))
-    rig.step()
-    rig.inbox.put(Stop(Unavailable("shutting down")))
-    sessions += rig.submit(request([3]))
-    rig.loop.run()
-    for session in sessions:
-        error = rig.errors[session.session_id]
-        assert isinstance(error, Unavailable)
-    rig.check_whole()
 
 
 def test_a_session_goes_to_another_drafter_when_its_own_leaves_and_ends_up_with_none() -> None:

@@ -7,18 +7,26 @@ it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from engine.attention import attention_backend
+from engine.attention import Attention, attention_backend
 from engine.batch import Batch, BatchBuffers, Segment
 from engine.config import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Attend, Head
+from kernels.attention import cpu
+from kernels.native.build import CannotBuild
+from kernels.native.library import open_library
+from outrider import env
+from outrider.telemetry import get_logger
 
 DEFAULT_MAX_BATCH_TOKENS = 4096
+
+log = get_logger(__name__)
 
 
 class HeadStep(NamedTuple):
@@ -46,7 +54,7 @@ class HeadRunner:
         )  # fmt: skip
         with torch.inference_mode():
             self.pool = KVPool(block, FeatureSpec(), num_slots, head.dtype, head.device)
-        self._attention = attention_backend(attention, head.device)
+        self._attention = _attention(attention, head)
         self._scale = block.head_dim**-0.5
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
@@ -65,6 +73,7 @@ class HeadRunner:
             tokens = torch.from_numpy(batch.tokens).to(device).long()
             positions = torch.from_numpy(batch.layout.positions).to(device).long()
             outputs = self.head.forward(tokens, states, positions, self._attend(batch), stage)
+            self._buffers.remember(batch)
             rows = outputs[torch.from_numpy(batch.logit_rows).to(device)]
             if not len(rows):
                 return HeadStep(rows.new_zeros((0, self.num_drafted), dtype=torch.float32), rows)
@@ -86,3 +95,16 @@ class HeadRunner:
             return self._attention(q, k_pool, v_pool, layout, self._scale)
 
         return attend
+
+
+def _attention(name: str, head: Head) -> Attention:
+    """The backend of that name; auto on CPU: the C kernel, which reads keys where they lie, wherever it can be used."""
+    if name != "auto" or head.device.type != "cpu" or not env.cpu_kernel():
+        return attention_backend(name, head.device)
+    if head.dtype not in cpu.POOL_DTYPES or head.config.block.head_dim % 16:
+        return attention_backend(name, head.device)
+    try:
+        return partial(cpu.attention, library=open_library(env.home() / "kernels"))
+    except (CannotBuild, OSError) as error:
+        log.warning("C attention not used, drafting is slower", reason=str(error))
+        return attention_backend(name, head.device)

@@ -1,0 +1,155 @@
+"""How sessions end: at a stop, a length, a failure or with the server, and resumed ones that have ended before."""
+
+from __future__ import annotations
+
+import random
+
+import grpc
+import pytest
+
+from outrider.errors import OutriderError, Unavailable
+from outrider.sampling import SamplingParams
+from outrider.v1 import verify_pb2
+from tests.drafter_view import Draft
+from tests.fake_drafters import Truth, perfect, random_trees
+from tests.verify_service.rig import MAX_NODES, build_rig, expected, prompt_of, request
+from tests.verify_service.scenes import MODEL, SAMPLED, VOCAB, check_outputs, learn
+from verify_service.commands import Stop
+
+
+@pytest.mark.parametrize("params", [SAMPLED, SamplingParams(temperature=0.0, max_tokens=30, frequency_penalty=0.3)])
+def test_an_output_resumed_anywhere_goes_on_as_it_would_have(params: SamplingParams) -> None:
+    rig = build_rig(MODEL, max_queued=64)
+    prompt = prompt_of(6, VOCAB)
+    output = MODEL.decode(prompt, params, seed=11, max_len=128)
+    sessions = [
+        session
+        for split in range(len(output) + 1)
+        for session in rig.submit(request(prompt, params, resumed=output[:split]))
+    ]
+    if params.seed is None:
+        for session in sessions:
+            assert session.params.temperature == 0.0
+    rig.run()
+    for split, session in enumerate(sessions):
+        assert rig.tokens[session.session_id] == output[split:]
+        assert rig.finishes[session.session_id].completion_tokens == len(output)
+    rig.check_whole()
+
+
+def test_what_is_resumed_at_its_stop_or_its_length_ends_at_once() -> None:
+    rig = build_rig(MODEL)
+    stop = SamplingParams(temperature=0.0, stop_token_ids=(7,), max_tokens=9)
+    (stopped,) = rig.submit(request([1, 2], stop, resumed=[3, 7]))
+    (full,) = rig.submit(request([1, 2], stop, resumed=[3] * 9))
+    (early_stop,) = rig.submit(request([1, 2], SamplingParams(stop_token_ids=(7,), min_tokens=2, seed=1), resumed=[7]))
+    rig.step()
+    assert rig.runner.steps == 1  # the third session's
+    assert rig.finishes[stopped.session_id].reason == verify_pb2.FINISH_REASON_STOP
+    assert rig.finishes[stopped.session_id].stop_token_id == 7
+    assert rig.finishes[full.session_id].reason == verify_pb2.FINISH_REASON_LENGTH
+    assert rig.finishes[full.session_id].completion_tokens == 9
+    assert early_stop.session_id not in rig.finishes
+
+
+@pytest.mark.parametrize("min_tokens", [0, 3, 17])
+def test_a_stop_inside_an_accepted_run_cuts_it_there(min_tokens: int) -> None:
+    plain = MODEL.greedy([3, 1], 30)
+    params = SamplingParams(temperature=0.0, stop_token_ids=(plain[6],), min_tokens=min_tokens, max_tokens=30)
+    rig, truth = build_rig(MODEL), Truth()
+    sim = rig.join(perfect(truth, 8))
+    (session,) = rig.submit(request([3, 1], params))
+    # A drafter that knows nothing of stops drafts past it.
+    truth.texts.append([3, 1, *expected(rig, session), *plain])
+    rig.run()
+    check_outputs(rig, session)
+    rig.check_whole()
+    assert rig.output(session)[-1] == plain[6]
+    assert sim.view.num_accepted > 0
+    last = rig.responses[session.session_id][-1]
+    if min_tokens == 0:
+        assert len(last.tokens) == last.num_accepted
+
+
+def test_the_context_ends_an_output_and_no_tree_reaches_past_it() -> None:
+    rig, truth = build_rig(MODEL, context=32, pages=32, cache=False), Truth()
+    rig.join(random_trees(truth, VOCAB, random.Random(3), nodes=20))
+    (session,) = rig.submit(request(prompt_of(20, VOCAB), SamplingParams(temperature=0.0)))
+    learn(truth, rig, session)
+    rig.run()
+    check_outputs(rig, session)
+    assert len(rig.output(session)) == 12
+    rig.check_whole()
+
+
+def test_a_row_without_a_distribution_fails_its_own_session_only() -> None:
+    poison = 5
+    rig, truth = build_rig(MODEL, nan_tokens=frozenset({poison}), context=24, pages=200), Truth()
+    sim = rig.join(lambda seen: [Draft([t for t in range(MAX_NODES)], [-1] * MAX_NODES)])
+    clean = SamplingParams(temperature=0.0, logit_bias={poison: -100.0}, max_tokens=20)
+    healthy = [session for seed in range(3) for session in rig.submit(request([seed], clean))]
+    sick = [
+        *rig.submit(request([poison], clean)),
+        *rig.submit(request([1, 2], SamplingParams(temperature=0.0, logit_bias={poison: 100.0}))),
+        # Its poisoned row comes near the end of its context, with a tree wider than what is left of it.
+        *rig.submit(request([1] * 20, SamplingParams(temperature=0.0, logit_bias={poison: 100.0}, max_tokens=3))),
+    ]
+    learn(truth, rig, *healthy)
+    rig.run()
+    check_outputs(rig, *healthy)
+    rig.check_whole()
+    for session in sick:
+        error = rig.errors[session.session_id]
+        assert isinstance(error, OutriderError)
+        assert error.status is grpc.StatusCode.INTERNAL
+    assert list(sim.view.closed.values()).count(verify_pb2.CLOSE_REASON_ERROR) == 3
+
+
+def test_what_a_poisoned_session_computed_is_not_shared() -> None:
+    rig = build_rig(MODEL, nan_tokens=frozenset({5}))
+    (sick,) = rig.submit(request([1, 2, 5], SamplingParams(temperature=0.0, max_tokens=4)))
+    rig.run()
+    assert sick.session_id in rig.errors
+    assert rig.loop.scheduler.pool.num_free == rig.loop.scheduler.pool.num_pages
+
+
+def test_a_full_queue_refuses_a_request_whole_and_the_others_go_on() -> None:
+    rig = build_rig(MODEL, max_running=2, max_queued=2)
+    accepted = rig.submit(request([1], choices=4))
+    refused = rig.submit(request([2], choices=2))
+    rig.run()
+    check_outputs(rig, *accepted)
+    for session in refused:
+        error = rig.errors[session.session_id]
+        assert isinstance(error, OutriderError)
+        assert error.status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    rig.check_whole()
+
+
+def test_an_error_of_the_loop_ends_every_session_with_it_and_is_raised() -> None:
+    rig = build_rig(MODEL)
+    (session,) = rig.submit(request([1, 2]))
+
+    def fail() -> None:
+        raise MemoryError("no more")
+
+    rig.runner.on_forward = fail
+    with pytest.raises(MemoryError):
+        rig.loop.run()
+    error = rig.errors[session.session_id]
+    assert isinstance(error, OutriderError)
+    assert error.status is grpc.StatusCode.INTERNAL
+    assert "no more" not in error.message
+
+
+def test_stopping_ends_running_waiting_and_unread_sessions() -> None:
+    rig = build_rig(MODEL, max_running=1)
+    sessions = rig.submit(request([1, 2], choices=2))
+    rig.step()
+    rig.inbox.put(Stop(Unavailable("shutting down")))
+    sessions += rig.submit(request([3]))
+    rig.loop.run()
+    for session in sessions:
+        error = rig.errors[session.session_id]
+        assert isinstance(error, Unavailable)
+    rig.check_whole()

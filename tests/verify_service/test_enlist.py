@@ -1,0 +1,131 @@
+"""Who may draft: what enlisting tells, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from outrider import rpc
+from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import WIRE_VERSION
+from tests.verify_service.conftest import FINGERPRINT, Serve, Service, layout
+from tests.verify_service.held import MODEL, OUTPUT, PROMPT
+from tests.verify_service.rig import request
+from tests.verify_service.test_service import tokens_of
+from verify_service import speculate
+
+
+async def refusal(service: Service, **settings: Any) -> OutriderError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await service.draft(**settings)
+    return rpc.error_from_rpc(caught.value)
+
+
+@pytest.mark.asyncio
+async def test_who_enlists_is_told_the_target_and_its_own_limits(serve: Serve) -> None:
+    service = await serve(MODEL, max_proposal_nodes=20, max_verify_nodes=9, max_running_requests=4)
+    fake = await service.draft(target=common_pb2.ModelInfo(vocab_fingerprint=FINGERPRINT, vocab_size=32))
+    enlisted = fake.enlisted
+    assert enlisted.target.vocab_size == 32
+    assert enlisted.features.kind == common_pb2.FEATURE_KIND_NONE
+    assert enlisted.limits == verify_pb2.DrafterLimits(
+        max_proposal_nodes=20,
+        max_assumed_tokens=64,
+        max_proposals_per_session=8,
+        drafter_outbox_bytes=8 * 2**20,
+        max_sessions=4,
+        max_verify_nodes=9,
+    )
+    info = await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())
+    assert enlisted.boot_id == info.boot_id
+    assert [state.drafter_id for state in info.drafters] == ["fake-0"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("settings", "field", "values"),
+    [
+        ({"wire_version": WIRE_VERSION + 1}, "wire_version", (WIRE_VERSION, WIRE_VERSION + 1)),
+        ({"target": common_pb2.ModelInfo(vocab_fingerprint="else")}, "vocab_fingerprint", (FINGERPRINT, "else")),
+        ({"target": common_pb2.ModelInfo(vocab_size=33)}, "vocab_size", (32, 33)),
+        ({"target": common_pb2.ModelInfo(hidden_size=9), "features": layout(8)}, "hidden_size", (8, 9)),
+        (
+            {
+                "target": common_pb2.ModelInfo(hidden_size=8),
+                "features": common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_AUX, aux_layers=[1]),
+            },
+            "features.kind",
+            ("FEATURE_KIND_LAST", "FEATURE_KIND_AUX"),
+        ),
+    ],
+)
+async def test_who_does_not_fit_is_refused_with_both_values(
+    serve: Serve, settings: dict[str, Any], field: str, values: tuple[object, object]
+) -> None:
+    service = await serve(MODEL, feature_width=8)
+    error = await refusal(service, **settings)
+    assert isinstance(error, FailedPrecondition)
+    assert error.field == f"enlist.{field}"
+    for value in values:
+        assert repr(value) in error.message
+    assert tokens_of(await service.generate(request(PROMPT))) == OUTPUT[:20]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"algorithm": common_pb2.ALGORITHM_UNSPECIFIED}, "enlist.algorithm"),
+        ({"algorithm": 77}, "enlist.algorithm"),
+        ({"name": ""}, "enlist.drafter_id"),
+        ({"name": "x" * 257}, "enlist.drafter_id"),
+        ({"max_sessions": 0}, "enlist.max_sessions"),
+    ],
+)
+async def test_nonsense_in_enlist_is_named(serve: Serve, settings: dict[str, Any], field: str) -> None:
+    service = await serve(MODEL)
+    error = await refusal(service, **settings)
+    assert isinstance(error, InvalidArgument)
+    assert error.field == field
+
+
+@pytest.mark.asyncio
+async def test_enlist_comes_first_and_once_and_every_frame_carries_something(serve: Serve) -> None:
+    service = await serve(MODEL)
+    proposals_first = verify_pb2.SpeculateRequest(proposals=verify_pb2.Proposals())
+    call = service.stub.Speculate(iter([proposals_first]))
+    with pytest.raises(grpc.aio.AioRpcError, match="the first frame must be `enlist`"):
+        await call.read()
+    call = service.stub.Speculate(iter([]))
+    with pytest.raises(grpc.aio.AioRpcError, match="the stream ended before `enlist`"):
+        await call.read()
+    for frame, message in (
+        (verify_pb2.SpeculateRequest(enlist=verify_pb2.Enlist()), "`enlist` may only be the first frame"),
+        (verify_pb2.SpeculateRequest(), "a frame must carry a message"),
+    ):
+        fake = await service.draft()
+        fake.send_frame(frame)
+        error = await fake.finished()
+        assert error is not None
+        assert (error.code(), error.details()) == (grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+@pytest.mark.asyncio
+async def test_who_never_enlists_is_not_waited_for_for_ever(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculate, "ENLIST_TIMEOUT_S", 0.01)
+    service = await serve(MODEL)
+
+    async def nothing() -> AsyncIterator[verify_pb2.SpeculateRequest]:
+        await asyncio.Event().wait()
+        yield verify_pb2.SpeculateRequest()
+
+    call = service.stub.Speculate(nothing())
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
