@@ -29,6 +29,7 @@ def main(args: DraftArgs) -> int:
         raise StartupError(
             f"--speculative-algorithm is {args.speculative_algorithm!r}; this draft service makes NGRAM drafts"
         )
+    args.refuse_draft_model_flags()
     configure_logging("draft")
     cache_kernels(env.home() / "numba")
     return uvloop.run(_serve(args))

@@ -193,8 +193,18 @@ class SpeculativeArgs(Args):
             raise StartupError(
                 f"--speculative-algorithm is {self.speculative_algorithm!r}; it must be one of {', '.join(ALGORITHMS)}"
             )
+        if (self.speculative_algorithm or "").upper() in ("NGRAM", "NONE"):
+            self.refuse_draft_model_flags()
+
+    def refuse_draft_model_flags(self) -> None:
+        """StartupError for a flag that only draft models have."""
+        for spec in dataclasses.fields(SpeculativeArgs):
+            needs_model = spec.metadata["group"] == "speculation: draft model" or spec.name in _TREE_FLAGS
+            if needs_model and getattr(self, spec.name) != spec.default:
+                raise StartupError(f"{_flag(spec)} is for draft models; --speculative-algorithm NGRAM has none")
 
 
+_TREE_FLAGS = ("speculative_num_steps", "speculative_eagle_topk")
 ALGORITHMS = ("NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "NEXTN", "NONE")
 
 

@@ -114,6 +114,7 @@ def test_each_part_gets_its_own_flags() -> None:
         verify_address=(VERIFY,),
         speculative_algorithm="NGRAM",
         speculative_ngram_branch_length=20,
+        dtype="float32",
     )
     assert GatewayArgs.parse(list(gateway.command[5:])) == GatewayArgs(
         verify_address=(VERIFY,), host="0.0.0.0", port=1234, api_key=("k",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -264,4 +265,22 @@ def test_frames_fit_a_message_and_keep_the_order_in_which_they_are_applied() -> 
     kinds = [kind for frame in frames for kind, _ in sorted(frame.ListFields(), key=lambda field: field[0].number)]
     assert [kind.name for kind in kinds] == ["opened", "opened", "features", "features", "verdicts", "closed"]
     assert [chunk.rows.first_pos for frame in frames for chunk in frame.features] == [0, 3, 6, 9]
+    assert outbox.num_bytes == 0
+
+
+def test_the_engine_adds_while_the_event_loop_takes() -> None:
+    outbox, reader, sent = RoundOutbox(), Reader(), 3000
+
+    def commit() -> None:
+        for step in range(sent):
+            outbox.verdict(verdict(PROMPT_LEN + step, [step]))
+        outbox.close(SESSION, GENERATION, verify_pb2.CLOSE_REASON_FINISHED)
+
+    engine = threading.Thread(target=commit)
+    engine.start()
+    while not reader.closed:
+        reader.read(outbox.take())
+    engine.join()
+    assert reader.tokens == list(range(sent))
+    assert reader.steps == sent
     assert outbox.num_bytes == 0

@@ -115,12 +115,31 @@ class Book(RuleBasedStateMachine):
         tree=trees(),
     )
     def add(self, step: int, back: int, assumed: list[int], tree: tuple[list[int], list[int]]) -> None:
-        sent = proposal(self.last_id + step, len(self.committed) - back, assumed, *tree)
+        self.offer(proposal(self.last_id + step, len(self.committed) - back, assumed, *tree))
+
+    @rule(
+        back=st.integers(0, 3),
+        cut=st.integers(0, 3),
+        ahead=st.lists(st.integers(0, ALPHABET - 1), max_size=2),
+        tree=trees(),
+    )
+    def add_what_has_come_true(self, back: int, cut: int, ahead: list[int], tree: tuple[list[int], list[int]]) -> None:
+        """Agrees with all that is committed: some of it assumed, the rest a chain that ends in the tree."""
+        base_len = max(self.prompt_len, len(self.committed) - back)
+        agreed = self.committed[base_len:]
+        assumed, chain = agreed[:cut], agreed[cut:]
+        if cut >= len(agreed):
+            assumed = agreed + ahead
+        tokens = [*chain, *tree[0]]
+        parents = [*range(-1, len(chain) - 1), *(parent + len(chain) for parent in tree[1])]
+        self.offer(proposal(self.last_id + 1, base_len, assumed, tokens, parents))
+
+    def offer(self, sent: Proposal) -> None:
         if sent.proposal_id <= self.last_id:
             assert self.book.add(sent, ids(self.committed)) == [(sent.proposal_id, Refusal.REPLAYED)]
             return
         in_range = self.prompt_len <= sent.base_len <= len(self.committed)
-        if not in_range or len(assumed) > MAX_ASSUMED:
+        if not in_range or len(sent.assumed) > MAX_ASSUMED:
             with pytest.raises(InvalidArgument):
                 self.book.add(sent, ids(self.committed))
             return
