@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import uvloop
@@ -15,7 +17,7 @@ from outrider import env, rpc
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.telemetry import announce, configure_logging, get_logger
-from outrider.v1 import draft_pb2, draft_pb2_grpc
+from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 log = get_logger(__name__)
 
@@ -25,14 +27,29 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 def main(args: DraftArgs) -> int:
     """Runs the process; returns its exit code."""
-    if (args.speculative_algorithm or "NGRAM").upper() != "NGRAM":
-        raise StartupError(
-            f"--speculative-algorithm is {args.speculative_algorithm!r}; this draft service makes NGRAM drafts"
-        )
-    args.refuse_draft_model_flags()
     configure_logging("draft")
     cache_kernels(env.home() / "numba")
+    if args.describe:
+        return describe(args)
+    if args.inspect is not None:
+        return inspect(args, args.inspect)
     return uvloop.run(_serve(args))
+
+
+def describe(args: DraftArgs) -> int:
+    """Prints what the drafter needs of verify, as JSON."""
+    from draft_service.drafters.factory import describe_drafter
+
+    print(json.dumps(describe_drafter(args)))
+    return 0
+
+
+def inspect(args: DraftArgs, text: str) -> int:
+    """Prints the tree that would be proposed after `text`."""
+    from draft_service.inspecting import proposed_tree
+
+    print(proposed_tree(args, text))
+    return 0
 
 
 def cache_kernels(folder: Path) -> None:
@@ -49,7 +66,7 @@ def cache_kernels(folder: Path) -> None:
 
 async def _serve(args: DraftArgs) -> int:
     # Imported here: these import numba, which reads where its cache is only once.
-    from draft_service.drafters.ngram import NgramDrafter
+    from draft_service.drafters.factory import make_drafter
     from draft_service.drafting import Drafting
     from draft_service.link import Identity
     from draft_service.service import DraftServicer
@@ -57,10 +74,11 @@ async def _serve(args: DraftArgs) -> int:
 
     stopping, hurry = _stop_events()
     identity = Identity(f"{socket.gethostname()}:{os.getpid()}", _host_id(), secrets.token_hex(16))
-    drafter = NgramDrafter.from_args(args)
+    drafter = make_drafter(args)
+    executor = None if drafter.inline else ThreadPoolExecutor(1, thread_name_prefix="drafter")
     try:
         drafter.warm_up()
-        drafting = Drafting(drafter, early=env.early_proposals())
+        drafting = Drafting(drafter, early=env.early_proposals(), executor=executor)
         worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions)
         server = rpc.create_server()
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(args, drafter, worker, identity), server)
@@ -68,7 +86,8 @@ async def _serve(args: DraftArgs) -> int:
         address = rpc.bind(server, args.listen)
         await server.start()
         await rpc.set_serving(health, [SERVICE], True)
-        announce(f"draft serves NGRAM at {address} for {', '.join(args.verify_address)}")
+        name = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
+        announce(f"draft serves {name} at {address} for {', '.join(args.verify_address)}")
         working = asyncio.create_task(worker.run())
         await _first_of(working, asyncio.create_task(stopping.wait()))
         await rpc.set_serving(health, [SERVICE], False)
@@ -80,6 +99,8 @@ async def _serve(args: DraftArgs) -> int:
         log.error("the worker failed", exc_info=working.exception())
         return 1
     finally:
+        if executor is not None:
+            executor.shutdown(cancel_futures=True)
         drafter.close_down()
 
 

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from draft_service.drafters.base import AheadRequest, Draft, Drafter, DraftRequest
+from draft_service.drafters.base import AheadRequest, Draft, Drafter, DraftRequest, GivenUp
+from draft_service.fetching import Lost
 from draft_service.session import Session
 from draft_service.sessions import Changes, InVerification, SessionTable
 from outrider.telemetry import get_logger
@@ -34,12 +35,20 @@ class Drafting:
         self.drafter = drafter
         self._early = early
         self._executor = executor
+        self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
 
     async def frames(
-        self, table: SessionTable, rounds: Sequence[verify_pb2.Round]
+        self, table: SessionTable, rounds: Sequence[verify_pb2.Round], lost: Sequence[Lost] = ()
     ) -> AsyncIterator[verify_pb2.SpeculateRequest]:
-        """Applies rounds, oldest first, and gives the frames to send: releases, trees, and then trees drafted early."""
+        """Applies rounds, oldest first, and gives the frames to send: releases, trees, and then trees drafted early.
+
+        lost: sessions whose feature rows cannot be had; they are given up.
+        """
         changes = table.apply(rounds)
+        for gone in lost:
+            session = table.get(gone.session, gone.generation)
+            if session is not None:
+                table.release(session, verify_pb2.RELEASE_REASON_FEATURES, gone.detail, changes)
         await self._take_in(table, changes)
         due = table.take_due()
         proposals, drafted = await self._draft(table, changes, [s for s in due if not _has_tree(s)])
@@ -57,6 +66,10 @@ class Drafting:
 
     async def forget(self, sessions: Sequence[Session]) -> None:
         """Takes sessions away from the drafter."""
+        for session in sessions:
+            self._given_up.pop(session.uid, None)
+        if not sessions:
+            return
         try:
             await self._call(self.drafter.close, sessions)
         except Exception as error:
@@ -69,6 +82,7 @@ class Drafting:
         extended = [extension.session for extension in changes.extended]
         await self._guarded(table, changes, extended, self.drafter.extend, changes.extended)
         await self.forget(changes.closed)
+        self._release_given_up(table, changes)
 
     async def _draft(
         self, table: SessionTable, changes: Changes, sessions: Sequence[Session]
@@ -77,12 +91,17 @@ class Drafting:
         requests = [DraftRequest(session, self._num_nodes(table, session)) for session in sessions]
         start_ns = time.perf_counter_ns()
         drafts = await self._guarded(table, changes, sessions, self.drafter.draft, requests) or []
+        self._release_given_up(table, changes)
         draft_us = _us_each(start_ns, len(drafts))
         proposals: list[verify_pb2.Proposal] = []
         taken: list[InVerification] = []
         for session, draft in zip(sessions, drafts, strict=False):
-            if len(draft) == 0 and len(session.tokens) == session.prompt_len:
-                continue  # nothing is verified below a prompt, so there is nothing to decline
+            if table.get(*session.key) is not session:
+                continue  # given up
+            if len(draft) == 0:
+                if len(session.tokens) in (session.prompt_len, session.declined_len):
+                    continue  # nothing is verified below a prompt, and once is enough
+                session.declined_len = len(session.tokens)
             proposals.append(_propose(table, session, draft, draft_us))
             if self._early and len(draft) and session.following.kind == verify_pb2.NEXT_KIND_WAITING:
                 taken.append(InVerification(session, draft.tree, draft.probabilities))
@@ -98,16 +117,24 @@ class Drafting:
         sessions = [item.session for item in verifying]
         start_ns = time.perf_counter_ns()
         outcomes = await self._guarded(table, changes, sessions, self.drafter.draft_ahead, requests) or []
+        self._release_given_up(table, changes)
         draft_us = _us_each(start_ns, sum(map(len, outcomes)))
         return [
             _propose(table, session, draft, draft_us)
             for session, drafts in zip(sessions, outcomes, strict=False)
+            if table.get(*session.key) is session
             for draft in drafts
         ]
 
     def _num_nodes(self, table: SessionTable, session: Session) -> int:
-        default = table.node_limit(session) if session.wishes.num_draft_tokens else self.drafter.num_draft_tokens - 1
-        return min(table.node_limit(session), default)
+        return min(table.node_limit(session), self.drafter.num_nodes(session.wishes))
+
+    def _release_given_up(self, table: SessionTable, changes: Changes) -> None:
+        """Tells verify of sessions that the drafter gave up; those of other streams wait for their own."""
+        for uid, given in list(self._given_up.items()):
+            if table.get(*given.session.key) is given.session:
+                table.release(given.session, given.reason, given.detail, changes)
+                del self._given_up[uid]
 
     async def _guarded(
         self, table: SessionTable, changes: Changes, sessions: Sequence[Session], call: Callable[[A], T], argument: A
@@ -116,7 +143,9 @@ class Drafting:
         if not sessions:
             return None
         try:
-            return await self._call(call, argument)
+            result = await self._call(call, argument)
+            self._given_up |= {given.session.uid: given for given in self.drafter.take_given_up()}
+            return result
         except Exception as error:
             log.error("the drafter failed", call=call.__name__, sessions=len(sessions), exc_info=error)
         gone = Changes(releases=changes.releases)

@@ -11,6 +11,7 @@ import grpc.aio
 
 from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting, released
+from draft_service.fetching import FeatureFetcher, Lost
 from draft_service.sessions import SessionTable
 from outrider import rpc
 from outrider.errors import (
@@ -150,6 +151,7 @@ class VerifyLink:
             wire_version=WIRE_VERSION,
             algorithm=drafter.algorithm,
             draft_model=drafter.draft_model,
+            target=drafter.target,
             max_sessions=self.max_sessions,
             features=drafter.features,
             host_id=self.identity.host_id,
@@ -176,18 +178,20 @@ class VerifyLink:
         self.backoff.reset()
         log.info("enlisted", address=self.address, verify_boot_id=enlisted.boot_id)
         arrivals: asyncio.Queue[Arrival] = asyncio.Queue(ROUNDS_IN_FLIGHT)
-        reader = asyncio.create_task(_read(call, arrivals))
+        fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted.boot_id, arrivals.put)
+        reader = asyncio.create_task(_read(call, arrivals, fetcher))
         try:
             while True:
-                rounds, end = await _take_all(arrivals)
+                rounds, lost, end = await _take_all(arrivals)
                 self.stats.rounds += len(rounds)
-                async for frame in self.drafting.frames(table, rounds):
+                async for frame in self.drafting.frames(table, rounds, lost):
                     self.stats.proposals += len(frame.proposals.proposals)
                     await self._send(call, frame)
                 if end is not None:
                     break
         finally:
             reader.cancel()
+            await fetcher.close()
         if end.error is not None:
             raise end.error
 
@@ -215,17 +219,18 @@ class _End:
     error: Exception | None
 
 
-Arrival = verify_pb2.Round | _End
+Arrival = verify_pb2.Round | Lost | _End
 
 
-async def _read(call: Call, arrivals: asyncio.Queue[Arrival]) -> None:
-    """Queues the stream's rounds, and then its end."""
+async def _read(call: Call, arrivals: asyncio.Queue[Arrival], fetcher: FeatureFetcher) -> None:
+    """Queues the stream's rounds, and then its end; has the rows fetched that a round announces."""
     end = _End(None)
     try:
         while (frame := await _next_frame(call)) is not None:
             if frame.WhichOneof("message") != "round":
                 raise Internal(f"a frame carries {frame.WhichOneof('message')}; after `enlisted` only rounds may come")
             await arrivals.put(frame.round)
+            fetcher.watch([frame.round])
     except Exception as error:  # raised again by whoever takes it
         end = _End(error)
     await arrivals.put(end)
@@ -239,16 +244,20 @@ async def _next_frame(call: Call) -> verify_pb2.SpeculateResponse | None:
     return frame if isinstance(frame, verify_pb2.SpeculateResponse) else None
 
 
-async def _take_all(arrivals: asyncio.Queue[Arrival]) -> tuple[list[verify_pb2.Round], _End | None]:
-    """Waits for a round or the end, and takes all that is there."""
+async def _take_all(arrivals: asyncio.Queue[Arrival]) -> tuple[list[verify_pb2.Round], list[Lost], _End | None]:
+    """Waits for something to arrive, and takes all that is there."""
     rounds: list[verify_pb2.Round] = []
+    lost: list[Lost] = []
     item = await arrivals.get()
     while not isinstance(item, _End):
-        rounds.append(item)
+        if isinstance(item, Lost):
+            lost.append(item)
+        else:
+            rounds.append(item)
         if arrivals.empty():
-            return rounds, None
+            return rounds, lost, None
         item = arrivals.get_nowait()
-    return rounds, item
+    return rounds, lost, item
 
 
 async def _reason(call: Call) -> OutriderError | None:

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 
 import grpc.aio
 
-from draft_service.drafters.base import TextRequest
-from draft_service.drafters.ngram import MAX_PROPOSE_TOKENS, NgramDrafter
+from draft_service.drafters.base import MAX_PROPOSE_TOKENS, Drafter, TextRequest
 from draft_service.link import Identity
 from draft_service.session import MAX_PREDICTION_TOKENS, MAX_WISH, Wishes
 from draft_service.worker import Worker
@@ -26,7 +25,7 @@ _INT31 = 2**31 - 1
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """Serves plain clients beside the streams to verify services."""
 
-    def __init__(self, args: DraftArgs, drafter: NgramDrafter, worker: Worker, identity: Identity) -> None:
+    def __init__(self, args: DraftArgs, drafter: Drafter, worker: Worker, identity: Identity) -> None:
         self._args = args
         self._drafter = drafter
         self._worker = worker
@@ -45,6 +44,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 corpus_scope=_short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS),
                 vocabulary=self._worker.target.vocab_fingerprint,
                 vocab_size=self._vocab_size,
+                features=request.features if request.HasField("features") else None,
             )
         )
         return draft_pb2.ProposeResponse(
@@ -69,12 +69,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             num_tokens += len(tokens)
         if scope is None:
             raise InvalidArgument("corpus_id: the stream has no message; it must have at least one", field="corpus_id")
-        return draft_pb2.AddCorpusResponse(tokens_added=num_tokens, nodes_used=self._drafter.corpus.num_nodes)
+        return draft_pb2.AddCorpusResponse(tokens_added=num_tokens, nodes_used=self._drafter.corpus_size()[0])
 
     async def GetServerInfo(
         self, request: draft_pb2.DraftServiceGetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> draft_pb2.DraftServiceGetServerInfoResponse:
         """What it drafts with, and how its links stand."""
+        num_nodes, capacity = self._drafter.corpus_size()
         return draft_pb2.DraftServiceGetServerInfoResponse(
             version=__version__,
             wire_version=WIRE_VERSION,
@@ -94,8 +95,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 for link in self._worker.links
             ],
             arguments=self._args.as_flags(),
-            corpus_nodes=self._drafter.corpus.num_nodes,
-            corpus_capacity=self._drafter.corpus.capacity,
+            corpus_nodes=num_nodes,
+            corpus_capacity=capacity,
         )
 
     @property

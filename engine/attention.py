@@ -1,14 +1,22 @@
-"""From the name of an attention backend to the function that serves it; nothing is imported that was not asked for."""
+"""From the names of attention backends to the function that serves a model; nothing is imported that was not asked for.
+
+SGLang's flags: `--attention-backend` names one for everything; `--prefill-attention-backend` and
+`--decode-attention-backend` override it for chunks of prompts and for single rows; `--speculative-attention-mode` says
+which of the two ways verifies trees. Where both names are the same, that choice is one of kernels within the backend:
+wide tiles or decode's narrow ones in triton, the prefill or the decode wrapper in flashinfer.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 
 from kernels.attention import torch_native
 from kernels.attention.layout import AttentionLayout
+from kernels.attention.split import SplitAttention
 from outrider.errors import StartupError
 
 BACKENDS = ("auto", "torch_native", "triton", "flashinfer")
@@ -17,14 +25,68 @@ _OF_SGLANG = frozenset({
     "aiter", "ascend", "cutlass_mla", "dual_chunk_flash_attn", "fa3", "fa4", "flashmla", "flex_attention",
     "hybrid_linear_attn", "intel_amx", "intel_xpu", "nsa", "trtllm_mha", "trtllm_mla", "wave",
 })  # fmt: skip
+# Which can read keys and values in fp8.
+_READ_FP8 = frozenset({"torch_native", "triton"})
+_E4M3_CAPABILITY = (8, 9)
 
 
 class Attention(Protocol):
     """A backend: kernels.attention.reference.attention says what it computes."""
 
     def __call__(
-        self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float, /
-    ) -> torch.Tensor: ...
+        self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float, /, *,
+        soft_cap: float = 0.0, window: int = 0,
+    ) -> torch.Tensor: ...  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChoice:
+    """What the flags say; None: as `backend`."""
+
+    backend: str = "auto"
+    prefill: str | None = None
+    decode: str | None = None
+    verify: Literal["prefill", "decode"] = "prefill"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing was named, so that a decoder with attention of its own may serve."""
+        return all(name in (None, "auto") for name in (self.backend, self.prefill, self.decode))
+
+    def resolved(self, device: torch.device) -> AttentionChoice:
+        """The same with the names of backends that are there. StartupError for one that is not."""
+        prefill = _resolved(self.prefill or self.backend, device)
+        decode = _resolved(self.decode or self.backend, device)
+        if self.verify == "decode" and prefill == decode == "torch_native":
+            raise StartupError(
+                "--speculative-attention-mode is decode, but attention backend torch_native has one kernel for all; "
+                "leave it at prefill, or name a backend for prefill or decode that is another one"
+            )
+        return AttentionChoice(_resolved(self.backend, device), prefill, decode, self.verify)
+
+    def __str__(self) -> str:
+        """For numerics_id and the log: the backends of prefill, decode and trees."""
+        names = dict.fromkeys(name or self.backend for name in (self.prefill, self.decode))
+        return "+".join(names) + ("" if self.verify == "prefill" else " trees as decode")
+
+
+def build_attention(choice: AttentionChoice, device: torch.device, *, page_size: int = 1) -> Attention:
+    """What serves a model on `device` whose pool has pages of `page_size`. StartupError for what cannot run there."""
+    choice = choice.resolved(device)
+    prefill, decode = str(choice.prefill), str(choice.decode)
+    trees_with_decode = choice.verify == "decode"
+    if prefill == decode == "triton":
+        return _triton(device, page_size, narrow_trees=trees_with_decode)
+    if prefill == decode and not trees_with_decode:
+        return attention_backend(prefill, device, page_size=page_size)
+    one = attention_backend(prefill, device, page_size=page_size)
+    if decode == "flashinfer" and trees_with_decode:
+        other: Attention = _flashinfer(device, alone=True)
+    elif decode == "triton":
+        other = _triton(device, page_size, narrow_trees=trees_with_decode)
+    else:
+        other = attention_backend(decode, device, page_size=page_size)
+    return SplitAttention(one, other, trees_with_decode=trees_with_decode)
 
 
 def attention_backend(name: str, device: torch.device, *, page_size: int = 1) -> Attention:
@@ -33,33 +95,57 @@ def attention_backend(name: str, device: torch.device, *, page_size: int = 1) ->
     auto: triton on a CUDA device where it is installed, else torch_native. Raises StartupError for a name that is
     unknown or not offered, and for one that cannot run here.
     """
-    if name == "auto":
-        name = "triton" if device.type == "cuda" and _is_installed("triton") else "torch_native"
-    if name == "torch_native":
-        return torch_native.attention
+    name = _resolved(name, device)
     if name == "triton":
         return _triton(device, page_size)
     if name == "flashinfer":
         return _flashinfer(device)
-    known = "is SGLang's and not offered here" if name in _OF_SGLANG else "is unknown"
-    raise StartupError(f"attention backend {name!r} {known}; there are {', '.join(BACKENDS)}")
+    return torch_native.attention
 
 
-def _triton(device: torch.device, page_size: int) -> Attention:
+def check_fp8(choice: AttentionChoice, dtype: torch.dtype, device: torch.device) -> None:
+    """StartupError where a backend cannot read keys and values of an fp8 `dtype`."""
+    resolved = choice.resolved(device)
+    for name in (resolved.prefill, resolved.decode):
+        if name not in _READ_FP8:
+            raise StartupError(
+                f"attention backend {name} does not read {dtype} here; with --kv-cache-dtype use "
+                f"{' or '.join(sorted(_READ_FP8))}, or leave it at auto"
+            )
+    if device.type == "cuda" and dtype is torch.float8_e4m3fn and "triton" in (resolved.prefill, resolved.decode):
+        capability = torch.cuda.get_device_capability(device)
+        if capability < _E4M3_CAPABILITY:
+            raise StartupError(
+                f"--kv-cache-dtype is fp8_e4m3, which triton reads on GPUs from compute capability 8.9 on; this one "
+                f"has {capability[0]}.{capability[1]}: use fp8_e5m2"
+            )
+
+
+def _resolved(name: str, device: torch.device) -> str:
+    """The name of a backend that exists; auto's is the device's best."""
+    if name == "auto":
+        return "triton" if device.type == "cuda" and _is_installed("triton") else "torch_native"
+    if name not in BACKENDS:
+        known = "is SGLang's and not offered here" if name in _OF_SGLANG else "is unknown"
+        raise StartupError(f"attention backend {name!r} {known}; there are {', '.join(BACKENDS)}")
+    return name
+
+
+def _triton(device: torch.device, page_size: int, *, narrow_trees: bool = False) -> Attention:
     if device.type != "cuda":
         raise StartupError(f"attention backend triton needs a CUDA device; this one is {device}: use torch_native")
     if not _is_installed("triton"):
         raise StartupError("attention backend triton needs the package triton, which comes with torch for CUDA")
     from kernels.attention.triton import TritonAttention
 
-    return TritonAttention(device, page_size=page_size)
+    return TritonAttention(device, page_size=page_size, narrow_trees=narrow_trees)
 
 
-def _flashinfer(device: torch.device) -> Attention:
+def _flashinfer(device: torch.device, *, alone: bool = False) -> Attention:
     from kernels.attention import flashinfer
 
     try:
-        return flashinfer.FlashInferAttention(device, flashinfer.load_flashinfer(device))
+        return flashinfer.FlashInferAttention(device, flashinfer.load_flashinfer(device), alone=alone)
     except ImportError as error:
         raise StartupError(f"attention backend flashinfer needs the package flashinfer-python: {error}") from error
     except ValueError as error:

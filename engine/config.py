@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from outrider.errors import StartupError
 
+_LAYER_TYPES = ("sliding_attention", "full_attention")
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 # Far above any published model; a number beyond them is damage or an attack on memory.
@@ -62,6 +63,8 @@ class ModelConfig:
     checkpoint_dtype: str = "bfloat16"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+    """Of each layer: a row sees the keys less than so many positions back, 0 all of them. Empty: all layers see all."""
 
     @property
     def q_size(self) -> int:
@@ -72,6 +75,10 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Width of all key heads together; values have the same."""
         return self.num_kv_heads * self.head_dim
+
+    def for_length(self, max_len: int) -> ModelConfig:
+        """The same without windows, where none is shorter than the longest session."""
+        return self if any(0 < window < max_len for window in self.windows) else replace(self, windows=())
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of KV that one position takes in all layers, `element_size` bytes per number."""
@@ -128,7 +135,7 @@ class _Reader:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position=self._max_position(),
+            max_position=self._count("max_position_embeddings", 2048),
             rope_theta=theta,
             rms_eps=self._number("rms_norm_eps", 1e-6, self.raw),
             tied_embeddings=self._flag("tie_word_embeddings", False),
@@ -139,6 +146,7 @@ class _Reader:
             checkpoint_dtype=str(self.raw.get("dtype") or self.raw.get("torch_dtype") or "float32"),
             bos_token_id=self._token_id("bos_token_id", self.raw),
             eos_token_ids=self._eos_token_ids(generation),
+            windows=self._windows(architecture),
         )
 
     def _architecture(self) -> str:
@@ -165,12 +173,25 @@ class _Reader:
         if self._number("partial_rotary_factor", 1.0, self.raw) != 1.0:
             self._fail("partial_rotary_factor other than 1 is not supported")
 
-    def _max_position(self) -> int:
-        """The context length; with a sliding window, the window, below which it makes no difference."""
-        limit = self._count("max_position_embeddings", 2048)
-        if self.raw.get("sliding_window") is None or not self._flag("use_sliding_window", True):
-            return limit
-        return min(limit, self._count("sliding_window"))
+    def _windows(self, architecture: str) -> tuple[int, ...]:
+        """Mistral's window holds in every layer; Qwen's in those that `layer_types` or `max_window_layers` names."""
+        is_mistral, num_layers = architecture == "MistralForCausalLM", self._count("num_hidden_layers")
+        if architecture == "LlamaForCausalLM" or self.raw.get("sliding_window") is None:
+            return ()
+        window = self._count("sliding_window")
+        if is_mistral:
+            return (window,) * num_layers
+        if not self._flag("use_sliding_window", False):
+            return ()
+        kinds = self.raw.get("layer_types")
+        if kinds is None:
+            full = self.raw.get("max_window_layers", 28)
+            if type(full) is not int or full < 0:
+                self._fail(f"max_window_layers is {full!r}; it must be a whole number")
+            return tuple(0 if layer < full else window for layer in range(num_layers))
+        if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - set(_LAYER_TYPES):
+            self._fail(f"layer_types must name {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers")
+        return tuple(window if kind == _LAYER_TYPES[0] else 0 for kind in kinds)
 
     def _rope(self) -> tuple[float, RopeScaling | None]:
         """theta and scaling, from `rope_parameters` (newer files) or `rope_theta` and `rope_scaling`."""

@@ -24,6 +24,7 @@ from engine.models.heads.eagle3 import Eagle3Config
 from engine.models.heads.load import HeadFolder, flattened, tensors_of
 from engine.models.heads.names import DRAFT_TO_TARGET, TARGET_TO_DRAFT, published_name
 from engine.models.heads.token_map import target_tokens
+from outrider.args import ConvertArgs
 from outrider.errors import StartupError
 
 SOURCE_PATTERNS = ["*.safetensors", "*.bin", "*.json"]
@@ -132,3 +133,12 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def main(args: ConvertArgs) -> int:
+    """`outrider convert`: converts, and says what was written."""
+    assert args.source is not None
+    assert args.destination is not None
+    done = convert_head(resolve_source(args.source, revision=args.revision), Path(args.destination).expanduser())
+    print(f"{done.folder}: {done.family} head, {done.num_tensors} tensors, {done.num_bytes / 2**20:.1f} MiB")
+    return 0

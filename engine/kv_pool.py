@@ -8,33 +8,49 @@ import numpy as np
 import torch
 
 from engine.config import FeatureSpec, ModelConfig
+from kernels.attention.pool import FP8
 from kernels.native.memory import huge_zeros
+from kernels.transfer import to_device
+from outrider.errors import StartupError
+
+
+def kv_dtype(name: str, compute: torch.dtype) -> torch.dtype:
+    """What keys and values are kept in: `--kv-cache-dtype`, where auto is the dtype computed with."""
+    if name == "auto":
+        return compute
+    if name not in FP8:
+        raise StartupError(f"--kv-cache-dtype is {name!r}; it must be auto or {' or '.join(FP8)}")
+    return FP8[name]
 
 
 class KVPool:
     """Keys and values of all layers, and the feature plane beside them.
 
-    k, v: [num_layers, num_slots, num_kv_heads, head_dim]; features: [num_slots, width], or None when none are kept.
+    k, v: [num_layers, num_slots, num_kv_heads, head_dim] in `kv` or else `dtype`; features: [num_slots, width] in
+    `dtype`, or None when none are kept. `with_padding`: one slot more, the last, for rows that only fill a step up.
     """
 
     def __init__(
-        self, config: ModelConfig, features: FeatureSpec, num_slots: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, config: ModelConfig, features: FeatureSpec, num_slots: int, dtype: torch.dtype, device: torch.device, *,
+        kv: torch.dtype | None = None, with_padding: bool = False,
+    ) -> None:  # fmt: skip
         self.num_slots = num_slots
-        shape = (config.num_layers, num_slots, config.num_kv_heads, config.head_dim)
+        slots = num_slots + with_padding
+        shape = (config.num_layers, slots, config.num_kv_heads, config.head_dim)
         # Zeros, so that a slot never written holds no NaN: a masked key is multiplied by 0, not skipped.
-        self.k = _zeros(shape, dtype, device)
-        self.v = _zeros(shape, dtype, device)
+        self.k = _zeros(shape, kv or dtype, device)
+        self.v = _zeros(shape, kv or dtype, device)
         width = features.width(config)
-        self.features = _zeros((num_slots, width), dtype, device) if width else None
+        self.features = _zeros((slots, width), dtype, device) if width else None
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copies KV and features of slots `source` (int32 [n]) to `target` (int32 [n]), as if all at once."""
         planes = [self.k, self.v] + ([self.features[None]] if self.features is not None else [])
-        origin, goal = (torch.from_numpy(slots.astype(np.int64)).to(self.k.device) for slots in (source, target))
+        origin, goal = (to_device(slots.astype(np.int64), self.k.device) for slots in (source, target))
         for plane in planes:
-            plane[:, goal] = plane[:, origin]
+            numbers = plane.view(torch.uint8) if plane.dtype.itemsize == 1 else plane
+            numbers[:, goal] = numbers[:, origin]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -13,15 +13,18 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from engine.attention import build_attention, check_fp8
 from engine.batch import Batch, BatchBuffers, Segment
 from engine.config import FeatureSpec, ModelConfig, RopeScaling
+from engine.execution import Execution
 from engine.fingerprint import numerics_id
-from engine.kv_pool import KVPool
+from engine.graphs import usable_sizes, with_cuda_graphs
+from engine.kv_pool import KVPool, kv_dtype
 from engine.loader import compute_dtype, load_checkpoint
 from engine.models.llama import TorchLlama
 from engine.models.llama_native import NativeLlama, is_supported
 from engine.models.llama_weights import LlamaWeights, tensor_shapes
-from kernels.attention import torch_native
+from engine.quantization import check_quantization
 from kernels.native.build import CannotBuild, build_key
 from kernels.native.library import open_library
 from kernels.rope import rope_frequencies
@@ -94,12 +97,14 @@ class ModelRunner:
     def load(
         cls, model_path: Path, *, dtype: str = "auto", device: str = "cpu", num_slots: int, max_sessions: int,
         max_len: int, features: FeatureSpec | None = None, load_format: str = "auto",
-        max_batch_tokens: int = DEFAULT_MAX_BATCH_TOKENS, threads: int | None = None,
+        max_batch_tokens: int = DEFAULT_MAX_BATCH_TOKENS, threads: int | None = None, quantization: str | None = None,
+        execution: Execution | None = None,
     ) -> ModelRunner:  # fmt: skip
         """Reads a model folder and allocates its pool. Raises StartupError for a folder that is refused.
 
         dtype: auto, bfloat16, float16 or float32; device: auto, cpu, cuda or cuda:N; max_len: longest session, cut to
-        the model's context; max_batch_tokens: most rows of one step; threads: of the CPU, default torch's.
+        the model's context; max_batch_tokens: most rows of one step; threads: of the CPU, default torch's;
+        quantization: engine.quantization says which there are; execution: kernels, kept numbers, graphs, compiling.
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -107,10 +112,16 @@ class ModelRunner:
         config = ModelConfig.from_folder(model_path)
         place, torch_dtype = pick_device(device), compute_dtype(dtype, config)
         max_len = min(max_len, config.max_position)
+        config = config.for_length(max_len)
+        quantization, execution = check_quantization(quantization, place), execution or Execution()
+        kept = _kept_dtype(execution, torch_dtype, place)
         checkpoint, tensors = load_checkpoint(model_path, tensor_shapes(config), load_format=load_format)
-        pool = KVPool(config, features, num_slots, torch_dtype, place)
+        has_graphs = usable_sizes(execution, place) is not None
+        pool = KVPool(config, features, num_slots, torch_dtype, place, kv=kept, with_padding=has_graphs)
         with torch.inference_mode():
-            decoder, backend = _build_decoder(config, tensors, pool, features, max_len)
+            decoder, backend = _build_decoder(
+                config, tensors, pool, features, max_len, quantization, torch_dtype, execution
+            )
         slot_table = np.zeros((max_sessions, max_len), dtype=np.int32)
         buffers = BatchBuffers(
             slot_table, vocab_size=config.vocab_size, num_slots=num_slots, num_positions=max_len,
@@ -118,31 +129,69 @@ class ModelRunner:
         )  # fmt: skip
         return cls(
             config, decoder, pool, slot_table, buffers, dtype=torch_dtype, device=place, model_path=model_path,
-            backend=backend, numerics=numerics_id(checkpoint.files, load_format, str(torch_dtype), "", backend),
+            backend=backend,
+            numerics=numerics_id(checkpoint.files, load_format, str(torch_dtype), quantization or "", backend),
         )  # fmt: skip
 
 
 def _build_decoder(
-    config: ModelConfig, tensors: Iterator[tuple[str, torch.Tensor]], pool: KVPool, features: FeatureSpec, max_len: int
-) -> tuple[Decoder, str]:
+    config: ModelConfig, tensors: Iterator[tuple[str, torch.Tensor]], pool: KVPool, features: FeatureSpec, max_len: int,
+    quantization: str | None, dtype: torch.dtype, execution: Execution,
+) -> tuple[Decoder, str]:  # fmt: skip
     """The forward pass that suits the machine, and its name, which is part of numerics_id."""
-    device, dtype, frequencies = pool.k.device, pool.k.dtype, _frequencies(config)
-    library = _cpu_kernels(config, dtype) if device.type == "cpu" else None
+    device, frequencies = pool.k.device, _frequencies(config)
+    library = None
+    if device.type == "cpu":
+        library = _cpu_kernels(config, dtype, quantization, _torch_only(config, dtype, pool, execution))
     if library is not None:
         weights = LlamaWeights(config, tensors, None, device)
         threads = torch.get_num_threads()
-        decoder = NativeLlama(config, weights, pool, features, max_len, frequencies, library, threads)
+        decoder = NativeLlama(config, weights, pool, features, max_len, frequencies, library, threads, quantization)
         return decoder, f"native {library.outrider_instructions().decode()} {build_key(library)}"
     weights = LlamaWeights(config, tensors, dtype, device)
-    decoder = TorchLlama(config, weights, pool, features, torch_native.attention, max_len, frequencies)
-    return decoder, f"torch {torch.__version__} {device.type} {torch.backends.cpu.get_cpu_capability()}"
+    attention = build_attention(execution.attention, device, page_size=execution.page_size)
+    decoder: Decoder = TorchLlama(
+        config, weights, pool, features, attention, max_len, frequencies, quantization,
+        compile_max_batch=execution.compile_max_batch,
+    )  # fmt: skip
+    sizes = usable_sizes(execution, device)
+    facts = [f"torch {torch.__version__} {device.type} {torch.backends.cpu.get_cpu_capability()}"]
+    facts += [str(execution.attention.resolved(device)), str(pool.k.dtype)]
+    facts += ["compiled"] * bool(execution.compile_max_batch) + ["graphs"] * (sizes is not None)
+    return decoder if sizes is None else with_cuda_graphs(decoder, sizes, pool, dtype), " ".join(facts)
 
 
-def _cpu_kernels(config: ModelConfig, dtype: torch.dtype) -> ctypes.CDLL | None:
+def _kept_dtype(execution: Execution, compute: torch.dtype, device: torch.device) -> torch.dtype:
+    """What the pool keeps. StartupError where attention cannot read it."""
+    execution.attention.resolved(device)
+    kept = kv_dtype(execution.kv_cache_dtype, compute)
+    if kept is not compute:
+        check_fp8(execution.attention, kept, device)
+    return kept
+
+
+def _torch_only(config: ModelConfig, dtype: torch.dtype, pool: KVPool, execution: Execution) -> str | None:
+    """What of the settings the C kernels do not have; None: nothing."""
+    if not execution.attention.is_open:
+        return f"attention backend {execution.attention} is asked for"
+    if execution.compile_max_batch:
+        return "--enable-torch-compile compiles torch's operators"
+    if pool.k.dtype is not dtype:
+        return f"keys and values are kept in {pool.k.dtype}"
+    if config.windows:
+        return f"a sliding window of {max(config.windows)}; --context-length up to it does without"
+    return None
+
+
+def _cpu_kernels(
+    config: ModelConfig, dtype: torch.dtype, quantization: str | None, torch_only: str | None
+) -> ctypes.CDLL | None:
     """The C kernels, or None, saying why, where torch's operators have to do."""
-    if not env.cpu_kernel():
+    if torch_only is not None:
+        reason = torch_only
+    elif not env.cpu_kernel():
         reason = "OUTRIDER_CPU_KERNEL is off"
-    elif not is_supported(config, dtype):
+    elif not is_supported(config, dtype, quantization):
         reason = f"no kernel for this model in {dtype}"
     else:
         try:

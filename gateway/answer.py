@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gateway.account import Account
 from gateway.merge import merge
-from gateway.text_stream import ChoiceText, Delta, OutputRules, SpeculationCount, total_speculation
+from gateway.text_stream import ChoiceText, Delta, OutputRules, Piece, SpeculationCount, total_speculation
+from outrider.errors import OutriderError
 from outrider.v1 import verify_pb2
 
 
@@ -22,25 +24,38 @@ class Answer:
         *,
         num_choices: int,
         prompt_len: int,
+        account: Account,
+        fields: Mapping[str, str],
     ) -> None:
+        """`fields` are the body's names for the wire's, for verify's complaints."""
         self.prompt_len = prompt_len
         self.choices = [ChoiceText(index, rules) for index in range(num_choices)]
         self._responses = responses
+        self._account = account
+        self._fields = fields
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Deltas as they come, empty ones left out. Closing it ends the calls."""
         running = len(self.choices)
-        async with contextlib.aclosing(self._responses) as responses:
-            async for response in responses:
-                choice = self.choices[response.choice_index]
-                if choice.finished:
-                    continue  # a stop string ended it; its call goes on for the other choices
-                delta = choice.feed(response)
-                if delta.tokens or delta.finish_reason is not None:
-                    yield delta
-                running -= choice.finished
-                if not running:
-                    return
+        entry = self._account.begin(self.prompt_len)
+        try:
+            async with contextlib.aclosing(self._responses) as responses:
+                async for response in responses:
+                    choice = self.choices[response.choice_index]
+                    if choice.finished:
+                        continue  # a stop string ended it; its call goes on for the other choices
+                    delta = choice.feed(response)
+                    entry.add(delta)
+                    if delta.tokens or delta.finish_reason is not None:
+                        yield delta
+                    running -= choice.finished
+                    if not running:
+                        return
+        except OutriderError as error:
+            error.field = self._fields.get(error.field or "", error.field)
+            raise
+        finally:
+            entry.end(self.completion_tokens, self.cached_tokens, self.speculation, complete=not running)
 
     @property
     def completion_tokens(self) -> int:
@@ -76,20 +91,22 @@ async def numbered(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Delta
 class Collected:
     """A choice's whole output, for an answer that is not streamed."""
 
-    pieces: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     finish_reason: Literal["stop", "length"] = "stop"
     matched: str | int | None = None
 
     @property
     def text(self) -> str:
         """The text."""
-        return "".join(self.pieces)
+        return "".join(self.texts)
 
     def add(self, delta: Delta) -> None:
         """The next delta."""
-        self.pieces.append(delta.text)
+        self.texts.append(delta.text)
         self.tokens += delta.tokens
+        self.pieces += delta.pieces or ()
         if delta.finish_reason is not None:
             self.finish_reason, self.matched = delta.finish_reason, delta.matched
 

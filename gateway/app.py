@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import chat, completions, info, native
+from gateway import chat, completions, info, native, native_info
 from gateway.backend import RetryPolicy
-from gateway.edge import Edge, KeyCheck
+from gateway.callers import callers_of
+from gateway.edge import Edge
 from gateway.http_guard import guarded
 from gateway.replicas import ProbeTimes
 from gateway.service import Gateway
@@ -37,12 +38,18 @@ ROUTES = [
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.get_model),
     Route("/generate", native.generate, methods=["POST", "PUT"]),
-    Route("/get_model_info", native.get_model_info),
-    Route("/get_server_info", native.get_server_info),
+    Route("/get_model_info", native_info.get_model_info),
+    Route("/get_server_info", native_info.get_server_info),
+    Route("/server_info", native_info.get_server_info),
+    Route("/flush_cache", native_info.flush_cache, methods=["GET", "POST"]),
     Route("/health", info.health),
     Route("/health_generate", info.health_generate),
     Route("/version", info.version),
+    Route("/metrics", info.metrics),
 ]
+
+
+_PATHS: dict[object, str] = {route.endpoint: route.path for route in ROUTES}
 
 
 def create_app(
@@ -63,9 +70,9 @@ def create_app(
         finally:
             await gateway.close()
 
-    keys = KeyCheck(api_keys(args))
+    edge = Middleware(Edge, callers=callers_of(args), metrics=gateway.metrics, routes=_PATHS)
     app = Starlette(
-        routes=ROUTES, lifespan=lifespan, middleware=[Middleware(Edge, keys=keys)],
+        routes=ROUTES, lifespan=lifespan, middleware=[edge],
         exception_handlers={HTTPException: _to_the_edge},
     )  # fmt: skip
     app.router.redirect_slashes = False
@@ -76,22 +83,6 @@ def create_app(
 async def _to_the_edge(request: Request, error: Exception) -> Response:
     """The router's own errors are answered where all others are."""
     raise error
-
-
-def api_keys(args: GatewayArgs) -> list[str]:
-    """Keys from the flags and from the key file, one per line; blank lines and lines that begin with # are left out."""
-    keys = list(args.api_key)
-    if args.api_key_file is not None:
-        try:
-            lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise StartupError(f"cannot read --api-key-file: {error}") from error
-        keys += [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-        if not keys:
-            raise StartupError(f"--api-key-file {args.api_key_file} has no key")
-    if not all(keys):
-        raise StartupError("--api-key is empty")
-    return keys
 
 
 class _Server(uvicorn.Server):

@@ -18,7 +18,7 @@ import grpc.aio
 
 from gateway.merge import merge
 from gateway.replicas import Replica, ReplicaSet
-from outrider.errors import DeadlineExceeded, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import DeadlineExceeded, ResourceExhausted, Unavailable
 from outrider.rpc import error_from_rpc
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
@@ -26,7 +26,6 @@ from outrider.wire import pack_ids, unpack_ids
 
 log = get_logger(__name__)
 
-_BODY_FIELDS = {"sampling.grammar": "response_format", "prompt_tokens": "messages"}
 _BREAKS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 
@@ -207,16 +206,10 @@ async def _call(
     except grpc.aio.AioRpcError as error:
         if error.code() in _BREAKS:
             raise _Broken(error.details() or error.code().name) from error
-        raise _in_http_words(error_from_rpc(error)) from error
+        raise error_from_rpc(error) from error
     finally:
         replica.outstanding -= 1
         call.cancel()
-
-
-def _in_http_words(error: OutriderError) -> OutriderError:
-    """Names the body's field where verify's has another name."""
-    error.field = _BODY_FIELDS.get(error.field or "", error.field)
-    return error
 
 
 def _given(request: verify_pb2.GenerateRequest) -> dict[int, list[int]]:

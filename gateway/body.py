@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -55,8 +56,9 @@ def _too_large(max_bytes: int) -> HttpError:
 class BodyDecoder:
     """Decodes bodies and deals with fields that are not known: named once in the log, or refused when strict."""
 
-    def __init__(self, *, strict_fields: bool) -> None:
+    def __init__(self, *, strict_fields: bool, on_unknown: Callable[[], object] = lambda: None) -> None:
         self._strict = strict_fields
+        self._on_unknown = on_unknown
         self._logged: set[str] = set()
 
     def decode(self, body: bytes, kind: type[BodyT]) -> BodyT:
@@ -76,6 +78,7 @@ class BodyDecoder:
         name = name[:64].encode(errors="replace").decode()
         if self._strict:
             raise InvalidArgument("The body has an unknown field.", field=name, code="unknown_parameter")
+        self._on_unknown()
         if name not in self._logged and len(self._logged) < _MAX_LOGGED_FIELDS:
             self._logged.add(name)
             log.info("ignored an unknown field", field=name)

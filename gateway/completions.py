@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from gateway.answer import Answer, collect, numbered
+from gateway.answer import Answer, Collected, collect, numbered
+from gateway.chunks import DONE, CompletionChunks, Extension
+from gateway.constraints import of_openai
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
-from gateway.plan import Prompt, check_stream_options, make_plan, refuse_unsupported
-from gateway.responses import DONE, Completion, CompletionChunks, TextChoice, Usage
+from gateway.logprobs import TextLogprobs, TextScores
+from gateway.plan import Prompt, Report, check_stream_options, make_plan, refuse_unsupported
+from gateway.responses import Completion, TextChoice, Usage
 from gateway.schemas import CompletionRequest
 from gateway.service import Ready, gateway_of
 from gateway.tokenizer import TextCodec
@@ -31,46 +35,104 @@ async def completions(request: Request) -> ASGIApp:
     given = as_prompts(body.prompt, "prompt")
     prompts = await encode_prompts(given, "prompt", ready.codec)
     id = f"cmpl-{request_id(request)}"
+    wanted = body.logprobs is not None
+    report = Report(logprobs=wanted, prompt_logprobs=wanted and bool(body.echo), top_logprobs=body.logprobs or 0)
     plan = make_plan(
-        body, prompts, request_id=id, max_tokens=body.max_tokens, default_max_tokens=DEFAULT_MAX_TOKENS,
-        codec=ready.codec, info=ready.info,
+        body, prompts, request_id=id, max_tokens=_max_tokens(body), default_max_tokens=DEFAULT_MAX_TOKENS,
+        codec=ready.codec, info=ready.info, grammar=of_openai(body), report=report,
     )  # fmt: skip
-    answers = gateway.answers(plan)
+    answers = gateway.answers(plan, request, prompt_field="prompt")
     echoes = [_echo(prompt, ready.codec) if body.echo else "" for prompt in given]
+    run = _Run(body, ready, answers, echoes, id)
     if body.stream:
-        return event_stream(request, _events(body, ready, answers, echoes, id))
-    collected = await until_disconnect(request.receive, collect(answers))
-    choices = [
-        TextChoice(index * plan.num_choices + number, echoes[index] + choice.text, choice.finish_reason)
-        for index, choices in enumerate(collected)
-        for number, choice in enumerate(choices)
-    ]
-    return json_response(
-        Completion(id, int(time.time()), ready.model_name, choices, Usage.of(answers), ready.fingerprint)
-    )
+        return event_stream(request, run.events())
+    return json_response(run.completion(await until_disconnect(request.receive, collect(answers))))
 
 
-async def _events(
-    body: CompletionRequest, ready: Ready, answers: Sequence[Answer], echoes: Sequence[str], id: str
-) -> AsyncGenerator[bytes]:
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    chunks = CompletionChunks(
-        id=id, created=int(time.time()), model=ready.model_name, fingerprint=ready.fingerprint,
-        include_usage=include_usage,
-    )  # fmt: skip
-    num_choices = len(answers[0].choices)
-    begun: set[int] = set()
-    async with contextlib.aclosing(numbered(answers)) as deltas:
-        async for prompt, delta in deltas:
-            index = prompt * num_choices + delta.choice
-            if index not in begun:
-                begun.add(index)
-                if echoes[prompt]:
-                    yield chunks.echo(index, echoes[prompt])
-            yield chunks.events(index, delta)
-    if include_usage:
-        yield chunks.usage(Usage.of(answers))
-    yield DONE
+def _max_tokens(body: CompletionRequest) -> int | None:
+    """0 asks for the echoed prompt alone: verify makes a token, which is dropped."""
+    if body.max_tokens == 0 and not (body.echo and not body.stream):
+        raise InvalidArgument(
+            "max_tokens is 0; it must be at least 1, but with echo and without stream.",
+            field="max_tokens", code="integer_below_min_value",
+        )  # fmt: skip
+    return 1 if body.max_tokens == 0 else body.max_tokens
+
+
+@dataclass(slots=True)
+class _Run:
+    """The answers of one request on their way."""
+
+    body: CompletionRequest
+    ready: Ready
+    answers: Sequence[Answer]
+    echoes: Sequence[str]
+    id: str
+
+    @property
+    def _num_choices(self) -> int:
+        return len(self.answers[0].choices)
+
+    def _scores(self, prompt: int, choice: int) -> TextScores:
+        """Collects the log-probabilities of a choice: of the prompt first, where it is echoed."""
+        scores = TextScores(self.ready.codec.piece, self.body.logprobs or 0)
+        if self.body.echo:
+            scores.add_prompt(self.answers[prompt].choices[choice].prompt_logprobs)
+        return scores
+
+    def completion(self, collected: list[list[Collected]]) -> Completion:
+        """The answer to a request that does not stream."""
+        choices = [
+            self._choice(prompt, number, choice)
+            for prompt, choices in enumerate(collected)
+            for number, choice in enumerate(choices)
+        ]
+        usage = Usage.of(self.answers)
+        if self.body.max_tokens == 0:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        ready = self.ready
+        return Completion(self.id, int(time.time()), ready.model_name, choices, usage, ready.fingerprint)
+
+    def _choice(self, prompt: int, number: int, choice: Collected) -> TextChoice:
+        index = prompt * self._num_choices + number
+        logprobs: TextLogprobs | None = None
+        if self.body.logprobs is not None:
+            scores = self._scores(prompt, number)
+            scores.add(choice.pieces if self.body.max_tokens != 0 else ())
+            logprobs = scores.take()
+        text = self.echoes[prompt] + (choice.text if self.body.max_tokens != 0 else "")
+        return TextChoice(index, text, choice.finish_reason if self.body.max_tokens != 0 else "length", logprobs)
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The stream."""
+        options, ready = self.body.stream_options, self.ready
+        include_usage = bool(options and options.include_usage)
+        told = self.body.speculative
+        chunks = CompletionChunks(
+            id=self.id, created=int(time.time()), model=ready.model_name, fingerprint=ready.fingerprint,
+            include_usage=include_usage,
+            extension=Extension(
+                ready.codec.piece, origins=bool(told and told.include_origins), trees=bool(told and told.include_trees)
+            ),
+            current_usage=(lambda: Usage.of(self.answers)) if options and options.continuous_usage_stats else None,
+        )  # fmt: skip
+        scores: dict[int, TextScores] = {}
+        async with contextlib.aclosing(numbered(self.answers)) as deltas:
+            async for prompt, delta in deltas:
+                index = prompt * self._num_choices + delta.choice
+                if index not in scores:
+                    scores[index] = self._scores(prompt, delta.choice)
+                    if self.echoes[prompt]:
+                        yield chunks.echo(index, self.echoes[prompt], self._take(scores[index]))
+                if self.body.logprobs is not None:
+                    scores[index].add(delta.pieces or ())
+                yield chunks.events(index, delta, self._take(scores[index]))
+        if include_usage:
+            yield chunks.usage(Usage.of(self.answers))
+        yield DONE
+
+    def _take(self, scores: TextScores) -> TextLogprobs | None:
+        return scores.take() if self.body.logprobs is not None else None
 
 
 def as_prompts(given: str | Sequence[object], field: str) -> list[str | list[int]]:

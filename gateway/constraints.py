@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
-from gateway.schemas import ResponseFormat, SglangSampling
+from gateway.json_schema import JSON_STYLE, check_depth
+from gateway.reasoning import ReasoningFormat
+from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
 
@@ -29,7 +32,43 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
             "response_format.json_schema needs an object 'schema'.",
             field="response_format.json_schema", code="missing_required_parameter",
         )  # fmt: skip
+    check_depth(schema, "response_format.json_schema.schema")
+    return of_schema(schema)
+
+
+def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:
+    """`response_format`, or SGLang's `regex` and `ebnf` beside OpenAI's fields; one of them may be given."""
+    given = {kind: value for kind in ("regex", "ebnf") if (value := getattr(fields, kind)) is not None}
+    grammar = of_response_format(fields.response_format)
+    if len(given) + (grammar is not None) > 1:
+        raise InvalidArgument(
+            "Only one of response_format, regex and ebnf may be given.", field=next(iter(given)), code="invalid_value"
+        )
+    return common_pb2.Grammar(**given) if given else grammar
+
+
+def of_schema(schema: object) -> common_pb2.Grammar:
+    """A JSON schema."""
     return common_pb2.Grammar(json_schema=msgspec.json.encode(schema).decode())
+
+
+def after_reasoning(grammar: common_pb2.Grammar, form: ReasoningFormat, *, inside: bool) -> common_pb2.Grammar | None:
+    """The same for an answer that reasoning may go before (or goes before: `inside`). None where it cannot be said."""
+    kind = grammar.WhichOneof("kind")
+    if kind == "json_object":
+        rule = "%json " + json.dumps({"type": "object", "x-guidance": JSON_STYLE})
+    elif kind == "json_schema":
+        schema = json.loads(grammar.json_schema)
+        rule = "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
+    else:
+        return None
+    begin, end = json.dumps(form.begin), json.dumps(form.end)
+    start = "thoughts answer" if inside else f"({begin} thoughts)? answer"
+    lark = (
+        f"%llguidance {{}}\nstart: {start}\nthoughts: until SPACE\nuntil[lazy]: TEXT {end}\nTEXT: /(.|\\n)*/\n"
+        f"SPACE: /\\s*/\nanswer: {rule}\n"
+    )
+    return common_pb2.Grammar(ebnf=lark)
 
 
 def of_sglang(params: SglangSampling) -> common_pb2.Grammar | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -117,32 +117,72 @@ class WindowDetokenizer:
         return added
 
 
-@dataclass(frozen=True, slots=True)
+NO_STRINGS: frozenset[str] = frozenset()
+
+
 class DetokenizerFactory:
-    """Makes detokenizers for one tokenizer: `make(skip_special)`."""
+    """Makes detokenizers for one tokenizer. `piece(id)` is what a token stands for, as bytes.
 
-    make_skipping: Callable[[], Detokenizer]
-    make_keeping: Callable[[], Detokenizer]
+    maker(hidden): a function that makes detokenizers which leave the ids of `hidden` out.
+    """
 
-    def make(self, *, skip_special: bool) -> Detokenizer:
-        """A detokenizer for one output; control tokens are left out or written as they are."""
-        return self.make_skipping() if skip_special else self.make_keeping()
+    def __init__(
+        self,
+        special: Mapping[str, int],
+        maker: Callable[[frozenset[int]], Callable[[], Detokenizer]],
+        piece: Callable[[int], bytes],
+    ) -> None:
+        self.piece = piece
+        self._special = special
+        self._maker = maker
+        self._makers: dict[frozenset[int], Callable[[], Detokenizer]] = {}
+
+    def make(self, *, skip_special: bool, keep: frozenset[str] = NO_STRINGS) -> Detokenizer:
+        """A detokenizer for one output; control tokens but those of `keep` are left out, or all written as they are."""
+        shown = self._special.items() if skip_special else ()
+        hidden = frozenset(token for text, token in shown if text not in keep)
+        if hidden not in self._makers:  # as many as there are sets of markers, which are few
+            self._makers[hidden] = self._maker(hidden)
+        return self._makers[hidden]()
 
 
 def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
     """The exact kind for this tokenizer's decoder; the tables are built once, here."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
-    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    special = {added.content: token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     if _is_byte_level(decoder):
-        pieces = _table(tokenizer, _byte_piece, b"")
-        return _from_tables(ByteDetokenizer, pieces, special, b"")
+        table = _table(tokenizer, _byte_piece, b"")
+        return DetokenizerFactory(
+            special, _from_table(ByteDetokenizer, table, b""), lambda token: table[token] if token < len(table) else b""
+        )
     if (rule := _fallback_rule(decoder)) is not None:
-        text_pieces = _table(tokenizer, rule.piece, None)
-        return _from_tables(lambda table: FallbackDetokenizer(table, rule.strip), text_pieces, special, None)
-    return DetokenizerFactory(
-        lambda: WindowDetokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens=True)),
-        lambda: WindowDetokenizer(lambda ids: tokenizer.decode(ids, skip_special_tokens=False)),
-    )
+        pieces = _table(tokenizer, rule.piece, None)
+        make = _from_table(lambda table: FallbackDetokenizer(table, rule.strip), pieces, None)
+        return DetokenizerFactory(
+            special, make, lambda token: _as_bytes(pieces[token]) if token < len(pieces) else b""
+        )
+    return DetokenizerFactory(special, _windows(tokenizer), lambda token: _window_piece(tokenizer, token))
+
+
+def _windows(tokenizer: Tokenizer) -> Callable[[frozenset[int]], Callable[[], Detokenizer]]:
+    def maker(hidden: frozenset[int]) -> Callable[[], Detokenizer]:
+        def decode(ids: list[int]) -> str:
+            shown = [token for token in ids if token not in hidden] if hidden else ids
+            return tokenizer.decode(shown, skip_special_tokens=False)
+
+        return lambda: WindowDetokenizer(decode)
+
+    return maker
+
+
+def _window_piece(tokenizer: Tokenizer, token: int) -> bytes:
+    return (tokenizer.id_to_token(token) or "").replace("\u2581", " ").encode()
+
+
+def _as_bytes(piece: str | int | None) -> bytes:
+    if isinstance(piece, int):
+        return bytes([piece])
+    return (piece or "").encode()
 
 
 def _table(tokenizer: Tokenizer, piece: Callable[[str], Any], empty: Any) -> list[Any]:
@@ -154,11 +194,14 @@ def _table(tokenizer: Tokenizer, piece: Callable[[str], Any], empty: Any) -> lis
     return table
 
 
-def _from_tables(
-    kind: Callable[[list[Any]], Detokenizer], pieces: list[Any], special: set[int], empty: Any
-) -> DetokenizerFactory:
-    skipping = [empty if token in special else piece for token, piece in enumerate(pieces)]
-    return DetokenizerFactory(lambda: kind(skipping), lambda: kind(pieces))
+def _from_table(
+    kind: Callable[[list[Any]], Detokenizer], pieces: list[Any], empty: Any
+) -> Callable[[frozenset[int]], Callable[[], Detokenizer]]:
+    def maker(hidden: frozenset[int]) -> Callable[[], Detokenizer]:
+        shown = [empty if token in hidden else piece for token, piece in enumerate(pieces)] if hidden else pieces
+        return lambda: kind(shown)
+
+    return maker
 
 
 # ---- Byte-level BPE

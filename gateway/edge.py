@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -16,41 +14,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.callers import Caller, Callers
 from gateway.errors import HttpError, failure
 from gateway.exchange import ClientGone, SlowReader
+from gateway.metrics import Metrics
 from outrider.errors import OutriderError, Unavailable
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
 OPEN_PATHS = frozenset({"/health"})  # served without a key
+# What counts against a caller's rate.
+LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate"})
+_PROBES = frozenset({"/health", "/metrics"})  # asked for every few seconds: not worth a line each
 CLIENT_GONE = 499
 _SMALL_BODY_BYTES = 64 * 1024
 _CLOSING = frozenset({408, 413})  # the rest of the body is not waited for
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-class KeyCheck:
-    """Compares API keys in a time that does not depend on them. Without keys everyone is let in."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
-
-    def check(self, headers: Headers) -> None:
-        """HttpError 401 unless `Authorization: Bearer KEY` holds a known key."""
-        if not self._digests:
-            return
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        digest = _digest(given.strip().encode(errors="replace"))
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise HttpError(
-                401, "Give a valid API key in the Authorization header: 'Bearer KEY'.", code="invalid_api_key"
-            )
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 @dataclass(slots=True)
@@ -60,6 +40,7 @@ class _Exchange:
     request_id: str
     began: float
     status: int | None = None
+    caller: Caller | None = None
 
     @property
     def elapsed_ms(self) -> int:
@@ -69,9 +50,12 @@ class _Exchange:
 class Edge:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, *, keys: KeyCheck) -> None:
+    def __init__(self, app: ASGIApp, *, callers: Callers, metrics: Metrics, routes: Mapping[object, str]) -> None:
+        """`routes` has each endpoint's path, for the counts."""
         self._app = app
-        self._keys = keys
+        self._callers = callers
+        self._metrics = metrics
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs one exchange; nothing leaves it but an error after half an answer."""
@@ -80,7 +64,8 @@ class Edge:
             return
         headers = Headers(scope=scope)
         exchange = _Exchange(_request_id(headers), time.monotonic())
-        scope.setdefault("state", {})["request_id"] = exchange.request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = exchange.request_id
 
         body_left = _large_body(headers)  # whoever is answered before its body came does not go on sending it
 
@@ -96,15 +81,19 @@ class Edge:
                 named = [
                     (b"x-request-id", exchange.request_id.encode()),
                     (b"openai-processing-ms", str(exchange.elapsed_ms).encode()),
+                    *(exchange.caller.headers() if exchange.caller is not None else ()),
                 ]
                 if body_left or message["status"] in _CLOSING:
                     named.append((b"connection", b"close"))
                 message = {**message, "headers": [*message.get("headers", ()), *named]}
             await send(message)
 
+        self._metrics.in_flight.inc()
         try:
             if scope["path"] not in OPEN_PATHS:
-                self._keys.check(headers)
+                exchange.caller = state["caller"] = self._callers.find(headers)
+                if scope["path"] in LIMITED_PATHS:
+                    exchange.caller.admit()
             await self._app(scope, receive_noted, send_named)
         except asyncio.CancelledError:  # the server's grace is over
             if exchange.status is None:
@@ -119,9 +108,17 @@ class Edge:
                 raise  # half an answer is sent: the connection is closed
             await _send_failure(as_outrider_error(error), send_named)
         finally:
-            say = log.debug if scope["path"] in OPEN_PATHS else log.info  # probes come every second
+            self._metrics.in_flight.dec()
+            self._count(scope, exchange)
+            say = log.debug if scope["path"] in _PROBES else log.info
             say("http", status=exchange.status, ms=exchange.elapsed_ms, method=scope["method"], path=scope["path"],
-                request_id=exchange.request_id)  # fmt: skip
+                request_id=exchange.request_id, caller=exchange.caller.name if exchange.caller else None)  # fmt: skip
+
+    def _count(self, scope: Scope, exchange: _Exchange) -> None:
+        """Counts the request by its route, its status, and how its output ended."""
+        path = self._routes.get(scope.get("endpoint"), "none")
+        reason = scope["state"].get("finish_reason", "none")
+        self._metrics.requests.labels(path, str(exchange.status), reason).inc()
 
 
 def _large_body(headers: Headers) -> bool:

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 import outrider
 from gateway.answer import collect
 from gateway.exchange import json_response, request_id, until_disconnect
+from gateway.metrics import CONTENT_TYPE
 from gateway.plan import Prompt, make_plan
 from gateway.responses import ModelCard, ModelList
 from gateway.schemas import SamplingFields
@@ -28,7 +29,7 @@ async def list_models(request: Request) -> ASGIApp:
 async def get_model(request: Request) -> ASGIApp:
     """GET /v1/models/{id}."""
     ready = gateway_of(request).ready()
-    if request.path_params["model"] != ready.model_name:
+    if request.path_params["model"] not in ready.names:
         raise NotFound("The model does not exist.", field="model", code="model_not_found")
     return json_response(_card(ready))
 
@@ -48,8 +49,13 @@ async def health_generate(request: Request) -> ASGIApp:
         SamplingFields(temperature=0.0), [Prompt([0], "prompt")], request_id=f"health-{request_id(request)}",
         max_tokens=1, codec=ready.codec, info=ready.info,
     )  # fmt: skip
-    await until_disconnect(request.receive, collect(gateway.answers(plan)))
+    await until_disconnect(request.receive, collect(gateway.answers(plan, request)))
     return Response(status_code=200)
+
+
+async def metrics(request: Request) -> ASGIApp:
+    """GET /metrics: counts in Prometheus' text format."""
+    return Response(gateway_of(request).metrics.text(), media_type=CONTENT_TYPE)
 
 
 async def version(request: Request) -> ASGIApp:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gateway.schemas import ContentPart, Message, ToolCall
+from gateway.schemas import ContentPart, Message
+from gateway.tool_schemas import ToolCall
 from outrider.errors import InvalidArgument
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -44,6 +44,20 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What is to be told of tokens beside their text. `top_logprobs` alternatives come with log-probabilities."""
+
+    logprobs: bool = False
+    prompt_logprobs: bool = False
+    top_logprobs: int = 0
+    pieces: bool = False  # each token apart, for whoever counts them
+    markers: frozenset[str] = frozenset()  # control tokens that a parser of the text looks for
+
+
+PLAIN = Report()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What one HTTP request asks: a call per prompt, and how their tokens become text."""
 
@@ -69,6 +83,7 @@ def make_plan(
     default_max_tokens: int | None = None,
     prediction: Sequence[int] = (),
     grammar: common_pb2.Grammar | None = None,
+    report: Report = PLAIN,
 ) -> Plan:
     """Checks a request against the model's limits and writes its calls. InvalidArgument with `field` and `code`.
 
@@ -80,7 +95,8 @@ def make_plan(
     if max_tokens is None and default_max_tokens is not None:
         max_tokens = min(default_max_tokens, codec.context_length - max(len(prompt.ids) for prompt in prompts))
     params = sampling_params(fields, max_tokens, info)
-    speculative = speculative_params(fields.speculative)
+    options = fields.speculative or _NO_OPTIONS
+    speculative = speculative_params(options)
     sampling = params.to_proto()
     if grammar is not None:
         sampling.grammar.CopyFrom(grammar)
@@ -93,14 +109,20 @@ def make_plan(
             num_choices=num_choices,
             prediction_tokens=pack_ids(prediction[: codec.context_length]),
             priority=fields.priority or 0,
+            logprobs=report.logprobs,
+            prompt_logprobs=report.prompt_logprobs,
+            top_logprobs=report.top_logprobs if report.logprobs or report.prompt_logprobs else 0,
+            include_trees=bool(options.include_trees),
         )
         for index, prompt in enumerate(prompts)
     )
     rules = OutputRules(
-        make_detokenizer=lambda: codec.detokenizer(skip_special=fields.skip_special_tokens is not False),
+        make_detokenizer=lambda: codec.detokenizer(
+            skip_special=fields.skip_special_tokens is not False, keep=report.markers
+        ),
         stops=stop_strings(fields),
         end_ids=_end_ids(params, info),
-        origins=bool(fields.speculative and fields.speculative.include_origins),
+        pieces=report.logprobs or report.pieces or bool(options.include_origins),
     )
     return Plan(calls, tuple(len(prompt.ids) for prompt in prompts), num_choices, rules)
 
@@ -180,14 +202,18 @@ def _check_prompt(prompt: Prompt, max_tokens: int | None, context_length: int, v
         raise InvalidArgument(f"Token ids are from 0 to {vocab_size - 1}.", field=prompt.field, code="invalid_value")
 
 
-def speculative_params(options: SpeculativeOptions | None) -> common_pb2.SpeculativeParams:
+_NO_OPTIONS = SpeculativeOptions()
+_WIRE_OPTIONS = ("enabled", "num_steps", "num_draft_tokens", "accept_threshold_single", "accept_threshold_acc")
+
+
+def speculative_params(options: SpeculativeOptions) -> common_pb2.SpeculativeParams:
     """What is asked of speculation, for the wire."""
     made = common_pb2.SpeculativeParams()
-    if options is None:
-        return made
-    for name in ("enabled", "num_steps", "topk", "num_draft_tokens"):
+    for name in _WIRE_OPTIONS:
         if (value := getattr(options, name)) is not None:
             setattr(made, name, value)
+    if (topk := _topk(options)) is not None:
+        made.topk = topk
     if options.algorithm is not None:
         algorithm = ALGORITHMS.get(options.algorithm.upper())
         if algorithm is None:
@@ -200,11 +226,21 @@ def speculative_params(options: SpeculativeOptions | None) -> common_pb2.Specula
     return made
 
 
+def _topk(options: SpeculativeOptions) -> int | None:
+    """`topk`, which has SGLang's name too."""
+    if options.topk is not None and options.eagle_topk not in (None, options.topk):
+        raise InvalidArgument(
+            "topk and eagle_topk are one setting.", field="speculative.eagle_topk", code="invalid_value"
+        )
+    return options.topk or options.eagle_topk
+
+
 def _check_tree(options: SpeculativeOptions) -> None:
     """A tree of num_steps levels of topk branches has only so many nodes to choose from."""
-    if options.num_steps is None or options.topk is None or options.num_draft_tokens is None:
+    topk = _topk(options)
+    if options.num_steps is None or topk is None or options.num_draft_tokens is None:
         return
-    most = options.topk + (options.num_steps - 1) * options.topk**2
+    most = topk + (options.num_steps - 1) * topk**2
     if options.num_draft_tokens - 1 > most:
         raise InvalidArgument(
             f"num_draft_tokens is {options.num_draft_tokens}; num_steps and topk allow {most + 1}.",
@@ -229,10 +265,6 @@ def _given(name: str) -> Callable[[Any], object]:
 
 _REFUSED: dict[type, dict[str, Callable[[Any], object]]] = {
     ChatCompletionRequest: {
-        "logprobs": _given("logprobs"),
-        "top_logprobs": _given("top_logprobs"),
-        "tools": lambda request: request.tools is not None,
-        "tool_choice": lambda request: request.tool_choice not in (None, "none"),
         "functions": lambda request: request.functions is not None,
         "function_call": lambda request: request.function_call is not None,
         "modalities": lambda request: request.modalities is not None and request.modalities != ["text"],
@@ -240,16 +272,19 @@ _REFUSED: dict[type, dict[str, Callable[[Any], object]]] = {
         "web_search_options": lambda request: request.web_search_options is not None,
     },
     CompletionRequest: {
-        "logprobs": lambda request: request.logprobs is not None,
         "suffix": _given("suffix"),
         "best_of": lambda request: request.best_of is not None and request.best_of != (request.n or 1),
     },
     GenerateRequest: {
-        "return_logprob": _given("return_logprob"),
+        "token_ids_logprob": _given("token_ids_logprob"),
         "image_data": _given("image_data"),
     },
 }
-_HINTS = {"functions": " Use `tools`.", "function_call": " Use `tool_choice`."}
+_HINTS = {
+    "functions": " Use `tools`.",
+    "function_call": " Use `tool_choice`.",
+    "token_ids_logprob": " Use `top_logprobs_num`.",
+}
 
 
 def refuse_unsupported(request: Refusable) -> None:

@@ -18,13 +18,14 @@ import grpc
 import grpc.aio
 
 from outrider.errors import ResourceExhausted, Unavailable
-from outrider.rpc import create_channel
+from outrider.rpc import create_channel, error_from_rpc
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
 
 log = get_logger(__name__)
 
+_CALL_TIMEOUT_S = 30.0
 ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
 
 
@@ -89,6 +90,16 @@ class ReplicaSet:
         """Replicas that take new sessions, by address."""
         return [replica for _, replica in sorted(self._replicas.items()) if replica.serving]
 
+    @property
+    def states(self) -> list[tuple[str, bool]]:
+        """Every address, and whether its replica takes new sessions."""
+        return [(address, replica.serving) for address, replica in sorted(self._replicas.items())]
+
+    @property
+    def infos(self) -> list[tuple[str, ServerInfo]]:
+        """The last answer of each replica that serves."""
+        return [(replica.address, replica.info) for replica in self.serving if replica.info is not None]
+
     def pick(self, *, numerics_id: str | None = None, avoid: Iterable[Replica] = ()) -> Replica:
         """The least busy replica, of `numerics_id` if one is; Unavailable without any, ResourceExhausted when full."""
         candidates = [replica for replica in self.serving if replica not in avoid]
@@ -116,6 +127,15 @@ class ReplicaSet:
         await asyncio.gather(*(self._probe(replica) for replica in serving))
         infos = [replica.info for replica in serving if replica.serving and replica.info is not None]
         return list({info.boot_id: info for info in infos}.values())
+
+    async def flush_caches(self) -> int:
+        """Empties the prefix cache of every replica that serves; the pages that this freed."""
+        request = verify_pb2.FlushCacheRequest()
+        calls = [replica.stub.FlushCache(request, timeout=_CALL_TIMEOUT_S) for replica in self.serving]
+        try:
+            return sum(answer.freed_pages for answer in await asyncio.gather(*calls))
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
 
     # ---- Addresses
 

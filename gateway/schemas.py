@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from gateway.tool_schemas import ToolCall, ToolChoice, Tools
+
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_CHOICES = 128
@@ -30,6 +32,9 @@ TokenId = Annotated[int, Meta(ge=0, le=_INT31)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=64)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+StartLen = Annotated[int, Meta(ge=-1, le=_INT31)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=_INT31)]
 
 
@@ -37,6 +42,7 @@ class StreamOptions(Struct, kw_only=True):
     """How a stream is reported."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
@@ -47,8 +53,12 @@ class SpeculativeOptions(Struct, kw_only=True):
     algorithm: str | None = None
     num_steps: Count | None = None
     topk: Count | None = None
+    eagle_topk: Count | None = None  # another name for topk
     num_draft_tokens: Annotated[int, Meta(ge=2, le=_INT31)] | None = None
+    accept_threshold_single: Probability | None = None
+    accept_threshold_acc: Annotated[float, Meta(gt=0, le=1)] | None = None
     include_origins: bool | None = None
+    include_trees: bool | None = None
 
 
 class SamplingFields(Struct, kw_only=True):
@@ -73,16 +83,26 @@ class SamplingFields(Struct, kw_only=True):
     priority: Priority | None = None
 
 
+class ResponseFormat(Struct, kw_only=True):
+    """What the output must match."""
+
+    type: str
+    json_schema: dict[str, Any] | None = None
+
+
 class OpenAIFields(SamplingFields, kw_only=True):
     """What chat and plain completions share beyond sampling; the last block is accepted and has no effect."""
 
     model: str | None = None
     max_tokens: Count | None = None
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -96,21 +116,6 @@ class ContentPart(Struct, kw_only=True):
     type: str
     text: str | None = None
     refusal: str | None = None
-
-
-class FunctionCall(Struct, kw_only=True):
-    """A call that an earlier answer made: the arguments are JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(Struct, kw_only=True):
-    """One entry of an earlier answer's `tool_calls`."""
-
-    id: str
-    function: FunctionCall
-    type: str = "function"
 
 
 class Message(Struct, kw_only=True):
@@ -132,13 +137,6 @@ class Prediction(Struct, kw_only=True):
     content: str | Annotated[list[ContentPart], Meta(min_length=1, max_length=1024)]
 
 
-class ResponseFormat(Struct, kw_only=True):
-    """What the output must match."""
-
-    type: str
-    json_schema: dict[str, Any] | None = None
-
-
 class ChatCompletionRequest(OpenAIFields, kw_only=True):
     """POST /v1/chat/completions."""
 
@@ -149,13 +147,13 @@ class ChatCompletionRequest(OpenAIFields, kw_only=True):
     continue_final_message: bool | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
-    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
 
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: list[dict[str, Any]] | None = None
     function_call: str | dict[str, Any] | None = None
     modalities: list[str] | None = None
@@ -167,16 +165,17 @@ class CompletionRequest(OpenAIFields, kw_only=True):
     """POST /v1/completions. `prompt` is text, ids, or a list of either."""
 
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
+    max_tokens: CountFromZero | None = None  # 0 where only the echoed prompt is wanted
     echo: bool | None = None
     best_of: NumChoices | None = None
     suffix: str | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: TopLogprobs | None = None
 
 
 class SglangSampling(Struct, kw_only=True):
     """SGLang's `sampling_params`."""
 
-    max_new_tokens: Count | None = None
+    max_new_tokens: CountFromZero | None = None  # 0: only the prompt's log-probabilities are wanted
     min_new_tokens: CountFromZero | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
@@ -207,6 +206,8 @@ class GenerateRequest(Struct, kw_only=True):
     rid: str | list[str] | None = None
     speculative: SpeculativeOptions | None = None
     return_logprob: bool | list[bool] | None = None
-    logprob_start_len: int | list[int] | None = None
-    top_logprobs_num: int | list[int] | None = None
+    logprob_start_len: StartLen | list[StartLen] | None = None
+    top_logprobs_num: TopLogprobs | list[TopLogprobs] | None = None
+    return_text_in_logprobs: bool | None = None
+    token_ids_logprob: Any = None
     image_data: Any = None

@@ -14,16 +14,21 @@ from pathlib import Path
 
 from starlette.requests import Request
 
+from gateway.account import Account
 from gateway.answer import Answer
 from gateway.backend import Backend, RetryPolicy
 from gateway.body import BodyDecoder, BodyT, read_body
+from gateway.metrics import Metrics
 from gateway.offload import offload
 from gateway.plan import Plan
+from gateway.reasoning import ReasoningFormat, reasoning_format
 from gateway.replicas import ProbeTimes, ReplicaSet, ServerInfo
 from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec, TokenizerFiles
+from gateway.tool_parsers.formats import ToolFormat, tool_format
 from outrider.args import GatewayArgs
-from outrider.errors import NotFound, StartupError, Unavailable
+from outrider.errors import InvalidArgument, NotFound, StartupError, Unavailable
+from outrider.model_name import default_model_name
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -36,9 +41,17 @@ class Ready:
     info: ServerInfo
     codec: TextCodec
     template: ChatTemplate | None
+    tools: ToolFormat
+    reasoning: ReasoningFormat | None
     model_name: str
     tokenizer_path: Path
     created: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a request may call the model."""
+        path = self.info.model.model_path
+        return (self.model_name, path, Path(path).name, "default")
 
     @property
     def fingerprint(self) -> str | None:
@@ -57,7 +70,10 @@ class Gateway:
         self.args = args
         self.replicas = ReplicaSet(args.verify_address, probe)
         self.backend = Backend(self.replicas, retry)
-        self.decoder = BodyDecoder(strict_fields=args.strict_fields)
+        self.metrics = Metrics(self.replicas)
+        self.decoder = BodyDecoder(strict_fields=args.strict_fields, on_unknown=self.metrics.unknown_fields.inc)
+        tool_format(args.tool_call_parser, None)  # a name that is not known ends the start
+        self._reasoning = reasoning_format(args.reasoning_parser)
         self.draining = False
         self._on_failure = on_failure
         self._ready: Ready | None = None
@@ -113,8 +129,9 @@ class Gateway:
             if files.template is not None:
                 await files.template.close()
             raise
-        name = args.served_model_name or Path(info.model.model_path).name
-        return Ready(info, codec, files.template, name, folder, int(time.time()))
+        tools = tool_format(args.tool_call_parser, files.template.source if files.template else None)
+        name = args.served_model_name or default_model_name(info)
+        return Ready(info, codec, files.template, tools, self._reasoning, name, folder, int(time.time()))
 
     # ---- What routes ask
 
@@ -134,7 +151,7 @@ class Gateway:
     def ready_for(self, model: str | None) -> Ready:
         """As `ready`, for a request that names a model: NotFound for another, ResourceExhausted when all is full."""
         ready = self.ready()
-        if model is not None and model not in (ready.model_name, ready.info.model.model_path, "default"):
+        if model is not None and model not in ready.names:
             raise NotFound("The model does not exist.", field="model", code="model_not_found")
         self.backend.check_room()
         return ready
@@ -145,15 +162,38 @@ class Gateway:
         request.state.body_bytes = len(body)
         return await offload(len(body), self.decoder.decode, body, kind)
 
-    def answers(self, plan: Plan) -> list[Answer]:
-        """An answer for each of the plan's prompts; the calls begin when its deltas are read."""
+    def answers(
+        self, plan: Plan, request: Request, *, grammar_field: str = "response_format", prompt_field: str = "messages"
+    ) -> list[Answer]:
+        """An answer for each of the plan's prompts; the calls begin when its deltas are read.
+
+        The fields are what verify's complaints about grammar and prompt are put down to.
+        """
+        self._check_sizes(plan, grammar_field, prompt_field)
+        account = Account(self.metrics, request.scope["state"])
+        fields = {"sampling.grammar": grammar_field, "grammar": grammar_field, "prompt_tokens": prompt_field}
         return [
             Answer(
                 self.backend.generate(call, timeout_s=self.args.request_timeout_s, apart=plan.apart),
-                plan.rules, num_choices=plan.num_choices, prompt_len=prompt_len,
+                plan.rules, num_choices=plan.num_choices, prompt_len=prompt_len, account=account, fields=fields,
             )
             for call, prompt_len in zip(plan.calls, plan.prompt_lens, strict=True)
         ]  # fmt: skip
+
+    def _check_sizes(self, plan: Plan, grammar_field: str, prompt_field: str) -> None:
+        """The limits that the gateway itself sets on prompts and grammars."""
+        most = self.args.max_prompt_tokens
+        if most is not None and max(plan.prompt_lens) > most:
+            raise InvalidArgument(
+                f"The prompt has {max(plan.prompt_lens)} tokens; this server takes {most}.",
+                field=prompt_field, code="context_length_exceeded",
+            )  # fmt: skip
+        size = plan.calls[0].sampling.grammar.ByteSize()
+        if size > self.args.max_schema_bytes:
+            raise InvalidArgument(
+                f"The schema has {size} bytes; this server takes {self.args.max_schema_bytes}.",
+                field=grammar_field, code="invalid_json_schema",
+            )  # fmt: skip
 
 
 def gateway_of(request: Request) -> Gateway:

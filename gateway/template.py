@@ -120,12 +120,16 @@ class _Worker:
 
 @dataclass(slots=True)
 class ChatTemplate:
-    """Renders one template in up to NUM_WORKERS processes. `start` first; `strings` are the template's own literals."""
+    """Renders one template in up to NUM_WORKERS processes. `start` first.
+
+    `strings` are the template's own literals; `takes_tools` tells whether it has words for tools.
+    """
 
     source: str
     variables: Mapping[str, str]
     time_limit_s: float = RENDER_TIME_LIMIT_S
     strings: tuple[str, ...] = ()
+    takes_tools: bool = False
     _idle: list[_Worker] = field(default_factory=list)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_WORKERS))
 
@@ -159,6 +163,7 @@ class ChatTemplate:
         reply = await self._ask(worker, Load(self.source, dict(self.variables), self.time_limit_s))
         if isinstance(reply, Loaded):
             self.strings = tuple(reply.strings)
+            self.takes_tools = "tools" in reply.names
             return worker
         await worker.kill()
         assert isinstance(reply, Failed)

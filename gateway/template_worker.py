@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,9 +39,13 @@ class Load(msgspec.Struct, tag=True):
 
 
 class Loaded(msgspec.Struct, tag=True):
-    """The template compiles. `strings` are the literals in its expressions: what it may look for in messages."""
+    """The template compiles. `strings` are the literals in its expressions: what it may look for in messages.
+
+    `names` are the variables that it is given from outside.
+    """
 
     strings: list[str]
+    names: list[str]
 
 
 class Render(msgspec.Struct, tag=True):
@@ -101,6 +105,7 @@ class Renderer:
         self._template = self._env.from_string(load.source)
         self._variables = load.variables
         tree = self._env.parse(load.source)
+        self.names = sorted(meta.find_undeclared_variables(tree))
         self.strings = sorted({node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)})
 
     def render(self, context: dict[str, Any], max_chars: int) -> str:
@@ -163,7 +168,7 @@ def _serve(source: BinaryIO, sink: BinaryIO) -> None:
         _write(sink, _broken(error))
         return
     signal.setitimer(signal.ITIMER_REAL, 0)
-    _write(sink, Loaded(renderer.strings))
+    _write(sink, Loaded(renderer.strings, renderer.names))
     while (request := _read(source, Render)) is not None:
         signal.setitimer(signal.ITIMER_REAL, load.time_limit_s)
         reply = _answer(renderer, request)

@@ -1,17 +1,17 @@
-"""One choice of a generate stream as text: tokens to characters, stop strings, origins, and exact counts."""
+"""One choice of a generate stream as text: characters, stop strings, what is told of each token, counts."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gateway.detokenizer import Detokenizer
 from gateway.stop import StopMatcher
 from outrider.v1 import common_pb2, verify_pb2
 
-Origin = Literal["accepted", "target"]
+Origin = Literal["accepted", "bonus", "target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,31 @@ class OutputRules:
     make_detokenizer: Callable[[], Detokenizer]
     stops: tuple[str, ...] = ()
     end_ids: frozenset[int] = frozenset()  # tokens that end an output; their text is not part of it
-    origins: bool = False
+    pieces: bool = False  # whether deltas tell of each token
+
+
+@dataclass(slots=True)
+class Piece:
+    """One token of the output, with the part of its text that is let out.
+
+    `token` is None where the rest of a token follows of which a part was told before. `depth` is its place in the tree
+    of step `step`, from 1; 0 for the target's own tokens.
+    """
+
+    token: int | None
+    text: str
+    step: int
+    depth: int
+    algorithm: common_pb2.Algorithm | None  # of the drafter whose tree the step verified
+    logprob: verify_pb2.TokenLogprob | None
+    ends: bool = False  # it ended the output and is no part of its text
+
+    @property
+    def origin(self) -> Origin:
+        """A draft that was accepted, the target's own token after a tree, or one that nothing was drafted for."""
+        if self.depth:
+            return "accepted"
+        return "target" if self.algorithm is None else "bonus"
 
 
 @dataclass(slots=True)
@@ -31,7 +55,9 @@ class Delta:
     choice: int
     text: str
     tokens: list[int]
-    origins: list[tuple[str, Origin]] | None = None
+    pieces: list[Piece] | None = None
+    tree: verify_pb2.VerifiedTree | None = None
+    step: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     matched: str | int | None = None  # the stop string or id
 
@@ -94,26 +120,36 @@ class ChoiceText:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.speculation = SpeculationCount()
+        self.prompt_logprobs: list[verify_pb2.TokenLogprob] = []
         self.finished = False
         self._rules = rules
         self._detokenizer = rules.make_detokenizer()
         self._stop = StopMatcher(rules.stops) if rules.stops else None
-        self._held: deque[tuple[str, Origin]] = deque()  # detokenised, not yet let out
+        self._held: deque[Piece] = deque()  # detokenised, not yet let out
+        self._step = -1
         self._seen = SpeculationCount()  # of the call that runs, until verify tells its own count
         self._started = False
 
     def feed(self, response: verify_pb2.GenerateResponse) -> Delta:
         """The delta of one response of this choice."""
         if response.HasField("start"):
-            self._begin_call(response.start)
-        delta = Delta(self.choice, "", [], [] if self._rules.origins else None)
+            self._begin_call(response)
+        self._step += bool(response.tokens)
+        delta = Delta(self.choice, "", [], [] if self._rules.pieces else None, step=self._step)
+        if response.HasField("tree"):
+            delta.tree = response.tree
         pieces: list[str] = []
         for index, token in enumerate(response.tokens):
             delta.tokens.append(token)
             if token in self._rules.end_ids:
                 delta.matched = token
+                if delta.pieces is not None:
+                    self._held.append(replace(self._piece(response, index, ""), ends=True))
                 continue
-            pieces.append(self._let_out(self._detokenizer.push(token), index < response.num_accepted, delta))
+            text = self._detokenizer.push(token)
+            if delta.pieces is not None:
+                self._held.append(self._piece(response, index, text))
+            pieces.append(self._let_out(text, delta))
             if self._stop is not None and self._stop.matched is not None:
                 delta.finish_reason, delta.matched = "stop", self._stop.matched
                 break
@@ -126,25 +162,29 @@ class ChoiceText:
         delta.text = "".join(pieces)
         return delta
 
-    def _let_out(self, text: str, accepted: bool, delta: Delta) -> str:
+    def _piece(self, response: verify_pb2.GenerateResponse, index: int, text: str) -> Piece:
+        algorithm = response.algorithm if response.HasField("algorithm") else None
+        logprob = response.logprobs[index] if response.logprobs else None
+        depth = index + 1 if index < response.num_accepted else 0
+        return Piece(response.tokens[index], text, self._step, depth, algorithm, logprob)
+
+    def _let_out(self, text: str, delta: Delta) -> str:
         """What the stop matcher lets through now that `text` has come."""
         out = text if self._stop is None else self._stop.push(text)
-        if delta.origins is not None:
-            if text:
-                self._held.append((text, "accepted" if accepted else "target"))
-            delta.origins += self._take(len(out))
+        if delta.pieces is not None:
+            delta.pieces += self._take(len(out))
         return out
 
-    def _take(self, size: int) -> list[tuple[str, Origin]]:
-        """The first `size` held characters, with their origins."""
-        taken: list[tuple[str, Origin]] = []
+    def _take(self, size: int) -> list[Piece]:
+        """Pieces for the first `size` held characters. Tokens without text go with the next that has some."""
+        taken: list[Piece] = []
         while size:
-            text, origin = self._held.popleft()
-            if len(text) > size:
-                self._held.appendleft((text[size:], origin))
-                text = text[:size]
-            taken.append((text, origin))
-            size -= len(text)
+            piece = self._held.popleft()
+            if len(piece.text) > size:
+                self._held.appendleft(replace(piece, token=None, text=piece.text[size:], logprob=None))
+                piece.text = piece.text[:size]
+            taken.append(piece)
+            size -= len(piece.text)
         return taken
 
     def _finish(self, finish: verify_pb2.GenerateFinish, delta: Delta) -> str:
@@ -152,23 +192,36 @@ class ChoiceText:
         delta.finish_reason = "stop" if finish.reason == verify_pb2.FINISH_REASON_STOP else "length"
         if finish.HasField("stop_token_id"):
             delta.matched = finish.stop_token_id
-        tail = self._let_out(self._detokenizer.finish(), False, delta)
+        rest = self._detokenizer.finish()
+        if delta.pieces is not None and rest:
+            self._give_text(rest)
+        tail = self._let_out(rest, delta)
         if self._stop is not None:
             held = self._stop.finish()
             tail += held
-            if delta.origins is not None:
-                delta.origins += self._take(len(held))
+            if delta.pieces is not None:
+                delta.pieces += self._take(len(held))
             if self._stop.matched is not None:
                 delta.finish_reason, delta.matched = "stop", self._stop.matched
+        if delta.pieces is not None and (self._stop is None or self._stop.matched is None):
+            delta.pieces += self._held  # tokens that never had text
         self._end(SpeculationCount.from_wire(finish.speculation))
         return tail
 
+    def _give_text(self, text: str) -> None:
+        """Text that the detokenizer had kept back belongs to the last token."""
+        if self._held:
+            self._held[-1].text += text
+        else:
+            self._held.append(Piece(None, text, self._step, 0, None, None))
+
     # ---- Counting
 
-    def _begin_call(self, start: verify_pb2.GenerateStart) -> None:
+    def _begin_call(self, response: verify_pb2.GenerateResponse) -> None:
         """A call begins: the first, or one that goes on where another broke."""
         if not self._started:
-            self.cached_tokens = start.cached_tokens
+            self.cached_tokens = response.start.cached_tokens
+            self.prompt_logprobs = list(response.prompt_logprobs)
         self._started = True
         self.speculation.add(self._seen)
         self._seen = SpeculationCount()

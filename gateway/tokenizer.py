@@ -58,11 +58,16 @@ class TextCodec:
         self._shield = Shield(self._nonces, strings, source)
         self._detokenizers: DetokenizerFactory = detokenizer_factory(tokenizer)
         self.detokenizer = self._detokenizers.make
+        self.piece = self._detokenizers.piece  # a token's bytes
 
     @property
     def max_chars(self) -> int:
         """More characters than this are more tokens than the context holds, without counting them."""
         return self.context_length * self._longest_token
+
+    def is_control(self, text: str) -> bool:
+        """Whether `text` is a control token, which no grammar over text can ask for."""
+        return text in self._nonces
 
     def covering(self, *values: object) -> Cover:
         """Stand-ins for one request's messages, to render a template with."""

@@ -153,11 +153,23 @@ class SpeculativeArgs(Args):
     speculative_draft_attention_backend: str | None = arg(
         None, "speculation: draft model", "Attention kernels of the draft head. Default: as suits the device."
     )
+    speculative_draft_model_quantization: str | None = arg(
+        None, "speculation: draft model", "As --quantization, or unquant for none. Default: as --quantization."
+    )
+    speculative_moe_runner_backend: str | None = arg(
+        None, "speculation: draft model", "What runs a draft model's experts: auto (torch's grouped products)."
+    )
+    speculative_moe_a2a_backend: str | None = arg(
+        None, "speculation: draft model", "What moves rows between experts on several devices: none (they are on one)."
+    )
     speculative_token_map: str | None = arg(
         None, "speculation: draft model", "File with the token ids that may be drafted (FR-Spec)."
     )
     enable_multi_layer_eagle: bool = arg(
         False, "speculation: draft model", "Require a head with a layer for each step; one that has them is used so."
+    )
+    enable_dp_attention: bool = arg(
+        False, "speculation", "SGLang's; refused: replicas of the verify service take the place of data parallelism."
     )
     speculative_ngram_min_match_window_size: int = arg(1, "speculation: NGRAM", "Shortest suffix that is looked up.")
     speculative_ngram_max_match_window_size: int = arg(12, "speculation: NGRAM", "Longest suffix that is looked up.")
@@ -189,11 +201,21 @@ class SpeculativeArgs(Args):
         if high < low:
             raise StartupError(f"--speculative-ngram-max-bfs-breadth is {high}, below the minimum breadth, {low}")
         at_least(self, self.speculative_ngram_branch_length + 1, "speculative_ngram_capacity")
-        if self.speculative_algorithm is not None and self.speculative_algorithm.upper() not in ALGORITHMS:
+        check_algorithm(self.speculative_algorithm)
+        for name, value, there in _MOE_BACKENDS:
+            given = getattr(self, name)
+            if given not in (None, value):
+                raise StartupError(
+                    f"--{name.replace('_', '-')} is {given!r}, which is not offered here; {value!r}, {there}, is"
+                )
+        algorithm = (self.speculative_algorithm or "").upper()
+        if self.enable_dp_attention:
+            with_it = f" with {algorithm}" if algorithm not in ("", "NONE") else ""
             raise StartupError(
-                f"--speculative-algorithm is {self.speculative_algorithm!r}; it must be one of {', '.join(ALGORITHMS)}"
+                f"--enable-dp-attention is not supported{with_it}: run several verify services (--verify-address "
+                "may be repeated) instead of data-parallel attention in one"
             )
-        if (self.speculative_algorithm or "").upper() in ("NGRAM", "NONE"):
+        if algorithm in ("NGRAM", "NONE"):
             self.refuse_draft_model_flags()
 
     def refuse_draft_model_flags(self) -> None:
@@ -205,7 +227,20 @@ class SpeculativeArgs(Args):
 
 
 _TREE_FLAGS = ("speculative_num_steps", "speculative_eagle_topk")
-ALGORITHMS = ("NGRAM", "STANDALONE", "EAGLE", "EAGLE3", "NEXTN", "NONE")
+# NEXTN is EAGLE's other name in SGLang's flags: which kind of head it is, its checkpoint says.
+HEAD_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN")
+ALGORITHMS = ("NGRAM", "STANDALONE", *HEAD_ALGORITHMS, "NONE")
+# SGLang has many; of each, this one is there.
+_MOE_BACKENDS = (
+    ("speculative_moe_runner_backend", "auto", "torch's own operators"),
+    ("speculative_moe_a2a_backend", "none", "all experts on one device"),
+)
+
+
+def check_algorithm(name: str | None) -> None:
+    """StartupError for a --speculative-algorithm that there is not."""
+    if name is not None and name.upper() not in ALGORITHMS:
+        raise StartupError(f"--speculative-algorithm is {name!r}; it must be one of {', '.join(ALGORITHMS)}")
 
 
 # ---- The processes
@@ -228,11 +263,23 @@ class VerifyArgs(Args):
         "auto", "model", "`pt` allows pickled weights (read with weights_only); `dummy` makes random ones."
     )
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = arg("auto", "model", "Compute dtype.")
+    quantization: str | None = arg(
+        None, "model",
+        "Quantise the weights at load: int8, int8_dynamic (activations too), int4, or fp8 on a GPU. Default: none.",
+    )  # fmt: skip
+    trust_remote_code: bool = arg(False, "model", "Run Python code that comes in the model's folder.")
     device: str = arg("auto", "model", "cpu, cuda or cuda:N.")
     context_length: int | None = arg(None, "model", "Longest session, prompt and output. Default: the model's.")
     threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
     max_total_tokens: int | None = arg(
         None, "memory and scheduling", "Tokens that the KV pool holds. Default: as memory allows."
+    )
+    mem_fraction_static: float | None = arg(
+        None, "memory and scheduling",
+        "Share of the free memory for weights and KV pool. Default: by SGLang's rule; on CPU a quarter for the pool.",
+    )  # fmt: skip
+    speculative_algorithm: str | None = arg(
+        None, "memory and scheduling", "Whose drafter GPU memory is left for; drafters themselves say what they are."
     )
     page_size: Literal[1, 16, 32, 64] = arg(1, "memory and scheduling", "Tokens in a page of the KV pool.")
     disable_radix_cache: bool = arg(
@@ -247,6 +294,32 @@ class VerifyArgs(Args):
     chunked_prefill_size: int | None = arg(
         None, "memory and scheduling", "Most prompt tokens computed in one step. Default: 256 on CPU, 2048 on a GPU."
     )
+    attention_backend: str = arg(
+        "auto", "kernels",
+        "auto, torch_native, triton or flashinfer. auto: triton on a GPU; on CPU the C decoder, where it has the model.",
+    )  # fmt: skip
+    prefill_attention_backend: str | None = arg(
+        None, "kernels", "Attention of prompts' chunks. Default: --attention-backend."
+    )
+    decode_attention_backend: str | None = arg(
+        None, "kernels", "Attention of single tokens. Default: --attention-backend."
+    )
+    speculative_attention_mode: Literal["prefill", "decode"] = arg(
+        "prefill", "kernels",
+        "Whose attention verifies trees, prefill's or decode's. Of one backend: triton's wide tiles or its narrow ones.",
+    )  # fmt: skip
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = arg(
+        "auto", "kernels", "What keys and values are kept in; fp8 needs torch_native or triton. auto: the compute dtype."
+    )
+    disable_cuda_graph: bool = arg(False, "kernels", "Launch each step's kernels one by one.")
+    cuda_graph_max_bs: int | None = arg(
+        None, "kernels",
+        "Most sessions of a step that is replayed from a CUDA graph. Default: --max-running-requests, at most 160.",
+    )  # fmt: skip
+    enable_torch_compile: bool = arg(
+        False, "kernels", "Run layers compiled by torch.compile; on CPU this replaces the C decoder, which is faster."
+    )
+    torch_compile_max_bs: int = arg(32, "kernels", "Most sessions of a step that runs compiled layers.")
     features: str = arg(
         "none", "speculation", "Hidden states kept for drafters: none, last, or aux:I,J,K (entering those layers)."
     )
@@ -266,8 +339,16 @@ class VerifyArgs(Args):
         at_least(
             self, 1, "max_total_tokens", "max_running_requests", "max_choices", "context_length", "threads",
             "chunked_prefill_size", "max_verify_nodes", "max_proposal_nodes", "max_proposals_per_session",
+            "cuda_graph_max_bs", "torch_compile_max_bs",
         )  # fmt: skip
+        check_algorithm(self.speculative_algorithm)
+        if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
+            raise StartupError(f"--mem-fraction-static is {self.mem_fraction_static}; it must lie between 0 and 1")
         at_least(self, 0, "max_queued_requests", "max_assumed_tokens", "max_draft_wait_ms", "shutdown_grace_s")
+        if self.disable_cuda_graph and self.cuda_graph_max_bs is not None:
+            raise StartupError("--cuda-graph-max-bs and --disable-cuda-graph exclude each other; give one")
+        if self.torch_compile_max_bs != VerifyArgs.torch_compile_max_bs and not self.enable_torch_compile:
+            raise StartupError("--torch-compile-max-bs needs --enable-torch-compile")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,13 +371,23 @@ class DraftArgs(SpeculativeArgs):
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = arg(
         "auto", "model", "Compute dtype of the draft model. Default: its own; of a head, the target's."
     )
+    quantization: str | None = arg(None, "model", "What the target is quantised to; a draft model is too, by default.")
+    trust_remote_code: bool = arg(False, "model", "Run Python code that comes in the draft model's folder.")
     device: str = arg("auto", "model", "cpu, cuda or cuda:N.")
     threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
     draft_max_total_tokens: int = arg(65_536, "model", "Tokens that the draft model's KV pool holds.")
     max_sessions: int = arg(256, "network", "Sessions taken at once from each verify service.")
+    describe: bool = arg(
+        False, "more", "Print what these drafts need of verify (its --features) as JSON, and exit; nothing is loaded."
+    )
+    inspect: str | None = arg(None, "more", "Print the tree that would be proposed after this text, and exit.")
     shutdown_grace_s: float = arg(5.0, "network", "Time that verify services get to end the streams on SIGTERM.")
+    speculative_ngram_external_corpus_path: tuple[str, ...] = arg(
+        (), "speculation: NGRAM",
+        "Text to draw drafts from: a .txt file, or a .jsonl file of strings or of objects with `text`. Repeatable.",
+    )  # fmt: skip
     speculative_ngram_external_corpus_max_tokens: int = arg(
-        10_000_000, "speculation: NGRAM", "Most tokens that AddCorpus takes, all corpora together."
+        10_000_000, "speculation: NGRAM", "Most tokens that corpora hold, files and AddCorpus together."
     )
     max_pending_tokens: int = arg(
         8_000_000, "speculation: NGRAM", "Tokens waiting to be inserted into the trie; texts over it are left out."
@@ -322,11 +413,27 @@ class GatewayArgs(Args):
     verify_address: tuple[str, ...] = arg(
         ("127.0.0.1:50051",), "network", "Verify service; a DNS name may stand for several. Repeatable."
     )
-    served_model_name: str | None = arg(None, "model", "Name in the API. Default: the model folder's name.")
+    served_model_name: str | None = arg(None, "model", "Name in the API. Default: the hub id, or the model folder's name.")
     tokenizer_path: str | None = arg(None, "model", "Folder with tokenizer.json. Default: the verify service's model.")
     chat_template: str | None = arg(None, "model", "File with a chat template. Default: the model's.")
+    tool_call_parser: str | None = arg(
+        None, "model", "How the model writes calls of tools: hermes, llama3_json, mistral, pythonic, qwen3_coder, "
+        "deepseekv3, kimi_k2... Default: what the chat template shows.",
+    )  # fmt: skip
+    reasoning_parser: str | None = arg(
+        None, "model", "How the model marks its reasoning: deepseek-r1, qwen3, mistral... Default: it is not told apart."
+    )
     api_key: tuple[str, ...] = arg((), "limits", "Key that clients must send. Repeatable. Default: none.")
-    api_key_file: str | None = arg(None, "limits", "File with such keys, one on a line.")
+    api_key_file: str | None = arg(
+        None, "limits", "File with such keys, one on a line, each with limits of its own if need be: "
+        "KEY name=WHO requests_per_minute=N tokens_per_minute=N.",
+    )  # fmt: skip
+    requests_per_minute: int | None = arg(None, "limits", "Requests of one key in a minute. Default: no limit.")
+    tokens_per_minute: int | None = arg(
+        None, "limits", "Tokens of one key in a minute, of prompts and answers. Default: no limit."
+    )
+    max_prompt_tokens: int | None = arg(None, "limits", "Longest prompt. Default: as the context holds.")
+    max_schema_bytes: int = arg(64 * 1024, "limits", "Largest JSON schema or grammar of a request.")
     max_body_bytes: int = arg(8 * 2**20, "limits", "Largest request body.")
     max_connections: int = arg(2048, "limits", "HTTP connections open at once.")
     stream_buffer_bytes: int = arg(2**20, "limits", "Bytes that wait for a slow reader before its stream is dropped.")
@@ -338,7 +445,10 @@ class GatewayArgs(Args):
     def check(self) -> None:
         """Bounds."""
         at_least(self, 0, "port", "shutdown_grace_s", "receive_timeout_s", "request_timeout_s")
-        at_least(self, 1, "max_body_bytes", "max_connections", "stream_buffer_bytes")
+        at_least(
+            self, 1, "max_body_bytes", "max_connections", "stream_buffer_bytes", "requests_per_minute",
+            "tokens_per_minute", "max_prompt_tokens", "max_schema_bytes",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,8 +462,15 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     listen: ClassVar[str] = ""  # pyright: ignore[reportIncompatibleVariableOverride]
     verify_address: ClassVar[tuple[str, ...]] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     uds: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    describe: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    inspect: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    speculative_algorithm: str | None = arg("NGRAM", "speculation", "How drafts are made: NGRAM, or NONE for none.")
+    speculative_algorithm: str | None = arg(
+        "NGRAM", "speculation", "How drafts are made: NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN, or NONE for none."
+    )
+    features: str = arg(
+        "auto", "speculation", "Hidden states kept for drafters: auto (as these need them), none, last or aux:I,J,K."
+    )
     grpc_address: str | None = arg(
         None, "network", "Address for gRPC clients: host:port or unix:/path. Default: none from outside."
     )
@@ -399,3 +516,21 @@ class ChatArgs(Args):
         """Bounds."""
         at_least(self, 1, "max_tokens")
         at_least(self, 0, "temperature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertArgs(Args):
+    """Settings of `outrider convert`."""
+
+    command: ClassVar[str] = "convert"
+    summary: ClassVar[str] = "Write a published draft head (EAGLE's own files, speculators', SGLang's) as safetensors."
+
+    source: str | None = arg(None, "files", "Folder or hub id of the head.")
+    destination: str | None = arg(None, "files", "Folder to write, which must not exist.")
+    revision: str | None = arg(None, "files", "Revision of the hub id.")
+
+    def check(self) -> None:
+        """Both sides are needed."""
+        for name in ("source", "destination"):
+            if getattr(self, name) is None:
+                raise StartupError(f"--{name} is needed")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import outrider
-from outrider.args import Args, ChatArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args import Args, ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
 from outrider.supervisor import die_with_parent
 from outrider.wire import WIRE_VERSION
@@ -86,6 +86,12 @@ def _bench_modules() -> dict[str, str]:
     return found
 
 
+def _train(words: list[str]) -> int:
+    """`outrider train COMMAND ...`: main(words) of training/app.py."""
+    refuse_kernels_package()
+    return _load("training.app").main(words)
+
+
 def _version(words: list[str]) -> int:
     print(f"outrider {outrider.__version__} (wire version {WIRE_VERSION})")
     return 0
@@ -102,6 +108,8 @@ GROUPS: dict[str, dict[str, Command]] = {
         "gateway": _of(GatewayArgs, "gateway.app"),
     },
     "more": {
+        "convert": _of(ConvertArgs, "engine.convert"),
+        "train": Command("Make draft heads: `outrider train` lists the steps.", _train),
         "bench": Command("Measure: `outrider bench` lists what.", _bench),
         "version": Command("Print the versions of the release and of the wire.", _version),
     },

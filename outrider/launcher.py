@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shutil
 import socket
 import sys
 import tempfile
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +20,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider import env
-from outrider.args import Args, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args import HEAD_ALGORITHMS, Args, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
+from outrider.model_name import default_model_name
 from outrider.supervisor import Part, PartFailed, Supervisor
 from outrider.telemetry import announce
 from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
@@ -72,10 +75,11 @@ async def serve(
     Raises StartupError when the port is taken or the parts do not become ready in time.
     """
     port = choose_port(args.host, args.port)
+    features = await features_of(args, command)
     folder = make_runtime_dir()
     verify = args.grpc_address or f"unix:{folder}/verify.sock"
     supervisor = Supervisor(
-        parts_of(args, verify, f"unix:{folder}/draft.sock", port, command),
+        parts_of(args, verify, f"unix:{folder}/draft.sock", port, command, features=features),
         startup_timeout_s=args.startup_timeout_s,
         stop_timeout_s=args.shutdown_grace_s + _END_MARGIN_S,
     )
@@ -94,12 +98,34 @@ async def serve(
     return 0
 
 
-def parts_of(args: ServeArgs, verify: str, draft: str, port: int, command: CommandOf = command_of) -> list[Part]:
+async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:
+    """What verify must keep for the drafters: as the flag says, or as a draft process that is asked does.
+
+    Raises StartupError, with that process's words, when its draft model cannot be used.
+    """
+    if args.features != "auto":
+        return args.features
+    if (args.speculative_algorithm or "NONE").upper() not in HEAD_ALGORITHMS:
+        return "none"
+    words = command(_draft_args(args, describe=True))
+    process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=PIPE, env=env.for_child())
+    out, complaint = await process.communicate()
+    if process.returncode != 0:
+        raise StartupError(complaint.decode(errors="replace").strip().removeprefix("outrider draft: "))
+    return json.loads(out.splitlines()[-1])["features"]
+
+
+def _draft_args(args: ServeArgs, **fixed: object) -> DraftArgs:
+    return args.part(DraftArgs, speculative_algorithm=args.speculative_algorithm, **fixed)
+
+
+def parts_of(
+    args: ServeArgs, verify: str, draft: str, port: int, command: CommandOf = command_of, *, features: str = "none"
+) -> list[Part]:
     """The processes, those that others rely on first. `verify` and `draft` are gRPC addresses."""
-    parts = [_part(args.part(VerifyArgs, listen=verify), lambda: wait_serving(verify), command)]
+    parts = [_part(args.part(VerifyArgs, listen=verify, features=features), lambda: wait_serving(verify), command)]
     if args.drafts:
-        algorithm = args.speculative_algorithm
-        own = args.part(DraftArgs, listen=draft, verify_address=(verify,), speculative_algorithm=algorithm)
+        own = _draft_args(args, listen=draft, verify_address=(verify,))
         parts.append(_part(own, lambda: wait_enlisted(draft), command, disposable=True))
     gateway = args.part(GatewayArgs, port=port, verify_address=(verify,))
     return [*parts, _part(gateway, lambda: wait_healthy(_dial_host(args.host), port), command)]
@@ -164,12 +190,12 @@ async def wait_healthy(host: str, port: int) -> None:
 
 
 async def model_name(address: str) -> str:
-    """The name of the model folder that the verify service at `address` serves: the gateway's default name for it."""
+    """The gateway's default name for the model that the verify service at `address` serves."""
     async with _probe(address) as channel:
         info = await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(
             verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S
         )
-    return Path(info.model.model_path).name
+    return default_model_name(info)
 
 
 def _probe(address: str) -> grpc.aio.Channel:

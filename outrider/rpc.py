@@ -51,9 +51,13 @@ _CHANNEL_OPTIONS = (
 )
 
 
-def create_channel(address: str) -> grpc.aio.Channel:
-    """A channel to `host:port`, `unix:/path` or `unix-abstract:name`; it connects on first use."""
-    return grpc.aio.insecure_channel(address, options=list(_CHANNEL_OPTIONS))
+def create_channel(address: str, *, own_connection: bool = False) -> grpc.aio.Channel:
+    """A channel to `host:port`, `unix:/path` or `unix-abstract:name`; it connects on first use.
+
+    Channels to one address share a connection, unless they ask for their own.
+    """
+    own = [("grpc.use_local_subchannel_pool", 1)] if own_connection else []
+    return grpc.aio.insecure_channel(address, options=[*_CHANNEL_OPTIONS, *own])
 
 
 def create_server(*, max_concurrent_rpcs: int | None = None) -> grpc.aio.Server:

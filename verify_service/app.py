@@ -13,8 +13,10 @@ import numpy as np
 import torch
 import uvloop
 
+from engine.attention import AttentionChoice
 from engine.batch import Segment
 from engine.config import FeatureSpec, ModelConfig
+from engine.execution import Execution, GraphSizes
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.pages import PagePool
@@ -42,6 +44,7 @@ log = get_logger(__name__)
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 _WARM_UP_ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 _WARM_UP_REPEATS = 3
+_GRAPH_SESSIONS = 160  # SGLang's most
 
 
 def main(args: VerifyArgs) -> int:
@@ -78,10 +81,31 @@ def load_engine(args: VerifyArgs) -> Engine:
         features=FeatureSpec.parse(args.features),
         load_format=args.load_format,
         max_batch_tokens=args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk,
+        execution=execution_of(args),
     )
     costs = measure_costs(runner, sizes)
     log.info("model loaded", path=str(folder), tokens=sizes.total_tokens, step_ms=round(float(costs.ms(1)), 2))
     return Engine(runner, sizes, costs, vocab_fingerprint(folder))
+
+
+def execution_of(args: VerifyArgs) -> Execution:
+    """How the flags want steps to be computed."""
+    graphs = None
+    if not args.disable_cuda_graph:
+        most = args.cuda_graph_max_bs or min(args.max_running_requests, _GRAPH_SESSIONS)
+        graphs = GraphSizes(most, args.max_verify_nodes + 1, required=args.cuda_graph_max_bs is not None)
+    return Execution(
+        attention=AttentionChoice(
+            args.attention_backend,
+            args.prefill_attention_backend,
+            args.decode_attention_backend,
+            args.speculative_attention_mode,
+        ),
+        kv_cache_dtype=args.kv_cache_dtype,
+        page_size=args.page_size,
+        graphs=graphs,
+        compile_max_batch=args.torch_compile_max_bs if args.enable_torch_compile else 0,
+    )
 
 
 def measure_costs(runner: ModelRunner, sizes: Sizes) -> CostTable:

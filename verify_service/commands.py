@@ -81,13 +81,22 @@ class ReadFeatures:
 
 
 @dataclass(frozen=True, slots=True)
+class FlushCache:
+    """The prefix cache is to be emptied; `answer` gets the pages that were freed, and those that stay."""
+
+    answer: Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The thread is to end; sessions that still run get `error`."""
 
     error: Exception
 
 
-Command = Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | ReadFeatures | Stop
+Command = (
+    Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | ReadFeatures | FlushCache | Stop
+)
 
 
 class Inbox:

@@ -96,6 +96,7 @@ class Committer:
             tokens=taken,
             num_accepted=len(accepted),
             num_drafted=None if first_output else drafted,
+            algorithm=work.assignment.drafter.algorithm if drafted and work.assignment is not None else None,
             tree=tree,
             logprobs=work.logprobs[: len(taken)],
             prompt_logprobs=session.prompt_logprobs if first_output else None,

@@ -91,6 +91,10 @@ class Scheduler:
             admitted.append(session)
         return admitted
 
+    def flush_cache(self) -> tuple[int, int]:
+        """Evicts all that no session reads; the pages that were freed, and those that stay."""
+        return (self.cache.clear(), self.cache.num_pages) if self.cache is not None else (0, 0)
+
     def take_slots(self, session: Session, count: int) -> Slots | None:
         """Slots for the `count` positions from kv_len on, preempting younger sessions if need be.
 

@@ -17,7 +17,7 @@ from outrider.errors import InvalidArgument, NotFound, Unavailable
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import INLINE_FEATURE_BYTES, WIRE_VERSION
-from verify_service.commands import Cancel, Inbox, ReadFeatures, Submit
+from verify_service.commands import Cancel, FlushCache, Inbox, ReadFeatures, Submit
 from verify_service.requests import SessionFactory
 from verify_service.session import Session
 from verify_service.speculate import DrafterStream, Target
@@ -194,6 +194,20 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             ],
             arguments=self._args.as_flags(),
         )
+
+    async def FlushCache(
+        self, request: verify_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext
+    ) -> verify_pb2.FlushCacheResponse:
+        """Empties the prefix cache between two steps."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[verify_pb2.FlushCacheResponse] = loop.create_future()
+
+        def answer(freed: int, kept: int) -> None:
+            response = verify_pb2.FlushCacheResponse(freed_pages=freed, kept_pages=kept)
+            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(response))
+
+        self._inbox.put(FlushCache(answer))
+        return await future
 
     async def _read_features(
         self, request: verify_pb2.StreamFeaturesRequest, first_pos: int, count: int

@@ -1,20 +1,36 @@
-"""How many tokens the pool holds, how long a session may be, how much prompt one step computes."""
+"""How many tokens the pool holds, how long a session may be, how much prompt one step computes.
+
+Memory is shared out as SGLang does it: --mem-fraction-static of what is free at start goes to weights and pool together,
+the rest is head-room for activations, graphs and the drafter.
+"""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
 from engine.config import FeatureSpec, ModelConfig
+from engine.kv_pool import kv_dtype
 from engine.loader import compute_dtype
+from engine.memory import GIB, Memory, device_memory, weight_bytes
 from engine.runner import pick_device
-from outrider.args import VerifyArgs
+from outrider.args import HEAD_ALGORITHMS, VerifyArgs
 from outrider.errors import StartupError
 
-_CPU_MEMORY_SHARE = 0.25  # of the memory that is free at start
-_GPU_MEMORY_SHARE = 0.85  # of the device's free memory that is left beside the weights
+# Of a CPU's free memory: what the pool takes by itself at most, for other things run there too; and all of it together.
+_CPU_POOL_SHARE = 0.25
+_CPU_LARGEST_SHARE = 0.85
+_SMALLEST_SHARE = 0.5
+_MIB = 2**20
+# SGLang's rule for GPUs, in MiB: for the runtime, for each token of a chunk and each session of a graph, at least so
+# much on a large GPU; and for a draft model beside the target (SPECULATION: none for NGRAM).
+_BASE_MIB, _PER_CHUNK_TOKEN, _LEAST_CHUNK, _PER_GRAPH_SESSION, _PER_RANK = 512, 1.5, 2048, 2, 128
+_LARGE_GPU_MIB, _LARGE_GPU_LEAST_MIB = 60 * 1024, 10 * 1024
+_DRAFTER_MIB = {"STANDALONE": 6 * 1024, **dict.fromkeys(HEAD_ALGORITHMS, 4 * 1024)}
+_GRAPH_SESSIONS = 160
+# A pool smaller than this serves nobody.
+_LEAST_TOKENS = 1024
 _CHUNK = {"cpu": 256, "cuda": 2048}
 
 
@@ -27,26 +43,88 @@ class Sizes:
     chunk: int
 
 
-def choose_sizes(args: VerifyArgs, config: ModelConfig) -> Sizes:
-    """What the flags say, or what memory allows. A session always fits the pool whole."""
+def choose_sizes(
+    args: VerifyArgs, config: ModelConfig, shapes: dict[str, tuple[int, ...]], *, memory: Memory | None = None
+) -> Sizes:
+    """What the flags say, or what memory allows. A session always fits the pool whole.
+
+    shapes: of the model's tensors; memory: of the device, for tests. StartupError, with the numbers, for a pool that
+    does not fit.
+    """
     context = args.context_length or config.max_position
     if context > config.max_position:
         raise StartupError(f"--context-length is {context}; the model's own is {config.max_position}")
     device = pick_device(args.device)
+    chunk = args.chunked_prefill_size or _CHUNK[device.type]
+    budget = _budget(args, config, shapes, chunk, device, memory or device_memory(device))
     total = args.max_total_tokens
     if total is None:
-        itemsize = compute_dtype(args.dtype, config).itemsize
-        per_token = config.kv_bytes_per_token(itemsize) + FeatureSpec.parse(args.features).width(config) * itemsize
-        total = min(args.max_running_requests * context, _free_bytes(device) // per_token)
-        if total < min(context, 1024):
-            raise StartupError(f"free memory holds {total} tokens of KV; set --max-total-tokens or --context-length")
-    page_size = args.page_size
-    total -= total % page_size
-    return Sizes(total, min(context, total), args.chunked_prefill_size or _CHUNK[device.type])
+        total = min(args.max_running_requests * context, budget.tokens)
+        if total < min(context, _LEAST_TOKENS):
+            raise StartupError(f"no room for the KV pool: {budget}; {_advice(args)}")
+    elif total > budget.most_tokens:
+        raise StartupError(
+            f"--max-total-tokens is {total}, of {budget.token_bytes} bytes each, and {budget.most_tokens} fit: {budget}"
+        )
+    total -= total % args.page_size
+    return Sizes(total, min(context, total), chunk)
 
 
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _GPU_MEMORY_SHARE)
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _CPU_MEMORY_SHARE)
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    memory: Memory
+    weights: int
+    token_bytes: int
+    fraction: float
+
+    @property
+    def tokens(self) -> int:
+        """What --mem-fraction-static leaves for the pool."""
+        return max(0, int(self.memory.free * self.fraction) - self.weights) // self.token_bytes
+
+    @property
+    def most_tokens(self) -> int:
+        """What there is memory for at all."""
+        return max(0, self.memory.free - self.weights) // self.token_bytes
+
+    def __str__(self) -> str:
+        free, total, weights = (f"{size / GIB:.2f} GiB" for size in (*self.memory, self.weights))
+        return (
+            f"{free} of {total} are free, weights take {weights}, --mem-fraction-static is {self.fraction:.3f}, which "
+            f"leaves {self.tokens} tokens of {self.token_bytes} bytes"
+        )
+
+
+def _budget(
+    args: VerifyArgs, config: ModelConfig, shapes: dict[str, tuple[int, ...]], chunk: int, device: torch.device,
+    memory: Memory,
+) -> _Budget:  # fmt: skip
+    compute = compute_dtype(args.dtype, config)
+    kept = kv_dtype(args.kv_cache_dtype, compute).itemsize
+    token = config.kv_bytes_per_token(kept) + FeatureSpec.parse(args.features).width(config) * compute.itemsize
+    weights = weight_bytes(shapes, compute.itemsize, args.quantization)
+    fraction = args.mem_fraction_static
+    if fraction is None:
+        fraction = _cpu_fraction(weights, memory) if device.type == "cpu" else gpu_fraction(args, chunk, memory.total)
+    return _Budget(memory, weights, token, fraction)
+
+
+def _cpu_fraction(weights: int, memory: Memory) -> float:
+    return min(_CPU_LARGEST_SHARE, weights / max(memory.free, 1) + _CPU_POOL_SHARE)
+
+
+def gpu_fraction(args: VerifyArgs, chunk: int, total_bytes: int) -> float:
+    """SGLang's automatic --mem-fraction-static on a GPU of so many bytes."""
+    total = total_bytes / _MIB
+    graph_sessions = args.cuda_graph_max_bs or min(args.max_running_requests, _GRAPH_SESSIONS)
+    reserved = _BASE_MIB + _PER_CHUNK_TOKEN * max(chunk, _LEAST_CHUNK) + _PER_GRAPH_SESSION * graph_sessions + _PER_RANK
+    if total > _LARGE_GPU_MIB:
+        reserved = max(reserved, _LARGE_GPU_LEAST_MIB)
+    reserved += _DRAFTER_MIB.get((args.speculative_algorithm or "").upper(), 0)
+    return max(_SMALLEST_SHARE, round((total - reserved) / total, 3))
+
+
+def _advice(args: VerifyArgs) -> str:
+    if args.mem_fraction_static is not None:
+        return "raise --mem-fraction-static or quantise (--quantization)"
+    return "quantise (--quantization), free memory, or set --mem-fraction-static"

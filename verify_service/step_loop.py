@@ -26,6 +26,7 @@ from verify_service.commands import (
     Command,
     DrafterJoined,
     DrafterLeft,
+    FlushCache,
     Inbox,
     ProposalsArrived,
     ReadFeatures,
@@ -234,6 +235,8 @@ class StepLoop:
                     take_releases(self.drafters, drafter, releases)
                 case ReadFeatures():
                     self._read_features(command)
+                case FlushCache(answer):
+                    answer(*self.scheduler.flush_cache())
                 case Stop():
                     self._stopped_by = command
 

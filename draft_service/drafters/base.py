@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from draft_service.session import Extension, Session, Wishes
 from draft_service.sessions import InVerification
 from outrider.tree import TokenTree
-from outrider.v1 import common_pb2
+from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
+
+MAX_PROPOSE_TOKENS = 262_144
 
 _NO_IDS = np.empty(0, np.int32)
 _NO_BITS = np.empty(0, np.bool_)
@@ -69,7 +71,10 @@ class AheadRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextRequest:
-    """Asks for one tree after `tokens`, without a session, of ids below `vocab_size`."""
+    """Asks for one tree after `tokens`, without a session, of ids below `vocab_size`.
+
+    features: the target's rows [len(tokens) - 1, width], for drafters that read them.
+    """
 
     tokens: Ids
     wishes: Wishes = field(default_factory=Wishes)
@@ -77,15 +82,26 @@ class TextRequest:
     corpus_scope: str = ""
     vocabulary: str = ""  # fingerprint, empty: unknown
     vocab_size: int = 2**31 - 1
+    features: common_pb2.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A session that the drafter has forgotten, and why: verify must be told."""
+
+    session: Session
+    reason: verify_pb2.ReleaseReason
+    detail: str
 
 
 class Drafter(Protocol):
-    """Makes trees. Only `propose` and `close_down` may be called while another call runs."""
+    """Makes trees. Only `propose`, `add_text` and `corpus_size` may be called while another call runs."""
 
     algorithm: common_pb2.Algorithm
     draft_model: str
     num_draft_tokens: int  # nodes of a tree, root included, where the request does not say
     features: common_pb2.FeatureLayout  # the target's rows that it needs
+    target: common_pb2.ModelInfo  # what it was made for, for Enlist: sizes and vocabulary, as far as known
     inline: bool  # calls take microseconds: they may run on the event loop
 
     def open(self, sessions: Sequence[Session]) -> None:
@@ -112,8 +128,28 @@ class Drafter(Protocol):
         """Trees for likely outcomes, for each request; likeliest first."""
         ...
 
+    def num_nodes(self, wishes: Wishes) -> int:
+        """Nodes of a tree for a request with these wishes, root not included."""
+        ...
+
+    def take_given_up(self) -> list[GivenUp]:
+        """Sessions that it gave up since the last call: it knows them no more."""
+        ...
+
+    def warm_up(self) -> None:
+        """Does what would make the first calls slow."""
+        ...
+
     async def propose(self, request: TextRequest) -> Draft:
-        """A tree without a session."""
+        """A tree without a session. InvalidArgument for a text that it cannot read, or without the rows it needs."""
+        ...
+
+    async def add_text(self, scope: str, tokens: Ids) -> None:
+        """Takes in a text of a corpus. Unimplemented where drafts come from a model."""
+        ...
+
+    def corpus_size(self) -> tuple[int, int]:
+        """Nodes of the n-gram trie in use, and at most; zeros without one."""
         ...
 
     def close_down(self) -> None:

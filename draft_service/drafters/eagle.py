@@ -58,18 +58,19 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
             ]
             self._catch_up(list(dict.fromkeys(states)))
 
-    async def propose(self, request: TextRequest) -> Draft:
-        """A head cannot go on from tokens alone: see `propose_from`."""
-        raise InvalidArgument(
-            f"features: {common_pb2.Algorithm.Name(self.algorithm)} drafts from the target's hidden states of all "
-            "tokens but the last",
-            field="features",
-        )
+    def _propose(self, request: TextRequest, features: torch.Tensor | None = None) -> Draft:
+        return super()._propose(request, self._rows_of(request))
 
-    def propose_from(self, request: TextRequest, features: common_pb2.Tensor) -> Draft:
-        """A tree for a text and the target's rows [len(tokens) - 1, width] of it; any thread may call it."""
+    def _rows_of(self, request: TextRequest) -> torch.Tensor:
+        """The target's rows [len(tokens) - 1, width] that came with a text."""
+        if request.features is None:
+            raise InvalidArgument(
+                f"features: {common_pb2.Algorithm.Name(self.algorithm)} drafts from the target's hidden states of all "
+                "tokens but the last",
+                field="features",
+            )
         try:
-            rows = read_tensor(features, self._head.feature_width)
+            rows = read_tensor(request.features, self._head.feature_width)
         except UnusableFeatures as error:
             raise InvalidArgument(f"features: {error}", field="features") from error
         if len(rows) != len(request.tokens) - 1:
@@ -77,7 +78,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
                 f"features: {len(rows)} rows for {len(request.tokens)} tokens; all but the last need one",
                 field="features",
             )
-        return self._propose(request, rows)
+        return rows
 
     def _note(self, state: HeadStateT, extension: Extension) -> None:
         super()._note(state, extension)
@@ -95,6 +96,9 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
 
     def _take_rows(self, state: HeadStateT, features: torch.Tensor) -> None:
         state.features.put(0, features)
+
+    def _blank_rows(self, count: int) -> torch.Tensor | None:
+        return torch.zeros(count, self._head.feature_width)
 
     def _num_runnable(self, state: HeadStateT) -> int:
         return min(state.features.end, len(state.session.tokens) - 1)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from draft_service.drafters.base import Drafter
-from outrider.args import DraftArgs
+from outrider.args import HEAD_ALGORITHMS, DraftArgs
 from outrider.errors import StartupError
 
-# NEXTN is EAGLE's other name in SGLang's flags: which kind of head it is, its checkpoint says.
-HEAD_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN")
+
+def describe_drafter(args: DraftArgs) -> dict[str, str]:
+    """What the drafter needs of verify: algorithm, and features as --features takes them. No weights are read."""
+    algorithm = _algorithm(args)
+    features = "none"
+    if algorithm in HEAD_ALGORITHMS:
+        from draft_service.drafters import heads
+
+        features = str(heads.features_needed(args))
+    return {"algorithm": algorithm, "features": features}
 
 
 def make_drafter(args: DraftArgs) -> Drafter:
     """The drafter that the flags ask for, loaded. StartupError naming the flag, or both sides, when it cannot be."""
-    algorithm = (args.speculative_algorithm or "NGRAM").upper()
+    algorithm = _algorithm(args)
     if algorithm == "NGRAM":
         from draft_service.drafters.ngram import NgramDrafter
 
@@ -21,9 +29,18 @@ def make_drafter(args: DraftArgs) -> Drafter:
         from draft_service.drafters import standalone
 
         return standalone.make_drafter(args)
-    if algorithm in HEAD_ALGORITHMS:
-        from draft_service.drafters import heads
+    from draft_service.drafters import heads
 
-        return heads.make_drafter(args)
-    known = ", ".join(("NGRAM", "STANDALONE", *HEAD_ALGORITHMS))
-    raise StartupError(f"--speculative-algorithm is {args.speculative_algorithm!r}; it must be one of {known}")
+    return heads.make_drafter(args)
+
+
+def _algorithm(args: DraftArgs) -> str:
+    algorithm = (args.speculative_algorithm or "NGRAM").upper()
+    known = ("NGRAM", "STANDALONE", *HEAD_ALGORITHMS)
+    if algorithm not in known:
+        raise StartupError(
+            f"--speculative-algorithm is {args.speculative_algorithm!r}; it must be one of {', '.join(known)}"
+        )
+    if algorithm == "NGRAM":
+        args.refuse_draft_model_flags()
+    return algorithm

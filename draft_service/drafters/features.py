@@ -40,6 +40,13 @@ def read_tensor(tensor: common_pb2.Tensor, width: int) -> torch.Tensor:
     return rows
 
 
+def pack_rows(rows: torch.Tensor) -> common_pb2.Tensor:
+    """Rows [n, width] as read_tensor takes them."""
+    dtype = next(wire for wire, dtype in _DTYPES.items() if dtype == rows.dtype)
+    data = rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return common_pb2.Tensor(dtype=dtype, shape=list(rows.shape), data=data)
+
+
 class FeatureBuffer:
     """One session's rows, by position; those before `start` were used, and rows from `start` to `end` have no gap."""
 

@@ -11,6 +11,7 @@ from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
 from draft_service.drafters.shape import TreeShape, tree_shape
 from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION
+from engine.config import FeatureSpec
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.models.heads.base import Head
@@ -26,19 +27,25 @@ _ALGORITHMS = {"eagle": common_pb2.ALGORITHM_EAGLE, "eagle3": common_pb2.ALGORIT
 _KINDS = {"last": common_pb2.FEATURE_KIND_LAST, "aux": common_pb2.FEATURE_KIND_AUX}
 
 
+def features_needed(args: DraftArgs) -> FeatureSpec:
+    """The target's states that the head goes on from; no weights are read. StartupError as for make_drafter."""
+    target_folder, folder, load_format = _folders(args)
+    opened = HeadFolder.open(folder, load_format=load_format)
+    _check_family(args, folder, opened.config.family)
+    return opened.config.features(TargetShape.from_folder(target_folder))
+
+
 def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     """For --speculative-algorithm EAGLE, EAGLE3 and NEXTN. StartupError for a head that is absent or does not fit."""
-    target_folder = resolve_model(args.model_path, revision=args.revision)
+    target_folder, folder, load_format = _folders(args)
     target = TargetShape.from_folder(target_folder)
-    load_format = args.speculative_draft_load_format or args.load_format
-    folder = _head_folder(args, target_folder, load_format)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     head, spec = load_head(
         folder, target_folder, max_len=args.draft_max_total_tokens, dtype=args.dtype, device=pick_device(args.device),
         load_format=load_format, target_load_format=args.load_format, token_map=args.speculative_token_map,
     )  # fmt: skip
-    _check_family(args, folder, head)
+    _check_family(args, folder, head.config.family)
     shape = _shape(args, head, target)
     runner = HeadRunner(
         head, num_slots=args.draft_max_total_tokens, max_sessions=ROWS_PER_SESSION * args.max_sessions,
@@ -60,6 +67,13 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     )  # fmt: skip
 
 
+def _folders(args: DraftArgs) -> tuple[Path, Path, str]:
+    """The target's folder, the head's, and the form of the head's weights."""
+    target_folder = resolve_model(args.model_path, revision=args.revision)
+    load_format = args.speculative_draft_load_format or args.load_format
+    return target_folder, _head_folder(args, target_folder, load_format), load_format
+
+
 def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path:
     """What --speculative-draft-model-path names, or the target itself where it brings MTP layers along."""
     if args.speculative_draft_model_path is not None:
@@ -73,9 +87,9 @@ def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path
     return target_folder
 
 
-def _check_family(args: DraftArgs, folder: Path, head: Head) -> None:
+def _check_family(args: DraftArgs, folder: Path, family: str) -> None:
     """The algorithm that was asked for is the head's."""
-    algorithm, family = (args.speculative_algorithm or "").upper(), head.config.family
+    algorithm = (args.speculative_algorithm or "").upper()
     if (algorithm == "EAGLE3") != (family == "eagle3"):
         fitting = "EAGLE3" if family == "eagle3" else "EAGLE"
         raise StartupError(

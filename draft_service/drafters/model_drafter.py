@@ -18,15 +18,15 @@ import numpy as np
 import torch
 
 from draft_service.drafters.ahead import Start, trees_ahead
-from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.models import DraftModel, Tips
 from draft_service.drafters.shape import TreeShape
 from draft_service.drafters.trees import TreeGrower, Wanted
-from draft_service.session import Extension, Session
+from draft_service.session import Extension, Session, Wishes
 from engine.batch import Segment
-from outrider.errors import InvalidArgument, ResourceExhausted
+from outrider.errors import InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
@@ -35,15 +35,6 @@ from outrider.wire import Ids
 MAX_ROWS_PER_CALL = 1024
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class GivenUp:
-    """A session that the drafter has forgotten, and why: verify must be told."""
-
-    session: Session
-    reason: verify_pb2.ReleaseReason
-    detail: str
 
 
 @dataclass(eq=False, slots=True)
@@ -117,6 +108,30 @@ class ModelDrafter(ABC, Generic[StateT]):
             sessions = [request.verifying.session for request in requests]
             self._catch_up([s for session in sessions if (s := self._states.get(session.uid)) is not None])
             return self._trees_ahead(requests)
+
+    def num_nodes(self, wishes: Wishes) -> int:
+        """As many as the flags say, where the request does not; a chain has a node for each step."""
+        if wishes.num_draft_tokens is not None:
+            return wishes.num_draft_tokens - 1
+        if wishes.num_steps is not None and (wishes.topk or self._grower.shape.topk) == 1:
+            return wishes.num_steps
+        return self.num_draft_tokens - 1
+
+    def warm_up(self) -> None:
+        """Runs the model once: kernels are compiled or loaded, and its weights paged in."""
+        text = TextRequest(np.zeros(2, np.int32))
+        with self._lock, torch.inference_mode():
+            self._propose_now(text, self._blank_rows(1))
+
+    def corpus_size(self) -> tuple[int, int]:
+        """No corpus."""
+        return 0, 0
+
+    async def add_text(self, scope: str, tokens: Ids) -> None:
+        """Unimplemented: only NGRAM draws from texts."""
+        raise Unimplemented(
+            f"{common_pb2.Algorithm.Name(self.algorithm)} drafts with a model; only NGRAM draws from a corpus"
+        )
 
     async def propose(self, request: TextRequest) -> Draft:
         """A tree without a session."""
@@ -265,18 +280,20 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _propose(self, request: TextRequest, features: torch.Tensor | None = None) -> Draft:
         """A tree for a text, as for a session that is opened, drafted for once and closed. Any thread may call it."""
-        session = _text_session(request)
         with self._lock, torch.inference_mode():
-            state = self._admit(session)
-            if state is not None and features is not None:
-                self._take_rows(state, features)
-            while state is not None and self._num_runnable(state) > state.rows.num_rows and self._knows(session):
-                self._catch_up([state])
-            num_nodes = (request.wishes.num_draft_tokens or self.num_draft_tokens) - 1
-            draft = self._trees([DraftRequest(session, num_nodes)])[0]
-            self._forget(session)
-            refused = [given for given in self._given_up if given.session is session]
-            self._given_up = [given for given in self._given_up if given.session is not session]
+            return self._propose_now(request, features)
+
+    def _propose_now(self, request: TextRequest, features: torch.Tensor | None) -> Draft:
+        session = _text_session(request)
+        state = self._admit(session)
+        if state is not None and features is not None:
+            self._take_rows(state, features)
+        while state is not None and self._num_runnable(state) > state.rows.num_rows and self._knows(session):
+            self._catch_up([state])
+        draft = self._trees([DraftRequest(session, self.num_nodes(request.wishes))])[0]
+        self._forget(session)
+        refused = [given for given in self._given_up if given.session is session]
+        self._given_up = [given for given in self._given_up if given.session is not session]
         if not refused:
             return draft
         if refused[0].reason == verify_pb2.RELEASE_REASON_CAPACITY:
@@ -285,6 +302,10 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _take_rows(self, state: StateT, features: torch.Tensor) -> None:
         """Takes the target's rows of a text's positions; a model that reads none has no use for them."""
+
+    def _blank_rows(self, count: int) -> torch.Tensor | None:
+        """Rows of zeros as the target's might be; None for a model that reads none."""
+        return None
 
     def _knows(self, session: Session) -> bool:
         return session.uid in self._states

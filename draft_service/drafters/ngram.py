@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from typing import Literal, Self
 
 import numpy as np
 
-from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.corpus import Corpus, Name
 from draft_service.drafters.outcomes import likely_outcomes
 from draft_service.drafters.trie import MatchRules, NgramTrie
 from draft_service.session import Extension, Session, Wishes
 from outrider.args import DraftArgs
-from outrider.errors import ResourceExhausted
+from outrider.errors import ResourceExhausted, StartupError
 from outrider.v1 import common_pb2
 from outrider.wire import Ids
 
 DEFAULT_NUM_DRAFT_TOKENS = 12
-MAX_PROPOSE_TOKENS = 262_144
 
 
 class NgramDrafter:
@@ -48,6 +48,7 @@ class NgramDrafter:
         self.corpus = corpus
         self.num_draft_tokens = num_draft_tokens
         self.features = common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_NONE)
+        self.target = common_pb2.ModelInfo()
         self._rules = rules
         self._scope = scope
         self._max_corpus_tokens = max_corpus_tokens
@@ -56,7 +57,7 @@ class NgramDrafter:
 
     @classmethod
     def from_args(cls, args: DraftArgs) -> Self:
-        """With a corpus of its own; its thread runs."""
+        """With a corpus of its own, the files that are named in it already. StartupError for a file that is bad."""
         rules = MatchRules(
             min_match=args.speculative_ngram_min_match_window_size,
             max_match=args.speculative_ngram_max_match_window_size,
@@ -69,13 +70,28 @@ class NgramDrafter:
             branch_length=args.speculative_ngram_branch_length,
             min_match=rules.min_match,
         )
-        return cls(
+        drafter = cls(
             Corpus(trie, max_pending_tokens=args.max_pending_tokens),
             rules,
             num_draft_tokens=args.speculative_num_draft_tokens or DEFAULT_NUM_DRAFT_TOKENS,
             scope=args.speculative_ngram_scope,
             max_corpus_tokens=args.speculative_ngram_external_corpus_max_tokens,
         )
+        if args.speculative_ngram_external_corpus_path:
+            drafter._load_files(args)
+        return drafter
+
+    def _load_files(self, args: DraftArgs) -> None:
+        from draft_service.corpus_files import read_corpora
+        from engine.loader import resolve_model
+
+        folder = resolve_model(args.model_path, revision=args.revision)
+        try:
+            for tokens in read_corpora(args.speculative_ngram_external_corpus_path, folder):
+                self._load("", tokens).result()
+        except (StartupError, ResourceExhausted) as error:
+            self.close_down()
+            raise StartupError(str(error)) from error
 
     def warm_up(self) -> None:
         """Compiles, or loads from the cache, every loop that a request would run."""
@@ -122,6 +138,14 @@ class NgramDrafter:
         """Below likely accepted paths, each with the likeliest token that the tree does not offer there."""
         return [self._ahead(request) for request in requests]
 
+    def num_nodes(self, wishes: Wishes) -> int:
+        """As many as the flag says, where the request does not."""
+        return (wishes.num_draft_tokens or self.num_draft_tokens) - 1
+
+    def take_given_up(self) -> list[GivenUp]:
+        """None: there is nothing that a session could run out of."""
+        return []
+
     async def propose(self, request: TextRequest) -> Draft:
         """Reads the text and prediction of the request, the global or scoped trie and the corpora; leaves no trace."""
         call = str(next(self._calls))
@@ -133,8 +157,7 @@ class NgramDrafter:
             await asyncio.gather(*(asyncio.wrap_future(future) for future in inserted))
             shared = self._shared(request.vocabulary, request.corpus_scope)
             return self._matched(
-                [predicted, own, *shared], request.tokens, request.wishes, predicted,
-                (request.wishes.num_draft_tokens or self.num_draft_tokens) - 1,
+                [predicted, own, *shared], request.tokens, request.wishes, predicted, self.num_nodes(request.wishes),
                 request.wishes.num_steps or self.corpus.branch_length, request.vocab_size,
             )  # fmt: skip
         finally:
@@ -143,15 +166,22 @@ class NgramDrafter:
 
     async def add_text(self, scope: str, tokens: Ids) -> None:
         """Adds a text of a corpus; returns when it is in. ResourceExhausted over the limit of all corpora's tokens."""
+        await asyncio.wrap_future(self._load(scope, tokens))
+
+    def _load(self, scope: str, tokens: Ids) -> Future[None]:
         if self._num_corpus_tokens + len(tokens) > self._max_corpus_tokens:
             raise ResourceExhausted(
-                f"{self._num_corpus_tokens} corpus tokens are held and {len(tokens)} more were sent; at most "
+                f"{self._num_corpus_tokens} corpus tokens are held and {len(tokens)} more are to come; at most "
                 f"{self._max_corpus_tokens} are taken (--speculative-ngram-external-corpus-max-tokens)",
                 field="tokens",
             )
         loaded = self.corpus.load(("corpus", scope), tokens)
         self._num_corpus_tokens += len(tokens)
-        await asyncio.wrap_future(loaded)
+        return loaded
+
+    def corpus_size(self) -> tuple[int, int]:
+        """Of the trie."""
+        return self.corpus.num_nodes, self.corpus.capacity
 
     def close_down(self) -> None:
         """Ends the inserting thread."""

@@ -16,7 +16,9 @@ from draft_service.drafters.model_drafter import ModelDrafter, State
 from draft_service.drafters.models import DraftModel, LanguageModel
 from draft_service.drafters.shape import TreeShape, tree_shape
 from draft_service.session import Session
+from engine.attention import AttentionChoice
 from engine.config import ModelConfig
+from engine.execution import Execution
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.models.heads.token_map import load_token_map
@@ -70,6 +72,7 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
         max_sessions=ROWS_PER_SESSION * args.max_sessions, max_len=args.draft_max_total_tokens,
         load_format=args.speculative_draft_load_format or args.load_format, max_batch_tokens=MAX_BATCH_TOKENS,
         threads=args.threads,
+        execution=Execution(AttentionChoice(args.speculative_draft_attention_backend or "auto")),
     )  # fmt: skip
     token_map = None
     if args.speculative_token_map is not None:

@@ -7,101 +7,140 @@ and up together; no loop over tokens.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
+from engine.attention import Attention
 from engine.batch import Batch
 from engine.config import FeatureSpec, ModelConfig
 from engine.kv_pool import KVPool
 from engine.models.llama_weights import LayerWeights, LlamaWeights
+from engine.quantization import MakeLinear, head_maker, linear_maker
 from kernels.attention.layout import AttentionLayout
-from kernels.linear import Linear
+from kernels.attention.pool import store
 from kernels.norm import rms_norm
 from kernels.rope import apply_rope, rope_table
+from kernels.transfer import to_device
 
-Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionLayout, float], torch.Tensor]
+
+class StepRows(NamedTuple):
+    """A step's rows on the device, T of them."""
+
+    tokens: torch.Tensor
+    """int [T]"""
+    positions: torch.Tensor
+    """int [T]"""
+    slots: torch.Tensor
+    """int64 [T]: where their keys, values and features go."""
+    logit_rows: torch.Tensor | None
+    """int [L]; None: all of them."""
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device) -> StepRows:
+        """Sent to the device without waiting for it."""
+        layout = batch.layout
+        arrays = (batch.tokens, layout.positions, layout.slots, batch.logit_rows)
+        tokens, positions, slots, logit_rows = (to_device(array, device) for array in arrays)
+        return cls(tokens, positions, slots.long(), logit_rows)
 
 
 class Layer:
-    """One decoder layer, its matrices packed."""
+    """One decoder layer, its matrices packed. `window`: how far back it sees, 0 to the beginning."""
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: LayerWeights, make_linear: MakeLinear, window: int = 0) -> None:
         self.config = config
+        self.window = window
         self.input_norm = weights.input_norm
         self.post_norm = weights.post_norm
         self.q_norm = weights.q_norm
         self.k_norm = weights.k_norm
-        self.qkv = Linear(weights.qkv, weights.qkv_bias)
-        self.output = Linear(weights.output, weights.output_bias)
-        self.gate_up = Linear(weights.gate_up)
-        self.down = Linear(weights.down)
+        self.qkv = make_linear(weights.qkv, weights.qkv_bias)
+        self.output = make_linear(weights.output, weights.output_bias)
+        self.gate_up = make_linear(weights.gate_up, None)
+        self.down = make_linear(weights.down, None)
 
-    def __call__(
-        self, x: torch.Tensor, rope: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor,
-        slots: torch.Tensor, layout: AttentionLayout, attention: Attention,
-    ) -> torch.Tensor:  # fmt: skip
-        """Rows x [T, hidden] through the layer; their keys and values are written to `slots` (int64 [T])."""
+    def before(self, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of rows x [T, hidden], queries [T, heads, head_dim], keys and values [T, kv_heads, head_dim]."""
         config = self.config
-        q, k, v = self._heads(rms_norm(x, self.input_norm, config.rms_eps))
-        q, k = apply_rope(q, rope), apply_rope(k, rope)
-        k_pool.index_copy_(0, slots, k)
-        v_pool.index_copy_(0, slots, v)
-        mixed = attention(q, k_pool, v_pool, layout, config.head_dim**-0.5)
+        heads = self.qkv(rms_norm(x, self.input_norm, config.rms_eps)).view(len(x), -1, config.head_dim)
+        q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = rms_norm(q, self.q_norm, config.rms_eps), rms_norm(k, self.k_norm, config.rms_eps)
+        return apply_rope(q, rope), apply_rope(k, rope), v
+
+    def after(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """The layer's output [T, hidden] from its input x and what attention made of it, [T, heads, head_dim]."""
+        config = self.config
         x = x + self.output(mixed.reshape(len(x), config.q_size))
         gate, up = self.gate_up(rms_norm(x, self.post_norm, config.rms_eps)).chunk(2, dim=-1)
         return x + self.down(silu(gate) * up)
 
-    def _heads(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        config = self.config
-        heads = self.qkv(x).view(len(x), -1, config.head_dim)
-        q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = rms_norm(q, self.q_norm, config.rms_eps), rms_norm(k, self.k_norm, config.rms_eps)
-        return q, k, v
-
 
 class TorchLlama:
-    """A whole decoder over a pool."""
+    """A whole decoder over a pool.
+
+    compile_max_batch: steps of at most so many sessions run layers compiled by torch.compile; 0: none do. The parts
+    before and after attention are compiled, once for all layers and any number of rows.
+    """
 
     def __init__(
         self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, attention: Attention,
-        num_positions: int, frequencies: torch.Tensor,
+        num_positions: int, frequencies: torch.Tensor, quantization: str | None = None, *, compile_max_batch: int = 0,
     ) -> None:  # fmt: skip
         self.config = config
         self.pool = pool
         self.features = features
         self.attention = attention
-        self.layers = [Layer(config, layer) for layer in weights.layers()]
+        make_linear = linear_maker(quantization)
+        if compile_max_batch and quantization is None:
+            make_linear = _plain_linear  # the compiler cannot see into oneDNN's packed weights
+        windows = config.windows or (0,) * config.num_layers
+        layers = zip(weights.layers(), windows, strict=True)
+        self.layers = [Layer(config, layer, make_linear, window) for layer, window in layers]
+        self._plain: tuple[Any, Any] = (Layer.before, Layer.after)
+        self._compiled = self._plain
+        self._compile_max_batch = compile_max_batch
+        if compile_max_batch:
+            self._compiled = (torch.compile(Layer.before, dynamic=True), torch.compile(Layer.after, dynamic=True))
         top = weights.top()
         self.embedding = top.embedding
         self.norm = top.norm
-        self.head = Linear(top.head)
+        self.head = head_maker(quantization)(top.head, None)
         self.rope = rope_table(frequencies, num_positions).to(self.embedding.device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits, fp32 [len(batch.logit_rows), vocab]."""
-        device = self.embedding.device
-        slots = torch.from_numpy(batch.layout.slots).to(device).long()
-        rope = self.rope[torch.from_numpy(batch.layout.positions).to(device)]
-        x = self.embedding[torch.from_numpy(batch.tokens).to(device)]
+        return self.run(StepRows.of(batch, self.embedding.device), batch.layout)
+
+    @torch.inference_mode()
+    def run(self, rows: StepRows, layout: AttentionLayout) -> torch.Tensor:
+        """Logits, fp32 [L, vocab]. Rows beyond the layout's are padding; theirs mean nothing."""
+        compiled = len(layout.num_rows) <= self._compile_max_batch
+        before, after = self._compiled if compiled else self._plain
+        scale, rope, x = self.config.head_dim**-0.5, self.rope[rows.positions], self.embedding[rows.tokens]
         kept: list[torch.Tensor] = []
         for index, layer in enumerate(self.layers):
             self._keep(kept, index, x)
-            x = layer(x, rope, self.pool.k[index], self.pool.v[index], slots, batch.layout, self.attention)
+            q, k, v = before(layer, x, rope)
+            k_pool, v_pool = self.pool.k[index], self.pool.v[index]
+            store(k_pool, rows.slots, k)
+            store(v_pool, rows.slots, v)
+            x = after(layer, x, self.attention(q, k_pool, v_pool, layout, scale, window=layer.window))
         self._keep(kept, len(self.layers), x)
-        rows = torch.from_numpy(batch.logit_rows).to(device)
+        wanted = slice(None) if rows.logit_rows is None else rows.logit_rows
         if self.features.kind == "last":
             x = rms_norm(x, self.norm, self.config.rms_eps)
             kept.append(x)
-            final = x[rows]
+            final = x[wanted]
         else:
-            final = rms_norm(x[rows], self.norm, self.config.rms_eps)
+            final = rms_norm(x[wanted], self.norm, self.config.rms_eps)
         if self.pool.features is not None:
-            self.pool.features.index_copy_(0, slots, torch.cat(kept, dim=-1))
-        return self.head(final).float() if len(rows) else final.new_zeros((0, self.config.vocab_size)).float()
+            self.pool.features.index_copy_(0, rows.slots, torch.cat(kept, dim=-1))
+        return self.head(final).float() if len(final) else final.new_zeros((0, self.config.vocab_size)).float()
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """As forward; torch's operators are not told apart."""
@@ -112,3 +151,7 @@ class TorchLlama:
         """Notes the state entering layer `index` where features ask for it."""
         if index in self.features.layers:
             kept.append(x)
+
+
+def _plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> partial[torch.Tensor]:
+    return partial(linear, weight=weight, bias=bias)

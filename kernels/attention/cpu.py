@@ -20,12 +20,17 @@ def attention(
     scale: float,
     *,
     library: ctypes.CDLL,
+    soft_cap: float = 0.0,
+    window: int = 0,
 ) -> torch.Tensor:
     """As kernels.attention.reference.attention, for a fp32 or bf16 pool and a head_dim that is a multiple of 16.
 
     With a bf16 pool and a CPU that multiplies bf16, q is rounded to bf16. Runs on the calling thread; the whole decoder
-    (engine/models/llama_native.py) uses the same C code on all of them.
+    (engine/models/llama_native.py) uses the same C code on all of them. ValueError for capped scores and windows, which
+    it does not know.
     """
+    if soft_cap or window:
+        raise ValueError(f"the C kernel knows no soft cap ({soft_cap}) and no window ({window})")
     if k_pool.dtype not in POOL_DTYPES or k_pool.dtype != v_pool.dtype or q.shape[2] % 16:
         raise ValueError(f"no C kernel for {k_pool.dtype} and {v_pool.dtype} with head_dim {q.shape[2]}")
     rows = q.float().contiguous()

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.transfer import to_device
+
 
 @dataclass(slots=True)
 class AttentionLayout:
@@ -57,9 +59,28 @@ class AttentionLayout:
         visible = np.concatenate([np.ones((count, prefix_len), np.bool_), inside], axis=1)
         return SegmentPlan(
             rows=rows,
-            slots=torch.from_numpy(np.concatenate([prefix, self.slots[rows]])).to(device),
-            visible=torch.from_numpy(visible).to(device),
+            slots=to_device(np.concatenate([prefix, self.slots[rows]]), device),
+            visible=to_device(visible, device),
+            positions=self.positions[rows],
         )
+
+    def selected(self, members: np.ndarray) -> tuple[AttentionLayout, np.ndarray]:
+        """The step of some of the segments (ascending indices), and which rows are theirs: int64, ascending."""
+        counts = self.num_rows[members]
+        first_rows = (np.cumsum(counts) - counts).astype(np.int32)
+        rows = np.arange(int(counts.sum())) + np.repeat(self.first_rows[members] - first_rows, counts)
+        part = AttentionLayout(
+            slot_table=self.slot_table,
+            first_rows=first_rows,
+            num_rows=counts,
+            prefix_lens=self.prefix_lens[members],
+            table_rows=self.table_rows[members],
+            slots=self.slots[rows],
+            positions=self.positions[rows],
+            masks=self.masks,
+            mask_starts=self.mask_starts[members],
+        )
+        return part, rows
 
 
 @dataclass(slots=True)
@@ -69,3 +90,16 @@ class SegmentPlan:
     rows: slice
     slots: torch.Tensor
     visible: torch.Tensor
+    positions: np.ndarray
+    """int32 [n]: of its rows."""
+    _near: dict[int, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def seen(self, window: int) -> torch.Tensor:
+        """`visible` without the keys that lie `window` or more positions back; 0: no window."""
+        if not window:
+            return self.visible
+        if window not in self._near:
+            keys = np.concatenate([np.arange(len(self.slots) - len(self.positions)), self.positions])
+            near = self.positions[:, None] - keys[None, :] < window
+            self._near[window] = self.visible & to_device(near, self.visible.device)
+        return self._near[window]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton.language as tl
 from triton import knobs
@@ -19,6 +18,7 @@ from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_kernels import attend, combine
 from kernels.attention.triton_plan import Bucket, Launch, Packed, pack
+from kernels.transfer import to_device
 
 _OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -30,28 +30,40 @@ class TritonAttention:
     a bucket before the capture, and again before every replay: it then writes to the same places, on the current
     stream. Rows that pad a step up to its bucket get zeros.
     page_size: position p of a prefix must lie at offset p % page_size of its page; 1 is right for any pool.
+    narrow_trees: trees are verified as decode is, in narrow tiles, not as prefill is (kernels.attention.triton_plan).
     """
 
-    def __init__(self, device: torch.device, *, page_size: int = 1) -> None:
+    def __init__(self, device: torch.device, *, page_size: int = 1, narrow_trees: bool = False) -> None:
         if page_size < 1:
             raise ValueError(f"page_size {page_size} must be at least 1")
         self.device = device
         self.page_size = page_size
+        self.narrow_trees = narrow_trees
         self._layout: AttentionLayout | None = None
         self._plan: _Plan | None = None
         self._buckets: dict[tuple[Bucket, Heads], _Plan] = {}
+        self._room = torch.empty(0, dtype=torch.int32, device=device)
+        self._parts = torch.empty(0, dtype=torch.float32, device=device)
 
     def prepare(self, layout: AttentionLayout, heads: Heads, bucket: Bucket | None = None) -> None:
         """Plans a step and sends the plan to the device. ValueError when it does not fit the bucket."""
-        packed = pack(layout, heads, self.page_size, bucket)
-        plan = None if bucket is None else self._buckets.get((bucket, heads))
-        if plan is not None:
-            plan.refill(packed)
+        packed = pack(layout, heads, self.page_size, bucket, narrow_trees=self.narrow_trees)
+        if bucket is None:
+            parts = torch.empty(_parts_size(packed, heads), dtype=torch.float32, device=self.device)
+            plan = _Plan(packed, heads, to_device(packed.data, self.device), parts, is_bucket=False)
         else:
-            plan = _Plan(packed, heads, self.device, is_bucket=bucket is not None)
-            if bucket is not None:
-                self._buckets[bucket, heads] = plan
+            plan = self._buckets.get((bucket, heads)) or self._bucket_plan(packed, heads)
+            self._buckets[bucket, heads] = plan
+            plan.refill(packed)
         self._layout, self._plan = layout, plan
+
+    def _bucket_plan(self, packed: Packed, heads: Heads) -> _Plan:
+        """In memory that all buckets share, since one runs at a time; captured largest first, they need it once."""
+        if self._room.numel() < packed.size:
+            self._room = torch.zeros(packed.size, dtype=torch.int32, device=self.device)
+        if self._parts.numel() < _parts_size(packed, heads):
+            self._parts = torch.empty(_parts_size(packed, heads), dtype=torch.float32, device=self.device)
+        return _Plan(packed, heads, self._room, self._parts, is_bucket=True)
 
     def __call__(
         self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float, *,
@@ -88,10 +100,12 @@ class _Placed:
 class _Plan:
     """A packed step on the device."""
 
-    def __init__(self, packed: Packed, heads: Heads, device: torch.device, *, is_bucket: bool) -> None:
+    def __init__(
+        self, packed: Packed, heads: Heads, data: torch.Tensor, parts: torch.Tensor, *, is_bucket: bool
+    ) -> None:
         self.heads = heads
         self.is_bucket = is_bucket
-        self._data = _staged(packed.data, device).to(device, non_blocking=True)
+        self._data = data
         self._segments = self._data[packed.segments :]
         self._slots = self._data[packed.slots :]
         self._positions = self._data[packed.positions :]
@@ -99,15 +113,13 @@ class _Plan:
         self._mask_words = packed.mask_words
         self._table = self._data[packed.table :]
         self.launches = [_Placed(it, self._data[it.items :], self._data[it.tiles :]) for it in packed.launches]
-        # Launches follow each other on one stream, and so do layers: all share what lies between attend and combine.
-        rows = max(1, *(it.num_parts * heads.num_kv_heads * it.blocks.rows for it in packed.launches))
-        self._parts = torch.empty((rows, heads.head_dim), dtype=torch.float32, device=device)
-        self._part_sums = torch.empty(rows, dtype=torch.float32, device=device)
+        rows = _part_rows(packed, heads)
+        self._parts = parts[: rows * heads.head_dim]
+        self._part_sums = parts[rows * heads.head_dim :]
 
     def refill(self, packed: Packed) -> None:
         """Another step in the same places."""
-        used = packed.data[: packed.num_used]
-        self._data[: packed.num_used].copy_(_staged(used, self._data.device), non_blocking=True)
+        self._data[: len(packed.data)].copy_(to_device(packed.data, self._data.device))
 
     def run(
         self, placed: _Placed, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, out: torch.Tensor,
@@ -133,10 +145,14 @@ class _Plan:
             )
 
 
-def _staged(data: np.ndarray, device: torch.device) -> torch.Tensor:
-    """In pinned memory, which torch keeps until the copy from it is done: the host goes on at once."""
-    tensor = torch.from_numpy(data)
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+def _part_rows(packed: Packed, heads: Heads) -> int:
+    """Rows between attend and combine: launches follow each other on one stream, as layers do, so all share them."""
+    return max(4, *(it.num_parts * heads.num_kv_heads * it.blocks.rows for it in packed.launches))
+
+
+def _parts_size(packed: Packed, heads: Heads) -> int:
+    """fp32 numbers: of each of those rows its values, and then each one's sum."""
+    return _part_rows(packed, heads) * (heads.head_dim + 1)
 
 
 def _operand(dtype: torch.dtype) -> tl.dtype:

@@ -68,10 +68,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A step as one int32 array, and where its sections start; the device needs the first `num_used` numbers."""
+    """A step as one int32 array, and where its sections start; a bucket's later steps may need `size` numbers."""
 
     data: np.ndarray
-    num_used: int
+    size: int
     launches: tuple[Launch, ...]
     segments: int
     slots: int
@@ -82,12 +82,19 @@ class Packed:
     table: int
 
 
-def pack(layout: AttentionLayout, heads: Heads, page_size: int, bucket: Bucket | None = None) -> Packed:
-    """Plans a step. Raises ValueError for one that does not fit the bucket."""
+def pack(
+    layout: AttentionLayout, heads: Heads, page_size: int, bucket: Bucket | None = None, *, narrow_trees: bool = False
+) -> Packed:
+    """Plans a step. Raises ValueError for one that does not fit the bucket.
+
+    narrow_trees: trees go to the tiles of plain decode, whatever their rows; a tree's keys are then read once for each
+    of its tiles, by more programs at a time.
+    """
     if bucket is not None:
         bucket.check(layout)
     sections = _Sections()
-    launches = tuple(_add_launch(sections, work, heads, bucket) for work in _works(layout, heads, bucket))
+    works = _works(layout, heads, bucket, narrow_trees)
+    launches = tuple(_add_launch(sections, work, heads, bucket) for work in works)
     num_segments, num_rows = (bucket.num_segments, bucket.num_rows) if bucket else (0, 0)
     masked = np.flatnonzero(layout.mask_starts >= 0)
     longest = bucket.rows_per_segment if bucket else int(layout.num_rows[masked].max(initial=0))
@@ -100,10 +107,9 @@ def pack(layout: AttentionLayout, heads: Heads, page_size: int, bucket: Bucket |
     masks_at = sections.add(masks, num_rows if bucket and bucket.has_masks else 0)
     # Last, so that what is copied can end where the prefixes do.
     table_at = sections.add(table, 0)
-    num_used = sections.size
-    if bucket is not None:
-        sections.add(np.zeros(bucket.num_segments * -(-bucket.max_prefix_len // page_size) - len(table), np.int32), 0)
-    return Packed(sections.joined(), num_used, launches, segments, slots, positions, masks_at, words, table_at)
+    room = bucket.num_segments * -(-bucket.max_prefix_len // page_size) if bucket else 0
+    size = max(sections.size, table_at + room)
+    return Packed(sections.joined(), size, launches, segments, slots, positions, masks_at, words, table_at)
 
 
 class _Sections:
@@ -148,12 +154,14 @@ def _add_launch(sections: _Sections, work: _Work, heads: Heads, bucket: Bucket |
     return Launch(work.blocks, has_masks, num_parts, items, num_items, tiles, num_tiles)
 
 
-def _works(layout: AttentionLayout, heads: Heads, bucket: Bucket | None) -> list[_Work]:
+def _works(layout: AttentionLayout, heads: Heads, bucket: Bucket | None, narrow_trees: bool) -> list[_Work]:
     """Each segment goes to the smallest tile that holds it; in a bucket all go to the one that holds the longest."""
     sizes = blocks_for(heads)
     rows = np.array([blocks.rows // heads.group for blocks in sizes])
     longest = np.full_like(layout.num_rows, bucket.rows_per_segment) if bucket else layout.num_rows
     chosen = np.minimum(np.searchsorted(rows, longest), len(sizes) - 1)
+    if narrow_trees:
+        chosen[:] = np.where(bucket.has_masks if bucket else layout.mask_starts >= 0, 0, chosen)
     return [_cut(layout, np.flatnonzero(chosen == size), sizes[size], heads) for size in np.unique(chosen)]
 
 

@@ -23,12 +23,19 @@ static void keep_feature(const Step *s, int row, Rows from, int place) {
         store_as(m->heads.wide, m->features, target + i, load_as(from.wide, from.data, source + i));
 }
 
+static float *row_of(Rows rows, int row) { return (float *)rows.data + (int64_t)row * rows.width; }
+
+static int is_quantised(const Matrix *w) { return w->format > FP32; }
+
+/* A row that `w` is to multiply, coded as it wants it. */
+static void code_for(const Step *s, const Matrix *w, Rows rows, int width, int row) {
+    if (is_quantised(w)) code_row(row_of(rows, row), width, w->format, s->codes, row);
+}
+
 static void keep_entering(const Step *s, int row) {
     for (int i = 0; i < s->model->num_aux; i++)
         if (s->model->aux_layers[i] == s->layer) keep_feature(s, row, s->x, i);
 }
-
-static float *row_of(Rows rows, int row) { return (float *)rows.data + (int64_t)row * rows.width; }
 
 static void embed(const void *context, int task, int thread) {
     const Step *s = context;
@@ -46,6 +53,7 @@ static void enter_layer(const void *context, int task, int thread) {
     FOR_ROWS_OF(task, s) {
         keep_entering(s, row);
         norm_row(row_of(s->x, row), m->layers[s->layer].input_norm, m->heads.eps, m->hidden, s->normed, row);
+        code_for(s, &m->layers[s->layer].qkv, s->normed, m->hidden, row);
     }
 }
 
@@ -67,8 +75,10 @@ static void norm_post(const void *context, int task, int thread) {
     const Step *s = context;
     const Model *m = s->model;
     (void)thread;
-    FOR_ROWS_OF(task, s)
-    norm_row(row_of(s->x, row), m->layers[s->layer].post_norm, m->heads.eps, m->hidden, s->normed, row);
+    FOR_ROWS_OF(task, s) {
+        norm_row(row_of(s->x, row), m->layers[s->layer].post_norm, m->heads.eps, m->hidden, s->normed, row);
+        code_for(s, &m->layers[s->layer].gate_up, s->normed, m->hidden, row);
+    }
 }
 
 /* Features of the layers' end; they concern every row, wanted logits or not. */
@@ -90,14 +100,34 @@ static void norm_final(const void *context, int task, int thread) {
     const Model *m = s->model;
     (void)thread;
     norm_row(row_of(s->x, s->logit_rows[task]), m->final_norm, m->heads.eps, m->hidden, s->normed, task);
+    code_for(s, &m->head, s->normed, m->hidden, task);
+}
+
+static void code_mixed(const void *context, int task, int thread) {
+    const Step *s = context;
+    (void)thread;
+    FOR_ROWS_OF(task, s) code_for(s, &s->model->layers[s->layer].output, s->mixed, s->mixed.width, row);
+}
+
+static void code_gated(const void *context, int task, int thread) {
+    const Step *s = context;
+    (void)thread;
+    FOR_ROWS_OF(task, s) code_for(s, &s->model->layers[s->layer].down, s->gated, s->gated.width, row);
 }
 
 /* ---- Products and attention */
 
+static void multiply(const Step *s, const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, int tile) {
+    if (is_quantised(w))
+        quantized_tile(w, s->codes, y, num_rows, finish, tile);
+    else
+        linear_tile(w, x, y, num_rows, finish, tile);
+}
+
 static void project_qkv(const void *context, int task, int thread) {
     const Step *s = context;
     (void)thread;
-    linear_tile(&s->model->layers[s->layer].qkv, s->normed, s->qkv, s->num_rows, PLAIN, task);
+    multiply(s, &s->model->layers[s->layer].qkv, s->normed, s->qkv, s->num_rows, PLAIN, task);
 }
 
 static void *scratch_of(const Step *s, int thread) { return s->scratch + thread * s->scratch_bytes; }
@@ -124,25 +154,25 @@ static void join(const void *context, int task, int thread) {
 static void project_output(const void *context, int task, int thread) {
     const Step *s = context;
     (void)thread;
-    linear_tile(&s->model->layers[s->layer].output, s->mixed, s->x, s->num_rows, ADD, task);
+    multiply(s, &s->model->layers[s->layer].output, s->mixed, s->x, s->num_rows, ADD, task);
 }
 
 static void gate(const void *context, int task, int thread) {
     const Step *s = context;
     (void)thread;
-    linear_tile(&s->model->layers[s->layer].gate_up, s->normed, s->gated, s->num_rows, GATED, task);
+    multiply(s, &s->model->layers[s->layer].gate_up, s->normed, s->gated, s->num_rows, GATED, task);
 }
 
 static void project_down(const void *context, int task, int thread) {
     const Step *s = context;
     (void)thread;
-    linear_tile(&s->model->layers[s->layer].down, s->gated, s->x, s->num_rows, ADD, task);
+    multiply(s, &s->model->layers[s->layer].down, s->gated, s->x, s->num_rows, ADD, task);
 }
 
 static void project_head(const void *context, int task, int thread) {
     const Step *s = context;
     (void)thread;
-    linear_tile(&s->model->head, s->normed, s->logits, s->num_logits, PLAIN, task);
+    multiply(s, &s->model->head, s->normed, s->logits, s->num_logits, PLAIN, task);
 }
 
 /* ---- The step */
@@ -178,9 +208,11 @@ void decoder_forward(const void *context, Worker *worker) {
         } else {
             PHASE(ATTENTION, mix, step.num_blocks);
         }
+        if (is_quantised(&layer->output)) PHASE(OUTPUT, code_mixed, rows);
         PHASE(OUTPUT, project_output, tiles(&layer->output));
         PHASE(NORMS, norm_post, rows);
         PHASE(GATE_UP, gate, tiles(&layer->gate_up));
+        if (is_quantised(&layer->down)) PHASE(DOWN, code_gated, rows);
         PHASE(DOWN, project_down, tiles(&layer->down));
     }
     if (m->last_feature || m->num_aux) PHASE(NORMS, leave_layers, rows);

@@ -4,12 +4,13 @@
 #define OUTRIDER_DECODER_H
 
 #include "attention.h"
+#include "quantized.h"
 #include "team.h"
 
 /* Rows of one task at most. A few rows are one task for each thread: handing out more costs more than the work. */
 #define ROW_BLOCK 16
 
-#define PHASES_PER_LAYER 9
+#define PHASES_PER_LAYER 11
 #define OTHER_PHASES 3
 
 typedef struct {
@@ -20,7 +21,7 @@ typedef struct {
 
 typedef struct {
     int32_t hidden, ffn, num_layers, vocab;
-    int32_t wide_activations, wide_embedding;
+    int32_t wide_activations, wide_embedding; /* activations of a quantised model are wide */
     int32_t last_feature; /* keep the state after the final norm */
     int32_t num_aux, feature_width;
     int32_t reserved;
@@ -45,6 +46,7 @@ typedef struct {
     const Piece *pieces;
     float *parts;
     Rows x, qkv, normed, mixed, gated, logits;
+    Codes codes; /* of the rows that the next product takes, where its matrix is quantised */
     char *scratch;
     int64_t scratch_bytes;
     double *seconds; /* [NUM_PARTS], or NULL: where the time went, as the calling thread sees it */

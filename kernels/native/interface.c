@@ -10,6 +10,7 @@ typedef struct {
     int num_threads, max_rows;
     float *x, *qkv;
     void *normed, *mixed, *gated;
+    Codes codes;
     char *scratch;
     int64_t scratch_bytes;
     Piece *pieces;
@@ -36,6 +37,12 @@ static int reserve(Decoder *d, int num_rows, const Layout *layout) {
         d->normed = grow(d->normed, 4 * rows * m->hidden);
         d->mixed = grow(d->mixed, 4 * rows * widest);
         d->gated = grow(d->gated, 4 * rows * m->ffn);
+        const int32_t width = padded(widest > m->ffn ? (int)widest : m->ffn);
+        d->codes.width = width;
+        d->codes.data = grow(d->codes.data, 2 * rows * width);
+        d->codes.scales = grow(d->codes.scales, 4 * rows);
+        d->codes.sums = grow(d->codes.sums, 4 * rows * (width / GROUP));
+        if (!d->codes.data || !d->codes.scales || !d->codes.sums) return 0;
         if (!d->x || !d->qkv || !d->normed || !d->mixed || !d->gated) return 0;
         d->max_rows = (int)rows;
     }
@@ -85,6 +92,7 @@ Decoder *outrider_decoder_create(const Model *model, int num_threads) {
 void outrider_decoder_destroy(Decoder *d) {
     outrider_team_destroy(d->team);
     free(d->x), free(d->qkv), free(d->normed), free(d->mixed), free(d->gated);
+    free(d->codes.data), free(d->codes.scales), free(d->codes.sums);
     free(d->scratch), free(d->pieces), free(d->parts);
     free(d);
 }
@@ -110,6 +118,7 @@ int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *to
         .mixed = {d->mixed, q, m->wide_activations},
         .gated = {d->gated, m->ffn, m->wide_activations},
         .logits = {logits, m->vocab, 1},
+        .codes = d->codes,
         .scratch = d->scratch,
         .scratch_bytes = d->scratch_bytes,
         .seconds = seconds,
@@ -136,6 +145,19 @@ int outrider_attention(const Heads *heads, const Layout *layout, float *q, void 
 void outrider_linear(const Matrix *w, void *x, int wide, int num_rows, float *y) {
     for (int tile = 0; tile < tiles(w); tile++)
         linear_tile(w, (Rows){x, w->k, wide}, (Rows){y, w->n, 1}, num_rows, PLAIN, tile);
+}
+
+/* The same for a quantised matrix: x [num_rows, k] fp32, k a multiple of 16. 1: done, 0: out of memory. */
+int outrider_quantized_linear(const Matrix *w, const float *x, int num_rows, float *y) {
+    const int width = padded(w->k);
+    Codes codes = {grow(NULL, 2 * (int64_t)num_rows * width), grow(NULL, 4 * (int64_t)num_rows),
+                   grow(NULL, 4 * (int64_t)num_rows * (width / GROUP)), width};
+    const int done = codes.data && codes.scales && codes.sums;
+    for (int row = 0; done && row < num_rows; row++) code_row(x + (int64_t)row * w->k, w->k, w->format, codes, row);
+    for (int tile = 0; done && tile < tiles(w); tile++)
+        quantized_tile(w, codes, (Rows){y, w->n, 1}, num_rows, PLAIN, tile);
+    free(codes.data), free(codes.scales), free(codes.sums);
+    return done;
 }
 
 /* The instructions this was compiled for: results differ between them in the last bits. */

@@ -18,7 +18,7 @@ class CMatrix(Structure):
     """A packed matrix (linear.h)."""
 
     _fields_ = [
-        ("data", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32), ("wide", c_int32),
+        ("data", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32), ("format", c_int32),
         ("reserved", c_int32),
     ]  # fmt: skip
 
@@ -75,6 +75,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "outrider_attention": (c_int, [POINTER(CHeads), POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_void_p]),
     "outrider_linear": (None, [POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),
+    "outrider_quantized_linear": (c_int, [POINTER(CMatrix), c_void_p, c_int, c_void_p]),
     "outrider_instructions": (c_char_p, []),
     "outrider_has_bf16_dot": (c_int, []),
 }  # fmt: skip

@@ -1,21 +1,8 @@
 #include "linear.h"
 
-/* Rows taken through a tile together: as many as keep all sums in registers. */
-#if defined(__AVX512F__)
-#define MAX_ROWS 12
-#elif defined(__AVX2__) || defined(__aarch64__)
-#define MAX_ROWS 3
-#else
-#define MAX_ROWS 1
-#endif
-
-/* A tile is one stream, which the hardware follows. Left to that, few rows are done as fast as memory delivers; asking
- * for lines as well made them slower. With more rows the stream pauses while a line is worked on, the hardware stays
- * close by, and asking early for what is to come, into the second cache, made 8 rows 25 % faster (AMD Zen 4). */
-#define AHEAD 8192
-INLINE void fetch_ahead(const void *weights) {
-    __builtin_prefetch((const char *)weights + AHEAD, 0, 2);
-    __builtin_prefetch((const char *)weights + AHEAD + 64, 0, 2);
+INLINE void fetch_line_pair(const void *weights) {
+    fetch_weights(weights);
+    fetch_weights((const char *)weights + 64);
 }
 
 /* R rows through one tile into out [R][32]. Every sum runs over k in one order: adding rows changes nothing. */
@@ -31,7 +18,7 @@ INLINE void bf16_rows(int R, const Matrix *w, const void *tile, const void *x, i
     for (int i = 0; i < count; i++, weights += 128) {
         __m512bh low = (__m512bh)_mm512_loadu_si512(weights);
         __m512bh high = (__m512bh)_mm512_loadu_si512(weights + 64);
-        if (R >= 6) fetch_ahead(weights);
+        if (R >= 6) fetch_line_pair(weights);
         for (int r = 0; r < R; r++) {
             __m512bh value = (__m512bh)_mm512_set1_epi32((int)pairs[r * row + i]);
             sums[r][0] = _mm512_dpbf16_ps(sums[r][0], low, value);
@@ -66,7 +53,7 @@ INLINE void mixed_rows(int R, const Matrix *w, const void *tile, const void *x, 
         for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
         for (int i = start; i < end; i += 2, weights += 32) {
             vu low = *(const vu_any *)weights, high = *(const vu_any *)(weights + 16);
-            if (R >= 3) fetch_ahead(weights);
+            if (R >= 3) fetch_line_pair(weights);
             for (int r = 0; r < R; r++) {
                 float value = values[r * stride + i];
                 sums[r][0] += (vf)(low << 16) * value;
@@ -90,7 +77,7 @@ INLINE void wide_rows(int R, const Matrix *w, const void *tile, const void *x, i
         for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
         for (int i = start; i < end; i++, weights += TILE) {
             vf low = load(weights), high = load(weights + LANES);
-            if (R >= 6) fetch_ahead(weights);
+            if (R >= 6) fetch_line_pair(weights);
             for (int r = 0; r < R; r++) {
                 float value = values[r * stride + i];
                 sums[r][0] += low * value;
@@ -101,20 +88,8 @@ INLINE void wide_rows(int R, const Matrix *w, const void *tile, const void *x, i
     }
 }
 
-/* A table of kernels by row count, each with its count as a constant. */
 #define KERNEL(rows, R) \
     static void rows##R(const Matrix *w, const void *t, const void *x, int s, float *o) { rows(R, w, t, x, s, o); }
-#if MAX_ROWS == 12
-#define FOR_EACH_COUNT(M, rows) \
-    M(rows, 1) M(rows, 2) M(rows, 3) M(rows, 4) M(rows, 5) M(rows, 6) \
-    M(rows, 7) M(rows, 8) M(rows, 9) M(rows, 10) M(rows, 11) M(rows, 12)
-#elif MAX_ROWS == 3
-#define FOR_EACH_COUNT(M, rows) M(rows, 1) M(rows, 2) M(rows, 3)
-#else
-#define FOR_EACH_COUNT(M, rows) M(rows, 1)
-#endif
-#define ENTRY(rows, R) rows##R,
-
 FOR_EACH_COUNT(KERNEL, mixed_rows)
 FOR_EACH_COUNT(KERNEL, wide_rows)
 static Kernel *const mixed_kernels[] = {FOR_EACH_COUNT(ENTRY, mixed_rows)};
@@ -125,7 +100,7 @@ static Kernel *const bf16_kernels[] = {FOR_EACH_COUNT(ENTRY, bf16_rows)};
 #endif
 
 static Kernel *const *kernels_for(const Matrix *w, Rows x) {
-    if (w->wide) return wide_kernels;
+    if (w->format == FP32) return wide_kernels;
 #if HAS_BF16_DOT
     if (!x.wide) return bf16_kernels;
 #else
@@ -136,8 +111,7 @@ static Kernel *const *kernels_for(const Matrix *w, Rows x) {
 
 static vf silu(vf x) { return x / (1.0f + exponential(-x)); }
 
-/* out [rows][32] of a tile, where it belongs in y; `first` is its first row there. */
-static void finish_rows(const float *out, const Matrix *w, Rows y, int first, int rows, Finish finish, int tile) {
+void finish_rows(const float *out, const Matrix *w, Rows y, int first, int rows, Finish finish, int tile) {
     const int column = tile * TILE;
     const int columns = w->n - column < TILE ? w->n - column : TILE;
     for (int r = 0; r < rows; r++, out += TILE) {
@@ -157,11 +131,9 @@ static void finish_rows(const float *out, const Matrix *w, Rows y, int first, in
 void linear_tile(const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, int tile) {
     _Alignas(64) float out[MAX_ROWS * TILE];
     Kernel *const *kernels = kernels_for(w, x);
-    const char *data = (const char *)w->data + (int64_t)tile * w->k * TILE * (w->wide ? 4 : 2);
+    const char *data = (const char *)w->data + (int64_t)tile * w->k * TILE * (w->format == FP32 ? 4 : 2);
     for (int first = 0; first < num_rows;) {
-        int left = num_rows - first, rows = left;
-        /* 13 to 23 rows in two even parts rather than 12 and a rest. */
-        if (left > MAX_ROWS) rows = left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
+        const int rows = next_rows(num_rows - first);
         const char *values = (const char *)x.data + (int64_t)first * x.width * (x.wide ? 4 : 2);
         kernels[rows - 1](w, data, values, x.width, out);
         finish_rows(out, w, y, first, rows, finish, tile);

@@ -110,7 +110,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., speculative: _Optional[_Union[_common_pb2.SpeculativeParams, _Mapping]] = ..., num_choices: _Optional[int] = ..., first_choice_index: _Optional[int] = ..., resumed_tokens: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., prediction_tokens: _Optional[bytes] = ..., corpus_scope: _Optional[str] = ..., priority: _Optional[int] = ..., include_trees: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("choice_index", "tokens", "num_accepted", "logprobs", "prompt_logprobs", "start", "finish", "tree", "num_drafted")
+    __slots__ = ("choice_index", "tokens", "num_accepted", "logprobs", "prompt_logprobs", "start", "finish", "tree", "num_drafted", "algorithm")
     CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,7 @@ class GenerateResponse(_message.Message):
     FINISH_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     choice_index: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     num_accepted: int
@@ -129,7 +130,8 @@ class GenerateResponse(_message.Message):
     finish: GenerateFinish
     tree: VerifiedTree
     num_drafted: int
-    def __init__(self, choice_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., start: _Optional[_Union[GenerateStart, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ..., tree: _Optional[_Union[VerifiedTree, _Mapping]] = ..., num_drafted: _Optional[int] = ...) -> None: ...
+    algorithm: _common_pb2.Algorithm
+    def __init__(self, choice_index: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., start: _Optional[_Union[GenerateStart, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ..., tree: _Optional[_Union[VerifiedTree, _Mapping]] = ..., num_drafted: _Optional[int] = ..., algorithm: _Optional[_Union[_common_pb2.Algorithm, str]] = ...) -> None: ...
 
 class GenerateStart(_message.Message):
     __slots__ = ("seed", "boot_id", "numerics_id", "cached_tokens")
@@ -574,3 +576,15 @@ class DrafterState(_message.Message):
     sessions: int
     proposals: _containers.ScalarMap[str, int]
     def __init__(self, drafter_id: _Optional[str] = ..., algorithm: _Optional[_Union[_common_pb2.Algorithm, str]] = ..., draft_model: _Optional[str] = ..., sessions: _Optional[int] = ..., proposals: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class FlushCacheRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FlushCacheResponse(_message.Message):
+    __slots__ = ("freed_pages", "kept_pages")
+    FREED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_PAGES_FIELD_NUMBER: _ClassVar[int]
+    freed_pages: int
+    kept_pages: int
+    def __init__(self, freed_pages: _Optional[int] = ..., kept_pages: _Optional[int] = ...) -> None: ...

@@ -55,6 +55,11 @@ class VerifyServiceStub:
                 request_serializer=outrider_dot_v1_dot_verify__pb2.VerifyServiceGetServerInfoRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_verify__pb2.VerifyServiceGetServerInfoResponse.FromString,
                 _registered_method=True)
+        self.FlushCache = channel.unary_unary(
+                '/outrider.v1.VerifyService/FlushCache',
+                request_serializer=outrider_dot_v1_dot_verify__pb2.FlushCacheRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_verify__pb2.FlushCacheResponse.FromString,
+                _registered_method=True)
 
 
 class VerifyServiceServicer:
@@ -89,6 +94,13 @@ class VerifyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FlushCache(self, request, context):
+        """Forgets what the prefix cache keeps; pages that running sessions read stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerifyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_VerifyServiceServicer_to_server(servicer, server):
                     servicer.GetServerInfo,
                     request_deserializer=outrider_dot_v1_dot_verify__pb2.VerifyServiceGetServerInfoRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_verify__pb2.VerifyServiceGetServerInfoResponse.SerializeToString,
+            ),
+            'FlushCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.FlushCache,
+                    request_deserializer=outrider_dot_v1_dot_verify__pb2.FlushCacheRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_verify__pb2.FlushCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +239,33 @@ class VerifyService:
             '/outrider.v1.VerifyService/GetServerInfo',
             outrider_dot_v1_dot_verify__pb2.VerifyServiceGetServerInfoRequest.SerializeToString,
             outrider_dot_v1_dot_verify__pb2.VerifyServiceGetServerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FlushCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.VerifyService/FlushCache',
+            outrider_dot_v1_dot_verify__pb2.FlushCacheRequest.SerializeToString,
+            outrider_dot_v1_dot_verify__pb2.FlushCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class VerifyServiceStub:
     """Bulk rows of target hidden states, on a connection of their own."""
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_verify_pb2.VerifyServiceGetServerInfoRequest, _verify_pb2.VerifyServiceGetServerInfoResponse]
     """What is served, its limits, and counters since start."""
+    FlushCache: _grpc.UnaryUnaryMultiCallable[_verify_pb2.FlushCacheRequest, _verify_pb2.FlushCacheResponse]
+    """Forgets what the prefix cache keeps; pages that running sessions read stay."""
 
 @_typing.type_check_only
 class VerifyServiceAsyncStub(VerifyServiceStub):
@@ -55,6 +57,8 @@ class VerifyServiceAsyncStub(VerifyServiceStub):
     """Bulk rows of target hidden states, on a connection of their own."""
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_verify_pb2.VerifyServiceGetServerInfoRequest, _verify_pb2.VerifyServiceGetServerInfoResponse]  # type: ignore[assignment]
     """What is served, its limits, and counters since start."""
+    FlushCache: _aio.UnaryUnaryMultiCallable[_verify_pb2.FlushCacheRequest, _verify_pb2.FlushCacheResponse]  # type: ignore[assignment]
+    """Forgets what the prefix cache keeps; pages that running sessions read stay."""
 
 class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
     """Serves generation to gateways and takes proposals from drafters."""
@@ -90,5 +94,13 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_verify_pb2.VerifyServiceGetServerInfoResponse, _abc.Awaitable[_verify_pb2.VerifyServiceGetServerInfoResponse]]:
         """What is served, its limits, and counters since start."""
+
+    @_abc_1.abstractmethod
+    def FlushCache(
+        self,
+        request: _verify_pb2.FlushCacheRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_verify_pb2.FlushCacheResponse, _abc.Awaitable[_verify_pb2.FlushCacheResponse]]:
+        """Forgets what the prefix cache keeps; pages that running sessions read stay."""
 
 def add_VerifyServiceServicer_to_server(servicer: VerifyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

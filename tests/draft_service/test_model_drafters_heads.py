@@ -407,21 +407,21 @@ async def test_propose_needs_features_and_leaves_no_trace(any_side: Side) -> Non
     features = any_side.target.run(PROMPTS[2])[1]
     with pytest.raises(InvalidArgument, match="drafts from the target's hidden states"):
         await drafter.propose(TextRequest(text))
-    found = drafter.propose_from(TextRequest(text), tensor(features[:-1]))
+    found = await drafter.propose(TextRequest(text, features=tensor(features[:-1])))
     opened = session(PROMPTS[2])
     drafter.open([opened])
     drafter.add_features([(opened, rows(0, features[:-1]))])
     assert found.tokens.tolist() == drafter.draft([DraftRequest(opened, 3)])[0].tokens.tolist()
     drafter.close([opened])
     with pytest.raises(InvalidArgument, match="11 rows for 11 tokens"):
-        drafter.propose_from(TextRequest(text), tensor(features))
+        await drafter.propose(TextRequest(text, features=tensor(features)))
     with pytest.raises(InvalidArgument, match="numbers a row are needed"):
-        drafter.propose_from(TextRequest(text), tensor(features[:-1, :-1]))
+        await drafter.propose(TextRequest(text, features=tensor(features[:-1, :-1])))
     with pytest.raises(InvalidArgument, match="token 80 is outside"):
-        drafter.propose_from(TextRequest(np.array([80, 1], np.int32)), tensor(features[:1]))
+        await drafter.propose(TextRequest(np.array([80, 1], np.int32), features=tensor(features[:1])))
     long = torch.zeros(200, features.shape[1])
     with pytest.raises(ResourceExhausted, match="context has 128"):
-        drafter.propose_from(TextRequest(np.ones(201, np.int32)), tensor(long))
+        await drafter.propose(TextRequest(np.ones(201, np.int32), features=tensor(long)))
     assert_empty(drafter)
     assert drafter.take_given_up() == []
 

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention import BACKENDS, attention_backend
+from engine.attention import BACKENDS, AttentionChoice, attention_backend, build_attention, check_fp8
 from kernels.attention import flashinfer, reference, torch_native
+from kernels.attention.layout import AttentionLayout
+from kernels.attention.split import SplitAttention
 from outrider.errors import StartupError
 from tests.kernels.attention_cases import Case, Piece, make_case, random_tree
 
@@ -54,6 +56,94 @@ def test_flashinfer_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_names() -> None:
     assert BACKENDS == ("auto", "torch_native", "triton", "flashinfer")
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        (AttentionChoice(), "torch_native"),
+        (AttentionChoice("triton"), "triton"),
+        (AttentionChoice("triton", verify="decode"), "triton trees as decode"),
+        (AttentionChoice("auto", decode="flashinfer"), "torch_native+flashinfer"),
+        (AttentionChoice("flashinfer", prefill="triton", verify="decode"), "triton+flashinfer trees as decode"),
+    ],
+)
+def test_a_choice_is_named_by_what_serves(choice: AttentionChoice, name: str) -> None:
+    assert str(choice.resolved(CPU)) == name
+
+
+def test_one_kernel_for_all_leaves_no_choice_for_trees() -> None:
+    for choice in (AttentionChoice(verify="decode"), AttentionChoice("triton", "torch_native", "auto", "decode")):
+        with pytest.raises(StartupError, match=r"--speculative-attention-mode is decode, but .* torch_native"):
+            build_attention(choice, CPU)
+
+
+def test_on_cpu_prefill_and_decode_are_torchs_whatever_names_it() -> None:
+    assert build_attention(AttentionChoice("auto", prefill="torch_native"), CPU) is torch_native.attention
+    with pytest.raises(StartupError, match="triton needs a CUDA device"):
+        build_attention(AttentionChoice("auto", decode="triton"), CPU)
+
+
+def test_triton_verifies_trees_in_the_tiles_that_the_mode_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Triton:
+        def __init__(self, device: torch.device, **options: Any) -> None:
+            made.append(options)
+
+    monkeypatch.setitem(sys.modules, "kernels.attention.triton", SimpleNamespace(TritonAttention=Triton))
+    build_attention(AttentionChoice("triton"), CUDA, page_size=16)
+    build_attention(AttentionChoice("triton", verify="decode"), CUDA)
+    split = build_attention(AttentionChoice("torch_native", decode="triton", verify="decode"), CUDA)
+    assert isinstance(split, SplitAttention)
+    assert made == [
+        {"page_size": 16, "narrow_trees": False},
+        {"page_size": 1, "narrow_trees": True},
+        {"page_size": 1, "narrow_trees": True},
+    ]
+
+
+def test_fp8_needs_backends_that_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+    check_fp8(AttentionChoice(), e4m3, CPU)
+    for choice in (AttentionChoice("flashinfer"), AttentionChoice("triton", decode="flashinfer")):
+        with pytest.raises(StartupError, match=r"flashinfer does not read torch\.float8_e5m2 here"):
+            check_fp8(choice, e5m2, CUDA)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    check_fp8(AttentionChoice("triton"), e5m2, CUDA)
+    with pytest.raises(StartupError, match=r"fp8_e4m3, which triton reads .* 8\.9 on; this one has 8\.0: use fp8_e5m2"):
+        check_fp8(AttentionChoice("triton"), e4m3, CUDA)
+
+
+class Recorded:
+    """The reference, and the segments' numbers of rows that came to it."""
+
+    def __init__(self) -> None:
+        self.counts: list[list[int]] = []
+
+    def __call__(
+        self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float,
+        **options: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        self.counts.append(layout.num_rows.tolist())
+        return reference.attention(q, k_pool, v_pool, layout, scale, **options)
+
+
+@pytest.mark.parametrize("trees_with_decode", [False, True])
+def test_segments_go_to_the_backend_of_their_kind(trees_with_decode: bool) -> None:
+    pieces = [Piece(9, 4), Piece(7, 1), Piece(20, 6, random_tree(RNG, 6)), Piece(3, 1), Piece(0, 5)]
+    case = make_case(pieces)
+    prefill, decode = Recorded(), Recorded()
+    split = SplitAttention(prefill, decode, trees_with_decode=trees_with_decode)
+    out = split(case.q, case.k_pool, case.v_pool, case.layout, case.scale, soft_cap=3.0, window=5)
+    wanted = reference.attention(case.q, case.k_pool, case.v_pool, case.layout, case.scale, soft_cap=3.0, window=5)
+    torch.testing.assert_close(out, wanted, atol=1e-6, rtol=0)
+    split(case.q, case.k_pool, case.v_pool, case.layout, case.scale)
+    assert prefill.counts == ([[4, 5]] if trees_with_decode else [[4, 6, 5]]) * 2
+    assert decode.counts == ([[1, 6, 1]] if trees_with_decode else [[1, 1]]) * 2
+    alone = make_case(pieces[1:2])
+    split(alone.q, alone.k_pool, alone.v_pool, alone.layout, alone.scale)
+    assert (len(prefill.counts), decode.counts[-1]) == (2, [1])
 
 
 class Wrapper:
@@ -118,29 +208,21 @@ STEPS = {
 }
 
 
-def run(case: Case, **options: Any) -> torch.Tensor:
-    attention = flashinfer.FlashInferAttention(CPU, LIBRARY)
+def run(case: Case, *, alone: bool = False, **options: Any) -> torch.Tensor:
+    attention = flashinfer.FlashInferAttention(CPU, LIBRARY, alone=alone)
     return attention(case.q, case.k_pool, case.v_pool, case.layout, case.scale, **options)
 
 
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.0, 0), (0.0, 3), (5.0, 0), (0.7, 8)])
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("name", STEPS)
-def test_flashinfer_is_told_what_the_layout_says(name: str) -> None:
+def test_flashinfer_is_told_what_the_layout_says(name: str, alone: bool, soft_cap: float, window: int) -> None:
     case = make_case(STEPS[name], dtype=torch.bfloat16)
-    wanted = reference.attention(case.q, case.k_pool, case.v_pool, case.layout, case.scale)
-    torch.testing.assert_close(run(case), wanted, atol=0.02, rtol=0.01)
-    # Nothing lies further back than a window this wide.
-    torch.testing.assert_close(run(case, window=100), wanted, atol=0.02, rtol=0.01)
-    capped = run(case, soft_cap=1000.0)
-    torch.testing.assert_close(capped, wanted, atol=0.02, rtol=0.01)
-
-
-def test_flashinfers_window_goes_by_depth_in_a_tree() -> None:
-    # A star: its leaves, all one below the root, see the root and themselves through a window of two.
-    star = make_case([Piece(9, 4, [-1, 0, 0, 0])], dtype=torch.bfloat16)
-    alone = make_case([Piece(9, 4, [-1, 0, 0, 0])], dtype=torch.bfloat16)
-    alone.layout.prefix_lens[:] = 0
-    wanted = reference.attention(alone.q, alone.k_pool, alone.v_pool, alone.layout, alone.scale)
-    torch.testing.assert_close(run(star, window=2)[1:], wanted[1:], atol=0.02, rtol=0.01)
+    wanted = reference.attention(
+        case.q, case.k_pool, case.v_pool, case.layout, case.scale, soft_cap=soft_cap, window=window
+    )
+    out = run(case, alone=alone, soft_cap=soft_cap, window=window)
+    torch.testing.assert_close(out, wanted, atol=0.02, rtol=0.01)
 
 
 def test_flashinfer_plans_once_a_step() -> None:

@@ -65,10 +65,24 @@ def test_biases_follow_the_family(tmp_path: Path) -> None:
     assert not read(tmp_path, architectures=["MistralForCausalLM"], attention_bias=True).qkv_bias
 
 
-def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
-    assert read(tmp_path, sliding_window=128).max_position == 128
-    assert read(tmp_path, sliding_window=128, use_sliding_window=False).max_position == 512
-    assert read(tmp_path, sliding_window=None).max_position == 512
+def test_which_layers_have_a_sliding_window(tmp_path: Path) -> None:
+    def windows(architecture: str, **changes: Any) -> tuple[int, ...]:
+        return read(tmp_path, architectures=[f"{architecture}ForCausalLM"], sliding_window=128, **changes).windows
+
+    layers = read(tmp_path).num_layers
+    assert windows("Mistral") == (128,) * layers
+    assert windows("Llama") == windows("Qwen2") == ()
+    assert windows("Qwen2", use_sliding_window=True) == (0,) * layers
+    assert windows("Qwen3", use_sliding_window=True, max_window_layers=1) == (0,) + (128,) * (layers - 1)
+    kinds = ["full_attention", *["sliding_attention"] * (layers - 1)]
+    assert windows("Qwen3", use_sliding_window=True, layer_types=kinds) == (0,) + (128,) * (layers - 1)
+    assert read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).windows == ()
+
+
+def test_a_window_as_long_as_the_longest_session_makes_no_difference(tmp_path: Path) -> None:
+    config = read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128)
+    assert config.for_length(128).windows == ()
+    assert config.for_length(129) == config
 
 
 def test_rope_in_both_spellings(tmp_path: Path) -> None:
@@ -115,7 +129,25 @@ def test_rope_in_both_spellings(tmp_path: Path) -> None:
         ({"rope_scaling": {"type": "llama3", "factor": 8, "high_freq_factor": 1}}, "high_freq_factor"),
         ({"eos_token_id": -1}, "eos_token_id"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id"),
-        ({"sliding_window": 0}, "sliding_window"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "layer_types": ["full_attention"] * 99,
+            },
+            "layer_types must name",
+        ),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "max_window_layers": -1,
+            },
+            "max_window_layers is -1",
+        ),
     ],
 )
 def test_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

@@ -57,6 +57,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     hold_after: int | None = None  # responses after which a call waits for `release`
     requests: list[verify_pb2.GenerateRequest] = field(default_factory=list)
     cancelled: int = 0
+    flushed: int = 0
     active: int = 0
     responses_sent: int = 0
     release: asyncio.Event = field(default_factory=asyncio.Event)
@@ -117,6 +118,11 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
             if not self.active:
                 self.idle.set()
 
+    async def FlushCache(self, request: Any, context: Any) -> verify_pb2.FlushCacheResponse:
+        """Counts how often."""
+        self.flushed += 1
+        return verify_pb2.FlushCacheResponse(freed_pages=7)
+
     async def Speculate(self, request_iterator: Any, context: Any) -> AsyncGenerator[Any]:
         """Takes no drafters."""
         raise Unimplemented("the fake takes no drafters")
@@ -163,9 +169,36 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
             yield verify_pb2.GenerateResponse(
                 choice_index=choice, tokens=step, num_accepted=max(len(step) - 1, 0),
                 num_drafted=4 if index or resumed else None,
+                algorithm=common_pb2.ALGORITHM_NGRAM if index or resumed else None,
+                tree=self._tree(step) if request.include_trees and (index or resumed) else None,
+                logprobs=[self._logprob(request, token) for token in step] if request.logprobs else (),
+                prompt_logprobs=self._prompt_logprobs(request) if index == 0 and not resumed else (),
                 start=start if index == 0 else None,
                 finish=self._finish(request, tokens, steps, stopped) if index == len(steps) - 1 else None,
             )  # fmt: skip
+
+    def _logprob(self, request: verify_pb2.GenerateRequest, token: int) -> verify_pb2.TokenLogprob:
+        """ln p of a token is minus its id over 1000; the alternatives follow it by id."""
+        top = [
+            verify_pb2.TopLogprob(token=token + place, logprob=-(token + place) / 1000)
+            for place in range(request.top_logprobs)
+        ]
+        return verify_pb2.TokenLogprob(token=token, logprob=-token / 1000, top=top)
+
+    def _prompt_logprobs(self, request: verify_pb2.GenerateRequest) -> list[verify_pb2.TokenLogprob]:
+        if not request.prompt_logprobs:
+            return []
+        first, *rest = unpack_ids(request.prompt_tokens, field="prompt_tokens").tolist()
+        return [verify_pb2.TokenLogprob(token=first), *(self._logprob(request, token) for token in rest)]
+
+    @staticmethod
+    def _tree(step: list[int]) -> verify_pb2.VerifiedTree:
+        """What was accepted, in a chain, and one that was not below the root."""
+        chain = [*step[:-1], 9]
+        return verify_pb2.VerifiedTree(
+            tokens=chain, parents=[*range(-1, len(chain) - 2), -1], accepted=[True] * (len(chain) - 1) + [False],
+            probabilities=[0.5] * len(chain), algorithm=common_pb2.ALGORITHM_NGRAM, draft_us=5, verify_us=7,
+        )  # fmt: skip
 
     def _finish(
         self, request: verify_pb2.GenerateRequest, tokens: list[int], steps: list[list[int]], stopped: bool

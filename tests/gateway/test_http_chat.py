@@ -216,7 +216,7 @@ def test_origins_come_when_asked(client: openai.OpenAI) -> None:
     told = [chunk for chunk in chunks(include_origins=True) if "outrider" in chunk]
     tokens = [token for chunk in told for token in chunk["outrider"]["tokens"]]
     assert "".join(token["text"] for token in tokens) == ANSWER
-    assert {token["origin"] for token in tokens} == {"accepted", "target"}
+    assert {token["origin"] for token in tokens} == {"accepted", "bonus", "target"}
     for chunk in told:
         text = chunk["choices"][0]["delta"]["content"]
         assert text == "".join(token["text"] for token in chunk["outrider"]["tokens"])

@@ -20,7 +20,7 @@ ONE_STEP = common_pb2.SpeculationStats(verify_steps=1, draft_tokens=5, accepted_
 
 def rules(*stops: str, origins: bool = False) -> OutputRules:
     """Rules for the test's tokenizer."""
-    return OutputRules(lambda: FACTORY.make(skip_special=True), stops, frozenset({EOS}), origins)
+    return OutputRules(lambda: FACTORY.make(skip_special=True), stops, frozenset({EOS}), pieces=origins)
 
 
 def ids(text: str) -> list[int]:
@@ -69,8 +69,9 @@ def test_text_and_origins_are_whole(text: str, sizes: list[int], stopped: bool) 
     )
     assert "".join(delta.text for delta in deltas) == text
     for delta in deltas:
-        assert delta.origins is not None
-        assert "".join(piece for piece, _ in delta.origins) == delta.text
+        assert delta.pieces is not None
+        assert "".join(piece.text for piece in delta.pieces) == delta.text
+    assert [piece.token for delta in deltas for piece in delta.pieces or () if piece.token is not None] == ids(text)
     assert deltas[-1].finish_reason == ("stop" if stopped else "length")
     assert choice.completion_tokens == len(ids(text))
 
@@ -78,8 +79,10 @@ def test_text_and_origins_are_whole(text: str, sizes: list[int], stopped: bool) 
 def test_origins_tell_drafts_from_the_targets_own() -> None:
     one, two, three = ids("H"), ids("e"), ids("!")
     choice = ChoiceText(0, rules(origins=True))
-    (delta,) = feed(choice, response(one + two + three, 2))
-    assert delta.origins == [("H", "accepted"), ("e", "accepted"), ("!", "target")]
+    algorithm = common_pb2.ALGORITHM_NGRAM
+    deltas = feed(choice, response(one), response(one + two + three, 2, algorithm=algorithm))
+    told = [(piece.text, piece.origin, piece.depth, piece.step) for delta in deltas for piece in delta.pieces or ()]
+    assert told == [("H", "target", 0, 0), ("H", "accepted", 1, 1), ("e", "accepted", 2, 1), ("!", "bonus", 0, 1)]
 
 
 def test_a_stop_string_ends_the_choice_and_the_count() -> None:

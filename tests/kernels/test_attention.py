@@ -10,8 +10,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kernels.attention import cpu, reference, torch_native
+from kernels.attention.pool import FP8, load, store
 from kernels.native.build import CannotBuild
 from kernels.native.library import open_library
 from outrider import env
@@ -54,20 +57,25 @@ def run(kernel: Kernel, case: Case) -> torch.Tensor:
     return kernel(case.q, case.k_pool, case.v_pool, case.layout, case.scale)
 
 
-def by_definition(case: Case) -> torch.Tensor:
+def by_definition(case: Case, soft_cap: float = 0.0, window: int = 0) -> torch.Tensor:
     """One row and head at a time, in float64, straight from the formula."""
     out = torch.zeros(case.q.shape, dtype=torch.float64)
     layout, group = case.layout, case.q.shape[1] // case.k_pool.shape[1]
     for s in range(len(layout.first_rows)):
         first, count, start = int(layout.first_rows[s]), int(layout.num_rows[s]), int(layout.mask_starts[s])
         for i in range(count):
-            seen = list(layout.slot_table[layout.table_rows[s], : layout.prefix_lens[s]])
+            here = int(layout.positions[first + i])
+            prefix = layout.slot_table[layout.table_rows[s], : layout.prefix_lens[s]]
+            seen = [slot for position, slot in enumerate(prefix) if not window or here - position < window]
             for j in range(count):
                 if j <= i if start < 0 else layout.masks[start + i * count + j]:
-                    seen.append(layout.slots[first + j])
+                    near = not window or here - int(layout.positions[first + j]) < window
+                    seen += [layout.slots[first + j]] if near else []
             for h in range(case.q.shape[1]):
                 q = case.q[first + i, h].double()
                 scores = [float(q @ case.k_pool[slot, h // group].double()) * case.scale for slot in seen]
+                if soft_cap:
+                    scores = [soft_cap * math.tanh(score / soft_cap) for score in scores]
                 weights = [math.exp(score - max(scores)) for score in scores]
                 for weight, slot in zip(weights, seen, strict=True):
                     out[first + i, h] += weight / sum(weights) * case.v_pool[slot, h // group].double()
@@ -78,6 +86,75 @@ def by_definition(case: Case) -> torch.Tensor:
 def test_the_reference_is_the_definition(name: str) -> None:
     case = make_case(STEPS[name])
     torch.testing.assert_close(run(reference.attention, case).double(), by_definition(case), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("soft_cap", "window"), [(0.4, 0), (0.0, 5), (30.0, 1), (0.8, 60)])
+@pytest.mark.parametrize("name", ["one row", "prefill", "a tree", "a star"])
+def test_the_reference_bends_scores_and_hides_keys_as_defined(name: str, soft_cap: float, window: int) -> None:
+    case = make_case(STEPS[name], heads=2, kv_heads=1)
+    out = reference.attention(
+        case.q, case.k_pool, case.v_pool, case.layout, case.scale, soft_cap=soft_cap, window=window
+    )
+    torch.testing.assert_close(out.double(), by_definition(case, soft_cap, window), atol=2e-6, rtol=0)
+
+
+PIECES = st.lists(
+    st.one_of(
+        st.builds(Piece, st.integers(0, 300), st.just(1)),
+        st.builds(Piece, st.integers(0, 90), st.integers(1, 30)),
+        st.tuples(st.integers(0, 150), st.integers(1, 12), st.integers(0, 99)).map(
+            lambda t: Piece(t[0], t[1], random_tree(np.random.default_rng(t[2]), t[1]))
+        ),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    pieces=PIECES,
+    soft_cap=st.sampled_from([0.0, 0.7, 30.0]),
+    window=st.sampled_from([0, 1, 5, 40, 200]),
+    shape=st.sampled_from([(4, 2, 16), (3, 1, 32), (2, 2, 24)]),
+    pool_dtype=st.sampled_from([torch.float32, torch.float8_e4m3fn, torch.float8_e5m2]),
+    padding=st.sampled_from([0, 3]),
+)
+def test_torch_bends_scores_hides_keys_and_reads_fp8_as_the_reference_does(
+    pieces: list[Piece], soft_cap: float, window: int, shape: tuple[int, int, int], pool_dtype: torch.dtype,
+    padding: int,
+) -> None:  # fmt: skip
+    heads, kv_heads, head_dim = shape
+    case = make_case(pieces, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    k_pool, v_pool = (pool.clamp(-400, 400).to(pool_dtype) for pool in (case.k_pool, case.v_pool))
+    q = torch.cat([case.q, torch.full((padding, heads, head_dim), torch.nan)])
+    out, wanted = (
+        kernel(q, k_pool, v_pool, case.layout, case.scale, soft_cap=soft_cap, window=window)
+        for kernel in (torch_native.attention, reference.attention)
+    )
+    torch.testing.assert_close(out, wanted, atol=3e-6, rtol=0)
+    assert not out[len(case.q) :].any()
+
+
+@pytest.mark.parametrize("dtype", FP8.values())
+def test_an_fp8_pool_keeps_the_nearest_number_and_never_infinity(dtype: torch.dtype) -> None:
+    pool = torch.zeros((6, 1, 4), dtype=dtype)
+    largest = torch.finfo(dtype).max
+    rows = torch.tensor([[[0.3, -1.0, 1e9, -1e9]], [[0.0, 7.1, largest, torch.inf]]])
+    slots = torch.tensor([4, 1])
+    store(pool, slots, rows.bfloat16())
+    expected = torch.tensor([[[0.3, -1.0, largest, -largest]], [[0.0, 7.1, largest, largest]]])
+    torch.testing.assert_close(load(pool, slots, torch.float32), expected, atol=0, rtol=0.13)
+    assert not load(pool, torch.tensor([0, 2, 3, 5]), torch.float32).any()
+
+
+def test_some_segments_of_a_step_are_a_step() -> None:
+    case = make_case(STEPS["all together"])
+    whole = run(reference.attention, case)
+    part, rows = case.layout.selected(np.array([0, 2, 4]))
+    out = reference.attention(case.q[rows], case.k_pool, case.v_pool, part, case.scale)
+    torch.testing.assert_close(out, whole[rows], atol=1e-6, rtol=0)
+    assert len(rows) == 1 + 8 + 33
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -165,3 +242,6 @@ def test_the_c_kernel_refuses_what_it_does_not_know(library: ctypes.CDLL) -> Non
     case = make_case([Piece(3, 1)], dtype=torch.float16)
     with pytest.raises(ValueError, match="float16"):
         run(partial(cpu.attention, library=library), case)
+    for option in ({"soft_cap": 3.0}, {"window": 2}):
+        with pytest.raises(ValueError, match="no soft cap"):
+            run(partial(cpu.attention, library=library, **option), make_case([Piece(3, 1)]))

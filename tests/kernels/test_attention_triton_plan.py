@@ -62,11 +62,11 @@ def check_launch(packed: Packed, launch: Launch, heads: Heads, seen: list[np.nda
 
 
 @settings(deadline=None, max_examples=60)
-@given(PIECES, st.sampled_from(HEADS), st.booleans())
-def test_every_row_sees_every_key_once(pieces: list[Piece], heads: Heads, in_bucket: bool) -> None:
+@given(PIECES, st.sampled_from(HEADS), st.booleans(), st.booleans())
+def test_every_row_sees_every_key_once(pieces: list[Piece], heads: Heads, in_bucket: bool, narrow: bool) -> None:
     layout = layout_of(pieces)
     bucket = Bucket(7, int(layout.num_rows.max()) + 1, 3000, has_masks=True) if in_bucket else None
-    packed = pack(layout, heads, 1, bucket)
+    packed = pack(layout, heads, 1, bucket, narrow_trees=narrow)
     seen = [np.zeros((piece.count, piece.prefix_len + 1), np.int64) for piece in pieces]
     for launch in packed.launches:
         check_launch(packed, launch, heads, seen)
@@ -78,8 +78,8 @@ def test_every_row_sees_every_key_once(pieces: list[Piece], heads: Heads, in_buc
 def test_in_a_bucket_only_the_numbers_change(one: list[Piece], other: list[Piece], heads: Heads, page: int) -> None:
     bucket = Bucket(6, 90, 3000, has_masks=True)
     first, second = (pack(layout_of(pieces), heads, page, bucket) for pieces in (one, other))
-    assert replace(first, data=second.data, num_used=second.num_used) == second
-    assert len(first.data) >= max(first.num_used, second.num_used)
+    assert replace(first, data=second.data) == second
+    assert first.size >= max(len(first.data), len(second.data))
     assert first.table == second.table
     starts = [first.segments, first.slots, first.positions, first.masks, first.table]
     assert all(start % 4 == 0 for start in starts)
@@ -103,6 +103,17 @@ def test_one_long_session_fills_the_gpu_and_a_short_one_is_not_cut() -> None:
     assert 264 <= launch.num_items * heads.num_kv_heads <= 1024
     (launch,) = pack(layout_of([Piece(MIN_PIECE, 1)]), heads, 1).launches
     assert (launch.num_items, launch.num_parts) == (1, 0)
+
+
+def test_narrow_trees_go_to_the_tiles_of_decode() -> None:
+    pieces = [Piece(5, 1), Piece(5, 16), Piece(900, 16, random_tree(np.random.default_rng(1), 16))]
+    wide, narrow = (pack(layout_of(pieces), HEADS[0], 1, narrow_trees=narrow) for narrow in (False, True))
+    assert [launch.blocks.rows for launch in wide.launches] == [16, 64]
+    assert [launch.blocks.rows for launch in narrow.launches] == [16, 64]
+    # Four heads share a tile of 16 rows, so a tree of 16 nodes takes four of them.
+    assert (wide.launches[0].num_tiles, narrow.launches[0].num_tiles) == (0, 4)
+    (in_bucket,) = pack(layout_of(pieces), HEADS[0], 1, Bucket(4, 33, 900, has_masks=True), narrow_trees=True).launches
+    assert in_bucket.blocks.rows == 16
 
 
 def test_segments_go_to_the_smallest_tile_that_holds_them() -> None:

@@ -16,6 +16,7 @@ from kernels.native.build import CannotBuild, compile_library, find_compiler
 from kernels.native.library import CMatrix, with_signatures
 from tests.kernels.attention_cases import Piece, make_case, random_tree
 from tests.kernels.test_attention import RNG, by_definition, run
+from tests.kernels.test_quantize import FORMATS, activations_of, by_c, values_of
 
 IS_X86 = platform.machine() in {"x86_64", "AMD64"}
 INSTRUCTIONS = {"baseline": [], "avx2": ["-mavx2", "-mfma"], "avx512": ["-march=x86-64-v4"]} if IS_X86 else {"base": []}
@@ -59,3 +60,14 @@ def test_products(library: ctypes.CDLL, dtype: torch.dtype) -> None:
         alone = torch.empty(count, 70)
         library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 1, count, alone.data_ptr())
         assert torch.equal(alone, together[:count])
+
+
+@pytest.mark.parametrize("method", FORMATS)
+def test_quantised_products(library: ctypes.CDLL, method: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x, weight = torch.randn((20, 208), generator=generator), torch.randn((70, 208), generator=generator)
+    together = by_c(library, method, x, weight)
+    expected = (activations_of(method, x) @ values_of(method, weight).T).float()
+    torch.testing.assert_close(together, expected, atol=5e-3, rtol=0)
+    for count in range(1, 20):
+        assert torch.equal(by_c(library, method, x[:count].contiguous(), weight), together[:count])

@@ -286,6 +286,34 @@ async def test_server_info_tells_the_target_its_limits_and_what_it_has_done(serv
 
 
 @pytest.mark.asyncio
+async def test_a_flushed_cache_shares_nothing(serve: Serve) -> None:
+    service = await serve(MODEL)
+    prompt = list(range(1, 20))
+
+    async def cached() -> int:
+        return (await service.generate(request(prompt, GREEDY)))[0].start.cached_tokens
+
+    assert await cached() == 0
+    assert await cached() > 0
+    flushed = await service.stub.FlushCache(verify_pb2.FlushCacheRequest())
+    assert flushed.freed_pages >= len(prompt)
+    assert flushed.kept_pages == 0
+    assert await cached() == 0
+
+
+@pytest.mark.asyncio
+async def test_a_response_tells_how_its_drafts_were_made(serve: Serve) -> None:
+    service = await serve(MODEL)
+    plain = await service.generate(request([1], GREEDY))
+    assert not any(response.HasField("algorithm") for response in plain)
+    await service.patient_draft(perfect(Truth([[1, *MODEL.greedy([1], 20)]])))
+    drafted = await service.generate(request([1], GREEDY))
+    for response in drafted:
+        assert response.HasField("algorithm") == bool(response.num_drafted)
+    assert {response.algorithm for response in drafted if response.num_drafted} == {common_pb2.ALGORITHM_NGRAM}
+
+
+@pytest.mark.asyncio
 async def test_nonsense_on_the_connection_gets_a_status_and_the_connection_lives(serve: Serve) -> None:
     service = await serve(MODEL)
     garbage = service.channel.unary_stream(f"/{SERVICE}/Generate", None, None)

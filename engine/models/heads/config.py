@@ -48,7 +48,9 @@ class RawConfig:
         too); only a sliding window bounds max_position.
         """
         values = {**self.values, "architectures": [like], "max_position_embeddings": LIMITS["max_position_embeddings"]}
-        return replace(_Reader(self.path, values).config({}), num_layers=num_layers)
+        config = _Reader(self.path, values).config({})
+        shortest = min((window for window in config.windows if window), default=config.max_position)
+        return replace(config, num_layers=num_layers, max_position=min(config.max_position, shortest), windows=())
 
     def layer_like(self) -> str:
         """The supported architecture whose layers its own are like, by the names that it gives itself."""

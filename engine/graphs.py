@@ -1,0 +1,219 @@
+"""CUDA graphs: a step of few rows is hundreds of small launches; captured once, they are replayed as one.
+
+A graph's shapes and addresses are fixed, so there is one for each bucket, (sessions, rows of the longest session): a
+step goes to the smallest that holds it, its rows copied to the places that all graphs share, and what it lacks is
+filled with rows of padding, which write to a slot of their own and whose logits nobody reads. Plain decode has buckets
+of one row, verification of trees those of more; a step with a chunk of a prompt runs without a graph.
+
+What is captured, and how, is handed in: tests run the same padded steps on CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.batch import Batch
+from engine.execution import Execution, GraphSizes
+from engine.kv_pool import KVPool
+from engine.models.llama import StepRows, TorchLlama
+from engine.progress import Progress
+from kernels.attention.layout import AttentionLayout
+from kernels.attention.triton_blocks import Heads
+from kernels.attention.triton_plan import Bucket
+from kernels.transfer import to_device
+from outrider.errors import StartupError
+from outrider.telemetry import get_logger
+
+# Beyond, a step computes for so long that launches are no longer what it waits for.
+MAX_ROWS = 512
+# Sessions: SGLang's sizes.
+_SMALL_BATCHES, _BATCH_STEP = (1, 2, 4), 8
+
+log = get_logger(__name__)
+
+Step = Callable[[], None]
+Replay = Callable[[], object]
+
+
+class Decoder(Protocol):
+    """What can be captured (engine.models.llama.TorchLlama)."""
+
+    def forward(self, batch: Batch) -> torch.Tensor: ...
+
+    def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]: ...
+
+    def run(self, rows: StepRows, layout: AttentionLayout) -> torch.Tensor:
+        """Logits of rows in place on the device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    bucket: Bucket
+    replay: Replay
+
+
+class GraphedDecoder:
+    """A decoder that replays graphs where one holds the step, and else computes it as ever.
+
+    prepare: tells attention of a step before its graph is captured or replayed. capture: makes a replay of a step
+    that has run before.
+    """
+
+    def __init__(
+        self, decoder: Decoder, sizes: GraphSizes, *, vocab_size: int, max_len: int, padding_slot: int,
+        device: torch.device, prepare: Callable[[AttentionLayout, Bucket], object],
+        capture: Callable[[Step], Replay],
+    ) -> None:  # fmt: skip
+        self._decoder = decoder
+        self._device = device
+        self._prepare = prepare
+        self._capture = capture
+        self._padding = padding_slot
+        self._buckets = bucket_sizes(sizes, max_len)
+        most = max(bucket.num_rows for bucket in self._buckets)
+        # Tokens, positions and slots one behind another, so that one copy takes a step to the device.
+        self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=device)
+        self._logits = torch.zeros((most, vocab_size), device=device)
+        self._layout = self._idle_layout(1)
+        self._graphs: list[_Graph] = []
+
+    def capture(self) -> None:
+        """Captures all graphs, the largest first: later ones then find room in what it took."""
+        with Progress("Capturing CUDA graphs", unit="graph") as progress, torch.inference_mode():
+            for done, bucket in enumerate(sorted(self._buckets, key=lambda item: item.num_rows, reverse=True)):
+                progress.at(done, len(self._buckets))
+                self._graphs.append(_Graph(bucket, self._captured(bucket)))
+            progress.at(len(self._buckets), len(self._buckets))
+        self._graphs.reverse()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Logits, fp32 [len(batch.logit_rows), vocab]; good until the next step."""
+        graph = self._graph_for(batch)
+        if graph is None:
+            return self._decoder.forward(batch)
+        with torch.inference_mode():
+            self._layout = batch.layout
+            self._fill(batch.tokens, batch.layout, graph.bucket)
+            graph.replay()
+            return self._logits[: batch.num_tokens]
+
+    def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+        """As forward, without graphs."""
+        return self._decoder.timed_forward(batch)
+
+    def _graph_for(self, batch: Batch) -> _Graph | None:
+        """The graph with the fewest rows that holds the step. Graphs give all rows' logits, in order."""
+        if len(batch.logit_rows) != batch.num_tokens:
+            return None
+        layout = batch.layout
+        count, longest, has_trees = len(layout.num_rows), int(layout.num_rows.max()), (layout.mask_starts >= 0).any()
+        for graph in self._graphs:
+            bucket = graph.bucket
+            fits = count <= bucket.num_segments and longest <= bucket.rows_per_segment
+            if fits and (bucket.has_masks or not has_trees):
+                return graph
+        return None
+
+    def _captured(self, bucket: Bucket) -> Replay:
+        num_rows = bucket.num_rows
+        tokens, positions, slots = self._inputs[: 3 * num_rows].view(3, num_rows)
+
+        def step() -> None:
+            rows = StepRows(tokens, positions, slots.long(), None)
+            self._logits[:num_rows].copy_(self._decoder.run(rows, self._layout))
+
+        self._layout = self._idle_layout(bucket.num_segments)
+        self._fill(np.zeros(bucket.num_segments, np.int32), self._layout, bucket)
+        step()
+        return self._capture(step)
+
+    def _fill(self, tokens: np.ndarray, layout: AttentionLayout, bucket: Bucket) -> None:
+        rows = np.zeros((3, bucket.num_rows), np.int32)
+        rows[2] = self._padding
+        rows[:, : len(tokens)] = tokens, layout.positions, layout.slots
+        self._inputs[: rows.size].copy_(to_device(rows.reshape(-1), self._device), non_blocking=True)
+        self._prepare(layout, bucket)
+
+    def _idle_layout(self, num_segments: int) -> AttentionLayout:
+        """One row for each of some sessions without a past, in the slot of padding."""
+        count_up = np.arange(num_segments, dtype=np.int32)
+        return AttentionLayout(
+            slot_table=np.full((1, 1), self._padding, np.int32),
+            first_rows=count_up,
+            num_rows=np.ones(num_segments, np.int32),
+            prefix_lens=np.zeros(num_segments, np.int32),
+            table_rows=np.zeros(num_segments, np.int32),
+            slots=np.full(num_segments, self._padding, np.int32),
+            positions=np.zeros(num_segments, np.int32),
+            masks=np.zeros(0, np.bool_),
+            mask_starts=np.full(num_segments, -1, np.int64),
+        )
+
+
+def bucket_sizes(sizes: GraphSizes, max_len: int) -> list[Bucket]:
+    """Every pair of a number of sessions (1, 2, 4, 8, 16, 24, ...) and of rows (1, 2, 4, 8, ...) up to `sizes`."""
+    small = [batch for batch in _SMALL_BATCHES if batch < sizes.max_batch]
+    batches = [*small, *range(_BATCH_STEP, sizes.max_batch, _BATCH_STEP), sizes.max_batch]
+    powers = (1 << power for power in range(sizes.max_rows.bit_length()))
+    rows = [*(count for count in powers if count < sizes.max_rows), sizes.max_rows]
+    pairs = [(batch, count) for batch in batches for count in rows if batch * count <= MAX_ROWS]
+    return [Bucket(batch, count, max_len, has_masks=count > 1) for batch, count in pairs]
+
+
+class CudaCapture:
+    """Captures steps on the current device; all graphs share one pool of memory, for one runs at a time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step) -> Replay:
+        # Twice, as the compiler may run once more when it sees the same shapes again.
+        step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()
+        return graph.replay
+
+
+def usable_sizes(execution: Execution, device: torch.device) -> GraphSizes | None:
+    """The sizes to capture; None where there are no graphs. StartupError where that is not what was asked for."""
+    sizes, choice = execution.graphs, execution.attention.resolved(device)
+    if sizes is None:
+        return None
+    if device.type != "cuda":
+        reason = f"the device is {device}"
+    elif choice.prefill != "triton" or choice.decode != "triton":
+        reason = f"attention is {choice}, and only triton's steps can be captured"
+    else:
+        return sizes
+    if sizes.required:
+        raise StartupError(f"--cuda-graph-max-bs is given, but there can be no CUDA graphs: {reason}")
+    if device.type == "cuda":
+        log.warning("no CUDA graphs, decoding is slower", reason=reason)
+    return None
+
+
+def with_cuda_graphs(decoder: TorchLlama, sizes: GraphSizes, pool: KVPool, dtype: torch.dtype) -> GraphedDecoder:
+    """A decoder on a CUDA device with Triton's attention, its graphs captured."""
+    from kernels.attention.triton import TritonAttention
+
+    attention, config = decoder.attention, decoder.config
+    assert isinstance(attention, TritonAttention)
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, dtype)
+
+    def prepare(layout: AttentionLayout, bucket: Bucket) -> None:
+        attention.prepare(layout, heads, bucket)
+
+    graphed = GraphedDecoder(
+        decoder, sizes, vocab_size=config.vocab_size, max_len=len(decoder.rope), padding_slot=pool.num_slots,
+        device=pool.k.device, prepare=prepare, capture=CudaCapture(),
+    )  # fmt: skip
+    graphed.capture()
+    return graphed

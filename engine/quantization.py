@@ -1,0 +1,64 @@
+"""Quantisation of a model's weights at load: which methods there are, and the linear layers that they make.
+
+Quantised are the matrices of the decoder layers; the output head is always int8 weight-only, for it chooses between
+near-equal logits; embedding, norms and biases stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from kernels.linear import Linear
+from kernels.quantized_linear import Float8Linear, Int4Linear, Int8DynamicLinear, Int8Linear
+from outrider.errors import StartupError
+
+METHODS = ("int8", "int8_dynamic", "int4", "fp8")
+# SGLang's flag has these as well: one is int8_dynamic's other name, the rest are forms of checkpoints or not offered.
+_ALIASES = {"w8a8_int8": "int8_dynamic"}
+_OF_SGLANG = frozenset({
+    "auto-round", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "gptq_marlin", "marlin",
+    "modelopt", "modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "petit_nvfp4", "qoq", "w4afp8", "w8a8_fp8",
+})  # fmt: skip
+# Of CUDA devices, as (major, minor): Ada Lovelace is the first that multiplies fp8.
+_FLOAT8_CAPABILITY = (8, 9)
+
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Callable[[torch.Tensor], torch.Tensor]]
+
+
+def check_quantization(name: str | None, device: torch.device) -> str | None:
+    """The method by its own name; None for none. Raises StartupError for one that is unknown or cannot run here."""
+    if name is None:
+        return None
+    method = _ALIASES.get(name, name)
+    if method not in METHODS:
+        known = "is SGLang's and not offered here" if name in _OF_SGLANG else "is unknown"
+        raise StartupError(f"quantization {name!r} {known}; there are {', '.join((*METHODS, *_ALIASES))}")
+    if method != "fp8":
+        return method
+    if device.type != "cuda":
+        raise StartupError(f"quantization fp8 needs a CUDA device; this one is {device}: use int8 or int8_dynamic")
+    if torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
+        raise StartupError(f"quantization fp8 needs compute capability 8.9; {device} is older: use int8")
+    return method
+
+
+def draft_quantization(draft: str | None, target: str | None) -> str | None:
+    """What a draft model is quantised to: as the target, unless told otherwise; `unquant` is none (SGLang's rule)."""
+    if draft == "unquant":
+        return None
+    return target if draft is None else draft
+
+
+def linear_maker(method: str | None) -> MakeLinear:
+    """Makes the linear layers of a model quantised so, for any device: weight [out, in], bias [out] or None."""
+    makers: dict[str | None, MakeLinear] = {
+        None: Linear, "int8": Int8Linear, "int8_dynamic": Int8DynamicLinear, "int4": Int4Linear, "fp8": Float8Linear,
+    }  # fmt: skip
+    return makers[method]
+
+
+def head_maker(method: str | None) -> MakeLinear:
+    """As linear_maker, for the output head."""
+    return Linear if method is None else Int8Linear

@@ -1,0 +1,57 @@
+"""What one HTTP request uses: told to the metrics, and taken from its caller's rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.callers import Caller
+from gateway.metrics import Metrics, Stopwatch
+from gateway.text_stream import Delta, SpeculationCount
+
+
+class Account:
+    """For all answers of one request; `state` is the exchange's, which has the caller and gets the finish reason."""
+
+    def __init__(self, metrics: Metrics, state: dict[str, Any]) -> None:
+        self._metrics = metrics
+        self._state = state
+
+    def begin(self, prompt_len: int) -> Entry:
+        """An answer begins: its prompt counts at once."""
+        caller: Caller | None = self._state.get("caller")
+        if caller is not None:
+            caller.use(prompt_len)
+        return Entry(self._metrics, self._state, caller, prompt_len)
+
+
+class Entry:
+    """One answer."""
+
+    def __init__(self, metrics: Metrics, state: dict[str, Any], caller: Caller | None, prompt_len: int) -> None:
+        self._metrics = metrics
+        self._state = state
+        self._caller = caller
+        self._prompt_len = prompt_len
+        self._watch = Stopwatch(metrics)
+
+    def add(self, delta: Delta) -> None:
+        """Tokens came, or an end."""
+        if delta.tokens:
+            self._watch.tokens()
+            self._metrics.generation_tokens.inc(len(delta.tokens))
+            if self._caller is not None:
+                self._caller.use(len(delta.tokens))
+        if delta.finish_reason is not None:
+            self._state["finish_reason"] = delta.finish_reason
+
+    def end(self, num_tokens: int, cached_tokens: int, speculation: SpeculationCount, *, complete: bool) -> None:
+        """The answer ended, or its client went; times count of whole answers only."""
+        metrics = self._metrics
+        metrics.prompt_tokens.inc(self._prompt_len)
+        metrics.cache_queries.inc(self._prompt_len)
+        metrics.cache_hits.inc(cached_tokens)
+        metrics.prompt_size.observe(self._prompt_len)
+        metrics.answer_size.observe(num_tokens)
+        metrics.count_speculation(speculation)
+        if complete:
+            self._watch.done()

@@ -1,0 +1,179 @@
+"""Who may call, and how much: API keys compared in constant time, and a rate of requests and of tokens for each.
+
+A rate is a bucket that fills evenly and holds a minute's worth. Tokens are taken when they are known, prompt first,
+answer as it comes; who has taken more than there was waits until the bucket is above zero again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starlette.datastructures import Headers
+
+from gateway.errors import HttpError
+from outrider.args import GatewayArgs
+from outrider.errors import ResourceExhausted, StartupError
+
+Clock = Callable[[], float]
+_SETTINGS = ("requests_per_minute", "tokens_per_minute")
+
+
+class Bucket:
+    """`per_minute` units a minute; as many may be taken at once."""
+
+    def __init__(self, per_minute: int, clock: Clock) -> None:
+        self.per_minute = per_minute
+        self._clock = clock
+        self._level = float(per_minute)
+        self._last = clock()
+
+    @property
+    def level(self) -> float:
+        """What is there now; below zero when more was taken."""
+        now = self._clock()
+        self._level = min(self.per_minute, self._level + (now - self._last) * self.per_minute / 60)
+        self._last = now
+        return self._level
+
+    def take(self, units: int) -> None:
+        """Takes what is used, whether or not it is there."""
+        self._level = self.level - units
+
+    def wait_s(self, units: float) -> float:
+        """Seconds until `units` are there."""
+        return max(0.0, (units - self.level) * 60 / self.per_minute)
+
+
+@dataclass(slots=True)
+class Caller:
+    """One key's holder; without keys everyone is one caller. `name` stands in logs, the key never does."""
+
+    name: str
+    requests: Bucket | None = None
+    tokens: Bucket | None = None
+
+    def admit(self) -> None:
+        """Counts one request. ResourceExhausted, with the time to wait, over a limit."""
+        for unit, bucket, needed in (("requests", self.requests, 1.0), ("tokens", self.tokens, 1e-9)):
+            if bucket is not None and (wait_s := bucket.wait_s(needed)) > 0:
+                raise ResourceExhausted(
+                    f"The rate limit of {bucket.per_minute} {unit} a minute is reached.",
+                    code="rate_limit_exceeded", retry_after_s=wait_s,
+                )  # fmt: skip
+        if self.requests is not None:
+            self.requests.take(1)
+
+    def use(self, num_tokens: int) -> None:
+        """Counts tokens."""
+        if self.tokens is not None:
+            self.tokens.take(num_tokens)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """OpenAI's account of the limits."""
+        made: list[tuple[bytes, bytes]] = []
+        for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                values = {
+                    "limit": str(bucket.per_minute), "remaining": str(max(0, int(bucket.level))),
+                    "reset": f"{bucket.wait_s(bucket.per_minute):.3f}s",
+                }  # fmt: skip
+                made += [(f"x-ratelimit-{name}-{unit}".encode(), value.encode()) for name, value in values.items()]
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """A key as it was given, with limits of its own."""
+
+    key: str
+    name: str
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
+@dataclass(slots=True)
+class Callers:
+    """Finds the caller of a request."""
+
+    entries: Sequence[KeyEntry]
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    clock: Clock = time.monotonic
+    _known: list[tuple[bytes, Caller]] = field(default_factory=list)
+    _anyone: Caller = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._anyone = self._caller(KeyEntry("", "anyone"))
+        self._known = [(_digest(entry.key.encode()), self._caller(entry)) for entry in self.entries]
+
+    def _caller(self, entry: KeyEntry) -> Caller:
+        requests = entry.requests_per_minute or self.requests_per_minute
+        tokens = entry.tokens_per_minute or self.tokens_per_minute
+        return Caller(
+            entry.name,
+            Bucket(requests, self.clock) if requests is not None else None,
+            Bucket(tokens, self.clock) if tokens is not None else None,
+        )
+
+    def find(self, headers: Headers) -> Caller:
+        """HttpError 401 unless `Authorization: Bearer KEY` holds a known key; without keys everyone is let in."""
+        if not self._known:
+            return self._anyone
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        digest = _digest(given.strip().encode(errors="replace"))
+        # Every key is compared, and each in a time that does not depend on it.
+        found = [caller for known, caller in self._known if hmac.compare_digest(digest, known)]
+        if scheme.lower() != "bearer" or not found:
+            raise HttpError(
+                401, "Give a valid API key in the Authorization header: 'Bearer KEY'.", code="invalid_api_key"
+            )
+        return found[0]
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def callers_of(args: GatewayArgs) -> Callers:
+    """From the flags and the key file. StartupError for what cannot be read."""
+    entries = [KeyEntry(key, f"key-{index}") for index, key in enumerate(args.api_key)]
+    if args.api_key_file is not None:
+        entries += _read_file(args.api_key_file)
+    if not all(entry.key for entry in entries):
+        raise StartupError("--api-key is empty")
+    return Callers(entries, args.requests_per_minute, args.tokens_per_minute)
+
+
+def _read_file(path: str) -> list[KeyEntry]:
+    """One key a line, then settings as NAME=VALUE; blank lines and those that begin with # are left out."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"cannot read --api-key-file: {error}") from error
+    words = [(number, line.split()) for number, line in enumerate(lines, 1) if not line.lstrip().startswith("#")]
+    entries = [_entry(key, settings, f"{path}, line {number}") for number, (key, *settings) in _full(words)]
+    if not entries:
+        raise StartupError(f"--api-key-file {path} has no key")
+    return entries
+
+
+def _full(lines: Iterable[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+    return [line for line in lines if line[1]]
+
+
+def _entry(key: str, settings: Sequence[str], where: str) -> KeyEntry:
+    name, limits = f"key-{_digest(key.encode()).hex()[:8]}", {}
+    for setting in settings:
+        word, _, value = setting.partition("=")
+        if word == "name" and value:
+            name = value
+        elif word in _SETTINGS and value.isdecimal() and int(value) > 0:
+            limits[word] = int(value)
+        else:
+            raise StartupError(f"{where}: settings are name=TEXT, {'=N, '.join(_SETTINGS)}=N")
+    return KeyEntry(key, name, **limits)

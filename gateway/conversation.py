@@ -1,0 +1,111 @@
+"""A conversation as ids: messages, tools and switches through the chat template, control tokens from it alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from gateway.messages import to_template
+from gateway.offload import offload
+from gateway.schemas import ChatCompletionRequest
+from gateway.service import Ready
+from gateway.shield import Cover
+from gateway.tokenizer import TextCodec
+from gateway.tool_prompt import described
+from outrider.errors import InvalidArgument
+
+_MAX_TEMPLATE_KWARGS = 16
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
+_TAIL_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The prompt, and how its text ends."""
+
+    ids: list[int]
+    tail: str
+
+
+async def encode_conversation(body: ChatCompletionRequest, ready: Ready, body_bytes: int) -> Encoded:
+    """The prompt of a chat. InvalidArgument for messages that the rules or the template refuse."""
+    template = ready.template
+    if template is None:
+        raise InvalidArgument(
+            "This model has no chat template; --chat-template gives one.", field="messages", code="template_error"
+        )
+    context, cover = await offload(body_bytes, _context, body, ready.codec, template.takes_tools)
+    try:
+        rendered = await template.render(context, ready.codec.max_chars)
+    except InvalidArgument as error:  # the template may have put a message's text into its reason
+        raise InvalidArgument(cover.uncover(error.message), field=error.field, code=error.code) from error
+    if body.continue_final_message:
+        rendered, marked, _ = rendered.partition(cover.end)
+        if not marked:
+            raise InvalidArgument(
+                "The chat template does not let the last message be continued.",
+                field="continue_final_message", code="template_error",
+            )  # fmt: skip
+    return Encoded(await ready.codec.encode_chat(rendered, cover), cover.uncover(rendered[-_TAIL_CHARS:]))
+
+
+def _context(body: ChatCompletionRequest, codec: TextCodec, takes_tools: bool) -> tuple[dict[str, Any], Cover]:
+    """What the template is given, with every string of the user's covered; and the cover.
+
+    A template that knows no tools gets them as text: in the system message, and calls in the messages that made them.
+    """
+    messages = to_template(body.messages)
+    tools: list[dict[str, Any]] = []
+    if body.tools and body.tool_choice != "none":
+        tools = [_without_none(msgspec.to_builtins(tool)) for tool in body.tools]
+        if not takes_tools:
+            messages, tools = described(messages, tools), []
+    kwargs = _template_kwargs(body)
+    codec.check_length("".join(message["content"] for message in messages), "messages")
+    cover = codec.covering(messages, kwargs, tools)
+    covered: list[dict[str, Any]] = cover.cover(messages)
+    if body.continue_final_message:
+        _mark_end(covered, cover)
+    context = {
+        **cover.cover(kwargs), "messages": covered, "add_generation_prompt": not body.continue_final_message,
+    }  # fmt: skip
+    if tools:
+        context["tools"] = cover.cover(tools)
+    return context, cover
+
+
+def _without_none(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as it was sent: what it did not say is not there, `strict` is none of the model's business."""
+    function = {key: value for key, value in tool["function"].items() if value is not None and key != "strict"}
+    return {"type": tool["type"], "function": {"description": "", "parameters": {"type": "object"}, **function}}
+
+
+def _mark_end(messages: list[dict[str, Any]], cover: Cover) -> None:
+    """Puts a mark where the assistant's last message ends: what the template writes after it is cut off."""
+    last = messages[-1]
+    if last["role"] != "assistant":
+        raise InvalidArgument(
+            "Only an assistant's message can be continued.", field="continue_final_message", code="invalid_value"
+        )
+    messages[-1] = {**last, "content": last["content"].rstrip() + cover.end}
+
+
+def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
+    """Switches for the template: plain values under names that mean nothing else."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    if len(kwargs) > _MAX_TEMPLATE_KWARGS or not all(
+        isinstance(v, str | bool | int | float | None) for v in kwargs.values()
+    ):
+        raise InvalidArgument(
+            f"chat_template_kwargs takes at most {_MAX_TEMPLATE_KWARGS} strings, numbers and booleans.",
+            field="chat_template_kwargs", code="invalid_value",
+        )  # fmt: skip
+    if any(name in _RESERVED or name.endswith("_token") or not name.isidentifier() for name in kwargs):
+        raise InvalidArgument(
+            "chat_template_kwargs has a name that is not allowed.", field="chat_template_kwargs", code="invalid_value"
+        )
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return kwargs

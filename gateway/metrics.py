@@ -1,0 +1,148 @@
+"""What /metrics shows: the gateway's own counts, and the verify services' as they were last asked for them.
+
+Means are left to whoever reads the counters. No label holds a request, a session or a user.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+import outrider
+from gateway.replicas import ReplicaSet
+from gateway.text_stream import SpeculationCount
+from outrider.v1 import common_pb2
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+class Metrics:
+    """One gateway's registry."""
+
+    def __init__(self, replicas: ReplicaSet) -> None:
+        self._registry = registry = CollectorRegistry()
+        registry.register(_Replicas(replicas))
+
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"outrider_{name}", help, labels, registry=registry)
+
+        def histogram(name: str, help: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"outrider_{name}", help, registry=registry, buckets=buckets)
+
+        Info("outrider_build", "This release.", registry=registry).info({"version": outrider.__version__})
+        self.requests = counter("requests_total", "Requests answered.", "route", "code", "finish_reason")
+        self.in_flight = Gauge("outrider_http_requests_in_flight", "Requests being answered.", registry=registry)
+        self.unknown_fields = counter("unknown_fields_total", "Body fields that are not known.")
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of finished answers.")
+        self.generation_tokens = counter("generation_tokens_total", "Tokens given to clients.")
+        self.cache_queries = counter("prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache.")
+        self.cache_hits = counter("prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache.")
+        self.first_token = histogram("time_to_first_token_seconds", "From a request to its first token.", _SECONDS)
+        self.gap = histogram("inter_token_latency_seconds", "Between one response with tokens and the next.", _SECONDS)
+        self.whole = histogram("e2e_request_latency_seconds", "From a request to its last token.", _SECONDS)
+        self.prompt_size = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
+        self.answer_size = histogram("request_generation_tokens", "Tokens of an answer, all choices.", _TOKENS)
+        self._steps = counter("spec_verify_calls_total", "Verify steps, plain ones included.")
+        self._drafted = counter("spec_draft_tokens_total", "Draft tokens verified.")
+        self._accepted = counter("spec_accepted_tokens_total", "Draft tokens accepted.")
+        self._by_position = counter(
+            "spec_accepted_tokens_per_position_total", "Draft tokens accepted at a depth of the tree.", "position"
+        )
+
+    def count_speculation(self, count: SpeculationCount) -> None:
+        """Adds what speculation did for one answer."""
+        self._steps.inc(count.verify_steps)
+        self._drafted.inc(count.draft_tokens)
+        self._accepted.inc(count.accepted_tokens)
+        reached = 0  # steps that accepted this many drafts or more
+        for position in range(len(count.accepted_histogram) - 1, 0, -1):
+            reached += count.accepted_histogram[position]
+            if reached:
+                self._by_position.labels(position).inc(reached)
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class Stopwatch:
+    """The times of one answer, which may have several choices."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._began = self._last = time.monotonic()
+        self._started = False
+
+    def tokens(self) -> None:
+        """Tokens came."""
+        now = time.monotonic()
+        if self._started:
+            self._metrics.gap.observe(now - self._last)
+        else:
+            self._metrics.first_token.observe(now - self._began)
+            self._started = True
+        self._last = now
+
+    def done(self) -> None:
+        """The last one has come."""
+        self._metrics.whole.observe(time.monotonic() - self._began)
+
+
+class _Replicas(Collector):
+    """The state of each verify service, by its address."""
+
+    def __init__(self, replicas: ReplicaSet) -> None:
+        self._replicas = replicas
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing ahead: names come with the values."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other."""
+        infos = self._replicas.infos
+        up = GaugeMetricFamily("outrider_verify_up", "Whether a verify service takes sessions.", labels=["replica"])
+        for address, serving in self._replicas.states:
+            up.add_metric([address], float(serving))
+        running = GaugeMetricFamily("outrider_requests_running", "Sessions in the batch.", labels=["replica"])
+        waiting = GaugeMetricFamily("outrider_requests_waiting", "Sessions waiting.", labels=["replica"])
+        pages = GaugeMetricFamily("outrider_kv_pages", "Pages of the KV pool.", labels=["replica", "state"])
+        usage = GaugeMetricFamily("outrider_kv_usage_ratio", "Pages in use, of all.", labels=["replica"])
+        preempted = CounterMetricFamily("outrider_preemptions", "Sessions sent back to the queue.", labels=["replica"])
+        for address, info in infos:
+            state = info.state
+            running.add_metric([address], state.running_requests)
+            waiting.add_metric([address], state.queued_requests)
+            used = state.total_pages - state.free_pages
+            pages.add_metric([address, "used"], used)
+            pages.add_metric([address, "free"], state.free_pages)
+            usage.add_metric([address], used / max(state.total_pages, 1))
+            preempted.add_metric([address], state.preemptions)
+        yield from (up, running, waiting, pages, usage, preempted)
+        yield from self._drafters()
+
+    def _drafters(self) -> Iterator[Metric]:
+        labels = ["replica", "algorithm"]
+        up = GaugeMetricFamily("outrider_drafter_up", "Drafters that are enlisted.", labels=labels)
+        proposals = CounterMetricFamily(
+            "outrider_proposals", "Proposals by what became of them.", labels=[*labels, "result"]
+        )
+        for address, info in self._replicas.infos:
+            counts: dict[str, int] = {}
+            results: dict[tuple[str, str], int] = {}
+            for drafter in info.drafters:
+                algorithm = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
+                counts[algorithm] = counts.get(algorithm, 0) + 1
+                for result, number in drafter.proposals.items():
+                    results[algorithm, result] = results.get((algorithm, result), 0) + number
+            for algorithm, number in counts.items():
+                up.add_metric([address, algorithm], number)
+            for (algorithm, result), number in results.items():
+                proposals.add_metric([address, algorithm, result], number)
+        yield from (up, proposals)

@@ -1,0 +1,87 @@
+"""SGLang's routes about the server: /get_model_info, /get_server_info, /flush_cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+import outrider
+from gateway.exchange import json_response
+from gateway.replicas import ServerInfo
+from gateway.service import gateway_of
+from outrider.v1 import common_pb2
+
+
+async def get_model_info(request: Request) -> ASGIApp:
+    """SGLang's /get_model_info: `model_path` is the local folder that verify reads."""
+    ready = gateway_of(request).ready()
+    model = ready.info.model
+    return json_response(
+        {
+            "model_path": model.model_path,
+            "tokenizer_path": str(ready.tokenizer_path),
+            "is_generation": True,
+            "served_model_name": ready.model_name,
+            "architectures": [model.architecture],
+            "vocab_size": model.vocab_size,
+            "context_length": ready.codec.context_length,
+            "dtype": model.dtype,
+            "quantization": model.quantization or None,
+        }
+    )
+
+
+async def get_server_info(request: Request) -> ASGIApp:
+    """SGLang's /get_server_info: the verify service's settings, and a state for each replica that serves."""
+    gateway = gateway_of(request)
+    ready = gateway.ready()
+    infos = await gateway.replicas.ask_all() or [ready.info]
+    return json_response(
+        {
+            **{name.replace("-", "_"): value for name, value in infos[0].arguments.items()},
+            "model_path": ready.info.model.model_path,
+            "served_model_name": ready.model_name,
+            "version": outrider.__version__,
+            "internal_states": [_internal_state(info) for info in infos],
+        }
+    )
+
+
+def _internal_state(info: ServerInfo) -> dict[str, Any]:
+    stats, state = info.speculation, info.state
+    return {
+        "avg_spec_accept_length": stats.committed_tokens / stats.verify_steps if stats.verify_steps else 0.0,
+        "spec_verify_ct": stats.verify_steps,
+        "spec_num_proposed_drafts": stats.draft_tokens,
+        "spec_num_correct_drafts": stats.accepted_tokens,
+        "last_gen_throughput": state.generation_tokens_per_s,
+        "memory_usage": {"token_capacity": info.limits.max_total_tokens},
+        "effective_max_running_requests_per_dp": info.limits.max_running_requests,
+        "num_running_reqs": state.running_requests,
+        "num_queue_reqs": state.queued_requests,
+        "free_pages": state.free_pages,
+        "total_pages": state.total_pages,
+        "preemptions": state.preemptions,
+        "boot_id": info.boot_id,
+        "numerics_id": info.model.numerics_id,
+        "drafters": [
+            {
+                "drafter_id": drafter.drafter_id,
+                "algorithm": common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_"),
+                "draft_model": drafter.draft_model,
+                "sessions": drafter.sessions,
+                "proposals": dict(drafter.proposals),
+            }
+            for drafter in info.drafters
+        ],
+    }
+
+
+async def flush_cache(request: Request) -> ASGIApp:
+    """SGLang's /flush_cache: every verify service that serves empties its prefix cache."""
+    gateway = gateway_of(request)
+    gateway.ready()
+    freed = await gateway.replicas.flush_caches()
+    return json_response({"success": True, "freed_pages": freed})

@@ -1,0 +1,124 @@
+"""One prompt's answer in SGLang's words: text, ids, and `meta_info` with log-probabilities and speculation."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gateway.answer import Answer, Collected
+from gateway.logprobs import PieceOf, sglang_entries, sglang_top
+from gateway.plan import Report
+from gateway.schemas import GenerateRequest
+from gateway.text_stream import SpeculationCount
+from outrider.errors import InvalidArgument
+
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What is wanted of a prompt's log-probabilities. `prompt_from` is the first prompt token told; None: none is."""
+
+    wanted: bool
+    prompt_from: int | None
+    num_top: int
+    with_text: bool
+
+    @property
+    def report(self) -> Report:
+        """The same, for the plan."""
+        return Report(
+            logprobs=self.wanted, prompt_logprobs=self.prompt_from is not None,
+            top_logprobs=self.num_top if self.wanted else 0,
+        )  # fmt: skip
+
+
+def scores_of(body: GenerateRequest, num_prompts: int) -> list[Scores]:
+    """For each prompt, from one setting for all or a list."""
+    wanted = _each(body.return_logprob, num_prompts, "return_logprob", False)
+    starts = _each(body.logprob_start_len, num_prompts, "logprob_start_len", -1)
+    tops = _each(body.top_logprobs_num, num_prompts, "top_logprobs_num", 0)
+    return [
+        Scores(want, start if want and start >= 0 else None, top, bool(body.return_text_in_logprobs))
+        for want, start, top in zip(wanted, starts, tops, strict=True)
+    ]
+
+
+def _each(given: ValueT | list[ValueT] | None, num_prompts: int, field: str, default: ValueT) -> list[ValueT]:
+    if not isinstance(given, list):
+        return [default if given is None else given] * num_prompts
+    if len(given) != num_prompts:
+        raise InvalidArgument(
+            f"'{field}' must be one for all prompts, or one for each.", field=field, code="invalid_value"
+        )
+    return given
+
+
+class Output:
+    """One prompt's choices. `empty`: the client asked for no tokens, and the one that was made is not told."""
+
+    def __init__(self, answer: Answer, id: str, scores: Scores, piece_of: PieceOf, *, empty: bool) -> None:
+        self.answer = answer
+        self.choices = [Collected() for _ in answer.choices]
+        self._id = id
+        self._scores = scores
+        self._piece_of = piece_of
+        self._empty = empty
+        self._began = time.monotonic()
+
+    def entry(self, choice: int, *, running: bool = False) -> dict[str, Any]:
+        """A choice as it stands."""
+        collected, counts = self.choices[choice], self.answer.choices[choice]
+        if self._empty:
+            collected = Collected(finish_reason="length")
+        meta = {
+            "id": self._id,
+            "finish_reason": None if running else _finish_reason(collected),
+            "prompt_tokens": self.answer.prompt_len,
+            "completion_tokens": 0 if self._empty else counts.completion_tokens,
+            "cached_tokens": counts.cached_tokens,
+            "e2e_latency": time.monotonic() - self._began,
+            **({} if running else spec_fields(counts.speculation)),
+            **(self._logprobs(choice, collected) if self._scores.wanted else {}),
+        }
+        return {"text": collected.text, "output_ids": collected.tokens, "meta_info": meta}
+
+    def _logprobs(self, choice: int, collected: Collected) -> dict[str, Any]:
+        scores, piece_of = self._scores, self._piece_of if self._scores.with_text else None
+        output = [piece.logprob for piece in collected.pieces if piece.logprob is not None]
+        made: dict[str, Any] = {"output_token_logprobs": sglang_entries(output, piece_of)}
+        if scores.num_top:
+            made["output_top_logprobs"] = sglang_top(output, piece_of)
+        if scores.prompt_from is not None:
+            prompt = self.answer.choices[choice].prompt_logprobs[scores.prompt_from :]
+            made["input_token_logprobs"] = sglang_entries(prompt, piece_of)
+            if scores.num_top:
+                made["input_top_logprobs"] = sglang_top(prompt, piece_of)
+        return made
+
+
+def _finish_reason(collected: Collected) -> dict[str, Any]:
+    if collected.finish_reason == "length":
+        return {"type": "length", "length": len(collected.tokens)}
+    return {"type": "stop", "matched": collected.matched}
+
+
+def spec_fields(count: SpeculationCount) -> dict[str, Any]:
+    """meta_info's account of speculation, with the older names beside the newer; empty when nothing was verified."""
+    if not count.verify_steps:
+        return {}
+    accepted, drafted, histogram = count.accepted_tokens, count.draft_tokens, count.accepted_histogram
+    return {
+        "spec_accept_rate": accepted / max(drafted, 1),
+        "spec_accept_length": count.accept_length,
+        "spec_verify_ct": count.verify_steps,
+        "spec_num_correct_drafts": accepted,
+        "spec_num_proposed_drafts": drafted,
+        "spec_correct_drafts_histogram": histogram,
+        "spec_accepted_drafts": accepted,
+        "spec_proposed_drafts": drafted,
+        "spec_accept_token_num": accepted,
+        "spec_draft_token_num": drafted,
+        "spec_accept_histogram": histogram,
+    }

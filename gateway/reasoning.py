@@ -1,0 +1,137 @@
+"""Reasoning apart from the answer: what a model writes between its marks for thinking.
+
+`--reasoning-parser` names the marks. Whether the output begins inside is read off the prompt, because templates may
+open the mark (or open and close it, where thinking is switched off); else it is the model's habit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gateway.parts import Content, Part, PartParser, Reasoning, split_at
+from outrider.errors import StartupError
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The marks, and whether output begins inside when the prompt shows neither."""
+
+    begin: str
+    end: str
+    begins_inside: bool = False
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Strings that must come out of the detokenizer, control tokens though they may be."""
+        return frozenset((self.begin, self.end))
+
+    def starts_inside(self, prompt: str) -> bool:
+        """Whether the output that follows `prompt` is reasoning from the start."""
+        tail = prompt[-200:].rstrip()
+        if tail.endswith(self.begin):
+            return True
+        return self.begins_inside and not tail.endswith(self.end)
+
+
+_THINK = ReasoningFormat("<think>", "</think>")
+_FORMATS = {
+    "deepseek-r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
+    "deepseek-v3": _THINK,
+    "qwen3": _THINK,
+    "qwen3-thinking": ReasoningFormat("<think>", "</think>", begins_inside=True),
+    "glm45": _THINK,
+    "step3": ReasoningFormat("<think>", "</think>", begins_inside=True),
+    "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "granite": ReasoningFormat("Here is my thought process:", "Here is my response:"),
+}
+NAMES = tuple(_FORMATS)
+
+
+def reasoning_format(name: str | None) -> ReasoningFormat | None:
+    """The format by its name, in which - and _ are the same. StartupError for one that is not known."""
+    if name is None:
+        return None
+    found = _FORMATS.get(name.replace("_", "-").lower())
+    if found is None:
+        raise StartupError(f"--reasoning-parser is {name!r}; it must be one of {', '.join(NAMES)}")
+    return found
+
+
+class ReasoningParser:
+    """Gives reasoning as such, and everything after it to the next parser (None: it is content)."""
+
+    def __init__(self, form: ReasoningFormat, inner: PartParser | None, *, inside: bool) -> None:
+        self._form = form
+        self._inner = inner
+        self._state = "inside" if inside else "before"
+        self._held = ""
+        self._trim = inside  # white space around reasoning, and before the answer, is the format's
+
+    @property
+    def inside(self) -> bool:
+        """Whether what comes next is reasoning."""
+        return self._state == "inside"
+
+    def push(self, text: str) -> Iterator[Part]:
+        """Parts as they become certain."""
+        text = self._held + text
+        self._held = ""
+        if self._state == "before":
+            text = self._enter(text)
+        if self._state == "inside":
+            before, found, text = split_at(text, self._form.end)
+            yield from self._reason(before, closing=found)
+            if not found:
+                self._held = self._held + text  # trailing white space, then what may begin the mark
+                return
+            self._state, self._trim, self._held = "after", True, ""
+        if self._state == "after":
+            yield from self._pass(text)
+
+    def finish(self) -> Iterator[Part]:
+        """What may have been the beginning of a mark was none."""
+        held, self._held = self._held, ""
+        if self._state == "inside":
+            if held:
+                yield Reasoning(held)
+        elif held:
+            yield from self._pass(held)
+        if self._inner is not None:
+            yield from self._inner.finish()
+
+    def _enter(self, text: str) -> str:
+        """Whether the output opens the mark: known at its first characters that are no white space."""
+        stripped = text.lstrip()
+        begin = self._form.begin
+        if stripped.startswith(begin):
+            self._state, self._trim = "inside", True
+            return stripped[len(begin) :]
+        if begin.startswith(stripped):  # also when nothing but white space has come
+            self._held = text
+            return ""
+        self._state = "after"
+        return text
+
+    def _reason(self, text: str, *, closing: bool) -> Iterator[Part]:
+        """Reasoning, but for white space at its beginning and at its end."""
+        if self._trim:
+            text = text.lstrip()
+            self._trim = not text
+        kept = text.rstrip()
+        if not closing:
+            self._held = text[len(kept) :]
+        if kept:
+            yield Reasoning(kept)
+
+    def _pass(self, text: str) -> Iterator[Part]:
+        if self._trim:
+            text = text.lstrip()
+            self._trim = not text
+        if not text:
+            return
+        if self._inner is not None:
+            yield from self._inner.push(text)
+        else:
+            yield Content(text)

@@ -1,0 +1,44 @@
+"""Mistral's calls: `[TOOL_CALLS]` and then a list of objects (its first models) or a header each (its later ones)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gateway.parts import Content, Part, split_at
+from gateway.tool_parsers.tagged import TagForm, TaggedCalls
+
+BEGIN = "[TOOL_CALLS]"
+_HEADER = re.compile(r"(?P<name>[a-zA-Z0-9_-]{1,64})(?:\[CALL_ID\][a-zA-Z0-9]*)?(?:\[ARGS\])?\s*(?=\{)")
+_LIST = TagForm(BEGIN, ("[", ",", "]"))
+_HEADED = TagForm(BEGIN, header=_HEADER)
+MARKERS = frozenset((BEGIN, "[ARGS]", "[CALL_ID]"))
+
+
+class MistralCalls:
+    """One choice's text; the character after the first mark tells which of the two forms it is."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._held = ""
+        self._inner: TaggedCalls | None = None
+
+    def push(self, text: str) -> Iterable[Part]:
+        """Parts as they become certain."""
+        if self._inner is not None:
+            return self._inner.push(text)
+        content, found, rest = split_at(self._held + text, BEGIN)
+        kept = content.rstrip()
+        made: list[Part] = [Content(kept)] if kept else []
+        self._held = content[len(kept) :] + (BEGIN if found else "") + rest
+        after = rest.lstrip()
+        if found and after:
+            self._inner = TaggedCalls(_LIST if after[0] == "[" else _HEADED, self._names)
+            made += self._inner.push(BEGIN + rest)
+        return made
+
+    def finish(self) -> Iterable[Part]:
+        """What was held back."""
+        if self._inner is not None:
+            return self._inner.finish()
+        return [Content(self._held)] if self._held.strip() else []

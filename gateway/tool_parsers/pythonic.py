@@ -1,0 +1,88 @@
+"""Calls as a list in Python's syntax: `[f(a=1, b="x"), g()]`, as Llama 3.2 and 4 write them.
+
+Read by Python's parser and never run: names, keyword arguments and literals are all that is taken.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.parts import CallArguments, CallBegin, Content, Part
+
+_MAX_CHARS = 64 * 1024
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+class PythonicCalls:
+    """One choice's text: held whole when it begins with a bracket, and told as calls or as text at the end."""
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
+        self._held = ""
+        self._plain = False
+
+    def push(self, text: str) -> Iterator[Part]:
+        """Nothing while the text may be calls."""
+        self._held += text
+        start = self._held.lstrip()
+        if self._plain or (start and start[0] != "[") or len(self._held) > _MAX_CHARS:
+            self._plain = True
+            text, self._held = self._held, ""
+            yield Content(text)
+
+    def finish(self) -> Iterator[Part]:
+        """The calls, or the text."""
+        calls = self._calls(self._held.strip())
+        if calls is None:
+            if self._held:
+                yield Content(self._held)
+            return
+        for index, (name, arguments) in enumerate(calls):
+            yield CallBegin(index, name)
+            yield CallArguments(index, arguments)
+
+    def _calls(self, text: str) -> list[tuple[str, str]] | None:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of odd literals, which are text to us
+                tree = ast.parse(text, mode="eval").body
+            if not isinstance(tree, ast.List) or not tree.elts:
+                return None
+            return [self._call(node) for node in tree.elts]
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+    def _call(self, node: ast.expr) -> tuple[str, str]:
+        if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name):
+            raise ValueError("no call by keywords")
+        if node.func.id not in self._names:
+            raise ValueError("not offered")
+        arguments: dict[str, Any] = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise ValueError("unpacks")
+            arguments[keyword.arg] = _literal(keyword.value)
+        return node.func.id, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+
+
+def _literal(node: ast.expr) -> Any:
+    """A JSON value; JSON's own words are taken for Python's."""
+    if isinstance(node, ast.Name) and node.id in _WORDS:
+        return _WORDS[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        return {_key(key): _literal(value) for key, value in zip(node.keys, node.values, strict=True)}
+    value = ast.literal_eval(node)
+    if not isinstance(value, str | int | float | bool | None):
+        raise ValueError("no JSON value")
+    return value
+
+
+def _key(node: ast.expr | None) -> str:
+    if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+        raise ValueError("no JSON key")
+    return node.value

@@ -1,0 +1,120 @@
+"""What a request's tools ask of the output: which may be called, whether one must be, and the schema that sees to it.
+
+Where a call is forced, the output is a JSON document that verify's grammar holds to the tools' schemas, whatever format
+the model was trained on. Otherwise the model writes calls in its own format and a parser finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gateway.json_schema import check_depth, moved
+from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
+from outrider.errors import InvalidArgument
+
+MAX_CALLS = 32  # of one answer that must make calls
+Mode = Literal["none", "auto", "required", "named"]
+ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """The tools of one request. `tools` are those that may be called; the template is shown them all the same."""
+
+    tools: tuple[Tool, ...]
+    mode: Mode
+    parallel: bool = True
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Functions that may be called."""
+        return frozenset(tool.function.name for tool in self.tools)
+
+    @property
+    def forced(self) -> bool:
+        """Whether the output must be a call."""
+        return self.mode in ("required", "named")
+
+    def parameters(self) -> Mapping[str, dict[str, Any]]:
+        """Each function's schema."""
+        return {tool.function.name: tool.function.parameters or ANY_ARGUMENTS for tool in self.tools}
+
+    def forced_schema(self) -> dict[str, Any] | None:
+        """What the whole output must match: one function's arguments, or a list of calls. None where it is free."""
+        if self.mode == "named":
+            return self.tools[0].function.parameters or ANY_ARGUMENTS
+        if self.mode != "required":
+            return None
+        return {
+            "type": "array", "minItems": 1, "maxItems": MAX_CALLS if self.parallel else 1,
+            "items": {"anyOf": [call_schema(tool) for tool in self.tools]},
+            "$defs": {tool.function.name: embedded(tool) for tool in self.tools},
+        }  # fmt: skip
+
+
+def plan_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolPlan | None:
+    """The plan of a request, None where there are no tools. InvalidArgument for what does not go together."""
+    if tools is None:
+        if choice not in (None, "none"):
+            raise InvalidArgument("tool_choice needs tools.", field="tool_choice", code="invalid_value")
+        return None
+    if not tools:
+        raise InvalidArgument("tools must have an entry.", field="tools", code="empty_array")
+    by_name: dict[str, Tool] = {}
+    for index, tool in enumerate(tools):
+        if by_name.setdefault(tool.function.name, tool) is not tool:
+            field = f"tools[{index}].function.name"
+            raise InvalidArgument("Two tools have one name.", field=field, code="invalid_value")
+        check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
+    mode, allowed = _choose(choice, by_name)
+    return ToolPlan(allowed, mode, parallel is not False)
+
+
+def _choose(choice: ToolChoice | None, by_name: Mapping[str, Tool]) -> tuple[Mode, tuple[Tool, ...]]:
+    if not isinstance(choice, ToolChoiceObject):
+        return choice or "auto", tuple(by_name.values())
+    if choice.type == "function":
+        if choice.function is None:
+            raise _missing("tool_choice.function")
+        return "named", (_named(choice.function.name, by_name, "tool_choice.function.name"),)
+    if choice.allowed_tools is None:
+        raise _missing("tool_choice.allowed_tools")
+    return choice.allowed_tools.mode, _allowed(choice.allowed_tools.tools, by_name)
+
+
+def _allowed(given: Sequence[NamedTool], by_name: Mapping[str, Tool]) -> tuple[Tool, ...]:
+    path = "tool_choice.allowed_tools.tools"
+    found = {
+        tool.function.name: _named(tool.function.name, by_name, f"{path}[{index}].function.name")
+        for index, tool in enumerate(given)
+    }
+    return tuple(found.values())
+
+
+def _named(name: str, by_name: Mapping[str, Tool], field: str) -> Tool:
+    if name not in by_name:
+        raise InvalidArgument("The function is not among the tools.", field=field, code="invalid_value")
+    return by_name[name]
+
+
+def _missing(field: str) -> InvalidArgument:
+    return InvalidArgument(f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter")
+
+
+# ---- Schemas
+
+
+def call_schema(tool: Tool) -> dict[str, Any]:
+    """A call of one tool as an object, its arguments by reference to where `forced_schema` puts them."""
+    name = tool.function.name
+    return {
+        "type": "object", "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}},
+        "required": ["name", "arguments"], "additionalProperties": False,
+    }  # fmt: skip
+
+
+def embedded(tool: Tool) -> dict[str, Any]:
+    """A tool's schema as it stands in `$defs`."""
+    return moved(tool.function.parameters or ANY_ARGUMENTS, f"#/$defs/{tool.function.name}")

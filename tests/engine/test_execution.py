@@ -1,0 +1,171 @@
+"""What flags choose of a model's execution: which decoder serves, what the pool keeps, and that outputs stay right."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from engine.attention import AttentionChoice
+from engine.execution import Execution, GraphSizes
+from engine.runner import ModelRunner
+from outrider.args import VerifyArgs
+from outrider.errors import StartupError
+from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, sessions
+from verify_service.app import execution_of
+
+# What torch's own compiler warns of when it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    save_model("llama", path)
+    return path
+
+
+def load(folder: Path, **settings: Any) -> ModelRunner:
+    execution = Execution(**settings)
+    return ModelRunner.load(folder, dtype="float32", num_slots=300, max_sessions=2, max_len=120, execution=execution)
+
+
+def logits_of(runner: ModelRunner) -> torch.Tensor:
+    """Of a prompt, a tree and single tokens."""
+    rng = np.random.default_rng(4)
+    one, two = sessions(runner, 2)
+    first = runner.forward([one.segment(rng.integers(0, VOCAB_SIZE, 50).tolist()), two.segment([4, 5])])
+    tree = one.tree(rng.integers(0, VOCAB_SIZE, 6).tolist(), [-1, 0, 0, 1, 1, 4])
+    return torch.cat([first, runner.forward([tree, two.segment([9])]), runner.forward([two.segment([3])])])
+
+
+def test_which_decoder_serves(folder: Path) -> None:
+    native = load(folder)
+    assert native.backend.startswith("native")
+    for settings, words in (
+        ({"attention": AttentionChoice("torch_native")}, ["torch_native", "torch.float32"]),
+        ({"kv_cache_dtype": "fp8_e4m3"}, ["torch_native", "torch.float8_e4m3fn"]),
+        ({"compile_max_batch": 2}, ["compiled"]),
+    ):
+        runner = load(folder, **settings)
+        assert runner.backend.startswith("torch ")
+        assert all(word in runner.backend for word in words)
+        assert runner.numerics_id != native.numerics_id
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attention": AttentionChoice("triton")}, "triton needs a CUDA device; this one is cpu: use torch_native"),
+        ({"attention": AttentionChoice("flashinfer")}, "flashinfer needs a CUDA device"),
+        ({"attention": AttentionChoice("auto", prefill="fa3")}, "'fa3' is SGLang's"),
+        ({"attention": AttentionChoice(verify="decode")}, "--speculative-attention-mode is decode"),
+        ({"attention": AttentionChoice("flashinfer"), "kv_cache_dtype": "fp8_e5m2"}, "flashinfer does not read"),
+        ({"kv_cache_dtype": "fp4"}, "--kv-cache-dtype is 'fp4'; it must be auto or fp8_e4m3 or fp8_e5m2"),
+        ({"graphs": GraphSizes(4, 4, required=True)}, "--cuda-graph-max-bs is given"),
+    ],
+)
+def test_what_cannot_be_is_refused(folder: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        load(folder, **settings)
+
+
+def test_backends_agree(folder: Path) -> None:
+    native, torchs = logits_of(load(folder)), logits_of(load(folder, attention=AttentionChoice("torch_native")))
+    torch.testing.assert_close(torchs, native, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "share"), [("fp8_e4m3", 0.15), ("fp8_e5m2", 0.3)])
+def test_an_fp8_pool_stays_near(folder: Path, name: str, share: float) -> None:
+    runner = load(folder, kv_cache_dtype=name)
+    exact = logits_of(load(folder))
+    assert runner.pool.k.dtype.itemsize == 1
+    assert 0 < (logits_of(runner) - exact).abs().mean() < share * exact.std()
+
+
+def test_moved_fp8_rows_are_read_where_they_went(folder: Path) -> None:
+    runner = load(folder, kv_cache_dtype="fp8_e4m3")
+    stays, moves = sessions(runner, 2)
+    tokens = [5, 9, 2, 7, 11, 3]
+    runner.forward([stays.segment(tokens, 0), moves.segment(tokens, 0)])
+    old = runner.slot_table[1, :6].copy()
+    new = moves.take(6)
+    runner.pool.move(old, new)
+    runner.slot_table[1, :6] = new
+    logits = runner.forward([stays.segment([4]), moves.segment([4])])
+    torch.testing.assert_close(logits[0], logits[1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "max_len", "is_native"),
+    [
+        (transformers.MistralConfig(**SHAPE, sliding_window=20), 120, False),
+        (transformers.MistralConfig(**SHAPE, sliding_window=120), 120, True),
+        (
+            transformers.Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=20, max_window_layers=1),
+            120,
+            False,
+        ),
+        (transformers.Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=20, max_window_layers=9), 120, True),
+        (transformers.Qwen3Config(**SHAPE, use_sliding_window=True, sliding_window=7, max_window_layers=2), 120, False),
+    ],
+)
+def test_sliding_windows_are_those_of_transformers(
+    tmp_path: Path, config: transformers.PretrainedConfig, max_len: int, is_native: bool
+) -> None:
+    torch.manual_seed(3)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    runner = ModelRunner.load(tmp_path, dtype="float32", num_slots=200, max_sessions=1, max_len=max_len)
+    assert runner.backend.startswith("native") == is_native
+    tokens = np.random.default_rng(8).integers(0, VOCAB_SIZE, 70).tolist()
+    with torch.no_grad():
+        expected = model.forward(torch.tensor([tokens])).logits[0]
+    (session,) = sessions(runner, 1)
+    pieces = [tokens[:40], tokens[40:41], tokens[41:64]]
+    logits = torch.cat([runner.forward([session.segment(piece)]) for piece in pieces])
+    torch.testing.assert_close(logits, expected[:64], atol=1e-4, rtol=0)
+    # A chain of six, and a leaf beside its last.
+    tree = session.tree([*tokens[64:], 1], [-1, 0, 1, 2, 3, 4, 4])
+    torch.testing.assert_close(runner.forward([tree])[:6], expected[64:], atol=1e-4, rtol=0)
+
+
+def test_flags_say_how_steps_are_computed() -> None:
+    args = VerifyArgs(
+        attention_backend="triton", decode_attention_backend="flashinfer", speculative_attention_mode="decode",
+        kv_cache_dtype="fp8_e5m2", page_size=16, max_verify_nodes=7, max_running_requests=500,
+    )  # fmt: skip
+    assert execution_of(args) == Execution(
+        AttentionChoice("triton", None, "flashinfer", "decode"), "fp8_e5m2", 16, GraphSizes(160, 8)
+    )
+    compiled = VerifyArgs(enable_torch_compile=True, torch_compile_max_bs=4, disable_cuda_graph=True)
+    assert execution_of(compiled) == Execution(compile_max_batch=4)
+    given = VerifyArgs(cuda_graph_max_bs=6)
+    assert execution_of(given).graphs == GraphSizes(6, 33, required=True)
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_layers_give_what_plain_ones_give(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # or it starts workers, which takes longer
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    runner = load(folder, compile_max_batch=1)
+    plain = load(folder, attention=AttentionChoice("torch_native"))
+    outputs = []
+    for each in (runner, plain):
+        one, two = sessions(each, 2)
+        steps = [[one.segment([5, 9, 2])], [one.segment(list(range(31)))], [one.segment([7, 7]), two.segment([1])]]
+        outputs.append(torch.cat([each.forward(step) for step in steps]))
+    torch.testing.assert_close(*outputs, atol=1e-4, rtol=0)
+    # What comes before attention and what after: all layers and any number of rows share them.
+    assert counters["stats"]["unique_graphs"] == 2

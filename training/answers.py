@@ -1,0 +1,82 @@
+"""Greedy answers of the target to a file of prompts: what accept length is measured on. Made once and kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.runner import ModelRunner
+from outrider.errors import StartupError
+from training.chat_format import ChatFormat
+from training.data.completer import Completer, Completion, Conversation
+from training.data.store import Example
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answered prompt, and what kind of prompt it was."""
+
+    category: str
+    example: Example
+
+
+def greedy_answers(
+    path: Path, model_path: Path, *, dtype: str, device: str, load_format: str, threads: int | None, answer_tokens: int,
+    max_prompts: int | None = None, kept: Path | None = None,
+) -> list[Answer]:  # fmt: skip
+    """The first turns of `path`, answered. `kept`: file that answers are read from, or written to."""
+    prompts = read_first_turns(path)[:max_prompts]
+    facts = {"prompts": [text for _, text in prompts], "answer_tokens": answer_tokens, "model": str(model_path)}
+    if kept is not None and (found := _read(kept, facts)) is not None:
+        return found
+    chat = ChatFormat.of_model(model_path)
+    asked = [chat.prompt([{"role": "user", "content": text}]) for _, text in prompts]
+    max_len = max(map(len, asked)) + answer_tokens
+    num_rows = min(32, len(asked))
+    runner = ModelRunner.load(
+        model_path, dtype=dtype, device=device, load_format=load_format, threads=threads, max_len=max_len,
+        num_slots=(num_rows + 1) * max_len, max_sessions=num_rows,
+    )  # fmt: skip
+    conversations = [_answered(i, prompt, answer_tokens, chat.stops) for i, prompt in enumerate(asked)]
+    tokens = dict(Completer(runner).run(iter(conversations)))
+    answers = [_answer(prompts[i][0], len(asked[i]), tokens[i]) for i in range(len(asked))]
+    if kept is not None:
+        rows = [[a.category, a.example.answers[0][0], a.example.tokens.tolist()] for a in answers]
+        kept.write_text(json.dumps({"facts": facts, "answers": rows}), encoding="utf-8")
+    return answers
+
+
+def read_first_turns(path: Path) -> list[tuple[str, str]]:
+    """Category and first turn of each line with `turns` (MT-bench's form) or `prompt`."""
+    found = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            found.append((str(row.get("category", "all")), str(row["turns"][0] if "turns" in row else row["prompt"])))
+    except (OSError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise StartupError(f"{path} is no JSONL file of prompts with `turns` or `prompt`: {error!r}") from error
+    if not found:
+        raise StartupError(f"{path} holds no prompts")
+    return found
+
+
+def _answered(index: int, prompt: list[int], max_tokens: int, stops: frozenset[int]) -> Conversation:
+    done = yield Completion(prompt, max_tokens, stops, cuts_loops=False)
+    return index, [*prompt, *done.tokens]
+
+
+def _answer(category: str, start: int, tokens: Sequence[int]) -> Answer:
+    return Answer(category, Example(np.array(tokens, np.int64), ((start, len(tokens)),), "eval"))
+
+
+def _read(path: Path, facts: dict[str, Any]) -> list[Answer] | None:
+    """Answers kept there, when they are to the same prompts."""
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return [_answer(*row) for row in found["answers"]] if found["facts"] == facts else None

@@ -1,0 +1,86 @@
+"""Attention of a head in training: over a conversation's own rows, and over unrolled rows below each of them.
+
+In service a head has its rows from the target's states in its cache, and drafts below the newest: each drafted row
+sees the cache up to its root and the drafted rows above it. Training does so below every row at once (EAGLE-3's
+training-time test): row r's branch at depth s sees rows 0..r of depth 0, and its own rows of depths 1..s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class RootRows:
+    """`attend` for the rows of depth 0: causal within each of B conversations of L rows. Keeps their keys and values."""
+
+    def __init__(self, batch_size: int, num_layers: int) -> None:
+        self.batch_size = batch_size
+        self.keys: list[torch.Tensor] = [torch.empty(0)] * num_layers
+        self.values: list[torch.Tensor] = [torch.empty(0)] * num_layers
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See base.Attend; rows are [B * L]."""
+        q, k, v = (x.unflatten(0, (self.batch_size, -1)).transpose(1, 2) for x in (q, k, v))  # [B, heads, L, d]
+        self.keys[layer], self.values[layer] = k, v
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return mixed.transpose(1, 2).flatten(0, 1)
+
+
+class Branches:
+    """Rows drafted below roots: `width` of them below each of `roots`, one depth after another.
+
+    roots: int64 [R], the row of depth 0 that each root is, in every conversation alike.
+    """
+
+    def __init__(self, below: RootRows, roots: torch.Tensor, width: int = 1) -> None:
+        self.below = below
+        self.roots = roots
+        self.width = width
+        num_layers = len(below.keys)
+        self._keys: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
+        self._values: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
+
+    def reorder(self, parents: torch.Tensor) -> None:
+        """Goes on from other branches: `parents` int64 [B, R, width] names, for each new row, the branch it is below."""
+        for kept in (*self._keys, *self._values):
+            for depth, rows in enumerate(kept):
+                index = parents[:, None, :, :, None].expand(-1, rows.shape[1], -1, -1, rows.shape[-1])
+                kept[depth] = rows.gather(3, index)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See base.Attend; rows are [B * R * width], the next depth of every branch."""
+        batch, groups = self.below.batch_size, q.shape[1] // k.shape[1]
+        q, k, v = (self._grid(x, batch) for x in (q, k, v))  # [B, heads, R, width, d]
+        self._keys[layer].append(k)
+        self._values[layer].append(v)
+        root_keys, root_values = self.below.keys[layer], self.below.values[layer]
+        root_keys, root_values = _spread(root_keys, groups), _spread(root_values, groups)
+        scale = q.shape[-1] ** -0.5
+        visible = torch.arange(root_keys.shape[2], device=q.device) <= self.roots[:, None]  # [R, L]
+        flat = q.flatten(2, 3)
+        past = (flat @ root_keys.transpose(2, 3)).unflatten(2, q.shape[2:4]).float() * scale
+        past = past.masked_fill(~visible[:, None], -torch.inf)  # [B, heads, R, width, L]
+        own = torch.stack([(q * _spread(rows, groups)).sum(-1) for rows in self._keys[layer]], dim=-1).float() * scale
+        weights = torch.cat([past, own], dim=-1).softmax(dim=-1).to(q.dtype)
+        past_weights, own_weights = weights.split([past.shape[-1], own.shape[-1]], dim=-1)
+        mixed = (past_weights.flatten(2, 3) @ root_values).unflatten(2, q.shape[2:4])
+        mixed = mixed + _mixed(own_weights, [_spread(rows, groups) for rows in self._values[layer]])
+        return mixed.permute(0, 2, 3, 1, 4).flatten(0, 2)
+
+    def _grid(self, x: torch.Tensor, batch: int) -> torch.Tensor:
+        return x.unflatten(0, (batch, len(self.roots), self.width)).permute(0, 3, 1, 2, 4)
+
+
+def _mixed(weights: torch.Tensor, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Sum over depths of weights [..., depths] times values, each [..., d]."""
+    parts = [weights[..., depth, None] * rows for depth, rows in enumerate(values)]
+    return torch.stack(parts).sum(dim=0)
+
+
+def _spread(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """Key heads [B, kv heads, ...] repeated for the query heads that share them."""
+    return x if groups == 1 else x.repeat_interleave(groups, dim=1)
+

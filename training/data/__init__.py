@@ -1,0 +1,1 @@
+"""Training data: prompts of every kind, answered by the target itself."""

@@ -1,0 +1,145 @@
+"""`outrider train data`: conversations of the target with itself, until there are enough tokens."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tqdm import tqdm
+
+from engine.checkpoint import open_checkpoint
+from engine.fingerprint import numerics_id
+from engine.loader import resolve_model
+from engine.runner import ModelRunner
+from outrider.telemetry import announce
+from training.args import DataArgs
+from training.chat_format import ChatFormat
+from training.data.completer import Completer, Conversation
+from training.data.conversations import Record, Script
+from training.data.given import read_conversations
+from training.data.overlap import OverlapFilter, read_prompts
+from training.data.passages import Passages
+from training.data.store import DataFolder
+from training.data.templates import Composer
+
+SHARD_TOKENS = 50_000
+SHARD_SECONDS = 300.0
+
+
+def main(args: DataArgs) -> int:
+    """Makes or goes on making data; SIGINT and SIGTERM end it with what there is written out."""
+    stopping = _Stopping()
+    model_path = resolve_model(args.model_path, revision=args.revision)
+    runner = ModelRunner.load(
+        model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,
+        num_slots=(args.batch_size + 1) * args.max_len, max_sessions=args.batch_size, load_format=args.load_format,
+    )  # fmt: skip
+    chat = ChatFormat.of_model(model_path)
+    folder = DataFolder(Path(args.output), data_facts(args, model_path, runner.config.vocab_size))
+    script = make_script(args, chat, folder)
+    completer = Completer(runner, shared=chat.opening)
+    report = _Report(folder, args.tokens, completer)
+    for index, records in completer.run(_numbered(script, folder.ended, stopping, report)):
+        folder.add(index, records)
+        report.update()
+        if folder.num_pending >= SHARD_TOKENS or report.seconds_since_flush() > SHARD_SECONDS:
+            folder.flush()
+            report.flushed()
+    folder.flush()
+    report.close()
+    return 0
+
+
+def make_script(args: DataArgs, chat: ChatFormat, folder: DataFolder) -> Script:
+    """The conversations that these settings ask for, less what the folder has."""
+    passages = Passages.of_system()
+    overlap = OverlapFilter(text for path in args.exclude_paths() for text in read_prompts(path))
+    given = [talk for path in args.prompts for talk in read_conversations(Path(path))]
+    composer = Composer(passages.prose, passages.code)
+    script = Script(chat, composer, overlap, seed=args.seed, mix=args.mix(), given=given)
+    script.know(folder.keys)
+    return script
+
+
+def data_facts(args: DataArgs, model_path: Path, vocab_size: int) -> dict[str, Any]:
+    """What must stay the same when data is added to."""
+    weights = "dummy" if args.load_format == "dummy" else open_checkpoint(model_path, load_format=args.load_format)
+    target = weights if isinstance(weights, str) else numerics_id(weights.files)
+    return {"format": 1, "seed": args.seed, "target": target, "vocab_size": vocab_size}
+
+
+def _numbered(script: Script, ended: set[int], stopping: _Stopping, report: _Report) -> Iterator[Conversation]:
+    """Conversations that have not ended before, numbers beside their results, until enough or told to stop."""
+    for index in itertools.count():
+        if index in ended:
+            continue
+        if stopping.asked or report.enough():
+            return
+        yield _with_number(index, script.conversation(index))
+
+
+def _with_number(index: int, conversation: Conversation) -> Conversation:
+    records: list[Record] = yield from conversation
+    return index, records
+
+
+class _Stopping:
+    """Whether a signal asked for an end; conversations under way are finished, a second signal ends at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        print("finishing the conversations under way; once more to end at once", file=sys.stderr, flush=True)
+
+
+class _Report:
+    """The progress bar, or a line a minute where no terminal is."""
+
+    def __init__(self, folder: DataFolder, wanted: int, completer: Completer) -> None:
+        self._folder, self._wanted, self._completer = folder, wanted, completer
+        self._started = self._flushed = self._said = time.monotonic()
+        self._bar = tqdm(
+            total=wanted, initial=min(folder.num_answer_tokens, wanted), unit="tok", unit_scale=True,
+            desc="Answer tokens", disable=not sys.stderr.isatty(),
+        )  # fmt: skip
+
+    def enough(self) -> bool:
+        """Whether the folder holds what was asked for."""
+        return self._folder.num_answer_tokens >= self._wanted
+
+    def update(self) -> None:
+        """Shows where we are."""
+        now = time.monotonic()
+        self._bar.update(self._folder.num_answer_tokens - self._bar.n)
+        if self._bar.disable and now - self._said > 60:
+            self._said = now
+            self._print()
+
+    def _print(self) -> None:
+        rate = self._completer.num_generated / (time.monotonic() - self._started)
+        announce(f"{self._folder.num_answer_tokens:,} of {self._wanted:,} answer tokens, {rate:.0f} tokens/s generated")
+
+    def seconds_since_flush(self) -> float:
+        """Age of what is pending."""
+        return time.monotonic() - self._flushed
+
+    def flushed(self) -> None:
+        """A shard was written."""
+        self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        """Last words."""
+        self._bar.close()
+        self._print()

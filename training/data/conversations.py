@@ -1,0 +1,174 @@
+"""What is asked in conversation number i, and how it is made: prompts sampled or composed, answers of the target.
+
+Everything random about a conversation follows from (seed, its number), so data can be made again and gone on with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from kernels.sampling import Filters
+from training.chat_format import ChatFormat, Message
+from training.data.completer import GREEDY, Completion, Conversation
+from training.data.openers import OPENERS
+from training.data.overlap import OverlapFilter
+from training.data.quality import is_sensible, normalized
+from training.data.templates import Composer
+
+SAMPLED, COMPOSED, PASSAGE, GIVEN = "sampled", "composed", "passage", "given"
+PROMPT_FILTERS: Final = (Filters(0.7, top_p=0.95), Filters(0.8, top_p=0.95), Filters(0.9, top_p=0.9))
+ANSWER_FILTERS: Final = Filters(0.7)
+MAX_PROMPT_TOKENS: Final = 160
+ANSWER_LIMITS: Final = (128, 192, 256, 384)
+# In words of a text that the model first writes itself and is then asked about.
+SELF_WRITTEN: Final = ("Write a short text about {topic}.", "Write a paragraph about {humanities}.", "Write a news report about {topic} in {place}.",
+                       "Describe {person} in a few sentences.", "Write a customer review of a {product}.", "Write a short biography of a {job} from {place}.")  # fmt: skip
+
+
+@dataclass(slots=True)
+class Record:
+    """A finished conversation: ids, which of them the target wrote as its answers, and what it came from."""
+
+    index: int
+    source: str
+    temperature: float
+    tokens: list[int] = field(default_factory=list)
+    answers: list[tuple[int, int]] = field(default_factory=list)
+    """[start, end) of each answer within `tokens`, its end mark included."""
+    key: int | None = None
+    """Of its first prompt: what two conversations that ask the same have in common."""
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """Tokens that the target wrote."""
+        return sum(end - start for start, end in self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How much of the data is what; shares of 1."""
+
+    sampled: float = 0.6
+    passage: float = 0.06
+    greedy: float = 0.75
+    more_turns: float = 0.35
+    system: float = 0.06
+
+
+class Script:
+    """Makes conversations. `given` are the user's own, as lists of messages; each is taken once, first."""
+
+    def __init__(
+        self, chat: ChatFormat, composer: Composer, overlap: OverlapFilter, *, seed: int, mix: Mix | None = None,
+        given: Sequence[Sequence[Message]] = (),
+    ) -> None:  # fmt: skip
+        self._chat = chat
+        self._composer = composer
+        self._overlap = overlap
+        self._seed = seed
+        self._mix = mix or Mix()
+        self._given = given
+        self._asked: set[int] = set()
+
+    def know(self, keys: Iterable[int]) -> None:
+        """Takes the prompts with these keys as asked already."""
+        self._asked.update(keys)
+
+    def conversation(self, index: int) -> Conversation:
+        """Conversation number `index`; returns a list of records, empty when its prompt was refused."""
+        rng = random.Random(f"{self._seed}/{index}")
+        greedy = rng.random() < self._mix.greedy
+        record = Record(index, SAMPLED, 0.0 if greedy else ANSWER_FILTERS.temperature)
+        messages: list[Message] = []
+        if index < len(self._given):
+            record.source = GIVEN
+            turns = [m["content"] for m in self._given[index] if m["role"] == "user"]
+            messages += [m for m in self._given[index][:1] if m["role"] == "system"]
+            return (yield from self._talk(record, messages, turns, rng))
+        kind = rng.random()
+        if rng.random() < self._mix.system:
+            messages.append({"role": "system", "content": self._composer.system(rng)})
+        if kind < self._mix.sampled:
+            text = yield from self._sampled_turn(messages, rng, self._composer.fill(rng.choice(OPENERS), rng))
+        elif kind < self._mix.sampled + self._mix.passage:
+            record.source = PASSAGE
+            text = self._composer.fill(rng.choice(SELF_WRITTEN), rng)
+        else:
+            record.source = COMPOSED
+            text = self._composer.prompt(rng)[1]
+        return (yield from self._talk(record, messages, [text], rng))
+
+    def _talk(self, record: Record, messages: list[Message], turns: list[str], rng: random.Random) -> Conversation:
+        """Answers the turns, and perhaps one more that follows from what was said."""
+        if not turns or not self._may_ask(turns[0], record):
+            return []
+        for text in turns:
+            if self._overlap.overlaps(text):
+                return []
+            if not (yield from self._answer(record, messages, text, rng)):
+                return [record] if record.answers else []
+        if record.source == PASSAGE:
+            return [record, *(yield from self._about(record, messages[-1]["content"], rng))]
+        if record.source != GIVEN and rng.random() < self._mix.more_turns:
+            if rng.random() < 0.5:
+                follow_up = self._composer.follow_up(rng)
+            else:
+                follow_up = yield from self._sampled_turn(messages, rng, "")
+            if is_sensible(follow_up) and not self._overlap.overlaps(follow_up):
+                yield from self._answer(record, messages, follow_up, rng)
+        return [record]
+
+    def _about(self, record: Record, text: str, rng: random.Random) -> Conversation:
+        """A second conversation: a task on a text that the model wrote in the first."""
+        kind = rng.choice(("extraction", "extraction", "summary", "summary", "translation"))
+        task = self._composer.about(kind, text.strip(), rng)
+        about = Record(record.index, PASSAGE, record.temperature)
+        return (yield from self._talk_once(about, task, rng))
+
+    def _talk_once(self, record: Record, text: str, rng: random.Random) -> Conversation:
+        if not self._may_ask(text, record):
+            return []
+        yield from self._answer(record, [], text, rng)
+        return [record] if record.answers else []
+
+    def _sampled_turn(self, messages: list[Message], rng: random.Random, opener: str) -> Conversation:
+        """A user's turn as the model goes on from `opener`; empty when it did not end."""
+        prompt = self._chat.user_turn(messages, opener)
+        done = yield Completion(
+            prompt, MAX_PROMPT_TOKENS, self._chat.user_stops, rng.choice(PROMPT_FILTERS), rng.getrandbits(63)
+        )
+        return (opener + self._chat.decode(done.tokens)).strip() if done.reason == "stop" else ""
+
+    def _may_ask(self, text: str, record: Record) -> bool:
+        """Whether a first prompt is new, sensible and no benchmark's; remembers it."""
+        key = prompt_key(text)
+        if self._overlap.overlaps(text) or (record.source != GIVEN and not is_sensible(text)) or key in self._asked:
+            return False
+        self._asked.add(key)
+        record.key = key
+        return True
+
+    def _answer(self, record: Record, messages: list[Message], text: str, rng: random.Random) -> Conversation:
+        """Adds a turn and the target's answer; False when the context had no room for it."""
+        asked = [*messages, {"role": "user", "content": text}]
+        prompt = self._chat.prompt(asked)
+        if prompt[: len(record.tokens)] != record.tokens:
+            return False  # the template rewrites earlier turns: they would not be what the target saw
+        filters = GREEDY if record.temperature == 0 else ANSWER_FILTERS
+        done = yield Completion(prompt, rng.choice(ANSWER_LIMITS), self._chat.stops, filters, rng.getrandbits(63))
+        if not done.tokens:
+            return False
+        record.tokens = [*prompt, *done.tokens]
+        record.answers.append((len(prompt), len(record.tokens)))
+        messages[:] = [*asked, {"role": "assistant", "content": self._chat.decode(done.tokens)}]
+        # After an answer that was cut, another turn would continue nothing.
+        return done.reason == "stop"
+
+
+def prompt_key(text: str) -> int:
+    """64 bits, equal for prompts that only differ in case, punctuation and spaces."""
+    return int.from_bytes(hashlib.blake2b(normalized(text).encode(), digest_size=8).digest(), "little", signed=True)

@@ -1,0 +1,67 @@
+"""Keeps the prompts of benchmarks out of the data, by the overlap of word n-grams.
+
+A prompt that shares any run of NGRAM words with an excluded one is refused; excluded prompts shorter than that are
+refused when they occur as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from outrider.errors import StartupError
+from training.data.quality import words
+
+NGRAM: Final = 8
+
+
+class OverlapFilter:
+    """Knows the n-grams of the excluded prompts."""
+
+    def __init__(self, excluded: Iterable[str], ngram: int = NGRAM) -> None:
+        self.ngram = ngram
+        self._grams: set[tuple[str, ...]] = set()
+        self._lengths: set[int] = set()
+        for text in excluded:
+            found = words(text)
+            if not found:
+                continue
+            size = min(ngram, len(found))
+            self._lengths.add(size)
+            self._grams.update(_grams(found, size))
+
+    def overlaps(self, text: str) -> bool:
+        """Whether `text` shares an n-gram with an excluded prompt. One shorter than n must be the whole of `text`."""
+        found = words(text)
+        for size in self._lengths:
+            if size < self.ngram and len(found) != size:
+                continue
+            if any(gram in self._grams for gram in _grams(found, size)):
+                return True
+        return False
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Every text of a JSONL file of prompts: MT-bench's `turns`, `prompt`, `question`, `messages` or plain strings."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [text for line in lines if line.strip() for text in _texts(json.loads(line))]
+    except (OSError, ValueError) as error:
+        raise StartupError(f"prompts to exclude cannot be read from {path}: {error}") from error
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    elif isinstance(value, dict):
+        for key in ("turns", "prompt", "question", "content", "messages", "conversations", "value", "text"):
+            yield from _texts(value.get(key))
+
+
+def _grams(found: list[str], size: int) -> Iterator[tuple[str, ...]]:
+    return (tuple(found[start : start + size]) for start in range(len(found) - size + 1))

@@ -1,0 +1,155 @@
+"""Conversations on disk: numbered shards that are only ever added, each written whole or not at all.
+
+A shard is a safetensors file:
+
+    tokens       uint16 or uint32 [T]   all conversations, one behind another
+    offsets      int64 [n + 1]          where each starts
+    answers      int64 [m, 3]           (conversation in this shard, start, end within it) of what the target wrote
+    sources      uint8 [n]              index in SOURCES
+    temperatures float32 [n]            of the answers
+    keys         int64 [k]              hashes of first prompts: what must not be asked again
+    ended        int64 [e]              numbers of the conversations that ended, refused ones among them
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from outrider.errors import StartupError
+from training.data.conversations import COMPOSED, GIVEN, PASSAGE, SAMPLED, Record
+
+SOURCES: Final = (SAMPLED, COMPOSED, PASSAGE, GIVEN)
+META = "data.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A conversation: ids int64 [n], and the spans [start, end) that the target wrote."""
+
+    tokens: np.ndarray
+    answers: tuple[tuple[int, int], ...]
+    source: str
+    temperature: float = 0.0
+
+
+class DataFolder:
+    """A folder of shards. `facts` (seed, mix, target) must be those that it was begun with."""
+
+    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+        self.folder = folder
+        self._facts = facts
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / META
+            if path.exists():
+                self._check(path)
+            else:
+                _write(path, json.dumps(facts, indent=1).encode())
+        except OSError as error:
+            raise StartupError(f"training data cannot be kept in {folder}: {error}") from error
+        self.ended: set[int] = set()
+        self.keys: set[int] = set()
+        self.num_answer_tokens = 0
+        for path in shard_paths(folder):
+            shard = load_file(path)
+            self.ended.update(shard["ended"].tolist())
+            self.keys.update(shard["keys"].tolist())
+            self.num_answer_tokens += int((shard["answers"][:, 2] - shard["answers"][:, 1]).sum())
+        self._wide = facts["vocab_size"] > 2**16
+        self._records: list[Record] = []
+        self._new_ended: list[int] = []
+
+    def add(self, index: int, records: Sequence[Record]) -> None:
+        """Conversation number `index` ended with these records."""
+        self._records += records
+        self._new_ended.append(index)
+        self.ended.add(index)
+        self.num_answer_tokens += sum(record.num_answer_tokens for record in records)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that no shard holds yet."""
+        return sum(len(record.tokens) for record in self._records)
+
+    def flush(self) -> None:
+        """Writes what is pending as the next shard."""
+        if not self._new_ended:
+            return
+        records, paths = self._records, shard_paths(self.folder)
+        number = int(paths[-1].stem.rpartition("-")[2]) + 1 if paths else 0
+        tokens = [token for record in records for token in record.tokens]
+        answers = [(i, *span) for i, record in enumerate(records) for span in record.answers]
+        keys = [record.key for record in records if record.key is not None]
+        arrays = {
+            "tokens": np.array(tokens, np.uint32 if self._wide else np.uint16),
+            "offsets": np.cumsum([0, *(len(record.tokens) for record in records)], dtype=np.int64),
+            "answers": np.array(answers, np.int64).reshape(-1, 3),
+            "sources": np.array([SOURCES.index(record.source) for record in records], np.uint8),
+            "temperatures": np.array([record.temperature for record in records], np.float32),
+            "keys": np.array(keys, np.int64),
+            "ended": np.array(self._new_ended, np.int64),
+        }
+        final = self.folder / f"shard-{number:05}.safetensors"
+        partial = final.with_suffix(".partial")
+        save_file(arrays, partial)
+        os.replace(partial, final)
+        self._records, self._new_ended = [], []
+
+    def _check(self, path: Path) -> None:
+        found = read_facts(path.parent)
+        for key, value in self._facts.items():
+            if found.get(key) != value:
+                raise StartupError(
+                    f"{self.folder} holds data made with {key} {found.get(key)!r}, now {value!r}; name another folder"
+                )
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """What the data of a folder was begun with."""
+    try:
+        return json.loads((folder / META).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{folder} is no folder of training data: {error}") from error
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """Its shards in order."""
+    return sorted(folder.glob("shard-*.safetensors"))
+
+
+def read_examples(path: Path) -> Iterator[Example]:
+    """The conversations of a shard. StartupError when it is damaged."""
+    try:
+        shard = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise StartupError(f"training data {path} cannot be read: {error}") from error
+    tokens, offsets, answers = shard["tokens"], shard["offsets"], shard["answers"]
+    spans: list[list[tuple[int, int]]] = [[] for _ in range(len(offsets) - 1)]
+    for index, start, end in answers.tolist():
+        spans[index].append((start, end))
+    for i, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        yield Example(
+            tokens[start:end].astype(np.int64), tuple(spans[i]), SOURCES[shard["sources"][i]],
+            float(shard["temperatures"][i]),
+        )  # fmt: skip
+
+
+def count_tokens(path: Path) -> int:
+    """Tokens in a shard; only its header is read."""
+    with safe_open(path, framework="np") as file:
+        return file.get_slice("tokens").get_shape()[0]
+
+
+def _write(path: Path, content: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)

@@ -1,0 +1,44 @@
+"""What is measured while training: accept lengths on conversations held out, and on a benchmark's prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.loader import resolve_model
+from training.accept_length import chain_rounds, tree_rounds
+from training.answers import greedy_answers
+from training.args import HeadArgs
+from training.batches import Dataset
+from training.data.store import Example
+from training.network import DraftNetwork
+from training.target_states import TargetStates
+
+# Trees cost more to measure than chains, and follow them.
+_TREE_SHARE = 4
+
+
+class Evaluation:
+    """Called with a network: accept length of chains and trees, by name."""
+
+    def __init__(self, args: HeadArgs, target: TargetStates, dataset: Dataset) -> None:
+        self._target = target
+        self._batch_tokens = args.batch_tokens
+        self._held_out = dataset.held_out(args.eval_conversations)
+        self._prompts: list[Example] = []
+        if args.eval_prompts is not None:
+            answers = greedy_answers(
+                Path(args.eval_prompts), resolve_model(args.model_path, revision=args.revision), dtype=args.dtype,
+                device=str(target.device), load_format=args.load_format, threads=args.threads,
+                answer_tokens=args.eval_answer_tokens, kept=Path(args.output) / "eval_answers.json",
+            )  # fmt: skip
+            self._prompts = [answer.example for answer in answers]
+
+    def __call__(self, network: DraftNetwork) -> dict[str, float]:
+        """chain and tree on what is held out; prompts_chain and prompts_tree on the prompts."""
+        figures = self._measured(network, self._held_out, "")
+        return figures | (self._measured(network, self._prompts, "prompts_") if self._prompts else {})
+
+    def _measured(self, network: DraftNetwork, examples: list[Example], prefix: str) -> dict[str, float]:
+        chain = chain_rounds(network, self._target, examples, batch_tokens=self._batch_tokens)
+        tree = tree_rounds(network, self._target, examples[::_TREE_SHARE])
+        return {f"{prefix}chain": chain.accept_length, f"{prefix}tree": tree.accept_length}

@@ -1,0 +1,104 @@
+"""A trained head in the form that SGLang, vLLM and EAGLE's own code read: config.json and model.safetensors in bf16.
+
+EAGLE and EAGLE-3 by their own names (`midlayer` for EAGLE-3's layer, d2t and t2d with it), NextN as DeepSeek exports
+it on its own (`model.layers.0`), STANDALONE as a whole Llama with the target's embedding and head.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from engine.loader import resolve_model
+from engine.models.heads.names import published_name
+from engine.models.heads.target import EMBEDDING, TargetShape, shared_tensor
+from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
+from outrider.errors import StartupError
+from outrider.telemetry import announce
+from training.args import ExportArgs
+from training.checkpoints import BEST, LAST, Checkpoint
+from training.kinds import EAGLE3, NEXTN, STANDALONE, Kind, make_kind
+
+# Of a target's files, what a whole draft model needs beside its weights.
+_TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+_NEXTN_NAMES = {"norm.weight": "shared_head.norm.weight"}
+
+
+def main(args: ExportArgs) -> int:
+    """Exports a checkpoint."""
+    folder, output = Path(args.checkpoint), Path(args.output)
+    checkpoint = Checkpoint.load(folder / (BEST if args.best else LAST))
+    target = resolve_model(args.model_path, revision=args.revision)
+    kind = kind_of(checkpoint, target)
+    export(kind, checkpoint.tensors, checkpoint.drafted, output, target=target, load_format=args.load_format)
+    announce(f"{output}: {kind.algorithm} after {checkpoint.seen:,} tokens")
+    return 0
+
+
+def kind_of(checkpoint: Checkpoint, target: Path) -> Kind:
+    """What a checkpoint is of. StartupError when it was made for another target's shapes."""
+    facts = checkpoint.facts
+    kind = make_kind(
+        facts["algorithm"], target, draft_vocab_size=facts["draft_vocab_size"], num_kv_heads=facts["num_kv_heads"],
+        num_layers=facts["num_layers"],
+    )  # fmt: skip
+    wanted = kind.shapes(len(checkpoint.drafted))
+    found = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
+    if found != wanted:
+        raise StartupError(f"the checkpoint was made for another target than {target}: its tensors have other shapes")
+    return kind
+
+
+def export(
+    kind: Kind, tensors: Mapping[str, torch.Tensor], drafted: torch.Tensor, folder: Path, *, target: Path,
+    load_format: str = "auto",
+) -> None:  # fmt: skip
+    """Writes the head to `folder`, which is replaced as a whole."""
+    stored = published(kind, tensors, drafted, target=target, load_format=load_format)
+    partial = folder.with_name(folder.name + ".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        values = kind.values | ({"draft_vocab_size": len(drafted)} if kind.algorithm == EAGLE3 else {})
+        (partial / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
+        for name in _TEXT_FILES if kind.algorithm == STANDALONE else ():
+            if (target / name).is_file():
+                shutil.copyfile(target / name, partial / name)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(partial, folder)
+    except OSError as error:
+        raise StartupError(f"the head cannot be written to {folder}: {error}") from error
+
+
+def published(
+    kind: Kind, tensors: Mapping[str, torch.Tensor], drafted: torch.Tensor, *, target: Path, load_format: str = "auto"
+) -> dict[str, torch.Tensor]:
+    """The tensors as they are published, by their published names; weights bf16."""
+    own = {name: tensor.detach().to("cpu", torch.bfloat16) for name, tensor in tensors.items()}
+    if kind.algorithm == STANDALONE:
+        return _whole_model(own, target, load_format)
+    if kind.algorithm == NEXTN:
+        inner = {name.removeprefix("0."): tensor for name, tensor in own.items()}
+        return {f"model.layers.0.{_NEXTN_NAMES.get(name, name)}": tensor for name, tensor in inner.items()}
+    stored = {published_name(kind.config.family, name): tensor for name, tensor in own.items()}
+    if kind.algorithm == EAGLE3:
+        drafted = drafted.cpu()
+        vocab_size = kind.config.block.vocab_size
+        stored["d2t"] = drafted - torch.arange(len(drafted))
+        stored["t2d"] = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, drafted, True)
+    return {name: tensor.contiguous() for name, tensor in stored.items()}
+
+
+def _whole_model(own: dict[str, torch.Tensor], target: Path, load_format: str) -> dict[str, torch.Tensor]:
+    shape = TargetShape.from_folder(target)
+    shared = {EMBEDDING: shared_tensor(shape, EMBEDDING, load_format=load_format)}
+    if not shape.tied_embeddings:
+        shared[TARGET_HEAD] = shared_tensor(shape, TARGET_HEAD, load_format=load_format)
+    return {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in (own | shared).items()}

@@ -1,0 +1,146 @@
+"""The kinds of draft network that are trained, and the config.json of each, from the target's.
+
+A kind knows its shape and how its rows lie: row r holds token r + shift. A head pairs a token with the state before it
+(shift 1); a draft model reads tokens as they are (shift 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from engine.config import FeatureSpec, ModelConfig, read_json
+from engine.models.heads.base import Attend, Head, HeadConfig, MakeLinear, Shapes, Tensors, Vocabulary
+from engine.models.heads.block import Block, within
+from engine.models.heads.config import RawConfig
+from engine.models.heads.eagle import EagleConfig
+from engine.models.heads.eagle3 import Eagle3Config
+from engine.models.heads.mtp import MtpConfig
+from engine.models.heads.target import TargetShape
+from engine.models.llama_weights import tensor_shapes
+from kernels.norm import rms_norm
+
+EAGLE, EAGLE3, NEXTN, STANDALONE = ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+OUTPUT_HEAD: Final = "lm_head.weight"
+# What a head's layer has in common with the target's.
+_INHERITED: Final = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings", "rms_norm_eps",
+    "rope_theta", "rope_scaling", "rope_parameters", "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is trained. values: its config.json; shift: see above."""
+
+    algorithm: str
+    values: dict[str, Any]
+    config: HeadConfig
+    features: FeatureSpec
+    shift: int
+
+    @property
+    def has_output_head(self) -> bool:
+        """Whether it names tokens by an output head of its own."""
+        return self.algorithm == EAGLE3
+
+    def shapes(self, num_drafted: int) -> Shapes:
+        """Every tensor that is trained, by the engine's names."""
+        own: Shapes = {OUTPUT_HEAD: (num_drafted, self.config.block.hidden_size)} if self.has_output_head else {}
+        return self.config.shapes() | own
+
+
+def make_kind(
+    algorithm: str, target: Path, *, draft_vocab_size: int, num_kv_heads: int | None, num_layers: int,
+    aux_layers: tuple[int, ...] | None = None,
+) -> Kind:  # fmt: skip
+    """The kind of that name for a target. num_layers: of STANDALONE; aux_layers: entered by EAGLE-3's states."""
+    values = _common(target, num_kv_heads)
+    raw = RawConfig(target / "config.json", values)
+    shape = TargetShape.from_folder(target)
+    if algorithm == EAGLE:
+        values |= {"architectures": ["LlamaForCausalLMEagle"], "bias": True}
+        config: HeadConfig = EagleConfig.read(raw, {})
+    elif algorithm == EAGLE3:
+        count = shape.num_layers
+        layers = aux_layers or (2, count // 2, count - 3)
+        values |= {
+            "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab_size, "fc_norm": True,
+            "target_hidden_size": shape.hidden_size, "num_aux_hidden_states": len(layers),
+            "eagle_config": {
+                "use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers],
+            },
+        }  # fmt: skip
+        config = Eagle3Config.read(raw, {})
+    elif algorithm == NEXTN:
+        values |= {"architectures": ["LlamaForCausalLMNextN"], "num_nextn_predict_layers": 1}
+        config = MtpConfig.read(raw, "nextn", 1)
+    else:
+        return _standalone(target, num_layers)
+    return Kind(algorithm, values, config, config.features(shape), shift=1)
+
+
+def _common(target: Path, num_kv_heads: int | None) -> dict[str, Any]:
+    raw, config = read_json(target / "config.json"), ModelConfig.from_folder(target)
+    inherited = {key: raw[key] for key in _INHERITED if raw.get(key) is not None}
+    return inherited | {
+        "model_type": "llama", "hidden_act": "silu", "num_hidden_layers": 1, "head_dim": config.head_dim,
+        "num_key_value_heads": num_kv_heads or config.num_heads, "attention_bias": False, "mlp_bias": False,
+        "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+
+
+def _standalone(target: Path, num_layers: int) -> Kind:
+    values = read_json(target / "config.json") | {"num_hidden_layers": num_layers}
+    config = ShallowConfig(replace(ModelConfig.from_folder(target), num_layers=num_layers))
+    return Kind(STANDALONE, values, config, FeatureSpec("none"), shift=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ShallowConfig:
+    """A copy of the target with fewer layers, as a head that takes no states."""
+
+    block: ModelConfig
+    family = "standalone"
+    feature_width = 0
+
+    def shapes(self) -> Shapes:
+        """The layers and the final norm by their names in a model; embedding and head are the target's."""
+        every = tensor_shapes(self.block)
+        return {name: shape for name, shape in every.items() if name.startswith(("model.layers.", "model.norm."))}
+
+    def features(self, target: TargetShape) -> FeatureSpec:
+        """None."""
+        return FeatureSpec("none")
+
+    def build(self, tensors: Tensors, vocabulary: Vocabulary, max_len: int, make_linear: MakeLinear) -> Head:
+        """The network."""
+        return ShallowModel(self, tensors, vocabulary, max_len, make_linear)
+
+
+class ShallowModel(Head):
+    """The network."""
+
+    def __init__(
+        self, config: ShallowConfig, tensors: Mapping[str, torch.Tensor], vocabulary: Vocabulary, max_len: int,
+        make_linear: MakeLinear,
+    ) -> None:  # fmt: skip
+        super().__init__(config, vocabulary, max_len, make_linear)
+        self._norm, self._eps = tensors["model.norm.weight"], config.block.rms_eps
+        self._layers = [
+            Block(config.block, index, within(tensors, f"model.layers.{index}."), make_linear)
+            for index in range(config.block.num_layers)
+        ]
+
+    def forward(
+        self, tokens: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend, stage: int = 0
+    ) -> torch.Tensor:
+        """See Head; `states` are not read."""
+        x, rope = self.embedding[tokens], self.rope[positions]
+        for layer in self._layers:
+            x = layer(x, rope, attend)
+        return rms_norm(x, self._norm, self._eps)

@@ -1,0 +1,280 @@
+"""`outrider train head`: the loop, and what is around it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+from engine.checkpoint import open_checkpoint
+from engine.fingerprint import numerics_id
+from engine.loader import resolve_model
+from engine.models.heads.target import EMBEDDING, OUTPUT_HEAD
+from outrider.telemetry import announce, get_logger
+from training.args import HeadArgs
+from training.batches import Batch, Dataset
+from training.checkpoints import BEST, LAST, Checkpoint
+from training.evaluation import Evaluation
+from training.export import export
+from training.frequencies import answer_counts, hot_tokens
+from training.initial import initial_tensors
+from training.kinds import EAGLE, Kind, make_kind
+from training.losses import Report, Weights, batch_loss
+from training.network import DraftNetwork
+from training.optimizers import Optimizers, clip, schedule
+from training.plot import plot
+from training.ranks import Ranks, join
+from training.target_states import States, TargetStates
+
+EXPORT_FOLDER = "export"
+# Settings that may change when training goes on.
+_FREE = {
+    "tokens", "output", "data", "device", "threads", "eval_every", "eval_conversations", "eval_prompts",
+    "eval_answer_tokens", "save_every", "model_path", "revision", "load_format", "dtype",
+}  # fmt: skip
+
+log = get_logger(__name__)
+
+
+def main(args: HeadArgs) -> int:
+    """Trains, or goes on training, until enough tokens are seen or a signal asks for an end; then exports."""
+    ranks = join(args.device)
+    try:
+        with contextlib.ExitStack() as stack:
+            trainer = Trainer(args, ranks)
+            writer = stack.enter_context(_writer(args, ranks, trainer.checkpoint.step))
+            trainer.run(writer)
+    finally:
+        ranks.close()
+    return 0
+
+
+class Trainer:
+    """A network, its data, and where both stand."""
+
+    def __init__(self, args: HeadArgs, ranks: Ranks) -> None:
+        self.args, self.ranks = args, ranks
+        self.folder = Path(args.output)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(args.seed)
+        model_path = resolve_model(args.model_path, revision=args.revision)
+        self.kind = make_kind(
+            args.algorithm, model_path, draft_vocab_size=args.draft_vocab_size, num_kv_heads=args.num_kv_heads,
+            num_layers=args.num_layers,
+        )  # fmt: skip
+        self.target = TargetStates(
+            model_path, self.kind.features, dtype=args.dtype, device=ranks.device, load_format=args.load_format,
+            max_tokens=args.batch_tokens, max_len=args.max_len, threads=args.threads,
+        )  # fmt: skip
+        self.dataset = Dataset(
+            Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
+            num_ranks=ranks.num_ranks,
+        )  # fmt: skip
+        self.checkpoint = self._begin_or_resume(facts_of(args, model_path))
+        self.network = _network(self.kind, self.checkpoint, self.target, args)
+        self.module = ranks.wrapped(_LossModule(self.network, args))
+        self.optimizers = Optimizers(
+            self.network, learning_rate=args.learning_rate, weight_decay=args.weight_decay,
+            use_muon=args.optimizer == "muon",
+        )  # fmt: skip
+        if self.checkpoint.optimizers:
+            self.optimizers.load_state_dict(self.checkpoint.optimizers)
+        self.evaluation = Evaluation(args, self.target, self.dataset) if ranks.is_first else None
+
+    def run(self, writer: Writer) -> None:
+        """Steps until the end, evaluating and saving on the way."""
+        args, at = self.args, self.checkpoint
+        batches, stopping = self.dataset.batches(at.plan), _Stopping()
+        saved = evaluated = at.seen
+        if not at.history:
+            self._evaluate(writer)
+        with tqdm(total=args.tokens, initial=min(at.seen, args.tokens), unit="tok", unit_scale=True,
+                  disable=not (sys.stderr.isatty() and self.ranks.is_first)) as bar:  # fmt: skip
+            while at.seen < args.tokens and not self.ranks.any(stopping.asked):
+                report, tokens = self._step(batches)
+                bar.update(tokens)
+                writer.step(at, report, tokens)
+                if at.seen - evaluated >= args.eval_every or at.seen >= args.tokens:
+                    evaluated = at.seen
+                    self._evaluate(writer)
+                if at.seen - saved >= args.save_every:
+                    saved = at.seen
+                    self._save(LAST)
+        self._save(LAST)
+        if self.ranks.is_first:
+            export(self.kind, self.network.trained(), at.drafted, self.folder / EXPORT_FOLDER, target=self.target.folder)
+            announce(f"{self.folder / EXPORT_FOLDER}: the head after {at.seen:,} tokens")
+
+    def _step(self, batches: Iterator[Batch]) -> tuple[Report, int]:
+        """One step of the optimizers over `accumulate` batches; the last batch's report, and tokens of all ranks."""
+        args, at, count = self.args, self.checkpoint, 0
+        for index in range(args.accumulate):
+            batch = next(batches).to(self.target.device)
+            states = self.target(batch.conversations)
+            last = index == args.accumulate - 1
+            with contextlib.nullcontext() if last else _no_sync(self.module):
+                report: Report = self.module(batch, states)
+                (report.loss / args.accumulate).backward()
+            count += batch.num_tokens
+        clip(self.network, args.clip_norm)
+        self.optimizers.step(schedule(at.seen, args.tokens, args.warmup_tokens))
+        count = self.ranks.total(count)
+        at.seen += count
+        at.step += 1
+        return report, count  # pyright: ignore[reportPossiblyUnboundVariable]  accumulate is at least 1
+
+    def _evaluate(self, writer: Writer) -> None:
+        if self.evaluation is None:
+            return
+        figures = {"seen": self.checkpoint.seen, **self.evaluation(self.network)}
+        history = self.checkpoint.history
+        is_best = all(figures["chain"] > row["chain"] for row in history)
+        history.append(figures)
+        writer.evaluated(self.checkpoint, figures)
+        plot(history, self.folder / "accept_length.png", title=self.kind.algorithm)
+        if is_best:
+            self._save(BEST)
+
+    def _save(self, name: str) -> None:
+        if not self.ranks.is_first:
+            return
+        at = self.checkpoint
+        at.tensors = {key: tensor.cpu() for key, tensor in self.network.trained().items()}
+        at.optimizers = self.optimizers.state_dict()
+        at.save(self.folder / name)
+
+    def _begin_or_resume(self, facts: dict[str, Any]) -> Checkpoint:
+        path = self.folder / LAST
+        if path.is_file():
+            checkpoint = Checkpoint.load(path)
+            checkpoint.check(facts, path)
+            log.info("training goes on", folder=str(self.folder), seen=checkpoint.seen, epoch=checkpoint.plan.epoch)
+            return checkpoint
+        drafted = torch.from_numpy(hot_tokens(answer_counts(self.dataset.folder), self.args.draft_vocab_size)).sort().values
+        first = self.dataset.examples(1, held_out=False)[:8]
+        before, after = self.target.size_of_stream([example.tokens[: self.args.max_len] for example in first])
+        scale = (after if self.kind.algorithm == EAGLE else 1.0) / before
+        tensors = initial_tensors(self.kind, self.target, drafted, seed=self.args.seed, stream_scale=scale)
+        return Checkpoint(facts, tensors, drafted)
+
+
+class _LossModule(nn.Module):
+    """The loss of a batch as a module's forward, which is what DDP wraps."""
+
+    def __init__(self, network: DraftNetwork, args: HeadArgs) -> None:
+        super().__init__()
+        self.network = network
+        self._num_steps = args.unroll
+        self._weights = Weights(args.token_loss, args.feature_loss)
+
+    def forward(self, batch: Batch, states: States) -> Report:
+        """See losses."""
+        return batch_loss(self.network, batch, states, num_steps=self._num_steps, weights=self._weights)
+
+
+class Writer:
+    """TensorBoard, and a line now and then where no terminal is."""
+
+    def __init__(self, folder: Path, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        self._folder = folder
+        self._started, self._tokens = time.monotonic(), 0
+
+    def step(self, at: Checkpoint, report: Report, tokens: int) -> None:
+        """A step was made."""
+        self._tokens += tokens
+        if at.step % 10:
+            return
+        for name, values in (("token_loss", report.token_losses), ("accuracy", report.accuracies),
+                             ("feature_loss", report.feature_losses)):  # fmt: skip
+            for index, value in enumerate(values):
+                self._board.add_scalar(f"{name}/step_{index}", value, at.seen)
+        self._board.add_scalar("tokens_per_s", self._tokens / (time.monotonic() - self._started), at.seen)
+
+    def evaluated(self, at: Checkpoint, figures: dict[str, float]) -> None:
+        """Accept lengths were measured."""
+        for name, value in figures.items():
+            if name != "seen":
+                self._board.add_scalar(f"accept_length/{name}", value, at.seen)
+        self._board.flush()
+        with (self._folder / "history.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in at.history)
+        rate = self._tokens / (time.monotonic() - self._started)
+        said = ", ".join(f"{name} {value:.3f}" for name, value in figures.items() if name != "seen")
+        announce(f"{at.seen:,} tokens, epoch {at.plan.epoch}, {rate:.0f} tokens/s: {said}")
+
+    def close(self) -> None:
+        """Flushes."""
+        self._board.close()
+
+
+class _Silent(Writer):
+    """Of the other ranks."""
+
+    def __init__(self) -> None:
+        pass
+
+    def step(self, at: Checkpoint, report: Report, tokens: int) -> None:
+        """Nothing."""
+
+    def evaluated(self, at: Checkpoint, figures: dict[str, float]) -> None:
+        """Nothing."""
+
+
+@contextlib.contextmanager
+def _writer(args: HeadArgs, ranks: Ranks, first_step: int) -> Iterator[Writer]:
+    if not ranks.is_first:
+        yield _Silent()
+        return
+    writer = Writer(Path(args.output), first_step)
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+class _Stopping:
+    """Whether SIGINT or SIGTERM asked for an end: the step under way is finished and saved."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+def facts_of(args: HeadArgs, model_path: Path) -> dict[str, Any]:
+    """What must not change when training goes on."""
+    own = {name: getattr(args, name) for name in args.__dataclass_fields__ if name not in _FREE}
+    if args.load_format == "dummy":
+        return own | {"target": "dummy"}
+    return own | {"target": numerics_id(open_checkpoint(model_path, load_format=args.load_format).files)}
+
+
+def _network(kind: Kind, checkpoint: Checkpoint, target: TargetStates, args: HeadArgs) -> DraftNetwork:
+    network = DraftNetwork(
+        kind, checkpoint.tensors, target.vocabulary_rows(EMBEDDING), target.vocabulary_rows(OUTPUT_HEAD)[checkpoint.drafted],
+        checkpoint.drafted, max_len=args.max_len, dtype=getattr(torch, args.train_dtype),
+    )  # fmt: skip
+    return network.to(target.device)
+
+
+def _no_sync(module: nn.Module) -> contextlib.AbstractContextManager[None]:
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else contextlib.nullcontext()

@@ -1,0 +1,69 @@
+"""How parameters move: Muon on the matrices of layers, AdamW on everything else, one warm-up and cosine for both.
+
+Muon (Jordan et al., 2024), scaled to AdamW's step size (Liu et al., 2025), so one learning rate serves both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.optim import AdamW, Muon, Optimizer
+
+from training.kinds import OUTPUT_HEAD
+from training.network import DraftNetwork
+
+FINAL_SHARE = 0.05
+
+
+class Optimizers:
+    """Both, stepped and saved as one."""
+
+    def __init__(self, network: DraftNetwork, *, learning_rate: float, weight_decay: float, use_muon: bool) -> None:
+        matrices, others = [], []
+        for name, parameter in network.tensors.items():
+            is_matrix = use_muon and parameter.ndim == 2 and name != OUTPUT_HEAD.replace(".", "/")
+            (matrices if is_matrix else others).append(parameter)
+        self._every: list[Optimizer] = []
+        if matrices:
+            self._every.append(
+                Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+            )
+        if others:
+            self._every.append(AdamW(others, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0))
+        self._learning_rate = learning_rate
+
+    def step(self, share: float) -> None:
+        """One step at `share` of the learning rate, and gradients back to none."""
+        for optimizer in self._every:
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate * share
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """For a checkpoint."""
+        return [optimizer.state_dict() for optimizer in self._every]
+
+    def load_state_dict(self, states: list[dict[str, Any]]) -> None:
+        """From a checkpoint of the same network."""
+        for optimizer, state in zip(self._every, states, strict=True):
+            optimizer.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[Optimizer]:
+        return iter(self._every)
+
+
+def schedule(seen: int, total: int, warmup: int) -> float:
+    """Share of the learning rate after `seen` of `total` tokens: up in a line, then down a cosine to FINAL_SHARE."""
+    if seen < warmup:
+        return (seen + 1) / (warmup + 1)
+    progress = min(1.0, (seen - warmup) / max(1, total - warmup))
+    return FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def clip(network: torch.nn.Module, limit: float) -> float:
+    """Scales gradients down to a norm of at most `limit`; returns what it was."""
+    return float(torch.nn.utils.clip_grad_norm_(network.parameters(), limit))

@@ -1,0 +1,104 @@
+"""The target's hidden states for whole conversations, computed on the fly through the engine's own forward pass.
+
+Every state that any kind of head needs comes from one pass: those entering the layers asked for, and the last one,
+which the final norm turns into what feeds the output head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.batch import Segment
+from engine.checkpoint import DummyCheckpoint, open_checkpoint
+from engine.config import FeatureSpec, ModelConfig
+from engine.models.heads.target import TargetShape, shared_tensor
+from engine.models.llama_weights import tensor_shapes
+from engine.runner import ModelRunner
+from kernels.norm import rms_norm
+
+
+class States(NamedTuple):
+    """Of a padded batch; padding rows are zero."""
+
+    features: torch.Tensor
+    """[B, L, feature width]: what a head goes on from."""
+    last: torch.Tensor
+    """[B, L, hidden]: what feeds the target's output head; row i tells the distribution of token i + 1."""
+
+
+class TargetStates:
+    """A target, for batches of at most max_tokens tokens in conversations of at most max_len."""
+
+    def __init__(
+        self, model_path: Path, features: FeatureSpec, *, dtype: str, device: str, load_format: str, max_tokens: int,
+        max_len: int, threads: int | None,
+    ) -> None:  # fmt: skip
+        self.folder = model_path
+        self.config = ModelConfig.from_folder(model_path)
+        self.features = features
+        self.load_format = load_format
+        layers = features.layers if features.kind == "aux" else ()
+        self._feature_layers = layers
+        kept = FeatureSpec("aux", tuple(sorted({*layers, self.config.num_layers})))
+        self.runner = ModelRunner.load(
+            model_path, dtype=dtype, device=device, num_slots=max_tokens, max_sessions=max_tokens, max_len=max_len,
+            features=kept, load_format=load_format, max_batch_tokens=max_tokens, threads=threads,
+        )  # fmt: skip
+        self.device = self.runner.device
+        self._final_norm = tensor_of(model_path, "model.norm.weight", load_format).to(self.device, self.runner.dtype)
+
+    def vocabulary_rows(self, name: str) -> torch.Tensor:
+        """The target's embedding or output head [vocab, hidden] by the names in engine.models.heads.target, as stored."""
+        return shared_tensor(TargetShape.from_folder(self.folder), name, load_format=self.load_format)
+
+    @torch.no_grad()
+    def __call__(self, conversations: Sequence[np.ndarray]) -> States:
+        """States of conversations int64 [n_i], padded to the longest."""
+        rows, hidden = self._rows(conversations), self.config.hidden_size
+        last = rms_norm(rows[..., -hidden:], self._final_norm, self.config.rms_eps)
+        width = hidden * len(self._feature_layers)
+        return States(rows[..., :width] if width else last, last)
+
+    @torch.no_grad()
+    def size_of_stream(self, conversations: Sequence[np.ndarray]) -> tuple[float, float]:
+        """Medians over tokens of the root mean squares of the last state, before the final norm and after it."""
+        rows = self._rows(conversations)[..., -self.config.hidden_size :].float()[self._places(conversations)]
+        normed = rms_norm(rows, self._final_norm.float(), self.config.rms_eps)
+        before, after = (float(x.square().mean(dim=-1).sqrt().median()) for x in (rows, normed))
+        return before, after
+
+    def _rows(self, conversations: Sequence[np.ndarray]) -> torch.Tensor:
+        """All kept states [B, L, width], in the target's dtype."""
+        segments, start = [], 0
+        for row, tokens in enumerate(conversations):
+            slots = np.arange(start, start + len(tokens), dtype=np.int32)
+            self.runner.slot_table[row, : len(tokens)] = slots
+            segments.append(Segment(row, 0, tokens.astype(np.int32), slots, num_logits=0))
+            start += len(tokens)
+        with torch.inference_mode():
+            self.runner.forward(segments)
+        assert self.runner.features is not None
+        # Copied outside inference mode: autograd keeps it.
+        flat = self.runner.features[:start].clone()
+        there = self._places(conversations)
+        rows = flat.new_zeros((*there.shape, flat.shape[1]))
+        rows[there] = flat
+        return rows
+
+    def _places(self, conversations: Sequence[np.ndarray]) -> torch.Tensor:
+        """bool [B, L]: where a conversation has a token."""
+        lengths = torch.tensor([len(tokens) for tokens in conversations], device=self.device)
+        return torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
+
+
+def tensor_of(model_path: Path, name: str, load_format: str) -> torch.Tensor:
+    """One tensor of a checkpoint, as stored."""
+    if load_format == "dummy":
+        return DummyCheckpoint(tensor_shapes(ModelConfig.from_folder(model_path))).tensor(name)
+    return open_checkpoint(model_path, load_format=load_format).tensor(name)
+
