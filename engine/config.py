@@ -14,7 +14,13 @@ from typing import Any, NoReturn
 from outrider.errors import StartupError
 
 _LAYER_TYPES = ("sliding_attention", "full_attention")
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# Those that our own decoders have; any other is for transformers (engine/models/transformers_config.py).
+ARCHITECTURES = (
+    "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MiMoForCausalLM",
+)  # fmt: skip
+# Biases on q, k and v, whatever `attention_bias` says, and none on the output. MiMo-7B is Qwen2 with layers for
+# multi-token prediction beside it, which are a drafter's.
+_QWEN2_LIKE = frozenset({"Qwen2ForCausalLM", "MiMoForCausalLM"})
 
 # Far above any published model; a number beyond them is damage or an attack on memory.
 LIMITS = {
@@ -63,6 +69,8 @@ class ModelConfig:
     checkpoint_dtype: str = "bfloat16"
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    is_native: bool = True
+    """Whether our own decoders have it; rope and eps mean nothing otherwise."""
     windows: tuple[int, ...] = ()
     """Of each layer: a row sees the keys less than so many positions back, 0 all of them. Empty: all layers see all."""
 
@@ -85,12 +93,16 @@ class ModelConfig:
         return 2 * self.num_layers * self.kv_size * element_size
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ModelConfig:
+    def from_folder(cls, folder: Path, *, trust_remote_code: bool = False) -> ModelConfig:
         """Reads config.json, and the end ids from generation_config.json. Raises StartupError naming what is wrong."""
         raw = read_json(folder / "config.json")
+        if _architecture(folder / "config.json", raw) not in ARCHITECTURES:
+            from engine.models.transformers_config import read_transformers_config
+
+            return read_transformers_config(folder, trust_remote_code=trust_remote_code)
         generation_path = folder / "generation_config.json"
         generation = read_json(generation_path) if generation_path.is_file() else {}
-        return _Reader(folder / "config.json", raw).config(generation)
+        return ConfigReader(folder / "config.json", raw).config(generation)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -106,15 +118,22 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-class _Reader:
-    """Takes checked values out of a config.json."""
+def _architecture(path: Path, raw: dict[str, Any]) -> str:
+    names = raw.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise StartupError(f"{path}: `architectures` must name the model's class")
+    return names[0]
+
+
+class ConfigReader:
+    """Takes checked values out of the config.json of a model of one of ARCHITECTURES."""
 
     def __init__(self, path: Path, raw: dict[str, Any]) -> None:
         self.path = path
         self.raw = raw
 
     def config(self, generation: dict[str, Any]) -> ModelConfig:
-        architecture = self._architecture()
+        architecture = _architecture(self.path, self.raw)
         self._refuse_what_changes_the_arithmetic()
         num_heads = self._count("num_attention_heads")
         hidden_size = self._count("hidden_size")
@@ -140,7 +159,7 @@ class _Reader:
             rms_eps=self._number("rms_norm_eps", 1e-6, self.raw),
             tied_embeddings=self._flag("tie_word_embeddings", False),
             qkv_bias=attention_bias,
-            output_bias=attention_bias and architecture != "Qwen2ForCausalLM",
+            output_bias=attention_bias and architecture not in _QWEN2_LIKE,
             qk_norm=architecture == "Qwen3ForCausalLM",
             rope_scaling=scaling,
             checkpoint_dtype=str(self.raw.get("dtype") or self.raw.get("torch_dtype") or "float32"),
@@ -149,18 +168,10 @@ class _Reader:
             windows=self._windows(architecture),
         )
 
-    def _architecture(self) -> str:
-        names = self.raw.get("architectures")
-        if not isinstance(names, list) or not names or not isinstance(names[0], str):
-            self._fail("`architectures` must name the model's class")
-        if names[0] not in ARCHITECTURES:
-            self._fail(f"architecture {names[0]!r} is not supported; these are: {', '.join(ARCHITECTURES)}")
-        return names[0]
-
     def _attention_bias(self, architecture: str) -> bool:
         """Qwen2 always has biases on q, k and v; Mistral never; the others as `attention_bias` says, o included."""
-        if architecture in {"Qwen2ForCausalLM", "MistralForCausalLM"}:
-            return architecture == "Qwen2ForCausalLM"
+        if architecture in _QWEN2_LIKE or architecture == "MistralForCausalLM":
+            return architecture in _QWEN2_LIKE
         return self._flag("attention_bias", False)
 
     def _refuse_what_changes_the_arithmetic(self) -> None:

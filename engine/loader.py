@@ -20,6 +20,7 @@ from outrider.telemetry import get_logger
 HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja"]
 # Older exports carry the rotary table, which we compute.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+PREDICTION_PREFIX = "model.mtp_layers."
 
 log = get_logger(__name__)
 
@@ -83,8 +84,8 @@ def _check_shapes(folder: Path, found: Mapping[str, tuple[int, ...]], wanted: Ma
     if wrong:
         raise StartupError(f"{folder}: {len(wrong)} tensors have the wrong shape: {_first_five(wrong)}")
     extra = [name for name in found if name not in wanted and not name.endswith(IGNORED_SUFFIXES)]
-    # A tied model's head is its embedding; some files store it twice.
-    extra = [name for name in extra if name != "lm_head.weight"]
+    # A tied model's head is its embedding; some files store it twice. Layers for multi-token prediction are a drafter's.
+    extra = [name for name in extra if name != "lm_head.weight" and not name.startswith(PREDICTION_PREFIX)]
     if extra:
         log.warning("tensors not used", folder=str(folder), count=len(extra), first=extra[:5])
 

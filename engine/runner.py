@@ -15,6 +15,7 @@ import torch
 
 from engine.attention import build_attention, check_fp8
 from engine.batch import Batch, BatchBuffers, Segment
+from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import FeatureSpec, ModelConfig, RopeScaling
 from engine.execution import Execution
 from engine.fingerprint import numerics_id
@@ -98,30 +99,37 @@ class ModelRunner:
         cls, model_path: Path, *, dtype: str = "auto", device: str = "cpu", num_slots: int, max_sessions: int,
         max_len: int, features: FeatureSpec | None = None, load_format: str = "auto",
         max_batch_tokens: int = DEFAULT_MAX_BATCH_TOKENS, threads: int | None = None, quantization: str | None = None,
-        execution: Execution | None = None,
+        execution: Execution | None = None, trust_remote_code: bool = False,
     ) -> ModelRunner:  # fmt: skip
         """Reads a model folder and allocates its pool. Raises StartupError for a folder that is refused.
 
         dtype: auto, bfloat16, float16 or float32; device: auto, cpu, cuda or cuda:N; max_len: longest session, cut to
         the model's context; max_batch_tokens: most rows of one step; threads: of the CPU, default torch's;
-        quantization: engine.quantization says which there are; execution: kernels, kept numbers, graphs, compiling.
+        quantization: engine.quantization says which there are; execution: kernels, kept numbers, graphs, compiling;
+        trust_remote_code: run code that comes in the folder, where the model needs it.
         """
         if threads is not None:
             torch.set_num_threads(threads)
         features = features or FeatureSpec()
-        config = ModelConfig.from_folder(model_path)
+        config = ModelConfig.from_folder(model_path, trust_remote_code=trust_remote_code)
         place, torch_dtype = pick_device(device), compute_dtype(dtype, config)
         max_len = min(max_len, config.max_position)
         config = config.for_length(max_len)
         quantization, execution = check_quantization(quantization, place), execution or Execution()
         kept = _kept_dtype(execution, torch_dtype, place)
-        checkpoint, tensors = load_checkpoint(model_path, tensor_shapes(config), load_format=load_format)
-        has_graphs = usable_sizes(execution, place) is not None
+        has_graphs = config.is_native and usable_sizes(execution, place) is not None
         pool = KVPool(config, features, num_slots, torch_dtype, place, kv=kept, with_padding=has_graphs)
         with torch.inference_mode():
-            decoder, backend = _build_decoder(
-                config, tensors, pool, features, max_len, quantization, torch_dtype, execution
-            )
+            if config.is_native:
+                checkpoint, tensors = load_checkpoint(model_path, tensor_shapes(config), load_format=load_format)
+                decoder, backend = _build_decoder(
+                    config, tensors, pool, features, max_len, quantization, torch_dtype, execution
+                )
+            else:
+                decoder, backend, checkpoint = _transformers_decoder(
+                    model_path, config, pool, features, quantization, torch_dtype, execution, load_format,
+                    trust_remote_code,
+                )  # fmt: skip
         slot_table = np.zeros((max_sessions, max_len), dtype=np.int32)
         buffers = BatchBuffers(
             slot_table, vocab_size=config.vocab_size, num_slots=num_slots, num_positions=max_len,
@@ -159,6 +167,44 @@ def _build_decoder(
     facts += [str(execution.attention.resolved(device)), str(pool.k.dtype)]
     facts += ["compiled"] * bool(execution.compile_max_batch) + ["graphs"] * (sizes is not None)
     return decoder if sizes is None else with_cuda_graphs(decoder, sizes, pool, dtype), " ".join(facts)
+
+
+def _transformers_decoder(
+    folder: Path, config: ModelConfig, pool: KVPool, features: FeatureSpec, quantization: str | None,
+    dtype: torch.dtype, execution: Execution, load_format: str, trust_remote_code: bool,
+) -> tuple[Decoder, str, Checkpoint]:  # fmt: skip
+    """The forward pass by transformers over our pool, its name, and the files that it was loaded from."""
+    from transformers import __version__ as version
+
+    from engine.models.transformers_decoder import TransformersDecoder
+    from engine.models.transformers_loading import load_transformers_model
+
+    if execution.compile_max_batch:
+        raise StartupError(f"--enable-torch-compile is for our own decoders; {config.architecture} has none")
+    if execution.graphs is not None and execution.graphs.required:
+        raise StartupError(f"--cuda-graph-max-bs is for our own decoders; {config.architecture} has none")
+    device = pool.k.device
+    attention = build_attention(execution.attention, device, page_size=execution.page_size)
+    model, checkpoint = load_transformers_model(
+        folder, dtype=dtype, device=device, load_format=load_format, quantization=quantization,
+        trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    decoder = TransformersDecoder(model, config, pool, features, attention)
+    decoder.probe(folder)
+    facts = [f"transformers {version} torch {torch.__version__} {device.type}"]
+    facts += [torch.backends.cpu.get_cpu_capability(), str(execution.attention.resolved(device)), str(pool.k.dtype)]
+    return decoder, " ".join(facts), checkpoint
+
+
+def model_shapes(folder: Path, config: ModelConfig, *, load_format: str) -> dict[str, tuple[int, ...]]:
+    """The tensors that the model has, for its memory. StartupError for a damaged file."""
+    if config.is_native:
+        return tensor_shapes(config)
+    if load_format == "dummy":
+        layer = 4 * config.hidden_size * (config.q_size + config.intermediate_size)
+        top = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+        return {**top, "layers": (config.num_layers, layer)}
+    return dict(open_checkpoint(folder, load_format=load_format).shapes())
 
 
 def _kept_dtype(execution: Execution, compute: torch.dtype, device: torch.device) -> torch.dtype:

@@ -18,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import chat, completions, info, native, native_info
+from gateway import chat, completions, info, native, native_info, responses_api, tokenization
 from gateway.backend import RetryPolicy
 from gateway.callers import callers_of
 from gateway.edge import Edge
 from gateway.http_guard import guarded
+from gateway.openapi import openapi
 from gateway.replicas import ProbeTimes
 from gateway.service import Gateway
 from outrider.args import GatewayArgs
@@ -35,8 +36,11 @@ _BACKLOG = 2048
 ROUTES = [
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
     Route("/v1/completions", completions.completions, methods=["POST"]),
+    Route("/v1/responses", responses_api.responses, methods=["POST"]),
     Route("/v1/models", info.list_models),
     Route("/v1/models/{model:path}", info.get_model),
+    Route("/tokenize", tokenization.tokenize, methods=["POST"]),
+    Route("/detokenize", tokenization.detokenize, methods=["POST"]),
     Route("/generate", native.generate, methods=["POST", "PUT"]),
     Route("/get_model_info", native_info.get_model_info),
     Route("/get_server_info", native_info.get_server_info),
@@ -46,6 +50,7 @@ ROUTES = [
     Route("/health_generate", info.health_generate),
     Route("/version", info.version),
     Route("/metrics", info.metrics),
+    Route("/openapi.json", openapi),
 ]
 
 

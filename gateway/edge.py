@@ -23,7 +23,7 @@ from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
-OPEN_PATHS = frozenset({"/health"})  # served without a key
+OPEN_PATHS = frozenset({"/health", "/openapi.json"})  # served without a key
 # What counts against a caller's rate.
 LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate"})
 _PROBES = frozenset({"/health", "/metrics"})  # asked for every few seconds: not worth a line each

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 import outrider
+from gateway.chunks import algorithm_name
 from gateway.exchange import json_response
+from gateway.native_schemas import FlushReport, InternalState, ModelInfoReport
 from gateway.replicas import ServerInfo
 from gateway.service import gateway_of
-from outrider.v1 import common_pb2
 
 
 async def get_model_info(request: Request) -> ASGIApp:
     """SGLang's /get_model_info: `model_path` is the local folder that verify reads."""
     ready = gateway_of(request).ready()
     model = ready.info.model
-    return json_response(
-        {
-            "model_path": model.model_path,
-            "tokenizer_path": str(ready.tokenizer_path),
-            "is_generation": True,
-            "served_model_name": ready.model_name,
-            "architectures": [model.architecture],
-            "vocab_size": model.vocab_size,
-            "context_length": ready.codec.context_length,
-            "dtype": model.dtype,
-            "quantization": model.quantization or None,
-        }
-    )
+    report = ModelInfoReport(
+        model_path=model.model_path, tokenizer_path=str(ready.tokenizer_path), is_generation=True,
+        served_model_name=ready.model_name, architectures=[model.architecture], vocab_size=model.vocab_size,
+        context_length=ready.codec.context_length, dtype=model.dtype, quantization=model.quantization or None,
+    )  # fmt: skip
+    return json_response(report)
 
 
 async def get_server_info(request: Request) -> ASGIApp:
@@ -49,34 +41,34 @@ async def get_server_info(request: Request) -> ASGIApp:
     )
 
 
-def _internal_state(info: ServerInfo) -> dict[str, Any]:
+def _internal_state(info: ServerInfo) -> InternalState:
     stats, state = info.speculation, info.state
-    return {
-        "avg_spec_accept_length": stats.committed_tokens / stats.verify_steps if stats.verify_steps else 0.0,
-        "spec_verify_ct": stats.verify_steps,
-        "spec_num_proposed_drafts": stats.draft_tokens,
-        "spec_num_correct_drafts": stats.accepted_tokens,
-        "last_gen_throughput": state.generation_tokens_per_s,
-        "memory_usage": {"token_capacity": info.limits.max_total_tokens},
-        "effective_max_running_requests_per_dp": info.limits.max_running_requests,
-        "num_running_reqs": state.running_requests,
-        "num_queue_reqs": state.queued_requests,
-        "free_pages": state.free_pages,
-        "total_pages": state.total_pages,
-        "preemptions": state.preemptions,
-        "boot_id": info.boot_id,
-        "numerics_id": info.model.numerics_id,
-        "drafters": [
+    return InternalState(
+        avg_spec_accept_length=stats.committed_tokens / stats.verify_steps if stats.verify_steps else 0.0,
+        spec_verify_ct=stats.verify_steps,
+        spec_num_proposed_drafts=stats.draft_tokens,
+        spec_num_correct_drafts=stats.accepted_tokens,
+        last_gen_throughput=state.generation_tokens_per_s,
+        memory_usage={"token_capacity": info.limits.max_total_tokens},
+        effective_max_running_requests_per_dp=info.limits.max_running_requests,
+        num_running_reqs=state.running_requests,
+        num_queue_reqs=state.queued_requests,
+        free_pages=state.free_pages,
+        total_pages=state.total_pages,
+        preemptions=state.preemptions,
+        boot_id=info.boot_id,
+        numerics_id=info.model.numerics_id,
+        drafters=[
             {
                 "drafter_id": drafter.drafter_id,
-                "algorithm": common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_"),
+                "algorithm": algorithm_name(drafter.algorithm),
                 "draft_model": drafter.draft_model,
                 "sessions": drafter.sessions,
                 "proposals": dict(drafter.proposals),
             }
             for drafter in info.drafters
         ],
-    }
+    )
 
 
 async def flush_cache(request: Request) -> ASGIApp:
@@ -84,4 +76,4 @@ async def flush_cache(request: Request) -> ASGIApp:
     gateway = gateway_of(request)
     gateway.ready()
     freed = await gateway.replicas.flush_caches()
-    return json_response({"success": True, "freed_pages": freed})
+    return json_response(FlushReport(success=True, freed_pages=freed))

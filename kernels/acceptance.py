@@ -94,6 +94,53 @@ def accept_coupled_batch(
     return AcceptedBatch(nodes[:, :num_slots], kept.sum(dim=1), bonus)
 
 
+def accept_thresholds_batch(
+    parents: torch.Tensor, tokens: torch.Tensor, num_nodes: torch.Tensor, probs: torch.Tensor, coins: torch.Tensor,
+    finals: torch.Tensor, threshold_single: torch.Tensor, threshold_acc: torch.Tensor,
+) -> AcceptedBatch:  # fmt: skip
+    """`accept_thresholds` for B trees of at most n nodes, without a look at the values on the host.
+
+    parents, tokens: integer [B, n], of which the first num_nodes [B] count; probs float64 [B, n + 1, V]: filtered
+    distributions by row, all zeros where there is none; coins, finals float64 [B, n + 1] by depth; thresholds
+    float64 [B], each session's own.
+    """
+    batch, width = tokens.shape
+    scale = threshold_acc.clamp(min=_LEAST_THRESHOLD)
+    last = torch.full((batch,), -1, dtype=torch.int64, device=tokens.device)
+    count, reached = torch.zeros_like(last), torch.zeros_like(scale)
+    nodes = torch.full((batch, width), -1, dtype=torch.int64, device=tokens.device)
+    rejected = torch.zeros((batch, width), dtype=torch.bool, device=tokens.device)
+    each = torch.arange(batch, device=tokens.device)
+    for node in range(width):
+        is_child = (parents[:, node] == last) & (node < num_nodes)
+        own = probs[each, last + 1, torch.where(is_child, tokens[:, node], 0)] * is_child
+        reached = reached + own
+        taken = (own > 0.0) & ((coins[each, count] <= reached / scale) | (own >= threshold_single))
+        # A place is taken over by the node accepted there; where none was, it stays.
+        place = count.clamp(max=width - 1)
+        nodes[each, place] = torch.where(taken, node, nodes[each, place])
+        rejected[:, node] = is_child & ~taken
+        rejected &= ~taken[:, None]
+        last, count = torch.where(taken, node, last), count + taken
+        reached = torch.where(taken, 0.0, reached)
+    here = probs[each, last + 1]
+    # Rejected tokens are taken out; the others' entries go to a spare column.
+    spare = torch.where(rejected, tokens.long(), here.shape[1])
+    left = torch.nn.functional.pad(here, (0, 1)).scatter_(1, spare, 0.0)[:, :-1]
+    u = finals[each, count]
+    bonus = _draw_each(left, u)
+    return AcceptedBatch(nodes, count, torch.where(bonus == NO_TOKEN, _draw_each(here, u), bonus))
+
+
+def _draw_each(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """kernels.sampling.sample for rows of probs float64 [B, V]: int64 [B]."""
+    sums = probs.cumsum(dim=1)
+    found = torch.searchsorted(sums, (u * sums[:, -1])[:, None], right=True)[:, 0]
+    ids = torch.arange(probs.shape[1], device=probs.device)
+    last = torch.where(probs > 0.0, ids, NO_TOKEN).amax(dim=1)
+    return torch.minimum(found, last)
+
+
 def accept_thresholds(
     parents: Sequence[int],
     tokens: Sequence[int],

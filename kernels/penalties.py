@@ -10,7 +10,8 @@ included, so what is verified at a node is what plain decoding would have met th
     bias        x + bias
     min tokens  the stop ids become -inf while the output is shorter, whatever their bias
 
-Only the logits of tokens in the history or the lists are touched; nothing of the vocabulary's size is made.
+Only the logits of tokens in the history or the lists are touched; nothing of the vocabulary's size is made. `penalise`
+shapes a row on the host; `row_edits` says what it would do, for rows that lie on a device (kernels/shaping.py).
 """
 
 import math
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 Row = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
+_NO_IDS: Ids = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,12 +141,49 @@ def penalise(row: Row, penalties: Penalties, history: History, path: Sequence[in
         row[penalties.stop_ids] = -math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class RowEdits:
+    """What `penalise` does to one row, in its order; the ids of each part are distinct."""
+
+    ids: Ids
+    """int64 [m]: tokens in the history; x becomes (x / repetition above zero, else x * repetition) - penalty."""
+    penalties: Row
+    """float32 [m]"""
+    repetition: float
+    bias_ids: Ids
+    bias_values: Row
+    forbidden: Ids
+    """int64: tokens that become -inf."""
+
+
+def row_edits(penalties: Penalties, history: History, path: Sequence[int] = ()) -> RowEdits:
+    """The changes of `penalise` with the same arguments."""
+    ids, counts = _NO_IDS, _NO_IDS
+    if penalties.uses_history:
+        on_path = Counter(path)
+        path_ids = np.fromiter(on_path, np.int64, len(on_path))
+        path_counts = np.fromiter((history.count(t) + n for t, n in on_path.items()), np.int64, len(on_path))
+        others = ~np.isin(history.ids, path_ids)
+        ids = np.concatenate([history.ids[others], path_ids])
+        counts = np.concatenate([history.counts[others], path_counts])
+    is_short = history.num_output + len(path) < penalties.min_tokens
+    return RowEdits(
+        ids, _penalty(counts, penalties), penalties.repetition, penalties.bias_ids, penalties.bias_values,
+        penalties.stop_ids if is_short else _NO_IDS,
+    )  # fmt: skip
+
+
+def _penalty(counts: Ids, penalties: Penalties) -> Row:
+    """float32: what presence and frequency take off, given counts in the output."""
+    penalty = counts * penalties.frequency + (counts > 0) * penalties.presence
+    return penalty.astype(np.float32)
+
+
 def _penalised(logits: Row, counts: Ids, penalties: Penalties) -> Row:
     """The logits of tokens in the history, given their counts in the output."""
     factor = np.float32(penalties.repetition)
     shaped = np.where(logits < 0, logits * factor, logits / factor)
-    penalty = counts * penalties.frequency + (counts > 0) * penalties.presence
-    return shaped - penalty.astype(np.float32)
+    return shaped - _penalty(counts, penalties)
 
 
 def _doubled(array: Ids) -> Ids:

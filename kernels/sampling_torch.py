@@ -1,7 +1,7 @@
 """kernels.sampling for many rows at once, in torch's operators on the rows' own device; nothing is read back.
 
-Same rule and same ties, and in float64 the same numbers to within the rounding of sums, whose order differs: a token can
-differ only where u or a filter's bound lies within some 1e-15 of another choice.
+Same rule and same ties, and in float64 the same numbers to within the rounding of sums, whose order differs: a token
+can differ only where u or a filter's bound lies within some 1e-15 of another choice.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ class RowFilters(NamedTuple):
 
 
 def draw_rows(logits: torch.Tensor, rows: torch.Tensor, filters: RowFilters, u: torch.Tensor) -> torch.Tensor:
-    """Tokens int64 [R] of `rows` (int64 [R]) of logits float32 [.., V], for u float64 [R] in [0, 1); -1 where a row has
-    no distribution."""
+    """Tokens int64 [R] of `rows` (int64 [R]) of logits float32 [.., V], for u float64 [R] in [0, 1).
+
+    -1 where a row has no distribution.
+    """
     drawn = [
         _draw(logits.index_select(0, rows[part]), filters.rows(part), u[part])
         for part in (slice(first, first + _ROWS_AT_ONCE) for first in range(0, len(rows), _ROWS_AT_ONCE))

@@ -40,7 +40,9 @@ class DataArgs(TargetArgs):
     """Settings of `outrider train data`."""
 
     command: ClassVar[str] = "train data"
-    summary: ClassVar[str] = "Make training data: prompts sampled from the target or composed, and the target's answers."
+    summary: ClassVar[str] = (
+        "Make training data: prompts sampled from the target or composed, and the target's answers."
+    )
 
     output: str = arg("", "data", "Folder for the data; what is there already is gone on with.")
     tokens: int = arg(3_000_000, "data", "Answer tokens wanted, those already there included.")
@@ -114,7 +116,9 @@ class HeadArgs(TargetArgs):
     learning_rate: float = arg(1e-3, "training", "Highest learning rate, after the warm-up.")
     warmup_tokens: int = arg(50_000, "training", "Tokens over which it rises.")
     weight_decay: float = arg(0.01, "training", "Of matrices that Muon moves.")
-    optimizer: Literal["muon", "adamw"] = arg("muon", "training", "`muon`: for the layers' matrices, AdamW for the rest.")
+    optimizer: Literal["muon", "adamw"] = arg(
+        "muon", "training", "`muon`: for the layers' matrices, AdamW for the rest."
+    )
     clip_norm: float = arg(1.0, "training", "Gradients are scaled down to this norm.")
     token_loss: float = arg(1.0, "training", "Weight of the cross-entropy to the target's distribution.")
     feature_loss: float = arg(0.5, "training", "Weight of the regression to the target's states (EAGLE).")
@@ -126,7 +130,9 @@ class HeadArgs(TargetArgs):
     eval_every: int = arg(100_000, "evaluation", "Tokens between evaluations.")
     eval_conversations: int = arg(64, "evaluation", "Held-out greedy conversations that accept length is measured on.")
     eval_prompts: str | None = arg(
-        None, "evaluation", "JSONL file of prompts (a benchmark's) whose greedy answers accept length is measured on too."
+        None,
+        "evaluation",
+        "JSONL file of prompts (a benchmark's) whose greedy answers accept length is measured on too.",
     )
     eval_answer_tokens: int = arg(128, "evaluation", "Tokens of those answers.")
     save_every: int = arg(50_000, "evaluation", "Tokens between checkpoints.")
@@ -203,7 +209,9 @@ class TokenMapArgs(Args):
     """Settings of `outrider train token-map`."""
 
     command: ClassVar[str] = "train token-map"
-    summary: ClassVar[str] = "Make FR-Spec's map of hot tokens from the data: the most frequent in the target's answers."
+    summary: ClassVar[str] = (
+        "Make FR-Spec's map of hot tokens from the data: the most frequent in the target's answers."
+    )
 
     data: str = arg("", "map", "Folder with the data.")
     output: str = arg("", "map", "File: .safetensors, or .pt for SGLang.")

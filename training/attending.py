@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class RootRows:
-    """`attend` for the rows of depth 0: causal within each of B conversations of L rows. Keeps their keys and values."""
+    """`attend` for the rows of depth 0: causal within each of B conversations of L rows. Keeps keys and values."""
 
     def __init__(self, batch_size: int, num_layers: int) -> None:
         self.batch_size = batch_size
@@ -44,7 +44,7 @@ class Branches:
         self._values: list[list[torch.Tensor]] = [[] for _ in range(num_layers)]
 
     def reorder(self, parents: torch.Tensor) -> None:
-        """Goes on from other branches: `parents` int64 [B, R, width] names, for each new row, the branch it is below."""
+        """Goes on from other branches: `parents` int64 [B, R, width] names the branch that each new row is below."""
         for kept in (*self._keys, *self._values):
             for depth, rows in enumerate(kept):
                 index = parents[:, None, :, :, None].expand(-1, rows.shape[1], -1, -1, rows.shape[-1])
@@ -83,4 +83,3 @@ def _mixed(weights: torch.Tensor, values: Sequence[torch.Tensor]) -> torch.Tenso
 def _spread(x: torch.Tensor, groups: int) -> torch.Tensor:
     """Key heads [B, kv heads, ...] repeated for the query heads that share them."""
     return x if groups == 1 else x.repeat_interleave(groups, dim=1)
-

@@ -73,7 +73,9 @@ class Plan:
 class Dataset:
     """The conversations of a data folder. Each of `num_ranks` processes gets its share of every epoch."""
 
-    def __init__(self, folder: Path, *, seed: int, batch_tokens: int, max_len: int, rank: int = 0, num_ranks: int = 1) -> None:
+    def __init__(
+        self, folder: Path, *, seed: int, batch_tokens: int, max_len: int, rank: int = 0, num_ranks: int = 1
+    ) -> None:
         self.folder = folder
         self._seed = seed
         self._batch_tokens = batch_tokens

@@ -31,7 +31,9 @@ class ChatFormat:
         self.stops = stops
         self._template = environment.from_string(source)
         self._variables = variables
-        before, _, after = self._render([{"role": "user", "content": _MARK}], add_generation_prompt=False).partition(_MARK)
+        before, _, after = self._render([{"role": "user", "content": _MARK}], add_generation_prompt=False).partition(
+            _MARK
+        )
         # What stands after a user's words ends them: its first id is what the model says when the user is done.
         closing = self.encode(after)
         self.user_stops = frozenset({*stops, *closing[:1]})

@@ -20,7 +20,8 @@ FORMAT: Final = 1
 
 @dataclass(slots=True)
 class Checkpoint:
-    """facts: what must be the same to go on; drafted int64 [n]: the draft vocabulary; history: one row an evaluation."""
+    """facts: what must be the same to go on; drafted: the draft vocabulary, int64 [n]; history:
+    a row for each evaluation."""
 
     facts: dict[str, Any]
     tensors: dict[str, torch.Tensor]

@@ -23,6 +23,7 @@ from engine.models.heads.mtp import MtpConfig
 from engine.models.heads.target import TargetShape
 from engine.models.llama_weights import tensor_shapes
 from kernels.norm import rms_norm
+from outrider.errors import StartupError
 
 EAGLE, EAGLE3, NEXTN, STANDALONE = ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 OUTPUT_HEAD: Final = "lm_head.weight"
@@ -66,8 +67,7 @@ def make_kind(
         values |= {"architectures": ["LlamaForCausalLMEagle"], "bias": True}
         config: HeadConfig = EagleConfig.read(raw, {})
     elif algorithm == EAGLE3:
-        count = shape.num_layers
-        layers = aux_layers or (2, count // 2, count - 3)
+        layers = aux_layers or usual_aux_layers(shape.num_layers)
         values |= {
             "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab_size, "fc_norm": True,
             "target_hidden_size": shape.hidden_size, "num_aux_hidden_states": len(layers),
@@ -82,6 +82,19 @@ def make_kind(
     else:
         return _standalone(target, num_layers)
     return Kind(algorithm, values, config, config.features(shape), shift=1)
+
+
+def usual_aux_layers(num_layers: int) -> tuple[int, ...]:
+    """Layers whose entering states EAGLE-3 reads: SGLang's choice, and thirds of a target too shallow for it.
+
+    StartupError for a target of fewer than three layers.
+    """
+    usual = (2, num_layers // 2, num_layers - 3)
+    if usual[0] < usual[1] < usual[2]:
+        return usual
+    if num_layers < 3:
+        raise StartupError(f"the target has {num_layers} layers; EAGLE3 needs the states of three, EAGLE of one")
+    return tuple(round(num_layers * third / 3) for third in (1, 2, 3))
 
 
 def _common(target: Path, num_kv_heads: int | None) -> dict[str, Any]:

@@ -113,7 +113,9 @@ class Trainer:
                     self._save(LAST)
         self._save(LAST)
         if self.ranks.is_first:
-            export(self.kind, self.network.trained(), at.drafted, self.folder / EXPORT_FOLDER, target=self.target.folder)
+            export(
+                self.kind, self.network.trained(), at.drafted, self.folder / EXPORT_FOLDER, target=self.target.folder
+            )
             announce(f"{self.folder / EXPORT_FOLDER}: the head after {at.seen:,} tokens")
 
     def _step(self, batches: Iterator[Batch]) -> tuple[Report, int]:
@@ -161,7 +163,9 @@ class Trainer:
             checkpoint.check(facts, path)
             log.info("training goes on", folder=str(self.folder), seen=checkpoint.seen, epoch=checkpoint.plan.epoch)
             return checkpoint
-        drafted = torch.from_numpy(hot_tokens(answer_counts(self.dataset.folder), self.args.draft_vocab_size)).sort().values
+        drafted = (
+            torch.from_numpy(hot_tokens(answer_counts(self.dataset.folder), self.args.draft_vocab_size)).sort().values
+        )
         first = self.dataset.examples(1, held_out=False)[:8]
         before, after = self.target.size_of_stream([example.tokens[: self.args.max_len] for example in first])
         scale = (after if self.kind.algorithm == EAGLE else 1.0) / before
@@ -269,9 +273,10 @@ def facts_of(args: HeadArgs, model_path: Path) -> dict[str, Any]:
 
 
 def _network(kind: Kind, checkpoint: Checkpoint, target: TargetStates, args: HeadArgs) -> DraftNetwork:
+    head = target.vocabulary_rows(OUTPUT_HEAD)[checkpoint.drafted]
     network = DraftNetwork(
-        kind, checkpoint.tensors, target.vocabulary_rows(EMBEDDING), target.vocabulary_rows(OUTPUT_HEAD)[checkpoint.drafted],
-        checkpoint.drafted, max_len=args.max_len, dtype=getattr(torch, args.train_dtype),
+        kind, checkpoint.tensors, target.vocabulary_rows(EMBEDDING), head, checkpoint.drafted, max_len=args.max_len,
+        dtype=getattr(torch, args.train_dtype),
     )  # fmt: skip
     return network.to(target.device)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import get_node_local_rank
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -52,6 +53,6 @@ def join(device: str) -> Ranks:
     on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     dist.init_process_group("nccl" if on_gpu else "gloo")
     if on_gpu:
-        device = f"cuda:{dist.get_node_local_rank()}"
+        device = f"cuda:{get_node_local_rank()}"
         torch.cuda.set_device(device)
     return Ranks(dist.get_rank(), dist.get_world_size(), device if on_gpu else "cpu")

@@ -53,7 +53,7 @@ class TargetStates:
         self._final_norm = tensor_of(model_path, "model.norm.weight", load_format).to(self.device, self.runner.dtype)
 
     def vocabulary_rows(self, name: str) -> torch.Tensor:
-        """The target's embedding or output head [vocab, hidden] by the names in engine.models.heads.target, as stored."""
+        """The target's embedding or output head [vocab, hidden], by engine.models.heads.target's names, as stored."""
         return shared_tensor(TargetShape.from_folder(self.folder), name, load_format=self.load_format)
 
     @torch.no_grad()
@@ -101,4 +101,3 @@ def tensor_of(model_path: Path, name: str, load_format: str) -> torch.Tensor:
     if load_format == "dummy":
         return DummyCheckpoint(tensor_shapes(ModelConfig.from_folder(model_path))).tensor(name)
     return open_checkpoint(model_path, load_format=load_format).tensor(name)
-

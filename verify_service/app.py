@@ -21,7 +21,7 @@ from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.pages import PagePool
 from engine.radix_cache import RadixCache
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, model_shapes
 from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.errors import Unavailable
@@ -69,8 +69,8 @@ class Engine:
 def load_engine(args: VerifyArgs) -> Engine:
     """Loads and warms the model up. StartupError when it cannot be served."""
     folder = resolve_model(args.model_path, revision=args.revision)
-    config = ModelConfig.from_folder(folder)
-    sizes = choose_sizes(args, config)
+    config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
+    sizes = choose_sizes(args, config, model_shapes(folder, config, load_format=args.load_format))
     runner = ModelRunner.load(
         folder,
         dtype=args.dtype,
@@ -81,6 +81,8 @@ def load_engine(args: VerifyArgs) -> Engine:
         features=FeatureSpec.parse(args.features),
         load_format=args.load_format,
         max_batch_tokens=args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk,
+        quantization=args.quantization,
+        trust_remote_code=args.trust_remote_code,
         execution=execution_of(args),
     )
     costs = measure_costs(runner, sizes)

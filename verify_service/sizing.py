@@ -14,6 +14,7 @@ from engine.config import FeatureSpec, ModelConfig
 from engine.kv_pool import kv_dtype
 from engine.loader import compute_dtype
 from engine.memory import GIB, Memory, device_memory, weight_bytes
+from engine.quantization import check_quantization
 from engine.runner import pick_device
 from outrider.args import HEAD_ALGORITHMS, VerifyArgs
 from outrider.errors import StartupError
@@ -102,7 +103,7 @@ def _budget(
     compute = compute_dtype(args.dtype, config)
     kept = kv_dtype(args.kv_cache_dtype, compute).itemsize
     token = config.kv_bytes_per_token(kept) + FeatureSpec.parse(args.features).width(config) * compute.itemsize
-    weights = weight_bytes(shapes, compute.itemsize, args.quantization)
+    weights = weight_bytes(shapes, compute.itemsize, check_quantization(args.quantization, device))
     fraction = args.mem_fraction_static
     if fraction is None:
         fraction = _cpu_fraction(weights, memory) if device.type == "cpu" else gpu_fraction(args, chunk, memory.total)

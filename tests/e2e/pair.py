@@ -91,7 +91,10 @@ class Pair:
 
     @asynccontextmanager
     async def drafting(self, drafter: Drafter, *, early: bool = True) -> AsyncIterator[Worker]:
-        """A draft service's links, enlisted; drained at the end. Verify waits for its trees whatever they have saved."""
+        """A draft service's links, enlisted; drained at the end. Verify waits for its trees whatever they have saved.
+
+        The engine runs from here on, if it was held up.
+        """
         executor = None if drafter.inline else ThreadPoolExecutor(1)
         identity = Identity(f"test-{secrets.token_hex(4)}", "host", secrets.token_hex(8))
         worker = Worker([self.address], Drafting(drafter, early=early, executor=executor), identity, max_sessions=64)
@@ -100,6 +103,7 @@ class Pair:
             refused = [link.stats.last_error for link in worker.links if link.stats.last_error]
             assert not refused, refused
             await asyncio.sleep(0)
+        self.meter.opened.set()
         while not len(self.loop.drafters):
             await asyncio.sleep(0)
         for enlisted in self.loop.drafters:
@@ -111,6 +115,7 @@ class Pair:
             await worker.drain(10.0)
             if executor is not None:
                 executor.shutdown()
+            drafter.close_down()
 
 
 @asynccontextmanager

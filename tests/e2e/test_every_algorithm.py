@@ -125,7 +125,6 @@ async def test_drafters_come_late_and_go(setup: Setup) -> None:
         await mid_answer.wait()
         for _ in range(2):
             async with pair.drafting(setup.drafter()) as worker:
-                pair.meter.opened.set()
                 while sum(link.stats.proposals for link in worker.links) < 30:
                     assert not answers.done()
                     await asyncio.sleep(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, sessions
 from verify_service.app import execution_of
 
 # What torch's own compiler warns of when it is imported.
+WITH_INDUCTOR = pytest.mark.skipif(
+    os.environ.get("OUTRIDER_TEST_INDUCTOR") != "1",
+    reason="the compiler behind takes minutes on CPU: OUTRIDER_TEST_INDUCTOR=1 runs it",
+)
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 
 
@@ -149,12 +154,12 @@ def test_flags_say_how_steps_are_computed() -> None:
     assert execution_of(given).graphs == GraphSizes(6, 33, required=True)
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, WITH_INDUCTOR])])
 def test_compiled_layers_give_what_plain_ones_give(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)  # or it starts workers, which takes longer
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or it starts workers, which takes longer
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kernels import acceptance
 from kernels.acceptance import Accepted, AcceptedBatch, accept_coupled, accept_thresholds
 from tests.kernels.interpreted import kernel_device, run_under_the_interpreter
 
@@ -91,6 +93,18 @@ def test_coupled(device: torch.device, seed: int, most: int, spare: int) -> None
 def test_thresholds(device: torch.device, seed: int, most: int, spare: int, greedy: bool) -> None:
     from kernels.acceptance_triton import accept_thresholds_batch
 
+    check_thresholds(accept_thresholds_batch, device, seed, most, spare, greedy)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**31), most=st.sampled_from([0, 4, 20]), spare=st.integers(0, 2), greedy=st.booleans())
+def test_thresholds_in_torch(seed: int, most: int, spare: int, greedy: bool) -> None:
+    check_thresholds(acceptance.accept_thresholds_batch, torch.device("cpu"), seed, most, spare, greedy)
+
+
+def check_thresholds(
+    accept: Callable[..., AcceptedBatch], device: torch.device, seed: int, most: int, spare: int, greedy: bool
+) -> None:
     rng = np.random.default_rng(seed)
     trees = random_trees(rng, most=most, spare=spare)
     batch_size, rows = len(trees.lists), trees.width + 1
@@ -99,7 +113,7 @@ def test_thresholds(device: torch.device, seed: int, most: int, spare: int, gree
     singles = torch.from_numpy(rng.choice([0.0, 0.3, 0.8, 1.0], batch_size))
     accs = torch.from_numpy(rng.choice([0.0, 0.4, 0.9, 1.0], batch_size))
     given_tensors = (trees.parents, trees.tokens, trees.num_nodes, probs, coins, finals, singles, accs)
-    batch = accept_thresholds_batch(*[tensor.to(device) for tensor in given_tensors])
+    batch = accept(*[tensor.to(device) for tensor in given_tensors])
     for index in range(batch_size):
         assert_session(
             batch, index, alone(trees, index, probs, coins, finals, float(singles[index]), float(accs[index]))
@@ -162,4 +176,6 @@ def test_rounding_that_rejects_everything_leaves_the_whole_distribution(device: 
         torch.tensor([[-1, -1]]), torch.tensor([[0, 1]]), torch.tensor([2]), probs, coins, coins * 0.9, one, one,
     )  # fmt: skip
     batch = accept_thresholds_batch(*[tensor.to(device) for tensor in given_tensors])
-    assert (batch.num_accepted.tolist(), batch.bonus.tolist()) == ([0], [1])
+    in_torch = acceptance.accept_thresholds_batch(*given_tensors)
+    for each in (batch, in_torch):
+        assert (each.num_accepted.tolist(), each.bonus.tolist()) == ([0], [1])

@@ -144,9 +144,7 @@ def test_rows_of_zeros_and_rows_that_are_not_finite(library: ctypes.CDLL, method
 @pytest.mark.parametrize(
     ("method", "layer"), [("int8", Int8Linear), ("int8_dynamic", Int8DynamicLinear), ("int4", Int4Linear)]
 )
-def test_torch_layers(
-    method: str, layer: type[Int8Linear], rows: int, n: int, k: int, dtype: torch.dtype
-) -> None:
+def test_torch_layers(method: str, layer: type[Int8Linear], rows: int, n: int, k: int, dtype: torch.dtype) -> None:
     x, weight, bias = tensors(rows, n, k)
     x = x.to(dtype)
     expected = activations_of(method, x.float()) @ values_of(method, weight).T + bias.double()

@@ -103,6 +103,37 @@ def test_rope_and_store(tmp_path: Path) -> None:
     assert stack_bytes(compiled(_rope_and_store, types, sizes, 1, 3), tmp_path) == 0
 
 
+@pytest.mark.parametrize("pool_type", ["*fp8e4nv", "*fp8e5"])
+def test_attend_over_an_fp8_pool(pool_type: str, tmp_path: Path) -> None:
+    import triton.language as tl
+
+    from kernels.attention.triton_kernels import attend
+
+    sizes_there = blocks_for(Heads(32, 8, 128, torch.bfloat16))
+    for blocks in (sizes_there[0], sizes_there[-1]):
+        types = dict.fromkeys(("items", "segments", "table", "slots", "positions"), "*i32") | {
+            "q": "*bf16", "k_pool": pool_type, "v_pool": pool_type, "out": "*bf16", "parts": "*fp32",
+            "part_sums": "*fp32", "masks": "*i64", "scale": "fp32",
+        }  # fmt: skip
+        sizes = {
+            "Q_ROW": 4096, "Q_HEAD": 128, "KV_SLOT": 1024, "KV_HEAD": 128, "KV_HEADS": 8, "GROUP": 4, "HEAD_DIM": 128,
+            "BLOCK_D": 128, "BLOCK_M": blocks.rows, "BLOCK_N": blocks.keys, "PAGE": 16, "MASK_WORDS": 1, "WINDOW": 0,
+            "SOFT_CAP": 0.0, "OPERAND": tl.bfloat16, "PRECISION": "ieee",
+        }  # fmt: skip
+        kernel = compiled(attend, types, sizes, blocks.num_warps, blocks.num_stages)
+        assert kernel.metadata.shared <= SHARED_LIMIT
+        assert stack_bytes(kernel, tmp_path) <= 16
+
+
+def test_sampling(tmp_path: Path) -> None:
+    from kernels.sampling_triton import _draw_row
+
+    types = dict.fromkeys(("temperature", "top_p", "min_p", "u", "scratch"), "*fp64")
+    types |= {"logits": "*fp32", "rows": "*i64", "top_k": "*i64", "tokens": "*i64"}
+    kernel = compiled(_draw_row, types, {"LOGIT_ROW": 128256, "VOCAB": 128256, "BLOCK": 1024}, 4, 3)
+    assert stack_bytes(kernel, tmp_path) <= 32  # of calls to divide in float64
+
+
 def test_acceptance(tmp_path: Path) -> None:
     from kernels.acceptance_triton import _walk_coupled, _walk_thresholds
 

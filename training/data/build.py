@@ -23,6 +23,7 @@ from training.chat_format import ChatFormat
 from training.data.completer import Completer, Conversation
 from training.data.conversations import Record, Script
 from training.data.given import read_conversations
+from training.data.material import Material
 from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages
 from training.data.store import DataFolder
@@ -61,7 +62,7 @@ def make_script(args: DataArgs, chat: ChatFormat, folder: DataFolder) -> Script:
     passages = Passages.of_system()
     overlap = OverlapFilter(text for path in args.exclude_paths() for text in read_prompts(path))
     given = [talk for path in args.prompts for talk in read_conversations(Path(path))]
-    composer = Composer(passages.prose, passages.code)
+    composer = Composer(Material.load(), passages.prose, passages.code)
     script = Script(chat, composer, overlap, seed=args.seed, mix=args.mix(), given=given)
     script.know(folder.keys)
     return script

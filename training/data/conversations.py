@@ -14,7 +14,6 @@ from typing import Final
 from kernels.sampling import Filters
 from training.chat_format import ChatFormat, Message
 from training.data.completer import GREEDY, Completion, Conversation
-from training.data.openers import OPENERS
 from training.data.overlap import OverlapFilter
 from training.data.quality import is_sensible, normalized
 from training.data.templates import Composer
@@ -24,9 +23,6 @@ PROMPT_FILTERS: Final = (Filters(0.7, top_p=0.95), Filters(0.8, top_p=0.95), Fil
 ANSWER_FILTERS: Final = Filters(0.7)
 MAX_PROMPT_TOKENS: Final = 160
 ANSWER_LIMITS: Final = (128, 192, 256, 384)
-# In words of a text that the model first writes itself and is then asked about.
-SELF_WRITTEN: Final = ("Write a short text about {topic}.", "Write a paragraph about {humanities}.", "Write a news report about {topic} in {place}.",
-                       "Describe {person} in a few sentences.", "Write a customer review of a {product}.", "Write a short biography of a {job} from {place}.")  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -93,10 +89,10 @@ class Script:
         if rng.random() < self._mix.system:
             messages.append({"role": "system", "content": self._composer.system(rng)})
         if kind < self._mix.sampled:
-            text = yield from self._sampled_turn(messages, rng, self._composer.fill(rng.choice(OPENERS), rng))
+            text = yield from self._sampled_turn(messages, rng, self._composer.opener(rng))
         elif kind < self._mix.sampled + self._mix.passage:
             record.source = PASSAGE
-            text = self._composer.fill(rng.choice(SELF_WRITTEN), rng)
+            text = self._composer.self_written(rng)
         else:
             record.source = COMPOSED
             text = self._composer.prompt(rng)[1]

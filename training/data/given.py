@@ -13,7 +13,7 @@ _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "ass
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
-    """One conversation a line: `messages` (OpenAI), `conversations` (ShareGPT), `turns`, `prompt`, or a plain string."""
+    """One conversation a line: `messages` (OpenAI), `conversations` (ShareGPT), `turns`, `prompt`, or a string."""
     found = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

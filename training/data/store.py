@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,7 +137,7 @@ def read_examples(path: Path) -> Iterator[Example]:
     spans: list[list[tuple[int, int]]] = [[] for _ in range(len(offsets) - 1)]
     for index, start, end in answers.tolist():
         spans[index].append((start, end))
-    for i, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for i, (start, end) in enumerate(pairwise(offsets)):
         yield Example(
             tokens[start:end].astype(np.int64), tuple(spans[i]), SOURCES[shard["sources"][i]],
             float(shard["temperatures"][i]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.config import LIMITS, ModelConfig, _Reader
+from engine.config import LIMITS, ConfigReader, ModelConfig
 from engine.models.heads.target import TargetShape
 from outrider.errors import StartupError
 
@@ -48,7 +48,7 @@ class RawConfig:
         too); only a sliding window bounds max_position.
         """
         values = {**self.values, "architectures": [like], "max_position_embeddings": LIMITS["max_position_embeddings"]}
-        config = _Reader(self.path, values).config({})
+        config = ConfigReader(self.path, values).config({})
         shortest = min((window for window in config.windows if window), default=config.max_position)
         return replace(config, num_layers=num_layers, max_position=min(config.max_position, shortest), windows=())
 

@@ -1,0 +1,132 @@
+"""Shapes of models that transformers runs for us: any decoder that it knows, and with --trust-remote-code any other.
+
+transformers is imported only when such a model is served.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+from engine.config import LIMITS, ModelConfig, read_json
+from outrider.errors import StartupError
+from outrider.telemetry import get_logger
+
+# Rotary tables of these change with the longest sequence of a step beyond this many positions, and with it would every
+# other session's numbers.
+_CHANGING_ROPE = frozenset({"dynamic", "longrope"})
+_SIZES = (
+    ("vocab_size", "vocab_size"),
+    ("hidden_size", "hidden_size"),
+    ("num_hidden_layers", "num_hidden_layers"),
+    ("num_attention_heads", "num_attention_heads"),
+    ("max_position_embeddings", "max_position_embeddings"),
+)
+
+log = get_logger(__name__)
+
+
+def read_transformers_config(folder: Path, *, trust_remote_code: bool) -> ModelConfig:
+    """The shape of a model that is not one of our own families. StartupError for one that cannot be served."""
+    return model_config(folder, load_config(folder, trust_remote_code=trust_remote_code))
+
+
+def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
+    """transformers' config of the folder. Without trust_remote_code nothing of the folder's code is run."""
+    raw = read_json(folder / "config.json")
+    try:
+        import transformers
+    except ImportError as error:
+        names = ", ".join(map(str, raw.get("architectures") or ["an unnamed architecture"]))
+        raise StartupError(f"{folder}: {names} is served through transformers, which is not installed") from error
+    if raw.get("quantization_config") is not None:
+        _fail(folder, "the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
+    if "auto_map" in raw and not trust_remote_code and not _is_known(raw):
+        _fail(folder, "this model needs Python code of its own folder, which is run only with --trust-remote-code")
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError) as error:
+        raise StartupError(f"{folder / 'config.json'}: transformers does not take it: {error}") from error
+    if not _is_decoder(config, raw, trust_remote_code):
+        _fail(folder, f"architecture {_name(raw)!r} is not supported: transformers has no causal language model for it")
+    return config
+
+
+def model_config(folder: Path, config: Any) -> ModelConfig:
+    """Its numbers, checked."""
+    text = config.get_text_config()
+    sizes: dict[str, int] = {}
+    for own, key in _SIZES:
+        sizes[own] = _count(folder, key, getattr(text, key, None))
+    heads = sizes["num_attention_heads"]
+    kv_heads = _count(folder, "num_key_value_heads", getattr(text, "num_key_value_heads", None) or heads)
+    head_dim = _count(folder, "head_dim", getattr(text, "head_dim", None) or sizes["hidden_size"] // heads)
+    return ModelConfig(
+        architecture=_name(read_json(folder / "config.json")),
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["hidden_size"],
+        intermediate_size=getattr(text, "intermediate_size", None) or 4 * sizes["hidden_size"],
+        num_layers=sizes["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_position=_max_position(text, sizes["max_position_embeddings"]),
+        rope_theta=0.0,
+        rms_eps=0.0,
+        tied_embeddings=bool(text.tie_word_embeddings),
+        checkpoint_dtype=str(text.dtype or "float32").removeprefix("torch."),
+        bos_token_id=text.bos_token_id,
+        eos_token_ids=_end_ids(folder, text),
+        is_native=False,
+    )
+
+
+def _is_known(raw: dict[str, Any]) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return raw.get("model_type") in CONFIG_MAPPING
+
+
+def _is_decoder(config: Any, raw: dict[str, Any], trust_remote_code: bool) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return True
+    return trust_remote_code and "AutoModelForCausalLM" in (raw.get("auto_map") or {})
+
+
+def _max_position(text: Any, limit: int) -> int:
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    for part in kinds:
+        if part.get("rope_type") in _CHANGING_ROPE:
+            original = part.get("original_max_position_embeddings") or limit
+            if original < limit:
+                log.warning("context cut: rotary scaling changes beyond it", rope=part["rope_type"], tokens=original)
+            return min(limit, int(original))
+    return limit
+
+
+def _end_ids(folder: Path, text: Any) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    value = (read_json(path).get("eos_token_id") if path.is_file() else None) or text.eos_token_id
+    items = value if isinstance(value, list) else [value]
+    return tuple(item for item in items if type(item) is int)
+
+
+def _name(raw: dict[str, Any]) -> str:
+    names = raw.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else str(raw.get("model_type"))
+
+
+def _count(folder: Path, key: str, value: object) -> int:
+    limit = LIMITS[key]
+    if type(value) is not int or not 1 <= value <= limit:
+        _fail(folder, f"{key} is {value!r}; it must be a whole number from 1 to {limit}")
+    return value
+
+
+def _fail(folder: Path, message: str) -> NoReturn:
+    raise StartupError(f"{folder / 'config.json'}: {message}")

@@ -1,0 +1,102 @@
+"""A model of transformers with its weights, ready to be run over our pool.
+
+Files are checked by our own rules first; what is missing, extra or not finite is reported, never made up.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
+from engine.models.transformers_attention import NAME, attend
+from engine.models.transformers_config import load_config
+from engine.quantization import head_maker, linear_maker
+from outrider.errors import StartupError
+
+
+def load_transformers_model(
+    folder: Path, *, dtype: torch.dtype, device: torch.device, load_format: str, quantization: str | None,
+    trust_remote_code: bool,
+) -> tuple[Any, Checkpoint]:  # fmt: skip
+    """The model, in eval mode on its device, its linear layers ours; and the files that it came from."""
+    import transformers
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    config = load_config(folder, trust_remote_code=trust_remote_code)
+    config.use_cache = False
+    with warnings.catch_warnings():
+        # What transformers has to say about its own defaults is no news to who serves the model.
+        warnings.simplefilter("ignore")
+        try:
+            if load_format == "dummy":
+                model, checkpoint = _dummy(config, dtype, trust_remote_code)
+            else:
+                checkpoint = open_checkpoint(folder, load_format=load_format)
+                model, found = transformers.AutoModelForCausalLM.from_pretrained(
+                    folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code,
+                    use_safetensors=load_format != "pt", weights_only=True, local_files_only=True,
+                    output_loading_info=True,
+                )  # fmt: skip
+                _check_loaded(folder, found)
+        except (ValueError, OSError, RuntimeError, ImportError, AttributeError) as error:
+            raise StartupError(f"{folder}: transformers cannot load it: {error}") from error
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not all(bound.isfinite() for bound in torch.aminmax(parameter)):
+            raise StartupError(f"{folder}: tensor {name} holds NaN or infinity")
+    model = model.to(device).eval().requires_grad_(False)
+    _replace_linears(folder, model, quantization)
+    return model, checkpoint
+
+
+class _Rows(torch.nn.Module):
+    """A linear layer of ours where transformers has its own."""
+
+    def __init__(self, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._run = run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in] -> [..., out]"""
+        y = self._run(x.reshape(-1, x.shape[-1]))
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None:
+    """Packed or quantised; a quantised model's head is int8, as in our own decoders."""
+    if quantization is not None and any(parameter.ndim == 3 for parameter in model.parameters()):
+        raise StartupError(f"{folder}: --quantization does not cover mixtures of experts; leave it out")
+    head = model.get_output_embeddings()
+    for name, module in list(model.named_modules()):
+        if type(module) is not torch.nn.Linear:
+            continue
+        make = head_maker(quantization) if module is head else linear_maker(quantization)
+        bias = None if module.bias is None else module.bias.detach()
+        model.set_submodule(name, _Rows(make(module.weight.detach(), bias)))
+
+
+def _check_loaded(folder: Path, found: dict[str, Any]) -> None:
+    missing = sorted(found.get("missing_keys") or ())
+    if missing:
+        raise StartupError(f"{folder}: {len(missing)} tensors are missing: {'; '.join(missing[:5])}")
+    wrong = sorted(map(str, found.get("mismatched_keys") or ()))
+    if wrong:
+        raise StartupError(f"{folder}: {len(wrong)} tensors have the wrong shape: {'; '.join(wrong[:5])}")
+
+
+def _dummy(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, Checkpoint]:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code
+    )
+    checkpoint = DummyCheckpoint({name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(checkpoint.tensor(name))
+    return model, checkpoint

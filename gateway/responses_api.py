@@ -1,0 +1,122 @@
+"""POST /v1/responses, without state: each request carries all that it refers to."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from gateway.chat import Chat, begin_chat
+from gateway.exchange import event_stream, json_response, request_id, until_disconnect
+from gateway.message import Message
+from gateway.parts import CallBegin
+from gateway.responses_input import as_chat, in_its_words, wants_logprobs
+from gateway.responses_output import Event, Transcript
+from gateway.responses_schemas import (
+    IncompleteDetails,
+    ResponseObject,
+    ResponsesRequest,
+    ResponsesUsage,
+    TextFormat,
+    TextOptions,
+)
+from gateway.service import gateway_of
+from gateway.text_stream import Delta
+from outrider.errors import OutriderError
+
+
+async def responses(request: Request) -> ASGIApp:
+    """Reads it as a chat, and answers in items."""
+    gateway = gateway_of(request)
+    body = await gateway.read(request, ResponsesRequest)
+    ready = gateway.ready_for(body.model)
+    id = f"resp_{request_id(request)}"
+    try:
+        chat = await begin_chat(gateway, as_chat(body), ready, id, request)
+    except OutriderError as error:
+        raise in_its_words(error) from error
+    run = _Run(body, chat)
+    if body.stream:
+        return event_stream(request, run.events())
+    return json_response(await until_disconnect(request.receive, run.collect()))
+
+
+@dataclass(slots=True)
+class _Run:
+    """One response on its way."""
+
+    body: ResponsesRequest
+    chat: Chat
+    created_at: int = field(default_factory=lambda: int(time.time()))
+    message: Message = field(init=False)
+    transcript: Transcript = field(init=False)
+    num_events: int = 0
+
+    def __post_init__(self) -> None:
+        (self.message,) = self.chat.messages()
+        self.transcript = Transcript(self.chat.ready.codec.piece, logprobs=wants_logprobs(self.body))
+
+    async def collect(self) -> ResponseObject:
+        """The whole response."""
+        async for _ in self._steps():
+            pass
+        return self.response(done=True)
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """The stream. It ends with the event that has the whole response."""
+        for kind in ("response.created", "response.in_progress"):
+            yield self._encode({"type": kind, "response": self.response(done=False)})
+        async with contextlib.aclosing(self._steps()) as steps:
+            async for step in steps:
+                yield b"".join(map(self._encode, step))
+        whole = self.response(done=True)
+        yield self._encode({"type": f"response.{whole.status}", "response": whole})
+
+    async def _steps(self) -> AsyncGenerator[list[Event]]:
+        try:
+            async with contextlib.aclosing(self.chat.answer.deltas()) as deltas:
+                async for delta in deltas:
+                    yield list(self._step(delta))
+        except OutriderError as error:
+            raise in_its_words(error) from error
+
+    def _step(self, delta: Delta) -> Iterator[Event]:
+        self.transcript.tokens(delta.pieces or [])
+        parts = self.message.feed(delta)
+        for part in parts:
+            call_id = self.message.call_ids[part.index] if isinstance(part, CallBegin) else ""
+            yield from self.transcript.add(part, call_id)
+        if delta.finish_reason is not None:
+            yield from self.transcript.close("incomplete" if delta.finish_reason == "length" else "completed")
+
+    def _encode(self, event: Event) -> bytes:
+        numbered = {**event, "sequence_number": self.num_events}
+        self.num_events += 1
+        return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(numbered))
+
+    def response(self, *, done: bool) -> ResponseObject:
+        """The response as it stands."""
+        body, chat = self.body, self.chat
+        cut = self.message.finish_reason == "length"
+        choice: Any = body.tool_choice
+        return ResponseObject(
+            id=chat.id, created_at=self.created_at, model=chat.ready.model_name,
+            status=("incomplete" if cut else "completed") if done else "in_progress",
+            output=list(self.transcript.items) if done else [],
+            incomplete_details=IncompleteDetails() if done and cut else None, usage=self._usage() if done else None,
+            instructions=body.instructions, max_output_tokens=body.max_output_tokens, metadata=body.metadata or {},
+            parallel_tool_calls=body.parallel_tool_calls is not False, reasoning=body.reasoning,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            text=body.text or TextOptions(format=TextFormat(type="text")),
+            tool_choice=choice or "auto", tools=body.tools or [], top_p=1.0 if body.top_p is None else body.top_p,
+            top_logprobs=body.top_logprobs or 0, user=body.user,
+        )  # fmt: skip
+
+    def _usage(self) -> ResponsesUsage:
+        return ResponsesUsage.of(self.chat.usage([self.message]), self.message.reasoning_tokens)

@@ -1,0 +1,210 @@
+"""What a /v1/responses request asks, as the chat that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gateway.responses_schemas import (
+    InputContent,
+    InputItem,
+    ResponsesNamedTool,
+    ResponsesRequest,
+    ResponsesTool,
+    ResponsesToolChoice,
+)
+from gateway.schemas import ChatCompletionRequest, ContentPart, Message, ResponseFormat, SamplingFields
+from gateway.tool_schemas import (
+    AllowedTools,
+    FunctionCall,
+    FunctionDefinition,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolChoiceObject,
+)
+from outrider.errors import InvalidArgument, OutriderError
+
+LOGPROBS = "message.output_text.logprobs"
+_INCLUDABLE = frozenset({LOGPROBS, "reasoning.encrypted_content"})  # the second is never there: nothing is hidden
+_TEXT_TYPES = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text",
+               "summary_text": "text", "refusal": "refusal"}  # fmt: skip
+_FIELDS = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens",
+           "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}  # fmt: skip
+_REFUSED: dict[str, Callable[[ResponsesRequest], object]] = {
+    "background": lambda body: body.background,
+    "previous_response_id": lambda body: body.previous_response_id,
+    "conversation": lambda body: body.conversation is not None,
+    "prompt": lambda body: body.prompt is not None,
+    "truncation": lambda body: body.truncation == "auto",
+    "max_tool_calls": lambda body: body.max_tool_calls is not None,
+    "n": lambda body: body.n not in (None, 1),
+}
+
+
+def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
+    """The chat. InvalidArgument for what this server does not do, and for items that are malformed."""
+    for name, asked in _REFUSED.items():
+        if asked(body):
+            raise InvalidArgument(
+                f"This server does not support this value of '{name}'.", field=name, code="unsupported_value"
+            )
+    for index, value in enumerate(body.include or ()):
+        if value not in _INCLUDABLE:
+            raise InvalidArgument(
+                f"The values are {', '.join(sorted(_INCLUDABLE))}.",
+                field=f"include[{index}]", code="unsupported_value",
+            )  # fmt: skip
+    sampling = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
+    return ChatCompletionRequest(
+        **sampling, model=body.model, messages=_messages(body), max_completion_tokens=body.max_output_tokens,
+        response_format=_format(body), tools=_tools(body.tools), tool_choice=_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls, stream=body.stream, logprobs=wants_logprobs(body),
+        top_logprobs=body.top_logprobs, reasoning_effort=body.reasoning.effort if body.reasoning else None,
+    )  # fmt: skip
+
+
+def wants_logprobs(body: ResponsesRequest) -> bool:
+    """Whether log-probabilities are asked for."""
+    return bool(body.top_logprobs) or LOGPROBS in (body.include or ())
+
+
+def in_its_words(error: OutriderError) -> OutriderError:
+    """The same error with this route's name for the field."""
+    name, dot, rest = (error.field or "").partition(".")
+    bare = name.partition("[")[0]
+    if bare == "messages":
+        error.field = "input"
+    elif bare in _FIELDS:
+        error.field = _FIELDS[bare]
+    elif bare == "tools" and rest.startswith("function."):
+        error.field = name + dot + rest.removeprefix("function.")
+    return error
+
+
+# ---- Items
+
+
+def _messages(body: ResponsesRequest) -> list[Message]:
+    made = [Message(role="developer", content=body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*made, Message(role="user", content=body.input)]
+    reasoning: list[str] = []
+    for index, item in enumerate(body.input):
+        path = f"input[{index}]"
+        kind = item.type or "message"
+        if kind == "reasoning":
+            reasoning += [part.text or "" for part in _parts(item.content or item.summary or [])]
+        elif kind == "message":
+            made.append(_message(item, path))
+        elif kind == "function_call":
+            _add_call(made, item, path)
+        elif kind == "function_call_output":
+            made.append(_output(item, path))
+        else:
+            raise InvalidArgument("This server does not take items of this type.", field=f"{path}.type",
+                                  code="unsupported_value")  # fmt: skip
+        if reasoning and made and made[-1].role == "assistant":
+            made[-1].reasoning_content = "\n".join(reasoning)
+            reasoning = []
+    return made
+
+
+def _parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else []
+
+
+def _message(item: InputItem, path: str) -> Message:
+    if item.role is None:
+        raise _missing(f"{path}.role")
+    if item.content is None:
+        raise _missing(f"{path}.content")
+    return Message(role=item.role, content=_content(item.content, f"{path}.content"))
+
+
+def _content(content: InputContent, path: str) -> str | list[ContentPart]:
+    if isinstance(content, str):
+        return content
+    made: list[ContentPart] = []
+    for index, part in enumerate(content):
+        kind = _TEXT_TYPES.get(part.type)
+        if kind is None:
+            raise InvalidArgument("This server reads only text parts.", field=f"{path}[{index}].type",
+                                  code="unsupported_content")  # fmt: skip
+        made.append(ContentPart(type=kind, text=part.text, refusal=part.refusal))
+    return made
+
+
+def _add_call(made: list[Message], item: InputItem, path: str) -> None:
+    """Calls that follow one another, or the assistant's text, are one message."""
+    for name in ("call_id", "name", "arguments"):
+        if getattr(item, name) is None:
+            raise _missing(f"{path}.{name}")
+    call = ToolCall(id=item.call_id or "", function=FunctionCall(name=item.name or "", arguments=item.arguments or ""))
+    if made and made[-1].role == "assistant":
+        made[-1].tool_calls = [*(made[-1].tool_calls or ()), call]
+    else:
+        made.append(Message(role="assistant", tool_calls=[call]))
+
+
+def _output(item: InputItem, path: str) -> Message:
+    if item.call_id is None:
+        raise _missing(f"{path}.call_id")
+    if item.output is None:
+        raise _missing(f"{path}.output")
+    return Message(role="tool", tool_call_id=item.call_id, content=_content(item.output, f"{path}.output"))
+
+
+def _missing(field: str) -> InvalidArgument:
+    return InvalidArgument(f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter")
+
+
+# ---- Settings
+
+
+def _format(body: ResponsesRequest) -> ResponseFormat | None:
+    given = body.text.format if body.text is not None else None
+    if given is None:
+        return None
+    if given.type == "json_schema":
+        if given.schema is None:
+            raise _missing("text.format.schema")
+        return ResponseFormat(type="json_schema", json_schema={"schema": given.schema})
+    return ResponseFormat(type=given.type)
+
+
+def _tools(tools: Sequence[ResponsesTool] | None) -> list[Tool] | None:
+    """An empty list is what clients send for none."""
+    if not tools:
+        return None
+    made: list[Tool] = []
+    for index, tool in enumerate(tools):
+        if tool.type != "function":
+            raise InvalidArgument("This server knows only tools of type 'function'.", field=f"tools[{index}].type",
+                                  code="unsupported_value")  # fmt: skip
+        if tool.name is None:
+            raise _missing(f"tools[{index}].name")
+        function = FunctionDefinition(
+            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        )
+        made.append(Tool(type="function", function=function))
+    return made
+
+
+def _choice(choice: str | ResponsesToolChoice | None) -> ToolChoice | None:
+    if not isinstance(choice, ResponsesToolChoice):
+        return choice  # type: ignore[return-value]
+    if choice.type == "function":
+        if choice.name is None:
+            raise _missing("tool_choice.name")
+        return ToolChoiceObject(type="function", function=NamedFunction(name=choice.name))
+    if choice.tools is None:
+        raise _missing("tool_choice.tools")
+    allowed = AllowedTools(mode=choice.mode or "auto", tools=[_named(tool) for tool in choice.tools])
+    return ToolChoiceObject(type="allowed_tools", allowed_tools=allowed)
+
+
+def _named(tool: ResponsesNamedTool) -> NamedTool:
+    return NamedTool(type="function", function=NamedFunction(name=tool.name))

@@ -1,0 +1,123 @@
+"""The items of a response as they grow, and the events that tell of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from gateway.logprobs import PieceOf, TokenLogprob, chat_logprobs
+from gateway.parts import CallArguments, CallBegin, Part, Reasoning
+from gateway.responses_schemas import (
+    FunctionCallItem,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+)
+from gateway.text_stream import Piece
+
+Event = dict[str, Any]
+Status = Literal["completed", "incomplete"]
+
+
+class Transcript:
+    """Takes the parts of one answer; `items` are what it has so far."""
+
+    def __init__(self, piece_of: PieceOf, *, logprobs: bool) -> None:
+        self.items: list[OutputItem] = []
+        self._piece_of = piece_of
+        self._logprobs = logprobs
+        self._pieces: list[Piece] = []  # whose log-probabilities wait for text
+        self._open: OutputItem | None = None
+        self._text: list[str] = []
+
+    def tokens(self, pieces: list[Piece]) -> None:
+        """Tokens of the parts that come next."""
+        if self._logprobs:
+            self._pieces += pieces
+
+    def add(self, part: Part, call_id: str) -> Iterator[Event]:
+        """The events of one part. `call_id` names the call that it begins."""
+        if isinstance(part, CallBegin):
+            yield from self.close()
+            yield from self._begin(FunctionCallItem(
+                id=_id("fc"), call_id=call_id, name=part.name, arguments="", status="in_progress"
+            ))  # fmt: skip
+            return
+        if isinstance(part, CallArguments):
+            kind = "response.function_call_arguments"
+        elif isinstance(part, Reasoning):
+            kind = "response.reasoning_text"
+            yield from self._switch(ReasoningItem)
+        else:
+            kind = "response.output_text"
+            yield from self._switch(OutputMessage)
+        self._text.append(part.text)
+        event = {"type": f"{kind}.delta", **self._place(kind), "delta": part.text}
+        if isinstance(self._open, OutputMessage):
+            event["logprobs"] = self._take_logprobs(self._open)
+        yield event
+
+    def close(self, status: Status = "completed") -> Iterator[Event]:
+        """Ends the item that is open."""
+        item = self._open
+        if item is None:
+            return
+        text = "".join(self._text)
+        item.status = status
+        if isinstance(item, FunctionCallItem):
+            item.arguments = text
+            kind = "response.function_call_arguments"
+            yield {"type": f"{kind}.done", **self._place(kind), "name": item.name, "arguments": text}
+        else:
+            part = item.content[0]
+            part.text = text
+            kind = "response.output_text" if isinstance(item, OutputMessage) else "response.reasoning_text"
+            done: Event = {"type": f"{kind}.done", **self._place(kind), "text": text}
+            if isinstance(part, OutputText):
+                done["logprobs"] = part.logprobs
+            yield done
+            yield {"type": "response.content_part.done", **self._place(kind), "part": part}
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+        self._open, self._text = None, []
+
+    def _switch(self, kind: type[OutputMessage] | type[ReasoningItem]) -> Iterator[Event]:
+        """Ends what is open, and begins an item of this kind, unless one is open."""
+        if isinstance(self._open, kind):
+            return
+        yield from self.close()
+        if kind is OutputMessage:
+            yield from self._begin(OutputMessage(id=_id("msg"), content=[], status="in_progress"))
+        else:
+            yield from self._begin(ReasoningItem(id=_id("rs"), content=[], status="in_progress"))
+
+    def _begin(self, item: OutputItem) -> Iterator[Event]:
+        self.items.append(item)
+        self._open, self._text = item, []
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": item}
+        if isinstance(item, OutputMessage):
+            item.content.append(OutputText(text="", annotations=[], logprobs=[]))
+        elif isinstance(item, ReasoningItem):
+            item.content.append(ReasoningText(text=""))
+        else:
+            return
+        yield {"type": "response.content_part.added", **self._place("content"), "part": item.content[0]}
+
+    def _place(self, kind: str) -> Event:
+        assert self._open is not None
+        place: Event = {"item_id": self._open.id, "output_index": len(self.items) - 1}
+        if kind != "response.function_call_arguments":
+            place["content_index"] = 0
+        return place
+
+    def _take_logprobs(self, item: OutputMessage) -> list[TokenLogprob]:
+        pieces, self._pieces = self._pieces, []
+        made = chat_logprobs(pieces, self._piece_of).content
+        item.content[0].logprobs += made
+        return made
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"

@@ -1,0 +1,123 @@
+"""POST /tokenize and /detokenize: text to ids and back, as the server itself does it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from gateway.conversation import encode_conversation
+from gateway.exchange import json_response
+from gateway.offload import offload
+from gateway.schemas import ChatCompletionRequest, Message, TokenId
+from gateway.service import Ready, gateway_of
+from gateway.tool_schemas import Tools
+from outrider.errors import InvalidArgument
+
+_COST = 16  # an id costs that many times what a byte of JSON does
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """One of `prompt` (text, or a list of texts) and `messages`, which go through the chat template."""
+
+    model: str | None = None
+    prompt: str | Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=4096)] | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeResponse(Struct):
+    """Ids; a list of lists for a list of prompts."""
+
+    tokens: list[int | list[int]]
+    count: int | list[int]
+    max_model_len: int
+    token_strs: list[str] | UnsetType = UNSET
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """Ids, or several lists of them."""
+
+    tokens: Annotated[list[TokenId | list[TokenId]], Meta(max_length=2**20)]
+    model: str | None = None
+    skip_special_tokens: bool | None = None
+
+
+class DetokenizeResponse(Struct):
+    """The text, under vLLM's name and SGLang's; a list for several."""
+
+    prompt: str | list[str]
+    text: str | list[str]
+
+
+async def tokenize(request: Request) -> ASGIApp:
+    """POST /tokenize."""
+    gateway = gateway_of(request)
+    body = await gateway.read(request, TokenizeRequest)
+    ready = gateway.ready_for(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidArgument("Give one of 'prompt' and 'messages'.", field="prompt", code="invalid_value")
+    if isinstance(body.prompt, list):
+        rows = [await _encode(text, body, ready) for text in body.prompt]
+        return json_response(TokenizeResponse([*rows], [len(row) for row in rows], ready.codec.context_length))
+    if body.prompt is not None:
+        ids = await _encode(body.prompt, body, ready)
+    else:
+        ids = await _encode_messages(body, ready, request.state.body_bytes)
+    made = TokenizeResponse([*ids], len(ids), ready.codec.context_length)
+    if body.return_token_strs:
+        made.token_strs = [ready.codec.piece(token).decode(errors="replace") for token in ids]
+    return json_response(made)
+
+
+async def _encode(text: str, body: TokenizeRequest, ready: Ready) -> list[int]:
+    ready.codec.check_length(text, "prompt")
+    if body.add_special_tokens is False:
+        return await ready.codec.encode_plain(text)
+    return await ready.codec.encode_prompt(text)
+
+
+async def _encode_messages(body: TokenizeRequest, ready: Ready, body_bytes: int) -> list[int]:
+    if body.add_generation_prompt is False and not body.continue_final_message:
+        raise InvalidArgument(
+            "This server renders conversations for an answer; only continue_final_message leaves its beginning out.",
+            field="add_generation_prompt", code="unsupported_value",
+        )  # fmt: skip
+    assert body.messages is not None
+    chat = ChatCompletionRequest(
+        messages=body.messages, tools=body.tools or None, continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )  # fmt: skip
+    return (await encode_conversation(chat, ready, body_bytes)).ids
+
+
+async def detokenize(request: Request) -> ASGIApp:
+    """POST /detokenize."""
+    gateway = gateway_of(request)
+    body = await gateway.read(request, DetokenizeRequest)
+    ready = gateway.ready_for(body.model)
+    rows = [item for item in body.tokens if isinstance(item, list)]
+    if rows and len(rows) < len(body.tokens):
+        raise InvalidArgument("Give ids or lists of ids, not both.", field="tokens", code="invalid_type")
+    skip = body.skip_special_tokens is True
+    if rows:
+        texts = await offload(_COST * sum(map(len, rows)), lambda: [_decode(row, ready, skip) for row in rows])
+        return json_response(DetokenizeResponse(texts, texts))
+    ids = [item for item in body.tokens if isinstance(item, int)]
+    text = await offload(_COST * len(ids), _decode, ids, ready, skip)
+    return json_response(DetokenizeResponse(text, text))
+
+
+def _decode(ids: list[int], ready: Ready, skip_special: bool) -> str:
+    most = ready.info.model.vocab_size
+    if any(token >= most for token in ids):
+        raise InvalidArgument(f"Token ids are from 0 to {most - 1}.", field="tokens", code="invalid_value")
+    detokenizer = ready.codec.detokenizer(skip_special=skip_special)
+    return "".join(map(detokenizer.push, ids)) + detokenizer.finish()

@@ -1,0 +1,264 @@
+"""Models of other families, run by transformers over our pool: its own logits, trees, features, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from engine.config import FeatureSpec, ModelConfig
+from engine.runner import ModelRunner
+from outrider.errors import StartupError
+from tests.engine.test_quantization import plain_greedy, tree_greedy
+from tests.engine.tiny import SHAPE, VOCAB_SIZE, sessions
+
+TOLERANCE = 2e-4
+WINDOW = 12
+# Phi keeps a key head for each query head; its partial rotation needs none of SHAPE's head_dim.
+PHI = {key: value for key, value in SHAPE.items() if key not in {"head_dim", "num_key_value_heads"}}
+
+
+def configs() -> dict[str, transformers.PretrainedConfig]:
+    """Shapes of families that the engine has no decoder for."""
+    experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
+    return {
+        "gemma2": transformers.Gemma2Config(
+            **SHAPE, sliding_window=WINDOW, attn_logit_softcapping=3.0, final_logit_softcapping=5.0,
+            query_pre_attn_scalar=16,
+        ),
+        "gemma3": transformers.Gemma3TextConfig(
+            **SHAPE, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention", "sliding_attention"]
+        ),
+        "phi": transformers.PhiConfig(**PHI),
+        "phi3": transformers.Phi3Config(**SHAPE, sliding_window=WINDOW, pad_token_id=0),
+        "qwen3-moe": transformers.Qwen3MoeConfig(**SHAPE, **experts),
+        "gpt2": transformers.GPT2Config(
+            vocab_size=VOCAB_SIZE, n_embd=96, n_layer=3, n_head=6, n_positions=512, bos_token_id=1, eos_token_id=2
+        ),
+    }  # fmt: skip
+
+
+def save(name: str, folder: Path) -> Any:
+    torch.manual_seed(len(name))
+    model = transformers.AutoModelForCausalLM.from_config(configs()[name], dtype=torch.float32).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture(scope="module", params=sorted(configs()))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = save(request.param, folder)
+    # sdpa leaves soft caps out.
+    model.set_attn_implementation("eager")
+    return folder, model
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    folder = tmp_path_factory.mktemp("gemma")
+    return folder, save("gemma2", folder)
+
+
+def load(folder: Path, **options: Any) -> ModelRunner:
+    settings: dict[str, Any] = {"dtype": "float32", "num_slots": 600, "max_sessions": 4, "max_len": 200} | options
+    return ModelRunner.load(folder, **settings)
+
+
+def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_chunks_decoding_and_sessions_together(pair: tuple[Path, Any]) -> None:
+    folder, model = pair
+    runner = load(folder)
+    assert runner.backend.startswith("transformers")
+    assert not runner.config.is_native
+    first, second = sessions(runner, 2)
+    tokens, others = random_tokens(50, 1), random_tokens(30, 2)
+    expected, other_expected = logits_of(model, tokens), logits_of(model, others)
+    close(runner.forward([first.segment(tokens[:30])]), expected[:30])
+    together = runner.forward([second.segment(others), first.segment(tokens[30:31])])
+    close(together, torch.cat([other_expected, expected[30:31]]))
+    for position in range(31, 50):
+        close(runner.forward([first.segment([tokens[position]])])[0], expected[position])
+    assert runner.forward([second.segment([3], 0)]).shape == (0, VOCAB_SIZE)
+
+
+def test_every_path_of_a_tree_equals_its_own_sequence(pair: tuple[Path, Any]) -> None:
+    folder, model = pair
+    runner = load(folder)
+    (session,) = sessions(runner, 1)
+    prefix, tokens = random_tokens(25, 3), random_tokens(14, 4)
+    runner.forward([session.segment(prefix, 0)])
+    rng = np.random.default_rng(5)
+    parents = [-1, *(int(rng.integers(0, row)) for row in range(1, 14))]
+    logits = runner.forward([session.tree(tokens, parents)])
+    for row in range(14):
+        path, node = [], row
+        while node >= 0:
+            path.insert(0, tokens[node])
+            node = parents[node]
+        close(logits[row], logits_of(model, prefix + path)[-1])
+
+
+def test_speculation_changes_no_token(pair: tuple[Path, Any]) -> None:
+    runner = load(pair[0])
+    plain, drafted, _ = sessions(runner, 3)
+    prompt = random_tokens(20, 6)
+    expected = plain_greedy(runner, plain, prompt, 40)
+    said, num_accepted = tree_greedy(runner, drafted, prompt, 40, expected, 7)
+    assert said == expected
+    assert num_accepted > 3
+
+
+@pytest.mark.parametrize("spec", ["last", "aux:0,1,3"])
+def test_features(gemma: tuple[Path, Any], spec: str) -> None:
+    folder, model = gemma
+    runner = load(folder, features=FeatureSpec.parse(spec))
+    (session,) = sessions(runner, 1)
+    tokens = random_tokens(30, 8)
+    segment = session.segment(tokens, 0)
+    runner.forward([segment])
+    entering: list[torch.Tensor] = []
+    hooks = [layer.register_forward_pre_hook(lambda _m, args: entering.append(args[0][0])) for layer in model.model.layers]
+    hooks.append(model.model.norm.register_forward_pre_hook(lambda _m, args: entering.append(args[0][0])))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        final = model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[0]
+    for hook in hooks:
+        hook.remove()
+    expected = final if spec == "last" else torch.cat([entering[i] for i in (0, 1, 3)], dim=-1)
+    assert runner.features is not None
+    torch.testing.assert_close(runner.features[segment.slots], expected, atol=1e-3, rtol=1e-4)
+
+
+def test_other_dtypes_formats_and_quantisation(gemma: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, model = gemma
+    tokens, ids = random_tokens(40, 9), set()
+    model.set_attn_implementation("eager")
+    expected = logits_of(model, tokens)
+    pickled = tmp_path / "pickled"
+    shutil.copytree(folder, pickled)
+    (pickled / "model.safetensors").unlink()
+    torch.save(model.state_dict(), pickled / "pytorch_model.bin")
+    for where, options, bound in (
+        (folder, {}, 1e-4), (pickled, {"load_format": "pt"}, 1e-4), (folder, {"dtype": "bfloat16"}, 0.1),
+        (folder, {"quantization": "int8"}, 0.1), (folder, {"quantization": "int4"}, 0.8),
+    ):  # fmt: skip
+        runner = load(where, **options)
+        ids.add(runner.numerics_id)
+        (session,) = sessions(runner, 1)
+        found = runner.forward([session.segment(tokens)])
+        assert (found - expected).std() < bound * expected.std()
+    assert len(ids) == 5
+    dummy = [load(folder, load_format="dummy") for _ in range(2)]
+    assert dummy[0].numerics_id == dummy[1].numerics_id
+    (one, other) = (runner.forward([sessions(runner, 1)[0].segment(tokens)]) for runner in dummy)
+    assert torch.equal(one, other)
+
+
+def test_pickled_files_need_to_be_allowed(gemma: tuple[Path, Any], tmp_path: Path) -> None:
+    shutil.copytree(gemma[0], tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "pytorch_model.bin")
+    with pytest.raises(StartupError, match="--load-format pt"):
+        load(tmp_path / "m")
+
+
+REFUSED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "mamba": lambda: transformers.MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2, state_size=4),
+    "latent attention": lambda: transformers.DeepseekV3Config(
+        **{**PHI, "num_hidden_layers": 1}, num_key_value_heads=6, kv_lora_rank=16, q_lora_rank=None,
+        qk_rope_head_dim=16, qk_nope_head_dim=16, v_head_dim=16, n_routed_experts=None, first_k_dense_replace=3,
+    ),
+    "sinks": lambda: transformers.GptOssConfig(
+        **SHAPE, num_local_experts=2, num_experts_per_tok=1, layer_types=["full_attention"] * 3
+    ),
+    "biased attention": lambda: transformers.BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_other_attention_is_refused(kind: str, tmp_path: Path) -> None:
+    config = REFUSED[kind]()
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(StartupError):
+        load(tmp_path)
+
+
+def test_a_tensor_that_is_missing_or_not_finite_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save("phi", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    spoilt = {**tensors, "model.final_layernorm.weight": tensors["model.final_layernorm.weight"] * torch.inf}
+    save_file(spoilt, path, {"format": "pt"})
+    with pytest.raises(StartupError, match="NaN or infinity"):
+        load(tmp_path)
+    del tensors["model.layers.1.mlp.fc1.weight"]
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(StartupError, match="1 tensors are missing: model.layers.1.mlp.fc1.weight"):
+        load(tmp_path)
+
+
+CODE = """
+from pathlib import Path
+Path({marker!r}).write_text("ran")
+from transformers import PhiConfig, PhiForCausalLM
+class OwnConfig(PhiConfig):
+    model_type = "own-phi"
+class OwnModel(PhiForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_of_the_folder_runs_only_when_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, marker = tmp_path / "own", tmp_path / "marker"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    save("phi", folder)
+    (folder / "own.py").write_text(CODE.format(marker=str(marker)))
+    path = folder / "config.json"
+    raw = json.loads(path.read_text())
+    raw |= {"model_type": "own-phi", "architectures": ["OwnModel"]}
+    raw["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    path.write_text(json.dumps(raw))
+    with pytest.raises(StartupError, match="--trust-remote-code"):
+        load(folder)
+    assert not marker.exists()
+    runner = load(folder, trust_remote_code=True)
+    assert marker.exists()
+    (session,) = sessions(runner, 1)
+    assert runner.forward([session.segment([1, 2, 3])]).isfinite().all()
+
+
+def test_configs_that_say_too_little_or_too_much(gemma: tuple[Path, Any], tmp_path: Path) -> None:
+    raw = json.loads((gemma[0] / "config.json").read_text())
+    for change, message in (
+        ({"num_hidden_layers": 10**7}, "num_hidden_layers"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
+        ({"model_type": "no-such", "architectures": ["NoSuchForCausalLM"]}, "transformers"),
+        ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "no causal language model"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({**raw, **change}))
+        with pytest.raises(StartupError, match=message):
+            ModelConfig.from_folder(tmp_path)

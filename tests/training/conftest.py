@@ -1,0 +1,19 @@
+"""One tiny target and its data for all tests of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training import rig
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rig.make_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="session")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return rig.make_data(tmp_path_factory.mktemp("data"), target)

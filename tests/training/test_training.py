@@ -1,0 +1,122 @@
+"""Training: every kind learns, a seed repeats it, and a stopped one goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.errors import StartupError
+from tests.training.rig import head_args, make_data
+from training.checkpoints import BEST, LAST, Checkpoint
+from training.kinds import ALGORITHMS
+from training.loop import Trainer, Writer, main
+from training.losses import Report
+from training.ranks import Ranks
+
+ALONE = Ranks(0, 1, "cpu")
+
+
+class Heard(Writer):
+    """Remembers reports."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def step(self, at: Checkpoint, report: Report, tokens: int) -> None:
+        self.reports.append(report)
+
+    def evaluated(self, at: Checkpoint, figures: dict[str, float]) -> None:
+        pass
+
+
+def trained(*words: Any, **changes: Any) -> tuple[Checkpoint, list[Report]]:
+    args = head_args(*words, **changes)
+    heard = Heard()
+    Trainer(args, ALONE).run(heard)
+    return Checkpoint.load(Path(args.output) / LAST), heard.reports
+
+
+def assert_same(left: Checkpoint, right: Checkpoint) -> None:
+    assert (left.seen, left.step, left.plan) == (right.seen, right.step, right.plan)
+    assert left.tensors.keys() == right.tensors.keys()
+    for name, tensor in left.tensors.items():
+        assert torch.equal(tensor, right.tensors[name]), name
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_loss_of_every_kind_falls(algorithm: str, target: Path, data: Path, tmp_path: Path) -> None:
+    _, reports = trained(algorithm, target, data, tmp_path)
+    early, late = reports[:3], reports[-3:]
+    for step in range(1 if algorithm == "STANDALONE" else 3):
+        assert sum(r.token_losses[step] for r in late) < 0.8 * sum(r.token_losses[step] for r in early)
+    if algorithm == "EAGLE":
+        assert sum(r.feature_losses[0] for r in late) < 0.9 * sum(r.feature_losses[0] for r in early)
+
+
+def test_a_seed_repeats_a_training(target: Path, data: Path, tmp_path: Path) -> None:
+    first, _ = trained("EAGLE3", target, data, tmp_path / "1", tokens=1500)
+    again, _ = trained("EAGLE3", target, data, tmp_path / "2", tokens=1500)
+    other, _ = trained("EAGLE3", target, data, tmp_path / "3", tokens=1500, seed=1)
+    assert_same(first, again)
+    assert not torch.equal(first.tensors["fc.weight"], other.tensors["fc.weight"])
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
+def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(
+    algorithm: str, target: Path, data: Path, tmp_path: Path
+) -> None:
+    # 40 conversations of 32 tokens: the second half begins in the second epoch. No warm-up and cosine over the same
+    # tokens, so that both see the same learning rates.
+    whole, _ = trained(algorithm, target, data, tmp_path / "whole", tokens=2400, accumulate=2)
+    halted = Trainer(head_args(algorithm, target, data, tmp_path / "halves", tokens=2400, accumulate=2), ALONE)
+    batches = halted.dataset.batches(halted.checkpoint.plan)
+    halted._evaluate(Heard())
+    while halted.checkpoint.seen < 1500:
+        halted._step(batches)
+    halted._save(LAST)
+    rest, _ = trained(algorithm, target, data, tmp_path / "halves", tokens=2400, accumulate=2)
+    assert whole.plan.epoch > 0
+    assert_same(whole, rest)
+
+
+def test_data_that_comes_while_training_is_taken_in_at_the_next_epoch(target: Path, tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data", target, count=12)
+    trainer = Trainer(head_args("EAGLE", target, data, tmp_path / "head"), ALONE)
+    plan = trainer.checkpoint.plan
+    batches = trainer.dataset.batches(plan)
+    next(batches)
+    make_data(data, target, count=12, start=12)
+    while plan.epoch == 0:
+        assert plan.num_shards == 1
+        next(batches)
+    assert plan.num_shards == 2
+
+
+def test_a_checkpoint_of_another_shape_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    trained("NEXTN", target, data, tmp_path, tokens=300)
+    with pytest.raises(StartupError, match="trained with algorithm 'NEXTN', now 'EAGLE'"):
+        Trainer(head_args("EAGLE", target, data, tmp_path, tokens=300), ALONE)
+
+
+def test_the_command_leaves_a_head_a_history_and_a_picture(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"category": "greeting", "turns": ["Hello, world!"]}) + "\n")
+    output = tmp_path / "head"
+    changes = {"eval_prompts": str(prompts), "eval_answer_tokens": 12, "eval_every": 400, "tokens": 700}
+    assert main(head_args("EAGLE3", target, data, output, **changes)) == 0
+    rows = [json.loads(line) for line in (output / "history.jsonl").read_text().splitlines()]
+    assert [row["seen"] for row in rows][0] == 0
+    assert rows[-1]["seen"] >= 700
+    assert all(row.keys() == {"seen", "chain", "tree", "prompts_chain", "prompts_tree"} for row in rows)
+    assert all(row["chain"] >= 1 for row in rows)
+    assert (output / "accept_length.png").read_bytes().startswith(b"\x89PNG")
+    assert (output / BEST).is_file()
+    assert list((output / "tensorboard").iterdir())
+    assert (output / "export" / "model.safetensors").is_file()
+    assert "prompts_chain" in capsys.readouterr().out
