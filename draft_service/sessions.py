@@ -79,7 +79,8 @@ class SessionTable:
                 session = self._find(rows.session, rows.generation)
                 if session is not None:
                     changes.features.append((session, rows.rows))
-                    if len(session.tokens) > session.prompt_len:  # these may be what a tree waited for
+                    # Rows that come late may be what a tree waited for.
+                    if rows.rows.HasField("rows") and len(session.tokens) > session.prompt_len:
                         self._due[session.uid] = session
             for verdict in round.verdicts:
                 self._extend(verdict, changes)

@@ -64,29 +64,37 @@ class _Run:
 
     async def collect(self) -> ResponseObject:
         """The whole response."""
-        async for _ in self._steps():
-            pass
+        async with contextlib.aclosing(self._deltas()) as deltas:
+            async for delta in deltas:
+                for _ in self._step(delta):
+                    pass
         return self.response(done=True)
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The stream. It ends with the event that has the whole response."""
-        for kind in ("response.created", "response.in_progress"):
-            yield self._encode({"type": kind, "response": self.response(done=False)})
-        async with contextlib.aclosing(self._steps()) as steps:
-            async for step in steps:
-                yield b"".join(map(self._encode, step))
+        """The stream. It begins with the first tokens, and ends with the event that has the whole response."""
+        async with contextlib.aclosing(self._deltas()) as deltas:
+            async for delta in deltas:
+                yield self._beginning() + b"".join(map(self._encode, self._step(delta)))
         whole = self.response(done=True)
         yield self._encode({"type": f"response.{whole.status}", "response": whole})
 
-    async def _steps(self) -> AsyncGenerator[list[Event]]:
+    def _beginning(self) -> bytes:
+        """The two events before all others, once."""
+        if self.num_events:
+            return b""
+        kinds = ("response.created", "response.in_progress")
+        return b"".join(self._encode({"type": kind, "response": self.response(done=False)}) for kind in kinds)
+
+    async def _deltas(self) -> AsyncGenerator[Delta]:
         try:
             async with contextlib.aclosing(self.chat.answer.deltas()) as deltas:
                 async for delta in deltas:
-                    yield list(self._step(delta))
+                    yield delta
         except OutriderError as error:
             raise in_its_words(error) from error
 
     def _step(self, delta: Delta) -> Iterator[Event]:
+        """The events of a delta. Each shows its item as it is when the event is taken."""
         self.transcript.tokens(delta.pieces or [])
         parts = self.message.feed(delta)
         for part in parts:

@@ -56,10 +56,9 @@ class Kind:
 
 
 def make_kind(
-    algorithm: str, target: Path, *, draft_vocab_size: int, num_kv_heads: int | None, num_layers: int,
-    aux_layers: tuple[int, ...] | None = None,
+    algorithm: str, target: Path, *, draft_vocab_size: int, num_kv_heads: int | None, num_layers: int
 ) -> Kind:  # fmt: skip
-    """The kind of that name for a target. num_layers: of STANDALONE; aux_layers: entered by EAGLE-3's states."""
+    """The kind of that name for a target. draft_vocab_size: of EAGLE-3; num_layers: of STANDALONE."""
     values = _common(target, num_kv_heads)
     raw = RawConfig(target / "config.json", values)
     shape = TargetShape.from_folder(target)
@@ -67,7 +66,7 @@ def make_kind(
         values |= {"architectures": ["LlamaForCausalLMEagle"], "bias": True}
         config: HeadConfig = EagleConfig.read(raw, {})
     elif algorithm == EAGLE3:
-        layers = aux_layers or usual_aux_layers(shape.num_layers)
+        layers = usual_aux_layers(shape.num_layers)
         values |= {
             "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab_size, "fc_norm": True,
             "target_hidden_size": shape.hidden_size, "num_aux_hidden_states": len(layers),

@@ -94,9 +94,7 @@ class Stop:
     error: Exception
 
 
-Command = (
-    Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | ReadFeatures | FlushCache | Stop
-)
+Command = Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | ReadFeatures | FlushCache | Stop
 
 
 class Inbox:

@@ -55,6 +55,14 @@ class GrammarState:
         row[: len(allowed)][allowed == 0] = -math.inf
         row[len(allowed) :] = -math.inf
 
+    def mask_words(self, path: list[int]) -> NDArray[np.int32]:
+        """int32 [ceil(V / 32)]: bit t % 32 of word t // 32 is set when token t may follow `path`."""
+        self._go_to(path)
+        words = np.zeros(-(-self._vocab_size // 32), np.int32)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: words.nbytes]
+        words.view(np.uint8)[: len(bits)] = bits
+        return words
+
     def allowed_nodes(self, tree: TokenTree) -> NDArray[np.int32]:
         """Indices, ascending, of the nodes whose whole path the grammar allows."""
         self._go_to([])

@@ -1,7 +1,8 @@
 """From logits to what a step commits: draws the target's tokens along each tree and walks down while drafts agree.
 
 Rows that the walk does not visit are never shaped or sampled. Draws are keyed by (seed, choice, output position), so
-the outcome does not depend on the tree, the batch or earlier failures.
+the outcome does not depend on the tree, the batch or earlier failures. Logits that lie on a device stay there
+(device_sampler.py); this is the host's way, and what the device's is held to.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.acceptance import Accepted, accept_thresholds, walk
-from kernels.penalties import History, Penalties, penalise
+from kernels.penalties import History, Penalties, penalise, row_edits
 from kernels.philox import COIN_LANE, FINAL_LANE, uniform_one
 from kernels.sampling import NO_TOKEN, Filters, draw, filtered_row
 from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
 from outrider.v1 import verify_pb2
 from outrider.wire import Ids
+from verify_service.device_sampler import DeviceSampler, RowPlan
 from verify_service.grammar import GrammarState
 from verify_service.logprobs import token_logprob
 
@@ -93,6 +95,25 @@ class SessionSampler:
             threshold_acc=acc,
         )
 
+    def plan(self, tree: TokenTree, output_pos: int) -> RowPlan:
+        """The same walk, for a device that has the logits."""
+        depths, count = [0, *tree.depths.tolist()], len(tree) + 1
+        paths = [tree.tokens[tree.path(row - 1)].tolist() for row in range(count)] if self._is_shaped else []
+        coins, finals = [0.0] * count, []
+        if not self._coupled:
+            finals = [self._uniform(output_pos + depth, FINAL_LANE) for depth in range(count)]
+            coins = [self._uniform(output_pos + depth, COIN_LANE) for depth in range(count)]
+        elif not self._filters.is_greedy:
+            coins = [self._uniform(output_pos + depth, COIN_LANE) for depth in depths]
+        return RowPlan(
+            self._filters,
+            coins,
+            finals,
+            None if self._coupled else self._thresholds,
+            [row_edits(self._penalties, self._history, path) for path in paths] if self._penalised else [],
+            None if self._grammar is None else np.stack([self._grammar.mask_words(path) for path in paths]),
+        )
+
     def node_probabilities(self, logits: NDArray[np.float32], tree: TokenTree) -> list[float]:
         """The target's probability of each node's token given its path, before filters."""
         rows = logits[tree.parents + 1].astype(np.float64)
@@ -113,7 +134,7 @@ class SessionSampler:
 
     def _shaped(self, logits: NDArray[np.float32], tree: TokenTree, row: int) -> NDArray[np.float32]:
         """The logits float32 [V] of a row after penalties and grammar along its own path."""
-        if not self._penalised and self._grammar is None:
+        if not self._is_shaped:
             return logits[row]
         values = logits[row].copy()
         path = tree.tokens[tree.path(row - 1)].tolist()
@@ -123,6 +144,10 @@ class SessionSampler:
             self._grammar.forbid(values, path)
         return values
 
+    @property
+    def _is_shaped(self) -> bool:
+        return self._penalised or self._grammar is not None
+
     def _uniform(self, position: int, lane: int) -> float:
         return uniform_one(self._seed, self._choice, position, lane)
 
@@ -130,9 +155,15 @@ class SessionSampler:
 class Sampler:
     """Draws for a whole step."""
 
+    def __init__(self) -> None:
+        self._on_device: DeviceSampler | None = None
+
     def accept(self, works: Sequence[Work], logits: torch.Tensor) -> list[Accepted | None]:
         """Each work's outcome; None for a prefill chunk, or where a row had no distribution (NaN in the model)."""
-        rows = logits.numpy(force=True)
+        if logits.device.type != "cpu":
+            self._on_device = self._on_device or DeviceSampler(logits.device)
+            return self._on_device.accept(works, logits)
+        rows = logits.numpy()
         outcomes: list[Accepted | None] = []
         first = 0
         for work in works:

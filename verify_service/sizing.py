@@ -1,7 +1,7 @@
 """How many tokens the pool holds, how long a session may be, how much prompt one step computes.
 
-Memory is shared out as SGLang does it: --mem-fraction-static of what is free at start goes to weights and pool together,
-the rest is head-room for activations, graphs and the drafter.
+Memory is shared out as SGLang does it: --mem-fraction-static of what is free at start goes to weights and pool
+together, the rest is head-room for activations, graphs and the drafter.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ _HARMLESS = frozenset({"position_ids", "cache_position", "position_embeddings"})
 class PagedAttention:
     """One model's attention over a pool. `layout` and `slots` are of the step that runs."""
 
-    def __init__(self, pool: KVPool, attention: Attention, windows: tuple[int, ...]) -> None:
+    def __init__(self, architecture: str, pool: KVPool, attention: Attention, windows: tuple[int, ...]) -> None:
+        self.architecture = architecture
         self.layout: AttentionLayout | None = None
         self.slots = torch.empty(0, dtype=torch.int64)
         self.seen: list[int] = []
@@ -65,8 +66,9 @@ class PagedAttention:
             found = (part.shape[1], part.shape[3])
             if found != wanted or part.shape[2] != len(self.slots):
                 refuse(
+                    self.architecture,
                     f"layer {layer} has {name} of {found[0]} heads of {found[1]} for {part.shape[2]} of "
-                    f"{len(self.slots)} rows; {wanted[0]} heads of {wanted[1]} in every layer are served"
+                    f"{len(self.slots)} rows; {wanted[0]} heads of {wanted[1]} in every layer are served",
                 )
 
 
@@ -76,14 +78,15 @@ def attend(
     softcap: float | None = None, **others: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """The function in transformers' registry. StartupError for a layer that wants something else than attention."""
+    paged: PagedAttention = module.outrider_attention
     strange = [name for name, item in others.items() if isinstance(item, torch.Tensor) and name not in _HARMLESS]
     if strange:
-        refuse(f"layer {module.layer_idx} hands {', '.join(strange)} to its attention")
+        refuse(paged.architecture, f"layer {module.layer_idx} hands {', '.join(strange)} to its attention")
     if others.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        refuse(f"layer {module.layer_idx} looks ahead")
-    return module.outrider_attention(module, query, key, value, scaling, sliding_window, softcap), None
+        refuse(paged.architecture, f"layer {module.layer_idx} looks ahead")
+    return paged(module, query, key, value, scaling, sliding_window, softcap), None
 
 
-def refuse(reason: str) -> NoReturn:
+def refuse(architecture: str, reason: str) -> NoReturn:
     """StartupError: the model's attention is not what the pool can serve."""
-    raise StartupError(f"this model's attention is not supported: {reason}")
+    raise StartupError(f"the attention of {architecture} is not supported: {reason}")

@@ -39,6 +39,8 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
     except ImportError as error:
         names = ", ".join(map(str, raw.get("architectures") or ["an unnamed architecture"]))
         raise StartupError(f"{folder}: {names} is served through transformers, which is not installed") from error
+    from huggingface_hub.errors import StrictDataclassError
+
     if raw.get("quantization_config") is not None:
         _fail(folder, "the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
     if "auto_map" in raw and not trust_remote_code and not _is_known(raw):
@@ -47,7 +49,9 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
         config = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError) as error:
+    except (
+        ValueError, KeyError, TypeError, AttributeError, OSError, ImportError, StrictDataclassError,
+    ) as error:  # fmt: skip
         raise StartupError(f"{folder / 'config.json'}: transformers does not take it: {error}") from error
     if not _is_decoder(config, raw, trust_remote_code):
         _fail(folder, f"architecture {_name(raw)!r} is not supported: transformers has no causal language model for it")
@@ -57,6 +61,10 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
 def model_config(folder: Path, config: Any) -> ModelConfig:
     """Its numbers, checked."""
     text = config.get_text_config()
+    name = _name(read_json(folder / "config.json"))
+    absent = [key for _, key in _SIZES if getattr(text, key, None) is None]
+    if absent:
+        _fail(folder, f"architecture {name!r} is not supported: its config has no {absent[0]}, as attention over a pool needs")
     sizes: dict[str, int] = {}
     for own, key in _SIZES:
         sizes[own] = _count(folder, key, getattr(text, key, None))
@@ -64,7 +72,7 @@ def model_config(folder: Path, config: Any) -> ModelConfig:
     kv_heads = _count(folder, "num_key_value_heads", getattr(text, "num_key_value_heads", None) or heads)
     head_dim = _count(folder, "head_dim", getattr(text, "head_dim", None) or sizes["hidden_size"] // heads)
     return ModelConfig(
-        architecture=_name(read_json(folder / "config.json")),
+        architecture=name,
         vocab_size=sizes["vocab_size"],
         hidden_size=sizes["hidden_size"],
         intermediate_size=getattr(text, "intermediate_size", None) or 4 * sizes["hidden_size"],

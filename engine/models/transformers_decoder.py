@@ -37,7 +37,7 @@ class TransformersDecoder:
         self.pool = pool
         self.features = features
         self._model = model
-        self._paged = PagedAttention(pool, attention, windows_of(model.config.get_text_config(), config))
+        self._paged = PagedAttention(config.architecture, pool, attention, windows_of(model.config.get_text_config(), config))
         for module in model.modules():
             module.outrider_attention = self._paged
         self._kept: dict[int, torch.Tensor] = {}
@@ -80,8 +80,9 @@ class TransformersDecoder:
         layers = sorted(self._paged.seen)
         if layers != list(range(self.config.num_layers)):
             refuse(
+                self.config.architecture,
                 f"{len(set(layers))} of the {self.config.num_layers} layers of {folder} attend to keys and values; the "
-                "others keep a state of another kind, or share another layer's"
+                "others keep a state of another kind, or share another layer's",
             )
         self._model.set_attn_implementation("eager")
         inputs = torch.from_numpy(tokens).long().to(self.pool.k.device)[None]
@@ -91,7 +92,10 @@ class TransformersDecoder:
             return  # keys and values in fp8 are another model than transformers'
         apart = float((ours - theirs).abs().max() / theirs.std())
         if not apart < _PROBE_TOLERANCE:
-            refuse(f"logits over the pool are {apart:.2f} of their spread away from transformers' own ({folder})")
+            refuse(
+                self.config.architecture,
+                f"logits over the pool are {apart:.2f} of their spread away from transformers' own ({folder})",
+            )
 
     def _keep_features(self) -> None:
         """Hooks that note the states that features ask for."""
@@ -127,6 +131,6 @@ def windows_of(text: Any, config: ModelConfig) -> tuple[int, ...]:
         return ()
     strange = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if strange:
-        refuse(f"{config.architecture} has layers of {', '.join(strange)}")
+        refuse(config.architecture, f"it has layers of {', '.join(strange)}")
     window = getattr(text, "sliding_window", None) or 0
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)

@@ -28,6 +28,7 @@ def load_transformers_model(
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend)
+    transformers.utils.logging.disable_progress_bar()
     config = load_config(folder, trust_remote_code=trust_remote_code)
     config.use_cache = False
     with warnings.catch_warnings():

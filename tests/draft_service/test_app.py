@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -10,12 +11,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from draft_service.app import cache_kernels, main
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.v1 import verify_pb2 as pb
 from tests.draft_service.fake_verify import FakeVerify, opened
+from tests.engine.heads import make
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -72,3 +77,57 @@ def test_an_unwritable_home_is_told_at_the_start(tmp_path: Path) -> None:
 def test_it_imports_no_torch() -> None:
     code = "import sys, draft_service.app, draft_service.service; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_what_verify_must_keep_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = make.write_target(tmp_path / "target")
+    head = make.eagle3(tmp_path / "head")
+    flags = [f"--model-path={target.folder}", f"--speculative-draft-model-path={head.folder}", "--describe"]
+    assert main(DraftArgs.parse([*flags, "--speculative-algorithm=EAGLE3"])) == 0
+    assert json.loads(capsys.readouterr().out) == {"algorithm": "EAGLE3", "features": "aux:2,4,5"}
+    with pytest.raises(StartupError, match="of family eagle3: use EAGLE3"):
+        main(DraftArgs.parse([*flags, "--speculative-algorithm=EAGLE"]))
+
+
+def test_corpus_files_are_drawn_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make.write_target(tmp_path / "target").folder
+    save_words(folder, "the cat sat on a mat dog ran".split())
+    (tmp_path / "a.txt").write_text("the cat sat on a mat")
+    (tmp_path / "b.jsonl").write_text('"the dog ran"\n\n{"text": "a dog sat"}\n')
+    corpora = [f"--speculative-ngram-external-corpus-path={tmp_path / name}" for name in ("a.txt", "b.jsonl")]
+    flags = [f"--model-path={folder}", "--speculative-ngram-capacity=5000"]
+    assert main(DraftArgs.parse([*flags, *corpora, "--inspect=cat sat on"])) == 0
+    assert [line.split()[-2] for line in capsys.readouterr().out.splitlines()[1:]] == ['"a"', '"mat"']
+    for name, words in (("c.txt", "cannot read"), ("d.jsonl", "line 1: a string, or"), ("e.jsonl", "line 1: no JSON")):
+        (tmp_path / "d.jsonl").write_text('{"txt": 1}')
+        (tmp_path / "e.jsonl").write_text("{")
+        with pytest.raises(StartupError, match=words):
+            main(DraftArgs.parse([*flags, f"--speculative-ngram-external-corpus-path={tmp_path / name}"]))
+    few = "--speculative-ngram-external-corpus-max-tokens=5"
+    with pytest.raises(StartupError, match="at most 5 are taken"):
+        main(DraftArgs.parse([*flags, corpora[0], few]))
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
+def test_a_tree_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str) -> None:
+    target = make.write_target(tmp_path / "target").folder
+    draft = make.eagle(tmp_path / "head").folder if algorithm == "EAGLE" else make.write_target(tmp_path / "draft").folder
+    save_words(target, [f"w{i}" for i in range(make.VOCAB)])
+    flags = [
+        f"--model-path={target}", f"--speculative-draft-model-path={draft}", f"--speculative-algorithm={algorithm}",
+        "--speculative-num-steps=3", "--speculative-eagle-topk=2", "--speculative-num-draft-tokens=6",
+        "--dtype=float32", "--device=cpu", "--draft-max-total-tokens=512", "--max-sessions=2",
+    ]  # fmt: skip
+    assert main(DraftArgs.parse([*flags, "--inspect=w5 w9 w33"])) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == '"w33"'
+    assert len(lines) == 6
+    with pytest.raises(StartupError, match="--inspect has 0 tokens"):
+        main(DraftArgs.parse([*flags, "--inspect= "]))
+
+
+def save_words(folder: Path, words: list[str]) -> None:
+    """A tokenizer of whole words."""
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,0 +1,250 @@
+"""Tools, forced calls and reasoning through the official client, in every way it has of asking."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+from tokenizers import Tokenizer
+
+from outrider.wire import unpack_ids
+from tests.gateway.fakes import FakeVerify, RunningGateway, running
+
+USER: Any = [{"role": "user", "content": "How is it in <|im_end|>Rome?"}]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather", "description": "Tells the <|im_end|> weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}  # fmt: skip
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+TWO_CALLS = (
+    'Wait.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+)
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningGateway]:
+    """A gateway with room for tools in words."""
+    with started(folder, tokenizer, tmp_path_factory.mktemp("tools")) as gateway:
+        yield gateway
+
+
+def started(
+    folder: Path, tokenizer: Tokenizer, sockets: Path, **args: Any
+) -> contextlib.AbstractContextManager[RunningGateway]:
+    """A gateway in front of one fake with a long context."""
+
+    def fakes() -> list[FakeVerify]:
+        return [FakeVerify(folder, vocab_size=tokenizer.get_vocab_size(), context_length=4096)]
+
+    return running({"served_model_name": "small", **args}, fakes, sockets)
+
+
+def say(gateway: RunningGateway, tokenizer: Tokenizer, text: str, *, end: bool = True) -> None:
+    """Lets verify say `text`."""
+    (verify,) = gateway.verify
+    ids = [*tokenizer.encode(text, add_special_tokens=False).ids, *([verify.eos] if end else [])]
+    verify.say = lambda request, choice: ids
+
+
+def prompt_of(gateway: RunningGateway, tokenizer: Tokenizer) -> str:
+    """What verify was asked to continue."""
+    ids = unpack_ids(gateway.verify[0].requests[-1].prompt_tokens, field="").tolist()
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_calls(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    say(gateway, tokenizer, TWO_CALLS)
+    made = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW])
+    (choice,) = made.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Wait.")
+    calls: Any = choice.message.tool_calls
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        ("weather", {"city": "Rome"}), ("now", {}),
+    ]  # fmt: skip
+    assert len({call.id for call in calls}) == 2
+    assert all(call.id.startswith("call_") and call.type == "function" for call in calls)
+    prompt = prompt_of(gateway, tokenizer)
+    assert '"name": "weather", "description": "Tells the <|im_end|> weather."' in prompt
+    ids = unpack_ids(gateway.verify[0].requests[-1].prompt_tokens, field="").tolist()
+    assert ids.count(2) == 2  # the template's own: neither the message's nor the description's is a control token
+
+
+def test_calls_in_a_stream(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    say(gateway, tokenizer, TWO_CALLS)
+    stream = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW], stream=True)
+    content, calls, reasons = "", dict[int, list[str]](), []
+    for chunk in stream:
+        (choice,) = chunk.choices
+        content += choice.delta.content or ""
+        reasons.append(choice.finish_reason)
+        for call in choice.delta.tool_calls or ():
+            assert call.function is not None
+            if call.index not in calls:
+                assert (call.id, call.type) == (call.id or "none", "function")
+                calls[call.index] = [call.function.name or "", ""]
+            else:
+                assert call.id is None
+            calls[call.index][1] += call.function.arguments or ""
+    assert content == "Wait."
+    assert calls == {0: ["weather", '{"city": "Rome"}'], 1: ["now", "{}"]}
+    assert reasons[-1] == "tool_calls"
+
+
+def test_a_result_goes_back(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    messages: Any = [
+        *USER,
+        {"role": "assistant", "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "Fine."},
+    ]  # fmt: skip
+    client.chat.completions.create(model="small", messages=messages, tools=[WEATHER])
+    assert prompt_of(gateway, tokenizer).endswith(
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nFine.\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_named_call(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    say(gateway, tokenizer, '{"city": "Rome"}')
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    made = client.chat.completions.create(model="small", messages=USER, tools=[NOW, WEATHER], tool_choice=choice)
+    (call,) = made.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Rome"}')
+    assert (made.choices[0].message.content, made.choices[0].finish_reason) == (None, "stop")
+    grammar = gateway.verify[0].requests[-1].sampling.grammar
+    assert json.loads(grammar.json_schema) == WEATHER["function"]["parameters"]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_required_call(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, parallel: bool
+) -> None:
+    say(gateway, tokenizer, '[{"name": "now", "arguments": {}}]')
+    made = client.chat.completions.create(
+        model="small", messages=USER, tools=[NOW, WEATHER], tool_choice="required", parallel_tool_calls=parallel
+    )
+    (call,) = made.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert (call.function.name, made.choices[0].finish_reason) == ("now", "tool_calls")
+    schema = json.loads(gateway.verify[0].requests[-1].sampling.grammar.json_schema)
+    assert (schema["minItems"], schema["maxItems"] == 1) == (1, not parallel)
+    assert schema["$defs"]["weather"] == WEATHER["function"]["parameters"]
+
+
+def test_allowed_and_no_tools(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    say(gateway, tokenizer, TWO_CALLS)
+    choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+        {"type": "function", "function": {"name": "now"}}]}}  # fmt: skip
+    made = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW], tool_choice=choice)
+    (call,) = made.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "now"
+    made = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER], tool_choice="none")
+    assert (made.choices[0].message.content, made.choices[0].message.tool_calls) == (TWO_CALLS, None)
+    assert "weather" not in prompt_of(gateway, tokenizer)
+
+
+def test_strict_tools_are_held_to_their_schemas(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer
+) -> None:
+    class Weather(BaseModel):
+        city: str
+
+    say(gateway, tokenizer, '<tool_call>\n{"name": "Weather", "arguments": {"city": "Rome"}}\n</tool_call>')
+    tool = openai.pydantic_function_tool(Weather)
+    made = client.chat.completions.parse(model="small", messages=USER, tools=[tool])
+    (call,) = made.choices[0].message.tool_calls or ()
+    assert call.function.parsed_arguments == Weather(city="Rome")
+    assert gateway.verify[0].requests[-1].sampling.grammar.ebnf.startswith("%llguidance")
+
+
+def test_parsed_content(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    class Answer(BaseModel):
+        city: str
+        days: int
+
+    say(gateway, tokenizer, '{"city": "Rome", "days": 3}')
+    made = client.chat.completions.parse(model="small", messages=USER, response_format=Answer)
+    assert made.choices[0].message.parsed == Answer(city="Rome", days=3)
+    with client.chat.completions.stream(model="small", messages=USER, response_format=Answer) as stream:
+        stream.until_done()
+        final = stream.get_final_completion()
+    assert final.choices[0].message.parsed == Answer(city="Rome", days=3)
+
+
+DEEP: dict[str, Any] = {"type": "object"}
+for _ in range(40):
+    DEEP = {"type": "object", "properties": {"x": DEEP}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"tools": []}, "empty_array", "tools"),
+        ({"tool_choice": "auto"}, "invalid_value", "tool_choice"),
+        ({"tools": [NOW], "tool_choice": "always"}, "invalid_value", "tool_choice"),
+        ({"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "invalid_value",
+         "tool_choice.function.name"),
+        ({"tools": [NOW], "tool_choice": {"type": "function"}}, "missing_required_parameter", "tool_choice.function"),
+        ({"tools": [NOW, NOW]}, "invalid_value", "tools[1].function.name"),
+        ({"tools": [{"type": "web_search"}]}, "invalid_value", "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "invalid_value", "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}, "invalid_json_schema",
+         "tools[0].function.parameters"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": DEEP}}},
+         "invalid_json_schema", "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "x" * 70_000}}}},
+         "invalid_json_schema", "response_format"),
+        ({"regex": "a+", "ebnf": "root ::= x"}, "invalid_value", "regex"),
+        ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(client: openai.OpenAI, fields: dict[str, Any], code: str, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="small", messages=USER, extra_body=fields)
+    assert (refused.value.code, refused.value.param) == (code, param)
+
+
+# ---- Reasoning
+
+
+@pytest.fixture(scope="module")
+def thinking(folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningGateway]:
+    """A gateway that tells reasoning apart."""
+    with started(folder, tokenizer, tmp_path_factory.mktemp("thinking"), reasoning_parser="qwen3") as gateway:
+        yield gateway
+
+
+def test_reasoning_is_told_apart(thinking: RunningGateway, tokenizer: Tokenizer) -> None:
+    thoughts = "Rome is hot."
+    say(thinking, tokenizer, f"<think>\n{thoughts}\n</think>\n\nHot.\n{TWO_CALLS[6:]}")
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none", max_retries=0) as client:
+        made: Any = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW])
+        message = made.choices[0].message
+        assert (message.reasoning_content, message.content, len(message.tool_calls)) == (thoughts, "Hot.", 2)
+        counted = made.usage.completion_tokens_details.reasoning_tokens
+        inside = tokenizer.encode(f"<think>\n{thoughts}\n", add_special_tokens=False).ids
+        assert abs(counted - len(inside)) <= 1
+        pieces: dict[str, str] = {"reasoning_content": "", "content": ""}
+        for chunk in client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW], stream=True):
+            delta: Any = chunk.choices[0].delta
+            for name in pieces:
+                pieces[name] += getattr(delta, name, None) or ""
+        assert pieces == {"reasoning_content": thoughts, "content": "Hot."}
+        whole: Any = client.chat.completions.create(
+            model="small", messages=USER, extra_body={"separate_reasoning": False}
+        )
+        assert whole.choices[0].message.content.startswith("<think>\n")
+        made = client.chat.completions.create(model="small", messages=USER, response_format={"type": "json_object"})
+        assert "thoughts" in thinking.verify[0].requests[-1].sampling.grammar.ebnf

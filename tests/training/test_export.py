@@ -1,0 +1,135 @@
+"""Exports are the published formats, and the engine reads back the head that was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.models.heads.load import HeadFolder, load_head
+from engine.models.heads.token_map import load_token_map, target_tokens
+from outrider.errors import StartupError
+from tests.engine.tiny import save_model
+from tests.training.rig import VOCAB_SIZE, head_args
+from training.args import ExportArgs, TokenMapArgs
+from training.batches import Batch
+from training.export import main as export_main
+from training.frequencies import main as token_map_main
+from training.kinds import EAGLE3
+from training.loop import Trainer
+from training.losses import unrolled
+from training.ranks import Ranks
+
+HIDDEN, FFN, QUERY, DRAFTED = 96, 160, 96, 200
+ATTENTION = {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight"}
+MLP = {"mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight", "post_attention_layernorm.weight"}
+
+
+def exported(algorithm: str, target: Path, data: Path, output: Path) -> tuple[Trainer, dict[str, Any], dict[str, Any]]:
+    """A head after no step, its config.json and its tensors."""
+    trainer = Trainer(head_args(algorithm, target, data, output), Ranks(0, 1, "cpu"))
+    trainer._save("checkpoint.pt")
+    folder = output / "published"
+    assert export_main(ExportArgs(model_path=str(target), checkpoint=str(output), output=str(folder))) == 0
+    return trainer, json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+
+
+def below(prefix: str, names: set[str]) -> set[str]:
+    return {prefix + name for name in names}
+
+
+def test_eagle(target: Path, data: Path, tmp_path: Path) -> None:
+    _, config, tensors = exported("EAGLE", target, data, tmp_path)
+    assert tensors.keys() == below("layers.0.", ATTENTION | MLP) | {"fc.weight", "fc.bias"}
+    assert tensors["fc.weight"].shape == (HIDDEN, 2 * HIDDEN)
+    assert tensors["layers.0.self_attn.k_proj.weight"].shape == (QUERY, HIDDEN)
+    assert (config["architectures"], config["num_hidden_layers"], config["bias"]) == (["LlamaForCausalLMEagle"], 1, True)
+    assert (config["hidden_size"], config["num_key_value_heads"], config["vocab_size"]) == (HIDDEN, 6, VOCAB_SIZE)
+
+
+def test_eagle3(target: Path, data: Path, tmp_path: Path) -> None:
+    trainer, config, tensors = exported("EAGLE3", target, data, tmp_path)
+    layer = below("midlayer.", ATTENTION | MLP | {"input_layernorm.weight", "hidden_norm.weight"})
+    norms = {f"fc_norm.{i}.weight" for i in range(3)}
+    assert tensors.keys() == layer | norms | {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
+    assert tensors["fc.weight"].shape == (HIDDEN, 3 * HIDDEN)
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape == (QUERY, 2 * HIDDEN)
+    assert tensors["lm_head.weight"].shape == (DRAFTED, HIDDEN)
+    assert (tensors["d2t"].dtype, tensors["t2d"].dtype) == (torch.int64, torch.bool)
+    assert tensors["t2d"].shape == (VOCAB_SIZE,)
+    tokens = target_tokens(tensors["d2t"], tensors["t2d"], VOCAB_SIZE, "export")
+    assert torch.equal(tokens, trainer.checkpoint.drafted)
+    assert torch.equal(tokens, tokens.sort().values)
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert (config["draft_vocab_size"], config["fc_norm"], config["tie_word_embeddings"]) == (DRAFTED, True, False)
+    # Named by layers whose outputs are read, one less than those entered.
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+
+
+def test_nextn(target: Path, data: Path, tmp_path: Path) -> None:
+    _, config, tensors = exported("NEXTN", target, data, tmp_path)
+    own = {"enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight", "input_layernorm.weight"}
+    assert tensors.keys() == below("model.layers.0.", ATTENTION | MLP | own)
+    assert (config["num_nextn_predict_layers"], config["num_hidden_layers"]) == (1, 1)
+
+
+def test_standalone_is_a_whole_model(target: Path, data: Path, tmp_path: Path) -> None:
+    _, config, tensors = exported("STANDALONE", target, data, tmp_path)
+    assert (config["architectures"], config["num_hidden_layers"]) == (["LlamaForCausalLM"], 2)
+    layers = ATTENTION | MLP | {"input_layernorm.weight"}
+    outer = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
+    assert tensors.keys() == below("model.layers.0.", layers) | below("model.layers.1.", layers) | outer
+    assert (tmp_path / "published" / "tokenizer.json").is_file()
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "NEXTN"])
+def test_the_engine_drafts_the_same_tokens(algorithm: str, target: Path, data: Path, tmp_path: Path) -> None:
+    trainer, _, tensors = exported(algorithm, target, data, tmp_path)
+    assert all(t.dtype is torch.bfloat16 for name, t in tensors.items() if name not in {"d2t", "t2d"})
+    assert HeadFolder.open(tmp_path / "published").config.family == trainer.kind.config.family
+    loaded, features = load_head(tmp_path / "published", target, max_len=64, dtype="float32")
+    assert features == trainer.kind.features
+    batch = Batch.of(trainer.dataset.examples(1, held_out=False)[:4])
+    states = trainer.target(batch.conversations)
+    with torch.no_grad():
+        # What was trained, rounded as it is stored.
+        for parameter in trainer.network.tensors.values():
+            parameter.copy_(parameter.bfloat16())
+    with torch.inference_mode():
+        own = trainer.network.built()
+        for mine, theirs in zip(
+            unrolled(trainer.kind, own, batch, states, 3), unrolled(trainer.kind, loaded, batch, states, 3), strict=True
+        ):
+            logits = loaded.logits(theirs.outputs)
+            if loaded.tokens is None:
+                logits = logits[:, trainer.checkpoint.drafted]
+            torch.testing.assert_close(own.logits(mine.outputs), logits, atol=1e-4, rtol=1e-4)
+            assert torch.equal(own.logits(mine.outputs).argmax(-1), logits.argmax(-1))
+
+
+def test_a_checkpoint_of_another_target_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    exported(EAGLE3, target, data, tmp_path / "head")
+    save_model("llama", tmp_path / "other", vocab_size=96)
+    (tmp_path / "other" / "config.json").write_text(
+        (tmp_path / "other" / "config.json").read_text().replace('"intermediate_size": 160', '"intermediate_size": 128')
+    )
+    args = ExportArgs(model_path=str(tmp_path / "other"), checkpoint=str(tmp_path / "head"), output=str(tmp_path / "x"))
+    with pytest.raises(StartupError, match="another target"):
+        export_main(args)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_a_token_map_is_the_most_frequent_tokens_of_the_answers(suffix: str, data: Path, tmp_path: Path) -> None:
+    path = tmp_path / f"map{suffix}"
+    assert token_map_main(TokenMapArgs(data=str(data), output=str(path), size=30)) == 0
+    tokens = load_token_map(str(path), VOCAB_SIZE)
+    assert len(tokens) == 30
+
+
+def test_a_map_needs_data(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="no training data"):
+        token_map_main(TokenMapArgs(data=str(tmp_path), output=str(tmp_path / "map.pt")))

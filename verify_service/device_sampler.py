@@ -1,0 +1,302 @@
+"""A step's draws where the logits are: shaped, drawn, walked and scored on the device, and read back in one copy.
+
+What the host knows (filters, random numbers, penalties, grammars, trees) goes up without waiting; what comes down are
+accepted nodes, bonus tokens and the log-probabilities that requests ask for. Tokens are those of SessionSampler.accept.
+All rows of a tree are drawn, where the host would draw only those that it visits: that takes no more steps.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels import acceptance, sampling_torch
+from kernels.acceptance import Accepted, AcceptedBatch
+from kernels.logprobs import token_logprobs
+from kernels.penalties import RowEdits
+from kernels.sampling import NO_TOKEN, Filters
+from kernels.sampling_torch import RowFilters, filtered_probs_rows
+from kernels.shaping import apply_bitmasks, apply_edits
+from kernels.transfer import to_device
+from outrider.tree import TokenTree
+from outrider.v1 import verify_pb2
+
+if TYPE_CHECKING:
+    from verify_service.planner import Work
+
+_EMPTY = TokenTree.empty()
+_GREEDY = Filters(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """What a device needs to draw along one session's tree of n nodes; rows hold the root first."""
+
+    filters: Filters
+    coins: list[float]
+    """[n + 1]: of each row; with thresholds, of each depth."""
+    finals: list[float]
+    """[n + 1], of each depth, with thresholds; else empty."""
+    thresholds: tuple[float, float] | None
+    """single and acc; None: coupled."""
+    edits: list[RowEdits]
+    """Of each row; empty where nothing is penalised."""
+    masks: NDArray[np.int32] | None
+    """[n + 1, ceil(V / 32)]: bits of the tokens that a grammar allows."""
+
+
+class Kernels(NamedTuple):
+    """Functions with the signatures of the torch references."""
+
+    draw_rows: Callable[..., torch.Tensor]
+    accept_coupled: Callable[..., AcceptedBatch]
+    accept_thresholds: Callable[..., AcceptedBatch]
+
+
+TORCH = Kernels(sampling_torch.draw_rows, acceptance.accept_coupled_batch, acceptance.accept_thresholds_batch)
+
+
+def kernels_for(device: torch.device) -> Kernels:
+    """Triton's on a CUDA device where it is installed, else torch's."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return TORCH
+    from kernels import acceptance_triton, sampling_triton
+
+    return Kernels(
+        sampling_triton.draw_rows, acceptance_triton.accept_coupled_batch, acceptance_triton.accept_thresholds_batch
+    )
+
+
+class DeviceSampler:
+    """Draws for a whole step, as verify_service.sampler.Sampler."""
+
+    def __init__(self, device: torch.device, kernels: Kernels | None = None) -> None:
+        self._device = device
+        self._kernels = kernels or kernels_for(device)
+
+    @torch.inference_mode()
+    def accept(self, works: Sequence[Work], logits: torch.Tensor) -> list[Accepted | None]:
+        """As Sampler.accept; logits [L, V] are shaped in place."""
+        drawn, prompts = _lay_out(works)
+        read = _Readback()
+        prompt_marks = [self._score_prompt(each, logits, read) for each in prompts]
+        batch = _Batch(drawn, self._device) if drawn else None
+        tree_marks = self._score_nodes(drawn, logits, read)
+        marks, score_marks = None, {}
+        if batch is not None:
+            self._shape(drawn, logits)
+            accepted = self._walk(batch, logits)
+            marks = [read.add(part) for part in accepted]
+            score_marks = self._score_paths(batch, accepted, logits, read)
+        arrays = read.fetch()
+        for each, mark in zip(prompts, prompt_marks, strict=True):
+            _tell_prompt(each, arrays, mark)
+        outcomes: list[Accepted | None] = [None] * len(works)
+        if marks is None:
+            return outcomes
+        nodes, counts, bonuses = (arrays[mark] for mark in marks)
+        for index, each in enumerate(drawn):
+            bonus = int(bonuses[index])
+            if bonus == NO_TOKEN:
+                continue
+            outcomes[each.index] = outcome = Accepted(nodes[index, : counts[index]].tolist(), bonus)
+            if index in tree_marks:
+                each.work.probabilities = np.exp(arrays[tree_marks[index]]).tolist()
+            if index in score_marks:
+                each.work.logprobs = _path_logprobs(each, outcome, arrays, score_marks[index])
+        return outcomes
+
+    def _shape(self, drawn: list[_Drawn], logits: torch.Tensor) -> None:
+        edited = [each for each in drawn if each.plan.edits]
+        if edited:
+            rows = np.concatenate([each.rows for each in edited])
+            apply_edits(logits, rows, [edit for each in edited for edit in each.plan.edits])
+        masks = [(each.rows, each.plan.masks) for each in drawn if each.plan.masks is not None]
+        if masks:
+            apply_bitmasks(logits, np.concatenate([r for r, _ in masks]), np.concatenate([mask for _, mask in masks]))
+
+    def _walk(self, batch: _Batch, logits: torch.Tensor) -> AcceptedBatch:
+        """Draws at all rows, and each session's path and bonus."""
+        filters = RowFilters.of(batch.draw_filters, self._device)
+        tokens = self._kernels.draw_rows(logits, batch.flat_rows, filters, batch.draw_u)
+        target = tokens[batch.flat_of]
+        accepted = self._kernels.accept_coupled(batch.parents, batch.tokens, batch.num_nodes, target)
+        if not batch.biased:
+            return accepted
+        # Those with thresholds walk by them instead.
+        plans = [batch.drawn[index].plan for index in batch.biased]
+        chosen = self._up(np.array(batch.biased))
+        width = batch.tokens.shape[1]
+        per_row = RowFilters.of([plan.filters for plan in plans for _ in range(width + 1)], self._device)
+        rows = batch.rows[chosen].flatten()
+        probs = filtered_probs_rows(logits.index_select(0, rows), per_row).view(len(plans), width + 1, -1)
+        coins, finals = (
+            self._up(np.array([numbers + [0.0] * (width + 1 - len(numbers)) for numbers in columns]))
+            for columns in ([plan.coins for plan in plans], [plan.finals for plan in plans])
+        )
+        single, acc = (self._up(np.array(column)) for column in zip(*(p.thresholds or () for p in plans), strict=True))
+        by_threshold = self._kernels.accept_thresholds(
+            batch.parents[chosen], batch.tokens[chosen], batch.num_nodes[chosen], probs, coins, finals, single, acc
+        )
+        for whole, part in zip(accepted, by_threshold, strict=True):
+            whole[chosen] = part
+        return accepted
+
+    def _score_nodes(self, drawn: list[_Drawn], logits: torch.Tensor, read: _Readback) -> dict[int, int]:
+        """ln p of each node's token given its path, before anything is shaped, where trees are shown."""
+        marks: dict[int, int] = {}
+        for index, each in enumerate(drawn):
+            if each.work.session.include_trees and len(each.tree):
+                rows = self._up(each.rows[each.tree.parents + 1])
+                tokens = self._up(each.tree.tokens.astype(np.int64))
+                marks[index] = read.add(token_logprobs(logits, rows, tokens, 0).logprobs)
+        return marks
+
+    def _score_paths(
+        self, batch: _Batch, accepted: AcceptedBatch, logits: torch.Tensor, read: _Readback
+    ) -> dict[int, int]:
+        """Log-probabilities along the paths, where requests ask; the first of three arrays for each session."""
+        scored = [index for index, each in enumerate(batch.drawn) if each.work.session.logprobs]
+        marks: dict[int, int] = {}
+        for index in scored:
+            nodes = torch.nn.functional.pad(accepted.nodes[index], (0, 1), value=-1)
+            is_node = nodes >= 0
+            drafted = torch.nn.functional.pad(batch.tokens[index], (0, 1))[nodes.clamp(min=0)]
+            tokens = torch.where(is_node, drafted, accepted.bonus[index]).clamp(min=0)
+            above = torch.nn.functional.pad(nodes[:-1], (1, 0), value=-1)
+            rows = batch.rows[index][above + 1]
+            scores = token_logprobs(logits, rows, tokens, batch.drawn[index].work.session.num_top_logprobs)
+            marks[index] = [read.add(part) for part in scores][0]
+        return marks
+
+    def _score_prompt(self, prompt: _Prompt, logits: torch.Tensor, read: _Readback) -> int | None:
+        """Log-probabilities of the prompt's tokens that follow a chunk's rows; the first of three arrays."""
+        if not len(prompt.tokens):
+            return None
+        rows = self._up(np.arange(prompt.first, prompt.first + len(prompt.tokens)))
+        tokens = self._up(prompt.tokens.astype(np.int64))
+        scores = token_logprobs(logits, rows, tokens, prompt.work.session.num_top_logprobs)
+        return [read.add(part) for part in scores][0]
+
+    def _up(self, array: NDArray[np.generic]) -> torch.Tensor:
+        return to_device(np.ascontiguousarray(array), self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A session that draws in this step."""
+
+    index: int
+    work: Work
+    tree: TokenTree
+    rows: NDArray[np.int64]
+    """[n + 1]: of the step's logits."""
+    plan: RowPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A chunk of a prompt whose tokens' log-probabilities are wanted."""
+
+    work: Work
+    first: int
+    tokens: NDArray[np.int32]
+    """That follow the rows from `first` on."""
+
+
+def _lay_out(works: Sequence[Work]) -> tuple[list[_Drawn], list[_Prompt]]:
+    drawn: list[_Drawn] = []
+    prompts: list[_Prompt] = []
+    first = 0
+    for index, work in enumerate(works):
+        session, end = work.session, first + work.num_logits
+        if session.wants_prompt_rows:
+            last = min(session.kv_len + 1 + work.num_logits, session.prompt_len)
+            prompts.append(_Prompt(work, first, session.tokens[session.kv_len + 1 : last]))
+        if work.samples:
+            tree = work.match.tree if work.match is not None else _EMPTY
+            plan = session.sampler.plan(tree, session.output_len)
+            drawn.append(_Drawn(index, work, tree, np.arange(end - len(tree) - 1, end), plan))
+        first = end
+    return drawn, prompts
+
+
+class _Batch:
+    """B sessions' trees of at most n nodes, padded, on the device."""
+
+    def __init__(self, drawn: list[_Drawn], device: torch.device) -> None:
+        width = max(len(each.tree) for each in drawn)
+        self.drawn = drawn
+        self.biased = [index for index, each in enumerate(drawn) if each.plan.thresholds is not None]
+        counts = np.array([len(each.tree) for each in drawn])
+        starts = np.cumsum(counts + 1) - (counts + 1)
+        parents, tokens = (np.zeros((len(drawn), width), np.int64) for _ in range(2))
+        for index, each in enumerate(drawn):
+            parents[index, : counts[index]], tokens[index, : counts[index]] = each.tree.parents, each.tree.tokens
+        flat_of = starts[:, None] + np.minimum(np.arange(width + 1), counts[:, None])
+        flat_rows = np.concatenate([each.rows for each in drawn])
+        # Those with thresholds draw from distributions instead; greedy costs least.
+        self.draw_filters = [
+            _GREEDY if each.plan.thresholds is not None else each.plan.filters for each in drawn for _ in each.rows
+        ]
+        u = np.concatenate([each.plan.coins for each in drawn])
+        sent = (parents, tokens, counts, flat_rows, flat_of, flat_rows[flat_of], u)
+        there = [to_device(np.ascontiguousarray(array), device) for array in sent]
+        self.parents, self.tokens, self.num_nodes, self.flat_rows, self.flat_of, self.rows, self.draw_u = there
+
+
+class _Readback:
+    """Tensors of 8-byte numbers that come to the host together: the step's one wait for the device."""
+
+    def __init__(self) -> None:
+        self._parts: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """Where `fetch` will have it."""
+        self._parts.append(tensor)
+        return len(self._parts) - 1
+
+    def fetch(self) -> list[NDArray[np.generic]]:
+        """All of them, in numpy."""
+        if not self._parts:
+            return []
+        flat = torch.cat([part.contiguous().view(torch.int64).flatten() for part in self._parts]).cpu().numpy()
+        ends = np.cumsum([part.numel() for part in self._parts])
+        kinds = [np.float64 if part.dtype is torch.float64 else np.int64 for part in self._parts]
+        return [
+            piece.view(kind).reshape(part.shape)
+            for piece, kind, part in zip(np.split(flat, ends[:-1]), kinds, self._parts, strict=True)
+        ]
+
+
+def _tell_prompt(prompt: _Prompt, arrays: list[NDArray[np.generic]], mark: int | None) -> None:
+    session = prompt.work.session
+    assert session.prompt_logprobs is not None
+    if not session.prompt_logprobs:
+        session.prompt_logprobs.append(verify_pb2.TokenLogprob(token=int(session.tokens[0])))
+    for place, token in enumerate(prompt.tokens.tolist()):
+        assert mark is not None
+        session.prompt_logprobs.append(_token_logprob(token, arrays, mark, place))
+
+
+def _path_logprobs(
+    drawn: _Drawn, outcome: Accepted, arrays: list[NDArray[np.generic]], mark: int
+) -> list[verify_pb2.TokenLogprob]:
+    tokens = [*drawn.tree.tokens[outcome.nodes].tolist(), outcome.bonus]
+    return [_token_logprob(token, arrays, mark, place) for place, token in enumerate(tokens)]
+
+
+def _token_logprob(token: int, arrays: list[NDArray[np.generic]], mark: int, place: int) -> verify_pb2.TokenLogprob:
+    logprobs, top_ids, top_logprobs = (array[place] for array in arrays[mark : mark + 3])
+    top = zip(top_ids.tolist(), top_logprobs.tolist(), strict=True)
+    return verify_pb2.TokenLogprob(
+        token=token,
+        logprob=float(logprobs),
+        top=[verify_pb2.TopLogprob(token=best, logprob=logprob) for best, logprob in top],
+    )
