@@ -9,6 +9,7 @@ wide tiles or decode's narrow ones in triton, the prefill or the decode wrapper 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -101,6 +102,16 @@ def attention_backend(name: str, device: torch.device, *, page_size: int = 1) ->
     if name == "flashinfer":
         return _flashinfer(device)
     return torch_native.attention
+
+
+def fused_rope(choice: AttentionChoice, device: torch.device, kept: torch.dtype) -> Callable[..., torch.Tensor] | None:
+    """kernels.attention.triton_rope.rope_and_store where Triton attends over a pool that it writes, else None."""
+    resolved = choice.resolved(device)
+    if device.type != "cuda" or "triton" not in (resolved.prefill, resolved.decode) or kept.itemsize == 1:
+        return None
+    from kernels.attention.triton_rope import rope_and_store
+
+    return rope_and_store
 
 
 def check_fp8(choice: AttentionChoice, dtype: torch.dtype, device: torch.device) -> None:

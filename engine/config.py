@@ -97,12 +97,16 @@ class ModelConfig:
         """Reads config.json, and the end ids from generation_config.json. Raises StartupError naming what is wrong."""
         raw = read_json(folder / "config.json")
         if _architecture(folder / "config.json", raw) not in ARCHITECTURES:
-            from engine.models.transformers_config import read_transformers_config
-
-            return read_transformers_config(folder, trust_remote_code=trust_remote_code)
+            return _by_transformers(folder, trust_remote_code)
         generation_path = folder / "generation_config.json"
         generation = read_json(generation_path) if generation_path.is_file() else {}
-        return ConfigReader(folder / "config.json", raw).config(generation)
+        try:
+            return ConfigReader(folder / "config.json", raw).config(generation)
+        except NotOursError as reason:
+            try:
+                return _by_transformers(folder, trust_remote_code)
+            except StartupError as error:
+                raise StartupError(f"{reason}; {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -118,11 +122,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _by_transformers(folder: Path, trust_remote_code: bool) -> ModelConfig:
+    from engine.models.transformers_config import read_transformers_config
+
+    return read_transformers_config(folder, trust_remote_code=trust_remote_code)
+
+
 def _architecture(path: Path, raw: dict[str, Any]) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise StartupError(f"{path}: `architectures` must name the model's class")
     return names[0]
+
+
+class NotOursError(StartupError):
+    """A model of one of our families with something that our decoders do not have."""
 
 
 class ConfigReader:
@@ -178,11 +192,11 @@ class ConfigReader:
         if self.raw.get("quantization_config") is not None:
             self._fail("the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
         if self.raw.get("hidden_act", "silu") != "silu":
-            self._fail(f"hidden_act {self.raw['hidden_act']!r} is not supported; only silu is")
+            self._leave(f"hidden_act {self.raw['hidden_act']!r} is not supported; only silu is")
         if self._flag("mlp_bias", False):
-            self._fail("mlp_bias is not supported")
+            self._leave("mlp_bias is not supported")
         if self._number("partial_rotary_factor", 1.0, self.raw) != 1.0:
-            self._fail("partial_rotary_factor other than 1 is not supported")
+            self._leave("partial_rotary_factor other than 1 is not supported")
 
     def _windows(self, architecture: str) -> tuple[int, ...]:
         """Mistral's window holds in every layer; Qwen's in those that `layer_types` or `max_window_layers` names."""
@@ -214,7 +228,7 @@ class ConfigReader:
         if kind == "default":
             return theta, None
         if kind not in {"linear", "llama3"}:
-            self._fail(f"rope scaling {kind!r} is not supported; linear and llama3 are")
+            self._leave(f"rope scaling {kind!r} is not supported; linear and llama3 are")
         factor = self._number("factor", None, rope)
         if kind == "linear":
             return theta, RopeScaling("linear", factor)
@@ -263,6 +277,9 @@ class ConfigReader:
         if not isinstance(value, bool):
             self._fail(f"{key} is {value!r}; it must be true or false")
         return value
+
+    def _leave(self, message: str) -> NoReturn:
+        raise NotOursError(f"{self.path}: {message}")
 
     def _fail(self, message: str) -> NoReturn:
         raise StartupError(f"{self.path}: {message}")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
+from engine.checkpoint import PICKLED_PATTERNS, Checkpoint, DummyCheckpoint, open_checkpoint
 from engine.config import ModelConfig
 from engine.embedded import ensure_embedded_model
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 
-HUB_PATTERNS = ["*.safetensors", "*.json", "*.jinja"]
+HUB_PATTERNS = ("*.json", "*.jinja")
 # Older exports carry the rotary table, which we compute.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 PREDICTION_PREFIX = "model.mtp_layers."
@@ -25,9 +25,12 @@ PREDICTION_PREFIX = "model.mtp_layers."
 log = get_logger(__name__)
 
 
-def resolve_model(model: str | Path | None, *, revision: str | None = None) -> Path:
+def resolve_model(
+    model: str | Path | None, *, revision: str | None = None, load_format: str = "auto", trust_remote_code: bool = False
+) -> Path:
     """The local folder of a model: a folder as it is, a hub id fetched to the hub's cache, None the embedded default.
 
+    Of a hub id only files that may be used are fetched: pickled ones for `pt`, no weights for `dummy`, code if trusted.
     Raises StartupError when there is none.
     """
     if model is None:
@@ -40,15 +43,21 @@ def resolve_model(model: str | Path | None, *, revision: str | None = None) -> P
     name = str(model)
     if name.count("/") != 1 or name.startswith(("/", ".", "~")):
         raise StartupError(f"model path {model} does not exist")
-    return _fetch(name, revision)
+    return _fetch(name, revision, hub_patterns(load_format, trust_remote_code))
 
 
-def _fetch(hub_id: str, revision: str | None) -> Path:
+def hub_patterns(load_format: str, trust_remote_code: bool) -> list[str]:
+    """Names of the files of a hub id that may be used."""
+    weights = {"pt": [*PICKLED_PATTERNS], "dummy": []}.get(load_format, ["*.safetensors"])
+    return [*weights, *HUB_PATTERNS, *(["*.py"] if trust_remote_code else [])]
+
+
+def _fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=HUB_PATTERNS))
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise StartupError(
             f"{hub_id!r} is no local folder and could not be fetched from the model hub: {error}"
@@ -84,7 +93,7 @@ def _check_shapes(folder: Path, found: Mapping[str, tuple[int, ...]], wanted: Ma
     if wrong:
         raise StartupError(f"{folder}: {len(wrong)} tensors have the wrong shape: {_first_five(wrong)}")
     extra = [name for name in found if name not in wanted and not name.endswith(IGNORED_SUFFIXES)]
-    # A tied model's head is its embedding; some files store it twice. Layers for multi-token prediction are a drafter's.
+    # A tied model's head is its embedding, and some files store it twice; prediction layers are a drafter's.
     extra = [name for name in extra if name != "lm_head.weight" and not name.startswith(PREDICTION_PREFIX)]
     if extra:
         log.warning("tensors not used", folder=str(folder), count=len(extra), first=extra[:5])

@@ -6,12 +6,17 @@ near-equal logits; embedding, norms and biases stay as they are.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import torch
 
 from kernels.linear import Linear
+from kernels.native.build import CannotBuild, build_key
+from kernels.native.library import open_library
+from kernels.native_linear import NativeLinear, ProductTeam, fits
 from kernels.quantized_linear import Float8Linear, Int4Linear, Int8DynamicLinear, Int8Linear
+from outrider import env
 from outrider.errors import StartupError
 
 METHODS = ("int8", "int8_dynamic", "int4", "fp8")
@@ -25,6 +30,9 @@ _OF_SGLANG = frozenset({
 _FLOAT8_CAPABILITY = (8, 9)
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Callable[[torch.Tensor], torch.Tensor]]
+_PLAIN: dict[str, MakeLinear] = {
+    "int8": Int8Linear, "int8_dynamic": Int8DynamicLinear, "int4": Int4Linear, "fp8": Float8Linear,
+}  # fmt: skip
 
 
 def check_quantization(name: str | None, device: torch.device) -> str | None:
@@ -52,13 +60,42 @@ def draft_quantization(draft: str | None, target: str | None) -> str | None:
 
 
 def linear_maker(method: str | None) -> MakeLinear:
-    """Makes the linear layers of a model quantised so, for any device: weight [out, in], bias [out] or None."""
-    makers: dict[str | None, MakeLinear] = {
-        None: Linear, "int8": Int8Linear, "int8_dynamic": Int8DynamicLinear, "int4": Int4Linear, "fp8": Float8Linear,
-    }  # fmt: skip
-    return makers[method]
+    """Makes the linear layers of a model quantised so, for any device: weight [out, in], bias [out] or None.
+
+    Those made by one maker share threads: one at a time may be called.
+    """
+    return Linear if method is None else _Maker(method)
 
 
 def head_maker(method: str | None) -> MakeLinear:
     """As linear_maker, for the output head."""
-    return Linear if method is None else Int8Linear
+    return linear_maker(None if method is None else "int8")
+
+
+def kernels_used(method: str | None, device: torch.device) -> str:
+    """What computes the layers that linear_maker makes on a device, for numerics_id; empty: torch."""
+    library = _library() if method is not None and device.type == "cpu" else None
+    return "" if library is None else f"products {library.outrider_instructions().decode()} {build_key(library)}"
+
+
+class _Maker:
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self._team: ProductTeam | None = None
+
+    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+        library = _library() if fits(weight) else None
+        if library is None:
+            return _PLAIN[self._method](weight, bias)
+        self._team = self._team or ProductTeam(library, torch.get_num_threads())
+        return NativeLinear(self._team, weight, bias, self._method)
+
+
+def _library() -> ctypes.CDLL | None:
+    """The C kernels, where they are wanted and can be had."""
+    if not env.cpu_kernel():
+        return None
+    try:
+        return open_library(env.home() / "kernels")
+    except (CannotBuild, OSError):
+        return None

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.attention import build_attention, check_fp8
+from engine.attention import build_attention, check_fp8, fused_rope
 from engine.batch import Batch, BatchBuffers, Segment
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import FeatureSpec, ModelConfig, RopeScaling
@@ -25,7 +25,7 @@ from engine.loader import compute_dtype, load_checkpoint
 from engine.models.llama import TorchLlama
 from engine.models.llama_native import NativeLlama, is_supported
 from engine.models.llama_weights import LlamaWeights, tensor_shapes
-from engine.quantization import check_quantization
+from engine.quantization import check_quantization, kernels_used
 from kernels.native.build import CannotBuild, build_key
 from kernels.native.library import open_library
 from kernels.rope import rope_frequencies
@@ -161,9 +161,11 @@ def _build_decoder(
     decoder: Decoder = TorchLlama(
         config, weights, pool, features, attention, max_len, frequencies, quantization,
         compile_max_batch=execution.compile_max_batch,
+        rope_and_store=fused_rope(execution.attention, device, pool.k.dtype),
     )  # fmt: skip
     sizes = usable_sizes(execution, device)
     facts = [f"torch {torch.__version__} {device.type} {torch.backends.cpu.get_cpu_capability()}"]
+    facts += [kernels_used(quantization, device)]
     facts += [str(execution.attention.resolved(device)), str(pool.k.dtype)]
     facts += ["compiled"] * bool(execution.compile_max_batch) + ["graphs"] * (sizes is not None)
     return decoder if sizes is None else with_cuda_graphs(decoder, sizes, pool, dtype), " ".join(facts)
@@ -193,6 +195,7 @@ def _transformers_decoder(
     decoder.probe(folder)
     facts = [f"transformers {version} torch {torch.__version__} {device.type}"]
     facts += [torch.backends.cpu.get_cpu_capability(), str(execution.attention.resolved(device)), str(pool.k.dtype)]
+    facts += [kernels_used(quantization, device)]
     return decoder, " ".join(facts), checkpoint
 
 

@@ -64,7 +64,7 @@ class Backend:
         they share a prefill. Closing the iterator cancels the calls. Raises what verify answers, Unavailable when no
         replica can go on, DeadlineExceeded after `timeout_s`.
         """
-        route = _Route(self.replicas, self._retry, time.monotonic() + timeout_s)
+        route = _Route(self.replicas, self._retry, time.monotonic() + timeout_s, request.prompt_tokens)
         if apart and request.num_choices > 1:
             parts = [_only(request, index, []) for index in _given(request)]
             streams = merge([self._follow(part, route.fork()) for part in parts])
@@ -114,8 +114,9 @@ class Backend:
 class _Route:
     """Where one request has been, and where it goes next."""
 
-    def __init__(self, replicas: ReplicaSet, retry: RetryPolicy, deadline: float) -> None:
+    def __init__(self, replicas: ReplicaSet, retry: RetryPolicy, deadline: float, prompt_tokens: bytes) -> None:
         self.deadline = deadline
+        self._prompt_tokens = prompt_tokens
         self._replicas = replicas
         self._retry = retry
         self._failures = 0  # in a row
@@ -126,7 +127,7 @@ class _Route:
 
     def fork(self) -> _Route:
         """A route for one choice that goes on from here."""
-        route = _Route(self._replicas, self._retry, self.deadline)
+        route = _Route(self._replicas, self._retry, self.deadline, self._prompt_tokens)
         route._failures, route._numerics_id = self._failures, self._numerics_id
         route._give_up_at = self._give_up_at
         return route
@@ -147,7 +148,9 @@ class _Route:
 
     def _pick(self) -> Replica:
         try:
-            return self._replicas.pick(numerics_id=self._numerics_id, avoid=self._full)
+            return self._replicas.pick(
+                numerics_id=self._numerics_id, avoid=self._full, prompt_tokens=self._prompt_tokens
+            )
         except Unavailable:
             if self._refusal is not None:
                 raise self._refusal from None

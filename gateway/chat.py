@@ -70,9 +70,7 @@ class Chat:
         )  # fmt: skip
 
 
-async def begin_chat(
-    gateway: Gateway, body: ChatCompletionRequest, ready: Ready, id: str, request: Request
-) -> Chat:
+async def begin_chat(gateway: Gateway, body: ChatCompletionRequest, ready: Ready, id: str, request: Request) -> Chat:
     """Everything before the first token; the call begins when the answer's deltas are read."""
     refuse_unsupported(body)
     if body.top_logprobs and not body.logprobs:

@@ -106,9 +106,7 @@ class ChatChunks(Chunks):
         self._begun: set[int] = set()
         self._untold: dict[int, list[Piece]] = {}  # tokens whose log-probabilities wait for a chunk
 
-    def events(
-        self, delta: Delta, parts: Sequence[Part], finish_reason: str | None, call_ids: Sequence[str]
-    ) -> bytes:
+    def events(self, delta: Delta, parts: Sequence[Part], finish_reason: str | None, call_ids: Sequence[str]) -> bytes:
         """Every event that a delta makes; none for tokens whose text is held back."""
         made: list[bytes] = []
         if delta.choice not in self._begun:

@@ -59,7 +59,7 @@ def _context(body: ChatCompletionRequest, codec: TextCodec, takes_tools: bool) -
     messages = to_template(body.messages)
     tools: list[dict[str, Any]] = []
     if body.tools and body.tool_choice != "none":
-        tools = [_without_none(msgspec.to_builtins(tool)) for tool in body.tools]
+        tools = [_for_template(msgspec.to_builtins(tool)) for tool in body.tools]
         if not takes_tools:
             messages, tools = described(messages, tools), []
     kwargs = _template_kwargs(body)
@@ -76,10 +76,14 @@ def _context(body: ChatCompletionRequest, codec: TextCodec, takes_tools: bool) -
     return context, cover
 
 
-def _without_none(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as it was sent: what it did not say is not there, `strict` is none of the model's business."""
-    function = {key: value for key, value in tool["function"].items() if value is not None and key != "strict"}
-    return {"type": tool["type"], "function": {"description": "", "parameters": {"type": "object"}, **function}}
+def _for_template(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as templates read it: every key is there, but `strict`, which is none of the model's business."""
+    given = tool["function"]
+    function = {
+        "name": given["name"], "description": given["description"] or "",
+        "parameters": given["parameters"] or {"type": "object", "properties": {}},
+    }  # fmt: skip
+    return {"type": tool["type"], "function": function}
 
 
 def _mark_end(messages: list[dict[str, Any]], cover: Cover) -> None:

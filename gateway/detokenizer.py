@@ -158,9 +158,7 @@ def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
     if (rule := _fallback_rule(decoder)) is not None:
         pieces = _table(tokenizer, rule.piece, None)
         make = _from_table(lambda table: FallbackDetokenizer(table, rule.strip), pieces, None)
-        return DetokenizerFactory(
-            special, make, lambda token: _as_bytes(pieces[token]) if token < len(pieces) else b""
-        )
+        return DetokenizerFactory(special, make, lambda token: _as_bytes(pieces[token]) if token < len(pieces) else b"")
     return DetokenizerFactory(special, _windows(tokenizer), lambda token: _window_piece(tokenizer, token))
 
 

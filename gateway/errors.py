@@ -5,6 +5,7 @@ Verify's statuses arrive as OutriderError (outrider.errors has the table); what 
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -77,7 +78,8 @@ def failure(error: BaseException) -> Failure:
     headers = error.headers if isinstance(error, HttpError) else ()
     retry_after_s = error.retry_after_s if isinstance(error, ResourceExhausted) else _RETRY_AFTER_S.get(status)
     if retry_after_s is not None:
-        headers = (*headers, ("retry-after", str(max(1, round(retry_after_s)))))
+        headers = (*headers, ("retry-after", str(max(1, math.ceil(retry_after_s)))))
+        headers = (*headers, ("retry-after-ms", str(math.ceil(retry_after_s * 1000))))
     if status == HTTPStatus.UNAUTHORIZED:
         headers = (*headers, ("www-authenticate", "Bearer"))
     return Failure(status, msgspec.json.encode(ErrorEnvelope(body)), headers)

@@ -12,7 +12,6 @@ from gateway.schemas import ContentPart, Message
 from gateway.tool_schemas import ToolCall
 from outrider.errors import InvalidArgument
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_DEPTH = 32
 
 
@@ -27,10 +26,6 @@ def to_template(messages: list[Message]) -> list[dict[str, Any]]:
 
 
 def _to_template(message: Message, path: str) -> dict[str, Any]:
-    if message.role not in ROLES:
-        raise InvalidArgument(
-            f"Invalid role; it must be one of {', '.join(ROLES)}.", field=f"{path}.role", code="invalid_value"
-        )
     if message.role == "tool" and not message.tool_call_id:
         raise _missing(f"{path}.tool_call_id")
     if message.tool_calls and message.role != "assistant":

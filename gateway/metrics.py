@@ -8,7 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -20,6 +28,9 @@ from outrider.v1 import common_pb2
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+disable_created_metrics()  # a time beside every counter, which nobody reads
 
 
 class Metrics:
@@ -140,6 +151,8 @@ class _Replicas(Collector):
                 algorithm = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
                 counts[algorithm] = counts.get(algorithm, 0) + 1
                 for result, number in drafter.proposals.items():
+                    if result.endswith("_tokens"):
+                        continue  # a count of tokens, not of proposals
                     results[algorithm, result] = results.get((algorithm, result), 0) + number
             for algorithm, number in counts.items():
                 up.add_metric([address, algorithm], number)

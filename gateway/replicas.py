@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
+from gateway.affinity import PrefixMap, block_keys
 from outrider.errors import ResourceExhausted, Unavailable
 from outrider.rpc import create_channel, error_from_rpc
 from outrider.telemetry import get_logger
@@ -26,6 +27,7 @@ from outrider.wire import WIRE_VERSION
 log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
+_SLACK = 4  # sessions: what a prefill that is saved is worth, about
 ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
 
 
@@ -50,8 +52,19 @@ class Replica:
     info: ServerInfo | None = None
     serving: bool = False
     outstanding: int = 0
+    others: int = 0  # sessions of other callers, when it was last asked
     look_again: asyncio.Event = field(default_factory=asyncio.Event)
     watch: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> int:
+        """Sessions that it has, ours as they are now."""
+        return self.outstanding + self.others
+
+    def learn(self, info: ServerInfo) -> None:
+        """Takes in its answer."""
+        self.info = info
+        self.others = max(0, info.state.running_requests + info.state.queued_requests - self.outstanding)
 
     @property
     def full(self) -> bool:
@@ -71,6 +84,7 @@ class ReplicaSet:
         self._closing: set[asyncio.Task[None]] = set()
         self._resolver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._prefixes = PrefixMap()
         self.info: ServerInfo | None = None  # of whichever replica served first: all must have its vocabulary
 
     async def start(self) -> None:
@@ -100,15 +114,31 @@ class ReplicaSet:
         """The last answer of each replica that serves."""
         return [(replica.address, replica.info) for replica in self.serving if replica.info is not None]
 
-    def pick(self, *, numerics_id: str | None = None, avoid: Iterable[Replica] = ()) -> Replica:
-        """The least busy replica, of `numerics_id` if one is; Unavailable without any, ResourceExhausted when full."""
+    def pick(
+        self, *, numerics_id: str | None = None, avoid: Iterable[Replica] = (), prompt_tokens: bytes = b""
+    ) -> Replica:
+        """A replica of `numerics_id` if one is: that which had most of the prompt before, else the least busy.
+
+        The first of these gives way when it has _SLACK sessions more than the least busy, or twice as many. Unavailable
+        without a replica, ResourceExhausted when all are full.
+        """
         candidates = [replica for replica in self.serving if replica not in avoid]
         if not candidates:
             raise Unavailable("No verify service is available.")
         with_room = [replica for replica in candidates if not replica.full]
         if not with_room:
             raise ResourceExhausted("The server is at its limit of waiting requests.")
-        return min(with_room, key=lambda replica: (_differs(replica, numerics_id), replica.outstanding))
+        alike = [replica for replica in with_room if not _differs(replica, numerics_id)] or with_room
+        least = min(alike, key=lambda replica: replica.load)
+        if len(self._replicas) == 1 or not prompt_tokens:
+            return least
+        keys = block_keys(prompt_tokens)
+        most = max(least.load + _SLACK, 2 * least.load)
+        near = {replica.address: replica for replica in alike if replica.load <= most}
+        found = self._prefixes.find(keys, near.__contains__)
+        chosen = near[found] if found is not None else least
+        self._prefixes.remember(keys, chosen.address)
+        return chosen
 
     def broke(self, replica: Replica) -> None:
         """A call to `replica` broke: it gets no other until it answers again."""
@@ -199,7 +229,7 @@ class ReplicaSet:
         except grpc.aio.AioRpcError as error:
             self._set_serving(replica, False, error.code().name)
             return False
-        replica.info = info
+        replica.learn(info)
         reason = self._unfit(info)
         if reason is None and self.info is None:
             self.info = info

@@ -51,9 +51,7 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def of(
-        cls, answers: Sequence[Answer], *, predicted: bool = False, reasoning_tokens: int | None = None
-    ) -> Usage:
+    def of(cls, answers: Sequence[Answer], *, predicted: bool = False, reasoning_tokens: int | None = None) -> Usage:
         """Of one HTTP request: each prompt counts once, whatever its number of choices."""
         prompt = sum(answer.prompt_len for answer in answers)
         completion = sum(answer.completion_tokens for answer in answers)

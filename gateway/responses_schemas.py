@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.logprobs import TokenLogprob
 from gateway.responses import SpeculationUsage, Usage
-from gateway.schemas import Count, Metadata, SamplingFields, TopLogprobs
+from gateway.schemas import Count, Metadata, Role, SamplingFields, TopLogprobs
 from gateway.tool_schemas import MAX_TOOLS, FunctionName
 
 # ---- The request
@@ -31,7 +31,7 @@ class InputItem(Struct, kw_only=True):
     type: str | None = None
     id: str | None = None
     status: str | None = None
-    role: str | None = None
+    role: Role | None = None
     content: InputContent | None = None
     call_id: str | None = None
     name: str | None = None

@@ -6,7 +6,7 @@ becomes a number, no float an int, no int a bool.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -118,10 +118,13 @@ class ContentPart(Struct, kw_only=True):
     refusal: str | None = None
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
 class Message(Struct, kw_only=True):
     """One turn of the conversation; which fields go with which role is checked in messages.py."""
 
-    role: str
+    role: Role
     content: str | Annotated[list[ContentPart], Meta(max_length=1024)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=256)] | None = None

@@ -1,7 +1,7 @@
 """Quantised weights: the codes that stand for them, what they come to, and the order in which the C kernels read them.
 
-int8: a scale per output, codes -127 to 127. int4: a step and a low per output and 32 inputs, codes 0 to 15; that is also
-the grid of GGUF's Q4_1, so a model that was converted from it loses next to nothing. Both round to nearest.
+int8: a scale per output, codes -127 to 127. int4: a step and a low per output and 32 inputs, codes 0 to 15; that is
+also the grid of GGUF's Q4_1, so a model that was converted from it loses next to nothing. Both round to nearest.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch.nn.functional import pad
 
 GROUP = 32
 TILE = 32
+# The C kernels' formats of quantised matrices, by the method's name (linear.h).
+FORMATS = {"int8": 2, "int8_dynamic": 3, "int4": 4}
 
 
 class Int8Weight(NamedTuple):
@@ -27,7 +29,7 @@ class Int8Weight(NamedTuple):
 
 
 class Int4Weight(NamedTuple):
-    """nibbles uint8 [n, k]; steps and lows bf16 [n, groups]: weight = low + step * nibble. The last group may be short."""
+    """nibbles uint8 [n, k]; steps, lows bf16 [n, groups]: weight = low + step * nibble. The last group may be short."""
 
     nibbles: torch.Tensor
     steps: torch.Tensor
@@ -58,6 +60,13 @@ def quantize_int4(weight: torch.Tensor) -> Int4Weight:
     divisors = steps.float().clamp_min(torch.finfo(torch.float32).tiny)[:, :, None]
     nibbles = ((groups - lows.float()[:, :, None]) / divisors).round().clamp(0, 15)
     return Int4Weight(nibbles.to(torch.uint8).view(n, -1)[:, :k], steps, lows)
+
+
+def pack_quantized(weight: torch.Tensor, method: str) -> torch.Tensor:
+    """A weight [n, k] quantised and laid out for the C kernels; bytes."""
+    if method == "int4":
+        return pack_int4(quantize_int4(weight))
+    return (pack_int8 if method == "int8" else pack_int8_dynamic)(quantize_int8(weight))
 
 
 def pack_int8(weight: Int8Weight) -> torch.Tensor:

@@ -44,7 +44,7 @@ class Int8DynamicLinear:
         coded = (rows / scales.clamp_min(torch.finfo(torch.float32).tiny)).round().to(torch.int8)
         num_rows = max(_MIN_ROWS, len(x) + -len(x) % _STEP) if x.is_cuda else len(x)
         coded = torch.nn.functional.pad(coded, (0, -self.num_inputs % _STEP, 0, num_rows - len(x)))
-        sums = torch._int_mm(coded, self.codes.T)[: len(x), : self.num_outputs]
+        sums = torch.ops.aten._int_mm(coded, self.codes.T)[: len(x), : self.num_outputs]
         y = (sums.float() * self.scales * scales).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
@@ -80,9 +80,7 @@ class Float8Linear:
         """[T, in] -> [T, out] in x's dtype."""
         rows, scales = self._narrow(x)
         # The kernel with a scale per row gives bf16 only.
-        y = torch._scaled_mm(
-            rows, self.weight.T, scale_a=scales, scale_b=self.scales.T, out_dtype=torch.bfloat16
-        ).to(x.dtype)  # fmt: skip
+        y = torch.ops.aten._scaled_mm(rows, self.weight.T, scales, self.scales.T, out_dtype=torch.bfloat16).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
     @classmethod

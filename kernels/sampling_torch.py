@@ -36,18 +36,20 @@ class RowFilters(NamedTuple):
     @classmethod
     def of(cls, filters: Sequence[Filters], device: torch.device) -> RowFilters:
         """Sent to the device without waiting for it."""
-        columns = (
-            np.array([0.0 if item.is_greedy else item.temperature for item in filters]),
-            np.array([item.top_k for item in filters], np.int64),
-            np.array([item.top_p for item in filters]),
-            np.array([item.min_p for item in filters]),
-        )
         is_sorted = any((item.top_k > 0 or item.top_p < 1.0) and not item.is_greedy for item in filters)
-        return cls(*(to_device(column, device) for column in columns), is_sorted)
+        return cls(
+            to_device(np.array([0.0 if item.is_greedy else item.temperature for item in filters]), device),
+            to_device(np.array([item.top_k for item in filters], np.int64), device),
+            to_device(np.array([item.top_p for item in filters]), device),
+            to_device(np.array([item.min_p for item in filters]), device),
+            is_sorted,
+        )
 
     def rows(self, chosen: slice | torch.Tensor) -> RowFilters:
         """Those of some rows."""
-        return RowFilters(*(column[chosen] for column in self[:4]), self.is_sorted)
+        return RowFilters(
+            self.temperature[chosen], self.top_k[chosen], self.top_p[chosen], self.min_p[chosen], self.is_sorted
+        )
 
 
 def draw_rows(logits: torch.Tensor, rows: torch.Tensor, filters: RowFilters, u: torch.Tensor) -> torch.Tensor:

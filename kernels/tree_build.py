@@ -10,6 +10,7 @@ siblings stand by falling probability. Equal scores go to the lower id, which ke
 probability 1. Probabilities that are NaN count as 0, so such nodes come last but still make a tree.
 """
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -105,8 +106,12 @@ def build_tree(
 ) -> DraftTree:
     """The tree of the likeliest N - 1 candidates below `root_tokens` [B] at `root_positions` [B] (both integer).
 
-    ValueError when the steps give fewer candidates.
+    ValueError when the steps give fewer candidates. On a CUDA device Triton builds it, where it is installed.
     """
+    if root_tokens.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+        from kernels import tree_build_triton
+
+        return tree_build_triton.build_tree(root_tokens, root_positions, expansions, num_draft_tokens)
     chosen = select_nodes(expansions, num_draft_tokens)
     tokens = torch.cat([e.tokens for e in expansions], dim=1).gather(1, chosen)
     scores = torch.cat([e.scores for e in expansions], dim=1).gather(1, chosen)

@@ -151,7 +151,7 @@ class SpeculativeArgs(Args):
         None, "speculation: draft model", "As --load-format. Default: the target's."
     )
     speculative_draft_attention_backend: str | None = arg(
-        None, "speculation: draft model", "Attention kernels of the draft head. Default: as suits the device."
+        None, "speculation: draft model", "As --attention-backend. Default: as suits the device; `serve`: the target's."
     )
     speculative_draft_model_quantization: str | None = arg(
         None, "speculation: draft model", "As --quantization, or unquant for none. Default: as --quantization."
@@ -296,7 +296,7 @@ class VerifyArgs(Args):
     )
     attention_backend: str = arg(
         "auto", "kernels",
-        "auto, torch_native, triton or flashinfer. auto: triton on a GPU; on CPU the C decoder, where it has the model.",
+        "auto, torch_native, triton or flashinfer. auto: triton on a GPU; on CPU the C decoder where it has the model.",
     )  # fmt: skip
     prefill_attention_backend: str | None = arg(
         None, "kernels", "Attention of prompts' chunks. Default: --attention-backend."
@@ -306,10 +306,12 @@ class VerifyArgs(Args):
     )
     speculative_attention_mode: Literal["prefill", "decode"] = arg(
         "prefill", "kernels",
-        "Whose attention verifies trees, prefill's or decode's. Of one backend: triton's wide tiles or its narrow ones.",
+        "Whose attention verifies trees, prefill's or decode's; of one backend, triton's wide or its narrow tiles.",
     )  # fmt: skip
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = arg(
-        "auto", "kernels", "What keys and values are kept in; fp8 needs torch_native or triton. auto: the compute dtype."
+        "auto",
+        "kernels",
+        "What keys and values are kept in; fp8 needs torch_native or triton. auto: the compute dtype.",
     )
     disable_cuda_graph: bool = arg(False, "kernels", "Launch each step's kernels one by one.")
     cuda_graph_max_bs: int | None = arg(
@@ -413,7 +415,9 @@ class GatewayArgs(Args):
     verify_address: tuple[str, ...] = arg(
         ("127.0.0.1:50051",), "network", "Verify service; a DNS name may stand for several. Repeatable."
     )
-    served_model_name: str | None = arg(None, "model", "Name in the API. Default: the hub id, or the model folder's name.")
+    served_model_name: str | None = arg(
+        None, "model", "Name in the API. Default: the hub id, or the model folder's name."
+    )
     tokenizer_path: str | None = arg(None, "model", "Folder with tokenizer.json. Default: the verify service's model.")
     chat_template: str | None = arg(None, "model", "File with a chat template. Default: the model's.")
     tool_call_parser: str | None = arg(
@@ -421,7 +425,9 @@ class GatewayArgs(Args):
         "deepseekv3, kimi_k2... Default: what the chat template shows.",
     )  # fmt: skip
     reasoning_parser: str | None = arg(
-        None, "model", "How the model marks its reasoning: deepseek-r1, qwen3, mistral... Default: it is not told apart."
+        None,
+        "model",
+        "How the model marks its reasoning: deepseek-r1, qwen3, mistral... Default: it is not told apart.",
     )
     api_key: tuple[str, ...] = arg((), "limits", "Key that clients must send. Repeatable. Default: none.")
     api_key_file: str | None = arg(

@@ -116,6 +116,10 @@ async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:
 
 
 def _draft_args(args: ServeArgs, **fixed: object) -> DraftArgs:
+    """The draft part's settings; a draft model's attention is the target's where none is named."""
+    if args.speculative_algorithm is not None and args.speculative_algorithm.upper() not in ("NGRAM", "NONE"):
+        target = None if args.attention_backend == "auto" else args.attention_backend
+        fixed["speculative_draft_attention_backend"] = args.speculative_draft_attention_backend or target
     return args.part(DraftArgs, speculative_algorithm=args.speculative_algorithm, **fixed)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -20,7 +21,6 @@ from training.batches import Batch
 from training.data.store import Example
 from training.kinds import Kind
 from training.losses import unrolled
-from training.network import DraftNetwork
 from training.target_states import States, TargetStates
 
 CHAIN_STEPS = 3
@@ -33,6 +33,19 @@ class Tree:
     num_steps: int = 5
     topk: int = 4
     num_nodes: int = 8
+
+
+class Drafting(Protocol):
+    """A network that is trained, or one that is published."""
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        ...
+
+    def built(self) -> Head:
+        """The network as it is now."""
+        ...
 
 
 @dataclass(slots=True)
@@ -49,6 +62,14 @@ class Rounds:
         """Committed per round; 1 when there was none."""
         return self.num_committed / self.num_rounds if self.num_rounds else 1.0
 
+    def add(self, other: Rounds) -> None:
+        """Counts those too."""
+        self.num_rounds += other.num_rounds
+        self.num_committed += other.num_committed
+        longest = max(len(self.accepted_by_step), len(other.accepted_by_step))
+        both = (counts + [0] * (longest - len(counts)) for counts in (self.accepted_by_step, other.accepted_by_step))
+        self.accepted_by_step = [left + right for left, right in zip(*both, strict=True)]
+
     def walk(self, accepted: Sequence[int], first: int, end: int) -> None:
         """The rounds of an answer: accepted[p] drafts would be below position p; the roots are first..end-2."""
         root = first
@@ -64,7 +85,7 @@ class Rounds:
 
 @torch.inference_mode()
 def chain_rounds(
-    network: DraftNetwork, target: TargetStates, examples: Sequence[Example], *, num_steps: int = CHAIN_STEPS,
+    network: Drafting, target: TargetStates, examples: Sequence[Example], *, num_steps: int = CHAIN_STEPS,
     batch_tokens: int = 2048,
 ) -> Rounds:  # fmt: skip
     """With chains of num_steps drafts."""
@@ -95,7 +116,7 @@ def _chain_accepts(kind: Kind, head: Head, batch: Batch, states: States, num_ste
 
 @torch.inference_mode()
 def tree_rounds(
-    network: DraftNetwork, target: TargetStates, examples: Sequence[Example], tree: Tree | None = None
+    network: Drafting, target: TargetStates, examples: Sequence[Example], tree: Tree | None = None
 ) -> Rounds:
     """With trees, the likeliest nodes of all steps kept (EAGLE-2)."""
     rounds, tree = Rounds(), tree or Tree()

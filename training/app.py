@@ -7,13 +7,14 @@ import sys
 
 from outrider.args import Args
 from outrider.telemetry import configure_logging
-from training.args import DataArgs, EvalArgs, ExportArgs, HeadArgs, TokenMapArgs
+from training.args import DataArgs, EvalArgs, ExportArgs, HeadArgs, PackArgs, TokenMapArgs
 
 COMMANDS: dict[str, tuple[type[Args], str]] = {
     "data": (DataArgs, "training.data.build"),
     "head": (HeadArgs, "training.loop"),
     "eval": (EvalArgs, "training.evaluate"),
     "export": (ExportArgs, "training.export"),
+    "pack": (PackArgs, "training.packing"),
     "token-map": (TokenMapArgs, "training.frequencies"),
 }
 

@@ -125,6 +125,9 @@ class HeadArgs(TargetArgs):
     train_dtype: Literal["bfloat16", "float32"] = arg(
         "bfloat16", "training", "What the head computes in; parameters and optimizers stay in float32."
     )
+    store_states: str | None = arg(
+        None, "training", "Folder to keep the target's states in: from the second epoch on the target is not run."
+    )
     seed: int = arg(0, "training", "Order of the data, and noise at the start.")
     max_len: int = arg(1024, "training", "Conversations are cut to so many tokens.")
     eval_every: int = arg(100_000, "evaluation", "Tokens between evaluations.")
@@ -224,3 +227,22 @@ class TokenMapArgs(Args):
         if not self.output.endswith((".safetensors", ".pt")):
             raise StartupError(f"--output is {self.output!r}; a .safetensors or .pt file is needed")
         at_least(self, 1, "size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackArgs(Args):
+    """Settings of `outrider train pack`."""
+
+    command: ClassVar[str] = "train pack"
+    summary: ClassVar[str] = "Pack an exported head into the int8 form in which heads are shipped with Outrider."
+
+    head: str = arg("", "pack", "Folder of the exported head.")
+    algorithm: Literal["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"] = arg("EAGLE3", "pack", "What it is served as.")
+    model_path: str | None = arg(None, "pack", "The target that it was trained for. Default: the embedded model.")
+    revision: str | None = arg(None, "pack", "Revision of a hub id.")
+    output: str | None = arg(None, "pack", "File to write. Default: where Outrider looks for shipped heads.")
+
+    def check(self) -> None:
+        """The head's folder."""
+        if not self.head:
+            raise StartupError("--head is needed: the folder of an exported head")

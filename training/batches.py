@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from outrider.errors import StartupError
-from training.data.store import Example, read_examples, shard_paths
+from training.data.store import Example, Origin, read_examples, shard_paths, shard_size
 
 # One conversation in so many is kept for evaluation and never trained on.
 HELD_OUT = 50
@@ -35,6 +35,8 @@ class Batch:
     """bool [B, L]: tokens that the target wrote; what a head learns to draft."""
     lengths: torch.Tensor
     """int64 [B]"""
+    origins: list[Origin]
+    """Where the conversations stand on disk."""
 
     @property
     def num_tokens(self) -> int:
@@ -43,7 +45,8 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same with its tensors there."""
-        return Batch(self.conversations, self.tokens.to(device), self.wanted.to(device), self.lengths.to(device))
+        tokens, wanted, lengths = self.tokens.to(device), self.wanted.to(device), self.lengths.to(device)
+        return Batch(self.conversations, tokens, wanted, lengths, self.origins)
 
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
@@ -57,7 +60,7 @@ class Batch:
                 wanted[row, start:end] = True
         return cls(
             [example.tokens for example in examples], tokens.to(device), wanted.to(device),
-            torch.tensor(lengths, device=device),
+            torch.tensor(lengths, device=device), [example.origin for example in examples],
         )  # fmt: skip
 
 
@@ -102,9 +105,14 @@ class Dataset:
         """Of the first shards, what is trained on or what is held out; cut to max_len."""
         paths = shard_paths(self.folder)
         while len(self._shards) < min(num_shards, len(paths)):
-            self._shards.append([self._cut(example) for example in read_examples(paths[len(self._shards)])])
+            number = len(self._shards)
+            self._shards.append([self._cut(example) for example in read_examples(paths[number], number)])
         every = [example for shard in self._shards[:num_shards] for example in shard]
         return [example for example in every if example.answers and is_held_out(example) == held_out]
+
+    def shard_size(self, number: int) -> tuple[int, int]:
+        """Tokens and conversations of a shard, nothing cut."""
+        return shard_size(shard_paths(self.folder)[number])
 
     def held_out(self, limit: int) -> list[Example]:
         """The first `limit` greedy ones that are held out."""

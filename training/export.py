@@ -22,6 +22,7 @@ from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
 from outrider.errors import StartupError
 from outrider.telemetry import announce
 from training.args import ExportArgs
+from training.card import card
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.kinds import EAGLE3, NEXTN, STANDALONE, Kind, make_kind
 
@@ -36,7 +37,7 @@ def main(args: ExportArgs) -> int:
     checkpoint = Checkpoint.load(folder / (BEST if args.best else LAST))
     target = resolve_model(args.model_path, revision=args.revision)
     kind = kind_of(checkpoint, target)
-    export(kind, checkpoint.tensors, checkpoint.drafted, output, target=target, load_format=args.load_format)
+    export(kind, checkpoint, output, target=target, load_format=args.load_format)
     announce(f"{output}: {kind.algorithm} after {checkpoint.seen:,} tokens")
     return 0
 
@@ -55,12 +56,10 @@ def kind_of(checkpoint: Checkpoint, target: Path) -> Kind:
     return kind
 
 
-def export(
-    kind: Kind, tensors: Mapping[str, torch.Tensor], drafted: torch.Tensor, folder: Path, *, target: Path,
-    load_format: str = "auto",
-) -> None:  # fmt: skip
-    """Writes the head to `folder`, which is replaced as a whole."""
-    stored = published(kind, tensors, drafted, target=target, load_format=load_format)
+def export(kind: Kind, checkpoint: Checkpoint, folder: Path, *, target: Path, load_format: str = "auto") -> None:
+    """Writes the head and its card to `folder`, which is replaced as a whole."""
+    drafted = checkpoint.drafted
+    stored = published(kind, checkpoint.tensors, drafted, target=target, load_format=load_format)
     partial = folder.with_name(folder.name + ".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -68,6 +67,7 @@ def export(
         values = kind.values | ({"draft_vocab_size": len(drafted)} if kind.algorithm == EAGLE3 else {})
         (partial / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
+        (partial / "README.md").write_text(card(checkpoint, target.name), encoding="utf-8")
         for name in _TEXT_FILES if kind.algorithm == STANDALONE else ():
             if (target / name).is_file():
                 shutil.copyfile(target / name, partial / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import signal
 import sys
@@ -35,13 +36,14 @@ from training.network import DraftNetwork
 from training.optimizers import Optimizers, clip, schedule
 from training.plot import plot
 from training.ranks import Ranks, join
+from training.state_store import StateStore
 from training.target_states import States, TargetStates
 
 EXPORT_FOLDER = "export"
 # Settings that may change when training goes on.
 _FREE = {
     "tokens", "output", "data", "device", "threads", "eval_every", "eval_conversations", "eval_prompts",
-    "eval_answer_tokens", "save_every", "model_path", "revision", "load_format", "dtype",
+    "eval_answer_tokens", "save_every", "store_states", "model_path", "revision", "load_format", "dtype",
 }  # fmt: skip
 
 log = get_logger(__name__)
@@ -81,6 +83,8 @@ class Trainer:
             Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
             num_ranks=ranks.num_ranks,
         )  # fmt: skip
+        stored = args.store_states
+        self.store = None if stored is None else StateStore(Path(stored), self.target, self.dataset)
         self.checkpoint = self._begin_or_resume(facts_of(args, model_path))
         self.network = _network(self.kind, self.checkpoint, self.target, args)
         self.module = ranks.wrapped(_LossModule(self.network, args))
@@ -114,7 +118,7 @@ class Trainer:
         self._save(LAST)
         if self.ranks.is_first:
             export(
-                self.kind, self.network.trained(), at.drafted, self.folder / EXPORT_FOLDER, target=self.target.folder
+                self.kind, at, self.folder / EXPORT_FOLDER, target=self.target.folder, load_format=self.args.load_format
             )
             announce(f"{self.folder / EXPORT_FOLDER}: the head after {at.seen:,} tokens")
 
@@ -123,7 +127,7 @@ class Trainer:
         args, at, count = self.args, self.checkpoint, 0
         for index in range(args.accumulate):
             batch = next(batches).to(self.target.device)
-            states = self.target(batch.conversations)
+            states = self.store(batch) if self.store is not None else self.target(batch.conversations)
             last = index == args.accumulate - 1
             with contextlib.nullcontext() if last else _no_sync(self.module):
                 report: Report = self.module(batch, states)
@@ -266,7 +270,7 @@ class _Stopping:
 
 def facts_of(args: HeadArgs, model_path: Path) -> dict[str, Any]:
     """What must not change when training goes on."""
-    own = {name: getattr(args, name) for name in args.__dataclass_fields__ if name not in _FREE}
+    own = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name not in _FREE}
     if args.load_format == "dummy":
         return own | {"target": "dummy"}
     return own | {"target": numerics_id(open_checkpoint(model_path, load_format=args.load_format).files)}

@@ -52,6 +52,11 @@ class TargetStates:
         self.device = self.runner.device
         self._final_norm = tensor_of(model_path, "model.norm.weight", load_format).to(self.device, self.runner.dtype)
 
+    @property
+    def row_width(self) -> int:
+        """Numbers kept of a token."""
+        return self.config.hidden_size * len({*self._feature_layers, self.config.num_layers})
+
     def vocabulary_rows(self, name: str) -> torch.Tensor:
         """The target's embedding or output head [vocab, hidden], by engine.models.heads.target's names, as stored."""
         return shared_tensor(TargetShape.from_folder(self.folder), name, load_format=self.load_format)
@@ -59,7 +64,12 @@ class TargetStates:
     @torch.no_grad()
     def __call__(self, conversations: Sequence[np.ndarray]) -> States:
         """States of conversations int64 [n_i], padded to the longest."""
-        rows, hidden = self._rows(conversations), self.config.hidden_size
+        return self.of_rows(self.rows(conversations))
+
+    @torch.no_grad()
+    def of_rows(self, rows: torch.Tensor) -> States:
+        """The states in kept rows [B, L, row_width]."""
+        hidden = self.config.hidden_size
         last = rms_norm(rows[..., -hidden:], self._final_norm, self.config.rms_eps)
         width = hidden * len(self._feature_layers)
         return States(rows[..., :width] if width else last, last)
@@ -67,13 +77,14 @@ class TargetStates:
     @torch.no_grad()
     def size_of_stream(self, conversations: Sequence[np.ndarray]) -> tuple[float, float]:
         """Medians over tokens of the root mean squares of the last state, before the final norm and after it."""
-        rows = self._rows(conversations)[..., -self.config.hidden_size :].float()[self._places(conversations)]
+        rows = self.rows(conversations)[..., -self.config.hidden_size :].float()[self._places(conversations)]
         normed = rms_norm(rows, self._final_norm.float(), self.config.rms_eps)
         before, after = (float(x.square().mean(dim=-1).sqrt().median()) for x in (rows, normed))
         return before, after
 
-    def _rows(self, conversations: Sequence[np.ndarray]) -> torch.Tensor:
-        """All kept states [B, L, width], in the target's dtype."""
+    @torch.no_grad()
+    def rows(self, conversations: Sequence[np.ndarray]) -> torch.Tensor:
+        """All kept states side by side [B, L, row_width], the last one behind the others, in the target's dtype."""
         segments, start = [], 0
         for row, tokens in enumerate(conversations):
             slots = np.arange(start, start + len(tokens), dtype=np.int32)

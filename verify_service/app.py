@@ -22,6 +22,7 @@ from engine.loader import resolve_model
 from engine.pages import PagePool
 from engine.radix_cache import RadixCache
 from engine.runner import ModelRunner, model_shapes
+from engine.threads import leave_cores_to_kernels
 from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.errors import Unavailable
@@ -68,7 +69,9 @@ class Engine:
 
 def load_engine(args: VerifyArgs) -> Engine:
     """Loads and warms the model up. StartupError when it cannot be served."""
-    folder = resolve_model(args.model_path, revision=args.revision)
+    folder = resolve_model(
+        args.model_path, revision=args.revision, load_format=args.load_format, trust_remote_code=args.trust_remote_code
+    )
     config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
     sizes = choose_sizes(args, config, model_shapes(folder, config, load_format=args.load_format))
     runner = ModelRunner.load(
@@ -85,6 +88,8 @@ def load_engine(args: VerifyArgs) -> Engine:
         trust_remote_code=args.trust_remote_code,
         execution=execution_of(args),
     )
+    if runner.backend.startswith("native"):
+        leave_cores_to_kernels()
     costs = measure_costs(runner, sizes)
     log.info("model loaded", path=str(folder), tokens=sizes.total_tokens, step_ms=round(float(costs.ms(1)), 2))
     return Engine(runner, sizes, costs, vocab_fingerprint(folder))

@@ -8,7 +8,7 @@ All rows of a tree are drawn, where the host would draw only those that it visit
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -88,19 +88,19 @@ class DeviceSampler:
         prompt_marks = [self._score_prompt(each, logits, read) for each in prompts]
         batch = _Batch(drawn, self._device) if drawn else None
         tree_marks = self._score_nodes(drawn, logits, read)
-        marks, score_marks = None, {}
+        mark, score_marks = None, {}
         if batch is not None:
             self._shape(drawn, logits)
             accepted = self._walk(batch, logits)
-            marks = [read.add(part) for part in accepted]
+            mark = read.add_all(accepted)
             score_marks = self._score_paths(batch, accepted, logits, read)
         arrays = read.fetch()
-        for each, mark in zip(prompts, prompt_marks, strict=True):
-            _tell_prompt(each, arrays, mark)
+        for each, start in zip(prompts, prompt_marks, strict=True):
+            _tell_prompt(each, arrays, start)
         outcomes: list[Accepted | None] = [None] * len(works)
-        if marks is None:
+        if mark is None:
             return outcomes
-        nodes, counts, bonuses = (arrays[mark] for mark in marks)
+        nodes, counts, bonuses = arrays[mark : mark + 3]
         for index, each in enumerate(drawn):
             bonus = int(bonuses[index])
             if bonus == NO_TOKEN:
@@ -172,7 +172,7 @@ class DeviceSampler:
             above = torch.nn.functional.pad(nodes[:-1], (1, 0), value=-1)
             rows = batch.rows[index][above + 1]
             scores = token_logprobs(logits, rows, tokens, batch.drawn[index].work.session.num_top_logprobs)
-            marks[index] = [read.add(part) for part in scores][0]
+            marks[index] = read.add_all(scores)
         return marks
 
     def _score_prompt(self, prompt: _Prompt, logits: torch.Tensor, read: _Readback) -> int | None:
@@ -182,7 +182,7 @@ class DeviceSampler:
         rows = self._up(np.arange(prompt.first, prompt.first + len(prompt.tokens)))
         tokens = self._up(prompt.tokens.astype(np.int64))
         scores = token_logprobs(logits, rows, tokens, prompt.work.session.num_top_logprobs)
-        return [read.add(part) for part in scores][0]
+        return read.add_all(scores)
 
     def _up(self, array: NDArray[np.generic]) -> torch.Tensor:
         return to_device(np.ascontiguousarray(array), self._device)
@@ -262,6 +262,12 @@ class _Readback:
         self._parts.append(tensor)
         return len(self._parts) - 1
 
+    def add_all(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Where `fetch` will have the first of them."""
+        start = len(self._parts)
+        self._parts.extend(tensors)
+        return start
+
     def fetch(self) -> list[NDArray[np.generic]]:
         """All of them, in numpy."""
         if not self._parts:
@@ -294,7 +300,8 @@ def _path_logprobs(
 
 def _token_logprob(token: int, arrays: list[NDArray[np.generic]], mark: int, place: int) -> verify_pb2.TokenLogprob:
     logprobs, top_ids, top_logprobs = (array[place] for array in arrays[mark : mark + 3])
-    top = zip(top_ids.tolist(), top_logprobs.tolist(), strict=True)
+    there = not np.isnan(logprobs)  # where the model gave no distribution, nothing is likeliest
+    top = zip(top_ids.tolist(), top_logprobs.tolist(), strict=True) if there else ()
     return verify_pb2.TokenLogprob(
         token=token,
         logprob=float(logprobs),

@@ -81,6 +81,11 @@ class Corpus:
         self._thread.start()
 
     @property
+    def num_bytes(self) -> int:
+        """Of the trie's arrays."""
+        return self._trie.num_bytes
+
+    @property
     def num_nodes(self) -> int:
         """Nodes of the trie in use."""
         return self._trie.num_nodes

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
@@ -15,10 +13,14 @@ from engine.config import FeatureSpec
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.models.heads.base import Head
+from engine.models.heads.linears import head_linears
 from engine.models.heads.load import HeadFolder, load_head
 from engine.models.heads.runner import HeadRunner
 from engine.models.heads.target import TargetShape
+from engine.quantization import draft_quantization
 from engine.runner import pick_device
+from engine.threads import kernel_threads, leave_cores_to_kernels
+from outrider import env
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.v1 import common_pb2
@@ -39,12 +41,15 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     """For --speculative-algorithm EAGLE, EAGLE3 and NEXTN. StartupError for a head that is absent or does not fit."""
     target_folder, folder, load_format = _folders(args)
     target = TargetShape.from_folder(target_folder)
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    device = pick_device(args.device)
+    quantization = draft_quantization(args.speculative_draft_model_quantization, args.quantization)
     head, spec = load_head(
-        folder, target_folder, max_len=args.draft_max_total_tokens, dtype=args.dtype, device=pick_device(args.device),
+        folder, target_folder, max_len=args.draft_max_total_tokens, dtype=args.dtype, device=device,
         load_format=load_format, target_load_format=args.load_format, token_map=args.speculative_token_map,
+        make_linear=head_linears(device, quantization, kernel_threads(args.threads)),
     )  # fmt: skip
+    if device.type == "cpu" and env.cpu_kernel():
+        leave_cores_to_kernels()
     _check_family(args, folder, head.config.family)
     shape = _shape(args, head, target)
     runner = HeadRunner(
@@ -69,7 +74,7 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
 
 def _folders(args: DraftArgs) -> tuple[Path, Path, str]:
     """The target's folder, the head's, and the form of the head's weights."""
-    target_folder = resolve_model(args.model_path, revision=args.revision)
+    target_folder = resolve_model(args.model_path, revision=args.revision, load_format=args.load_format)
     load_format = args.speculative_draft_load_format or args.load_format
     return target_folder, _head_folder(args, target_folder, load_format), load_format
 
@@ -77,7 +82,9 @@ def _folders(args: DraftArgs) -> tuple[Path, Path, str]:
 def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path:
     """What --speculative-draft-model-path names, or the target itself where it brings MTP layers along."""
     if args.speculative_draft_model_path is not None:
-        return resolve_model(args.speculative_draft_model_path, revision=args.speculative_draft_model_revision)
+        return resolve_model(
+            args.speculative_draft_model_path, revision=args.speculative_draft_model_revision, load_format=load_format
+        )
     try:
         HeadFolder.open(target_folder, load_format=load_format)
     except StartupError as error:

@@ -22,7 +22,9 @@ from engine.execution import Execution
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.models.heads.token_map import load_token_map
+from engine.quantization import draft_quantization
 from engine.runner import ModelRunner
+from engine.threads import kernel_threads, leave_cores_to_kernels
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.v1 import common_pb2
@@ -62,18 +64,25 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
     """From flags. StartupError for a model that is absent, refused, or not of the target's vocabulary."""
     if args.speculative_draft_model_path is None:
         raise StartupError("STANDALONE drafts with a model of its own: give --speculative-draft-model-path")
-    folder = resolve_model(args.speculative_draft_model_path, revision=args.speculative_draft_model_revision)
+    folder = resolve_model(
+        args.speculative_draft_model_path, revision=args.speculative_draft_model_revision,
+        load_format=args.speculative_draft_load_format or args.load_format, trust_remote_code=args.trust_remote_code,
+    )  # fmt: skip
     shape = tree_shape(args, is_head=False)
-    config = ModelConfig.from_folder(folder)
+    config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
     fingerprint = vocab_fingerprint(folder)
     _check_vocabulary(args, folder, fingerprint)
     runner = ModelRunner.load(
         folder, dtype=args.dtype, device=args.device, num_slots=args.draft_max_total_tokens,
         max_sessions=ROWS_PER_SESSION * args.max_sessions, max_len=args.draft_max_total_tokens,
         load_format=args.speculative_draft_load_format or args.load_format, max_batch_tokens=MAX_BATCH_TOKENS,
-        threads=args.threads,
+        threads=kernel_threads(args.threads),
+        quantization=draft_quantization(args.speculative_draft_model_quantization, args.quantization),
         execution=Execution(AttentionChoice(args.speculative_draft_attention_backend or "auto")),
+        trust_remote_code=args.trust_remote_code,
     )  # fmt: skip
+    if runner.backend.startswith("native"):
+        leave_cores_to_kernels()
     token_map = None
     if args.speculative_token_map is not None:
         token_map = load_token_map(args.speculative_token_map, config.vocab_size)

@@ -7,6 +7,7 @@ and up together; no loop over tokens.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -64,12 +65,17 @@ class Layer:
 
     def before(self, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of rows x [T, hidden], queries [T, heads, head_dim], keys and values [T, kv_heads, head_dim]."""
+        q, k, v = self.projected(x)
+        return apply_rope(q, rope), apply_rope(k, rope), v
+
+    def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As before, not yet rotated."""
         config = self.config
         heads = self.qkv(rms_norm(x, self.input_norm, config.rms_eps)).view(len(x), -1, config.head_dim)
         q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(q, self.q_norm, config.rms_eps), rms_norm(k, self.k_norm, config.rms_eps)
-        return apply_rope(q, rope), apply_rope(k, rope), v
+        return q, k, v
 
     def after(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """The layer's output [T, hidden] from its input x and what attention made of it, [T, heads, head_dim]."""
@@ -84,11 +90,14 @@ class TorchLlama:
 
     compile_max_batch: steps of at most so many sessions run layers compiled by torch.compile; 0: none do. The parts
     before and after attention are compiled, once for all layers and any number of rows.
+    rope_and_store: rotates queries and keys and writes keys and values to the pool in one go, where there is such a
+    kernel (kernels.attention.triton_rope); steps that run compiled layers do without.
     """
 
     def __init__(
         self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, attention: Attention,
         num_positions: int, frequencies: torch.Tensor, quantization: str | None = None, *, compile_max_batch: int = 0,
+        rope_and_store: Callable[..., torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         self.pool = pool
@@ -100,6 +109,7 @@ class TorchLlama:
         windows = config.windows or (0,) * config.num_layers
         layers = zip(weights.layers(), windows, strict=True)
         self.layers = [Layer(config, layer, make_linear, window) for layer, window in layers]
+        self._rope_and_store = rope_and_store
         self._plain: tuple[Any, Any] = (Layer.before, Layer.after)
         self._compiled = self._plain
         self._compile_max_batch = compile_max_batch
@@ -125,10 +135,14 @@ class TorchLlama:
         kept: list[torch.Tensor] = []
         for index, layer in enumerate(self.layers):
             self._keep(kept, index, x)
-            q, k, v = before(layer, x, rope)
             k_pool, v_pool = self.pool.k[index], self.pool.v[index]
-            store(k_pool, rows.slots, k)
-            store(v_pool, rows.slots, v)
+            if self._rope_and_store is not None and not compiled:
+                q, k, v = layer.projected(x)
+                q = self._rope_and_store(q, k, v, rope, k_pool, v_pool, rows.slots)
+            else:
+                q, k, v = before(layer, x, rope)
+                store(k_pool, rows.slots, k)
+                store(v_pool, rows.slots, v)
             x = after(layer, x, self.attention(q, k_pool, v_pool, layout, scale, window=layer.window))
         self._keep(kept, len(self.layers), x)
         wanted = slice(None) if rows.logit_rows is None else rows.logit_rows

@@ -20,13 +20,11 @@ from kernels.attention.cpu import POOL_DTYPES
 from kernels.linear import interleave_gates, pack_tiles
 from kernels.native.library import PARTS, CHeads, CLayer, CMatrix, CModel, address, c_layout
 from kernels.native.memory import Arena
-from kernels.quantize import pack_int4, pack_int8, pack_int8_dynamic, quantize_int4, quantize_int8
+from kernels.native_linear import BF16, FP32
+from kernels.quantize import FORMATS, pack_quantized
 from kernels.rope import rope_table
 
 LANES = 16
-# linear.h's formats of matrices.
-BF16, FP32, INT8, INT8_DYNAMIC, INT4 = range(5)
-FORMATS = {"int8": INT8, "int8_dynamic": INT8_DYNAMIC, "int4": INT4}
 # Sums of INT8_DYNAMIC are whole numbers of 32 bits, of products up to 255 * 127.
 MAX_DYNAMIC_INPUTS = 65_536
 
@@ -47,7 +45,7 @@ class NativeLlama:
         frequencies: torch.Tensor, library: ctypes.CDLL, num_threads: int, quantization: str | None = None,
     ) -> None:  # fmt: skip
         self.config = config
-        self._format = None if quantization is None else FORMATS[quantization]
+        self._method = quantization
         self._library = library
         self._dtype = pool.k.dtype
         self._arena = Arena()
@@ -59,7 +57,7 @@ class NativeLlama:
         model = CModel(
             hidden=config.hidden_size, ffn=config.intermediate_size, num_layers=config.num_layers,
             vocab=config.vocab_size,
-            wide_activations=self._format is not None or self._dtype is torch.float32
+            wide_activations=quantization is not None or self._dtype is torch.float32
             or not library.outrider_has_bf16_dot(),
             wide_embedding=embedding.dtype is torch.float32,
             heads=CHeads(
@@ -69,7 +67,7 @@ class NativeLlama:
             ),
             layers=(CLayer * len(layers))(*layers),
             embedding=self._keep(embedding), final_norm=self._floats(top.norm),
-            head=self._matrix(top.head, None, None if self._format is None else INT8),
+            head=self._matrix(top.head, None, None if quantization is None else "int8"),
         )  # fmt: skip
         self._add_features(model, features, pool)
         decoder = library.outrider_decoder_create(ctypes.byref(model), num_threads)
@@ -103,10 +101,10 @@ class NativeLlama:
         return CLayer(
             input_norm=self._floats(weights.input_norm), post_norm=self._floats(weights.post_norm),
             q_norm=self._floats(weights.q_norm), k_norm=self._floats(weights.k_norm),
-            qkv=self._matrix(weights.qkv, weights.qkv_bias, self._format),
-            output=self._matrix(weights.output, weights.output_bias, self._format),
-            gate_up=self._matrix(interleave_gates(weights.gate_up), None, self._format),
-            down=self._matrix(weights.down, None, self._format),
+            qkv=self._matrix(weights.qkv, weights.qkv_bias, self._method),
+            output=self._matrix(weights.output, weights.output_bias, self._method),
+            gate_up=self._matrix(interleave_gates(weights.gate_up), None, self._method),
+            down=self._matrix(weights.down, None, self._method),
             k_pool=k_pool.data_ptr(), v_pool=v_pool.data_ptr(),
         )  # fmt: skip
 
@@ -118,12 +116,12 @@ class NativeLlama:
         model.last_feature = features.kind == "last"
         model.num_aux, model.aux_layers = len(features.layers), self._keep(layers)
 
-    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None, quantized: int | None) -> CMatrix:
-        if quantized is None:
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None, method: str | None) -> CMatrix:
+        if method is None:
             packed = pack_tiles(self._stored(weight))
             layout = FP32 if packed.dtype is torch.float32 else BF16
         else:
-            packed, layout = pack_quantized(weight, quantized), quantized
+            packed, layout = pack_quantized(weight, method), FORMATS[method]
         packed = self._arena.place(packed)
         return CMatrix(self._keep(packed), self._floats(bias), weight.shape[0], weight.shape[1], layout)
 
@@ -140,13 +138,6 @@ class NativeLlama:
     def _keep(self, tensor: torch.Tensor) -> int | None:
         self._alive.append(tensor)
         return address(tensor)
-
-
-def pack_quantized(weight: torch.Tensor, layout: int) -> torch.Tensor:
-    """A weight [n, k] quantised and laid out for one of linear.h's quantised formats; bytes."""
-    if layout == INT4:
-        return pack_int4(quantize_int4(weight))
-    return (pack_int8 if layout == INT8 else pack_int8_dynamic)(quantize_int8(weight))
 
 
 def _destroy(library: ctypes.CDLL, decoder: int, _alive: list[object]) -> None:

@@ -38,7 +38,9 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
         import transformers
     except ImportError as error:
         names = ", ".join(map(str, raw.get("architectures") or ["an unnamed architecture"]))
-        raise StartupError(f"{folder}: {names} is served through transformers, which is not installed") from error
+        raise StartupError(
+            f"{folder}: {names} is served through transformers, which is missing: pip install 'outrider[models]'"
+        ) from error
     from huggingface_hub.errors import StrictDataclassError
 
     if raw.get("quantization_config") is not None:
@@ -52,7 +54,9 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
     except (
         ValueError, KeyError, TypeError, AttributeError, OSError, ImportError, StrictDataclassError,
     ) as error:  # fmt: skip
-        raise StartupError(f"{folder / 'config.json'}: transformers does not take it: {error}") from error
+        raise StartupError(
+            f"{folder / 'config.json'}: {_name(raw)} is left to transformers, which does not take it: {error}"
+        ) from error
     if not _is_decoder(config, raw, trust_remote_code):
         _fail(folder, f"architecture {_name(raw)!r} is not supported: transformers has no causal language model for it")
     return config
@@ -64,7 +68,7 @@ def model_config(folder: Path, config: Any) -> ModelConfig:
     name = _name(read_json(folder / "config.json"))
     absent = [key for _, key in _SIZES if getattr(text, key, None) is None]
     if absent:
-        _fail(folder, f"architecture {name!r} is not supported: its config has no {absent[0]}, as attention over a pool needs")
+        _fail(folder, f"architecture {name!r} is not supported: its config has no {absent[0]}, which the KV pool needs")
     sizes: dict[str, int] = {}
     for own, key in _SIZES:
         sizes[own] = _count(folder, key, getattr(text, key, None))

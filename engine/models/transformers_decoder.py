@@ -8,6 +8,7 @@ that kind: every layer must come to attention once, and the result must be what 
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ class TransformersDecoder:
         self.pool = pool
         self.features = features
         self._model = model
-        self._paged = PagedAttention(config.architecture, pool, attention, windows_of(model.config.get_text_config(), config))
+        windows = windows_of(model.config.get_text_config(), config)
+        self._paged = PagedAttention(config.architecture, pool, attention, windows)
         for module in model.modules():
             module.outrider_attention = self._paged
         self._kept: dict[int, torch.Tensor] = {}
@@ -106,12 +108,12 @@ class TransformersDecoder:
         layers = self._layers()
         for index in self.features.layers:
             if index < len(layers):
-                layers[index].register_forward_pre_hook(
-                    lambda _module, args, kwargs, at=index: self._note(at, args[0] if args else kwargs["hidden_states"]),
-                    with_kwargs=True,
-                )  # fmt: skip
+                layers[index].register_forward_pre_hook(partial(self._note_entering, index), with_kwargs=True)
             else:
                 layers[-1].register_forward_hook(lambda _module, _args, output, at=index: self._note(at, output))
+
+    def _note_entering(self, place: int, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._note(place, args[0] if args else kwargs["hidden_states"])
 
     def _note(self, place: int, state: Any) -> None:
         tensor = state[0] if isinstance(state, tuple) else state
@@ -125,7 +127,7 @@ class TransformersDecoder:
 
 
 def windows_of(text: Any, config: ModelConfig) -> tuple[int, ...]:
-    """Each layer's sliding window by the config, for models whose layers do not say it; 0: none. Empty: none has one."""
+    """Each layer's sliding window by the config, for layers that do not say it themselves; 0: none. Empty: nowhere."""
     kinds = getattr(text, "layer_types", None)
     if not kinds:
         return ()

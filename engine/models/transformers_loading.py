@@ -39,11 +39,12 @@ def load_transformers_model(
                 model, checkpoint = _dummy(config, dtype, trust_remote_code)
             else:
                 checkpoint = open_checkpoint(folder, load_format=load_format)
-                model, found = transformers.AutoModelForCausalLM.from_pretrained(
+                loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                     folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code,
                     use_safetensors=load_format != "pt", weights_only=True, local_files_only=True,
                     output_loading_info=True,
                 )  # fmt: skip
+                model, found = loaded
                 _check_loaded(folder, found)
         except (ValueError, OSError, RuntimeError, ImportError, AttributeError) as error:
             raise StartupError(f"{folder}: transformers cannot load it: {error}") from error
@@ -72,11 +73,11 @@ def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None
     """Packed or quantised; a quantised model's head is int8, as in our own decoders."""
     if quantization is not None and any(parameter.ndim == 3 for parameter in model.parameters()):
         raise StartupError(f"{folder}: --quantization does not cover mixtures of experts; leave it out")
-    head = model.get_output_embeddings()
+    head, make_linear, make_head = model.get_output_embeddings(), linear_maker(quantization), head_maker(quantization)
     for name, module in list(model.named_modules()):
         if type(module) is not torch.nn.Linear:
             continue
-        make = head_maker(quantization) if module is head else linear_maker(quantization)
+        make = make_head if module is head else make_linear
         bias = None if module.bias is None else module.bias.detach()
         model.set_submodule(name, _Rows(make(module.weight.detach(), bias)))
 

@@ -18,7 +18,7 @@ def tagged(schemas: Schemas) -> str:
     """`<tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>`, any number of times within text."""
     either, rules = _calls(schemas, "arguments")
     return (
-        "%llguidance {}\nstart: call* TEXT\nTEXT: /(.|\\n)*/\nbegin[lazy]: TEXT \"<tool_call>\"\n"
+        '%llguidance {}\nstart: call* TEXT\nTEXT: /(.|\\n)*/\nbegin[lazy]: TEXT "<tool_call>"\n'
         f'call: begin "\\n" ({either}) "\\n</tool_call>"\n{rules}\n'
     )
 

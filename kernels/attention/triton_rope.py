@@ -24,7 +24,10 @@ def rope_and_store(
 
     q [T, heads, head_dim]; k, v [T, kv_heads, head_dim]: views into a larger tensor will do; rope fp32
     [T, 2, head_dim / 2], cos and sin; k_pool, v_pool [num_slots, kv_heads, head_dim]; slots int32 or int64 [T].
+    ValueError for an fp8 pool: kernels.attention.pool.store cuts what is beyond its range, this kernel does not.
     """
+    if k_pool.dtype.itemsize == 1:
+        raise ValueError(f"a pool of {k_pool.dtype} is written by kernels.attention.pool.store")
     num_rows, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     if any(tensor.stride(2) != 1 for tensor in (q, k, v, k_pool, v_pool)) or k_pool.stride() != v_pool.stride():

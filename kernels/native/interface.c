@@ -147,19 +147,6 @@ void outrider_linear(const Matrix *w, void *x, int wide, int num_rows, float *y)
         linear_tile(w, (Rows){x, w->k, wide}, (Rows){y, w->n, 1}, num_rows, PLAIN, tile);
 }
 
-/* The same for a quantised matrix: x [num_rows, k] fp32, k a multiple of 16. 1: done, 0: out of memory. */
-int outrider_quantized_linear(const Matrix *w, const float *x, int num_rows, float *y) {
-    const int width = padded(w->k);
-    Codes codes = {grow(NULL, 2 * (int64_t)num_rows * width), grow(NULL, 4 * (int64_t)num_rows),
-                   grow(NULL, 4 * (int64_t)num_rows * (width / GROUP)), width};
-    const int done = codes.data && codes.scales && codes.sums;
-    for (int row = 0; done && row < num_rows; row++) code_row(x + (int64_t)row * w->k, w->k, w->format, codes, row);
-    for (int tile = 0; done && tile < tiles(w); tile++)
-        quantized_tile(w, codes, (Rows){y, w->n, 1}, num_rows, PLAIN, tile);
-    free(codes.data), free(codes.scales), free(codes.sums);
-    return done;
-}
-
 /* The instructions this was compiled for: results differ between them in the last bits. */
 const char *outrider_instructions(void) {
 #if HAS_BF16_DOT

@@ -119,6 +119,12 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
         """Not what drafters call."""
         raise Unimplemented("a fake")
 
+    async def FlushCache(
+        self, request: pb.FlushCacheRequest, context: grpc.aio.ServicerContext
+    ) -> pb.FlushCacheResponse:
+        """Not what drafters call."""
+        raise Unimplemented("a fake")
+
     @staticmethod
     async def _read(requests: AsyncIterator[pb.SpeculateRequest], stream: Stream) -> None:
         async for frame in requests:

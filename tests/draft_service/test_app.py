@@ -91,7 +91,7 @@ def test_what_verify_must_keep_is_described(tmp_path: Path, capsys: pytest.Captu
 
 def test_corpus_files_are_drawn_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make.write_target(tmp_path / "target").folder
-    save_words(folder, "the cat sat on a mat dog ran".split())
+    save_words(folder, ["the", "cat", "sat", "on", "a", "mat", "dog", "ran"])
     (tmp_path / "a.txt").write_text("the cat sat on a mat")
     (tmp_path / "b.jsonl").write_text('"the dog ran"\n\n{"text": "a dog sat"}\n')
     corpora = [f"--speculative-ngram-external-corpus-path={tmp_path / name}" for name in ("a.txt", "b.jsonl")]
@@ -111,7 +111,7 @@ def test_corpus_files_are_drawn_from(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
 def test_a_tree_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str) -> None:
     target = make.write_target(tmp_path / "target").folder
-    draft = make.eagle(tmp_path / "head").folder if algorithm == "EAGLE" else make.write_target(tmp_path / "draft").folder
+    draft = (make.eagle if algorithm == "EAGLE" else make.write_target)(tmp_path / "draft").folder
     save_words(target, [f"w{i}" for i in range(make.VOCAB)])
     flags = [
         f"--model-path={target}", f"--speculative-draft-model-path={draft}", f"--speculative-algorithm={algorithm}",

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import grpc.aio
 import torch
 
 from draft_service.drafters.base import Drafter

@@ -44,6 +44,17 @@ def test_ngram_on_and_off(greedy_answers: Answers) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("flags", [("--attention-backend=torch_native", "--page-size=16"), ("--page-size=64",)])
+def test_other_attention_and_larger_pages(greedy_answers: Answers, flags: tuple[str, ...]) -> None:
+    few = greedy_answers[:6]
+    with serve(*FP32, "--speculative-algorithm=NGRAM", "--disable-speculation-brake", *flags) as stack:
+        _check(stack, few)
+        again = _check(stack, few)
+        assert sum(result["meta_info"]["spec_accepted_drafts"] for result in again) > 50
+        _check(stack, few, speculate=False)
+
+
+@pytest.mark.slow
 def test_random_trees(greedy_answers: Answers) -> None:
     with socket_folder() as folder:
         address = f"unix:{folder}/verify.sock"

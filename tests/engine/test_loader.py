@@ -278,6 +278,33 @@ def test_a_hub_id_without_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         resolve_model("nobody/nothing")
 
 
+@pytest.mark.parametrize(
+    ("options", "weights", "code"),
+    [
+        ({}, {"model.safetensors"}, False),
+        ({"load_format": "safetensors"}, {"model.safetensors"}, False),
+        ({"load_format": "pt", "trust_remote_code": True}, {"pytorch_model.bin"}, True),
+        ({"load_format": "dummy"}, set(), False),
+    ],
+)
+def test_of_a_hub_id_the_revision_and_what_may_be_used_is_fetched(
+    options: dict[str, Any], weights: set[str], code: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, str | None, list[str]]] = []
+
+    def fetch(hub_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((hub_id, revision, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert resolve_model("some/model", revision="abc123", **options) == tmp_path
+    ((hub_id, revision, patterns),) = asked
+    assert (hub_id, revision) == ("some/model", "abc123")
+    files = ["model.safetensors", "pytorch_model.bin", "modeling.py", "config.json", "chat_template.jinja"]
+    fetched = {name for name in files if any(Path(name).match(pattern) for pattern in patterns)}
+    assert fetched == weights | {"config.json", "chat_template.jinja"} | ({"modeling.py"} if code else set())
+
+
 def test_compute_dtype(saved: Path) -> None:
     config = ModelConfig.from_folder(saved)
     assert compute_dtype("auto", config) is torch.float32

@@ -51,6 +51,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     max_queued: int = 64
     max_total_tokens: int = 4096
     draining: bool = False
+    running: int = 0  # sessions that it says it has
     cached_tokens: int = 0
     refuse: OutriderError | None = None  # what every Generate gets
     break_after: list[int] = field(default_factory=list)  # of the next calls: responses before each breaks
@@ -84,7 +85,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
                 max_queued_requests=self.max_queued, max_choices=self.max_choices,
                 max_total_tokens=self.max_total_tokens,
             ),
-            state=verify_pb2.EngineState(draining=self.draining),
+            state=verify_pb2.EngineState(draining=self.draining, running_requests=self.running),
             speculation=common_pb2.SpeculationStats(verify_steps=4, committed_tokens=10, draft_tokens=12),
             arguments={"max-running-requests": str(self.max_running)},
         )  # fmt: skip

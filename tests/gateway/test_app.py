@@ -211,6 +211,8 @@ def test_a_port_in_use(start: Start, tmp_path: Path) -> None:
         (["--tokenizer-path=/nowhere"], "no tokenizer at /nowhere"),
         (["--chat-template={folder}/bad.jinja"], "the chat template does not work"),
         (["--api-key-file=/nowhere"], "--api-key-file"),
+        (["--tool-call-parser=magic"], "--tool-call-parser is 'magic'; it must be one of hermes"),
+        (["--reasoning-parser=magic"], "--reasoning-parser is 'magic'; it must be one of deepseek-r1"),
     ],
 )
 def test_what_cannot_be_served_ends_it(

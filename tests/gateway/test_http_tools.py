@@ -62,6 +62,13 @@ def prompt_of(gateway: RunningGateway, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
+def only_call(made: Any) -> Any:
+    """The one call of an answer."""
+    (call,) = made.choices[0].message.tool_calls
+    assert call.type == "function"
+    return call
+
+
 def test_calls(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
     say(gateway, tokenizer, TWO_CALLS)
     made = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW])
@@ -118,8 +125,7 @@ def test_a_named_call(client: openai.OpenAI, gateway: RunningGateway, tokenizer:
     say(gateway, tokenizer, '{"city": "Rome"}')
     choice: Any = {"type": "function", "function": {"name": "weather"}}
     made = client.chat.completions.create(model="small", messages=USER, tools=[NOW, WEATHER], tool_choice=choice)
-    (call,) = made.choices[0].message.tool_calls or ()
-    assert call.type == "function"
+    call = only_call(made)
     assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Rome"}')
     assert (made.choices[0].message.content, made.choices[0].finish_reason) == (None, "stop")
     grammar = gateway.verify[0].requests[-1].sampling.grammar
@@ -127,15 +133,12 @@ def test_a_named_call(client: openai.OpenAI, gateway: RunningGateway, tokenizer:
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_a_required_call(
-    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, parallel: bool
-) -> None:
+def test_a_required_call(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, parallel: bool) -> None:
     say(gateway, tokenizer, '[{"name": "now", "arguments": {}}]')
     made = client.chat.completions.create(
         model="small", messages=USER, tools=[NOW, WEATHER], tool_choice="required", parallel_tool_calls=parallel
     )
-    (call,) = made.choices[0].message.tool_calls or ()
-    assert call.type == "function"
+    call = only_call(made)
     assert (call.function.name, made.choices[0].finish_reason) == ("now", "tool_calls")
     schema = json.loads(gateway.verify[0].requests[-1].sampling.grammar.json_schema)
     assert (schema["minItems"], schema["maxItems"] == 1) == (1, not parallel)
@@ -147,8 +150,7 @@ def test_allowed_and_no_tools(client: openai.OpenAI, gateway: RunningGateway, to
     choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
         {"type": "function", "function": {"name": "now"}}]}}  # fmt: skip
     made = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW], tool_choice=choice)
-    (call,) = made.choices[0].message.tool_calls or ()
-    assert call.type == "function"
+    call = only_call(made)
     assert call.function.name == "now"
     made = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER], tool_choice="none")
     assert (made.choices[0].message.content, made.choices[0].message.tool_calls) == (TWO_CALLS, None)
@@ -164,7 +166,7 @@ def test_strict_tools_are_held_to_their_schemas(
     say(gateway, tokenizer, '<tool_call>\n{"name": "Weather", "arguments": {"city": "Rome"}}\n</tool_call>')
     tool = openai.pydantic_function_tool(Weather)
     made = client.chat.completions.parse(model="small", messages=USER, tools=[tool])
-    (call,) = made.choices[0].message.tool_calls or ()
+    call = only_call(made)
     assert call.function.parsed_arguments == Weather(city="Rome")
     assert gateway.verify[0].requests[-1].sampling.grammar.ebnf.startswith("%llguidance")
 
@@ -234,7 +236,7 @@ def test_reasoning_is_told_apart(thinking: RunningGateway, tokenizer: Tokenizer)
         message = made.choices[0].message
         assert (message.reasoning_content, message.content, len(message.tool_calls)) == (thoughts, "Hot.", 2)
         counted = made.usage.completion_tokens_details.reasoning_tokens
-        inside = tokenizer.encode(f"<think>\n{thoughts}\n", add_special_tokens=False).ids
+        inside = tokenizer.encode(f"<think>\n{thoughts}\n</think>", add_special_tokens=False).ids
         assert abs(counted - len(inside)) <= 1
         pieces: dict[str, str] = {"reasoning_content": "", "content": ""}
         for chunk in client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW], stream=True):

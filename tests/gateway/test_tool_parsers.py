@@ -18,9 +18,9 @@ SCHEMAS: dict[str, Any] = {
     "weather": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
     "now": {"type": "object"},
 }
-ARGUMENTS = {"city": "東京 {\"[\\", "days": 3}
+ARGUMENTS = {"city": '東京 {"[\\', "days": 3}
 TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
-XML_TEXT = "<parameter=city>\n東京 {\"[\\\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
+XML_TEXT = '<parameter=city>\n東京 {"[\\\n</parameter>\n<parameter=days>\n3\n</parameter>\n'
 TWO_CALLS = {
     "hermes": f'Well.\n<tool_call>\n{{"name": "weather", "arguments": {TEXT}}}\n</tool_call>\n'
     '<tool_call>\n{"arguments": {}, "name": "now"}\n</tool_call>',

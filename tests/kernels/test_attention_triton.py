@@ -257,8 +257,10 @@ def test_pools_laid_out_differently_are_refused(device: torch.device) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "pool_dtype"), [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.float16,) * 2,
-                                                   (torch.float32, torch.float16)])  # fmt: skip
+@pytest.mark.parametrize(("dtype", "pool_dtype"), [
+    (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float16),
+    (torch.float32, torch.float16),
+])  # fmt: skip
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 96)])
 def test_rope_and_store(
     device: torch.device, dtype: torch.dtype, pool_dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
@@ -281,3 +283,6 @@ def test_rope_and_store(
     torch.testing.assert_close(rotated.cpu(), apply_rope(q, rows), atol=1e-6, rtol=rtol)
     torch.testing.assert_close(k_pool.cpu(), pools[0], atol=1e-6, rtol=rtol)
     assert torch.equal(v_pool.cpu(), pools[1])
+    narrow = k_pool.to(torch.float8_e5m2)
+    with pytest.raises(ValueError, match="float8_e5m2"):
+        rope_and_store(*parts, there[1], narrow, narrow, there[2])

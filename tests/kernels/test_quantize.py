@@ -8,20 +8,12 @@ import pytest
 import torch
 
 from kernels.native.build import CannotBuild
-from kernels.native.library import CMatrix, open_library
-from kernels.quantize import (
-    GROUP,
-    pack_int4,
-    pack_int8,
-    pack_int8_dynamic,
-    quantize_int4,
-    quantize_int8,
-)
+from kernels.native.library import open_library
+from kernels.native_linear import NativeLinear, ProductTeam
+from kernels.quantize import FORMATS, GROUP, quantize_int4, quantize_int8
 from kernels.quantized_linear import Int4Linear, Int8DynamicLinear, Int8Linear
 from outrider import env
 
-# kernels/native/linear.h
-FORMATS = {"int8": 2, "int8_dynamic": 3, "int4": 4}
 SHAPES = [(1, 7, 16), (3, 70, 208), (13, 32, 576), (30, 40, 1536)]
 
 
@@ -42,14 +34,7 @@ def tensors(rows: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torc
 def by_c(
     library: ctypes.CDLL, method: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    if method == "int4":
-        packed = pack_int4(quantize_int4(weight))
-    else:
-        packed = (pack_int8 if method == "int8" else pack_int8_dynamic)(quantize_int8(weight))
-    y = torch.empty(len(x), len(weight))
-    matrix = CMatrix(packed.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape, FORMATS[method])
-    assert library.outrider_quantized_linear(ctypes.byref(matrix), x.data_ptr(), len(x), y.data_ptr())
-    return y
+    return NativeLinear(ProductTeam(library, 2), weight, bias, method)(x)
 
 
 def values_of(method: str, weight: torch.Tensor) -> torch.Tensor:

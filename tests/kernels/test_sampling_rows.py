@@ -91,7 +91,7 @@ def device() -> torch.device:
 
 
 @pytest.mark.gpu
-@settings(deadline=None, max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 2**32), filters=st.lists(SOME, min_size=1, max_size=4), vocab=st.sampled_from([1, 5, 300]))
 def test_triton_draws_what_the_host_draws(device: torch.device, seed: int, filters: list[Filters], vocab: int) -> None:
     from kernels import sampling_triton

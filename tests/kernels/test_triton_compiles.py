@@ -125,6 +125,16 @@ def test_attend_over_an_fp8_pool(pool_type: str, tmp_path: Path) -> None:
         assert stack_bytes(kernel, tmp_path) <= 16
 
 
+def test_tree_building(tmp_path: Path) -> None:
+    from kernels.tree_build_triton import _build
+
+    outs = ("tokens_out", "parents_out", "positions_out", "next_token_out", "next_sibling_out")
+    types: dict[str, str] = dict.fromkeys((*outs, "root_tokens", "root_positions", "tokens", "entries"), "*i64")
+    types |= {"scores": "*fp32", "scores_out": "*fp32", "places": "*i32", "mask_out": "*i1"}
+    sizes = {"COUNT": 264, "ENTRIES": 33, "WIDTH": 8, "NODES": 64, "STEPS": 5, "BLOCK_C": 512, "BLOCK_N": 64}
+    assert stack_bytes(compiled(_build, types, sizes, 4, 3), tmp_path) == 0
+
+
 def test_sampling(tmp_path: Path) -> None:
     from kernels.sampling_triton import _draw_row
 

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -155,6 +156,20 @@ async def test_wait_healthy_outlasts_refusals_hang_ups_and_errors() -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", port):
         await waiting
     assert answers == []
+
+
+def test_a_draft_models_attention_is_the_targets_unless_it_is_named() -> None:
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({}, None),
+        ({"attention_backend": "torch_native"}, "torch_native"),
+        ({"attention_backend": "triton", "speculative_draft_attention_backend": "auto"}, "auto"),
+    ]
+    for given, expected in cases:
+        args = ServeArgs(speculative_algorithm="EAGLE", **given)
+        _, draft, _ = launcher.parts_of(args, "unix:/v", "unix:/d", 1)
+        assert DraftArgs.parse(list(draft.command[5:])).speculative_draft_attention_backend == expected
+    _, ngram, _ = launcher.parts_of(ServeArgs(attention_backend="torch_native"), "unix:/v", "unix:/d", 1)
+    assert DraftArgs.parse(list(ngram.command[5:])).speculative_draft_attention_backend is None
 
 
 def test_a_taken_port_is_refused_before_anything_starts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from engine.models.heads.token_map import load_token_map, target_tokens
 from outrider.errors import StartupError
 from tests.engine.tiny import save_model
 from tests.training.rig import VOCAB_SIZE, head_args
-from training.args import ExportArgs, TokenMapArgs
+from training.args import ExportArgs, HeadArgs, TokenMapArgs
 from training.batches import Batch
+from training.card import card
 from training.export import main as export_main
 from training.frequencies import main as token_map_main
 from training.kinds import EAGLE3
-from training.loop import Trainer
+from training.loop import Trainer, facts_of
 from training.losses import unrolled
 from training.ranks import Ranks
 
@@ -47,7 +49,11 @@ def test_eagle(target: Path, data: Path, tmp_path: Path) -> None:
     assert tensors.keys() == below("layers.0.", ATTENTION | MLP) | {"fc.weight", "fc.bias"}
     assert tensors["fc.weight"].shape == (HIDDEN, 2 * HIDDEN)
     assert tensors["layers.0.self_attn.k_proj.weight"].shape == (QUERY, HIDDEN)
-    assert (config["architectures"], config["num_hidden_layers"], config["bias"]) == (["LlamaForCausalLMEagle"], 1, True)
+    assert (config["architectures"], config["num_hidden_layers"], config["bias"]) == (
+        ["LlamaForCausalLMEagle"],
+        1,
+        True,
+    )
     assert (config["hidden_size"], config["num_key_value_heads"], config["vocab_size"]) == (HIDDEN, 6, VOCAB_SIZE)
 
 
@@ -109,6 +115,23 @@ def test_the_engine_drafts_the_same_tokens(algorithm: str, target: Path, data: P
                 logits = logits[:, trainer.checkpoint.drafted]
             torch.testing.assert_close(own.logits(mine.outputs), logits, atol=1e-4, rtol=1e-4)
             assert torch.equal(own.logits(mine.outputs).argmax(-1), logits.argmax(-1))
+
+
+def test_a_card_tells_how_to_make_a_head_again(target: Path, data: Path, tmp_path: Path) -> None:
+    trainer, _, _ = exported("EAGLE", target, data, tmp_path)
+    at = trainer.checkpoint
+    at.history = [{"seen": 1000 * i, "chain": 1.0 + i / 100} for i in range(31)]
+    at.seen = 30_000
+    text = card(at, "tiny")
+    assert text.startswith("# EAGLE draft head for tiny\n")
+    assert "| 30,000 | 1.300 |" in text
+    assert text.count("\n| ") == 1 + 8
+    (line,) = [line for line in text.splitlines() if line.startswith("$ ")]
+    words = shlex.split(line)[1:]
+    assert words[:3] == ["outrider", "train", "head"]
+    again = HeadArgs.parse(words[3:])
+    assert facts_of(again, target) == at.facts
+    assert (tmp_path / "published" / "README.md").is_file()
 
 
 def test_a_checkpoint_of_another_target_is_refused(target: Path, data: Path, tmp_path: Path) -> None:

@@ -83,6 +83,20 @@ def test_a_stopped_training_goes_on_as_if_it_had_not_stopped(
     assert_same(whole, rest)
 
 
+def test_states_may_come_from_the_disk(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fresh, _ = trained("EAGLE3", target, data, tmp_path / "fresh", tokens=1500)
+    stored, _ = trained("EAGLE3", target, data, tmp_path / "1", tokens=1500, store_states=str(tmp_path / "states"))
+    assert fresh.plan.epoch >= 2
+    assert_same(fresh, stored)
+    trainer = Trainer(head_args("EAGLE3", target, data, tmp_path / "2", store_states=str(tmp_path / "states")), ALONE)
+    monkeypatch.setattr(trainer.target, "rows", None)
+    assert trainer._step(trainer.dataset.batches(trainer.checkpoint.plan))[1] > 0
+    with pytest.raises(StartupError, match="holds states of"):
+        Trainer(head_args("EAGLE", target, data, tmp_path / "3", store_states=str(tmp_path / "states")), ALONE)
+
+
 def test_data_that_comes_while_training_is_taken_in_at_the_next_epoch(target: Path, tmp_path: Path) -> None:
     data = make_data(tmp_path / "data", target, count=12)
     trainer = Trainer(head_args("EAGLE", target, data, tmp_path / "head"), ALONE)
@@ -111,7 +125,7 @@ def test_the_command_leaves_a_head_a_history_and_a_picture(
     changes = {"eval_prompts": str(prompts), "eval_answer_tokens": 12, "eval_every": 400, "tokens": 700}
     assert main(head_args("EAGLE3", target, data, output, **changes)) == 0
     rows = [json.loads(line) for line in (output / "history.jsonl").read_text().splitlines()]
-    assert [row["seen"] for row in rows][0] == 0
+    assert rows[0]["seen"] == 0
     assert rows[-1]["seen"] >= 700
     assert all(row.keys() == {"seen", "chain", "tree", "prompts_chain", "prompts_tree"} for row in rows)
     assert all(row["chain"] >= 1 for row in rows)

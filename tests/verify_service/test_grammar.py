@@ -55,7 +55,12 @@ def _id(tokenizer: Tokenizer, text: str) -> int:
 def _allowed(state: GrammarState, path: list[int], vocab_size: int) -> set[int]:
     row = np.zeros(vocab_size, np.float32)
     state.forbid(row, path)
-    return set(np.flatnonzero(row == 0.0).tolist())
+    allowed = set(np.flatnonzero(row == 0.0).tolist())
+    words = state.mask_words(path)
+    assert words.shape == (-(-vocab_size // 32),)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_size]
+    assert set(np.flatnonzero(bits).tolist()) == allowed
+    return allowed
 
 
 def test_regex_is_followed_to_its_end(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

@@ -54,6 +54,8 @@ class _Row:
 
     index: int
     cached: list[int] = field(default_factory=list)
+    shares: bool = False
+    """Whether its first positions are the shared ones."""
     conversation: Conversation | None = None
     asked: Completion | None = None
     prompt: list[int] = field(default_factory=list)
@@ -125,17 +127,15 @@ class Completer:
 
     def _keep_prefix(self, row: _Row) -> None:
         """Of the KV at hand, what this prompt starts with, its last token aside, whose logits are needed."""
-        table, shared = self.runner.slot_table[row.index], len(self._shared)
-        kept = _common(row.cached, row.prompt)
-        if self._shared and row.prompt[:shared] == self._shared:
-            table[:shared] = self._shared_slots
-            kept = max(kept, shared)
-        elif self._shared:
-            table[:shared] = self._own_slots[row.index, :shared]
-            kept = 0
-        table[shared:] = self._own_slots[row.index, shared:]
-        kept = min(kept, len(row.prompt) - 1)
-        row.cached = row.prompt[:kept]
+        table, count = self.runner.slot_table[row.index], len(self._shared)
+        shares = count > 0 and row.prompt[:count] == self._shared
+        kept = _common(row.cached, row.prompt) if shares == row.shares else 0
+        table[:] = self._own_slots[row.index]
+        if shares:
+            table[:count] = self._shared_slots
+            kept = max(kept, count)
+        row.shares = shares
+        row.cached = row.prompt[: min(kept, len(row.prompt) - 1)]
 
     def _step(self, active: list[_Row]) -> list[tuple[_Row, int]]:
         """One forward pass: a token of every row that decodes, and prompts as far as the step's budget goes."""

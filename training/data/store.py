@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -32,6 +32,17 @@ SOURCES: Final = (SAMPLED, COMPOSED, PASSAGE, GIVEN)
 META = "data.json"
 
 
+class Origin(NamedTuple):
+    """Where a conversation stands: number of the shard, its own number there, and its first token."""
+
+    shard: int
+    conversation: int
+    first_token: int
+
+
+_NOWHERE: Final = Origin(0, 0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A conversation: ids int64 [n], and the spans [start, end) that the target wrote."""
@@ -40,6 +51,7 @@ class Example:
     answers: tuple[tuple[int, int], ...]
     source: str
     temperature: float = 0.0
+    origin: Origin = _NOWHERE
 
 
 class DataFolder:
@@ -127,8 +139,8 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.safetensors"))
 
 
-def read_examples(path: Path) -> Iterator[Example]:
-    """The conversations of a shard. StartupError when it is damaged."""
+def read_examples(path: Path, number: int = 0) -> Iterator[Example]:
+    """The conversations of a shard, which is that number of its folder's. StartupError when it is damaged."""
     try:
         shard = load_file(path)
     except (SafetensorError, OSError) as error:
@@ -140,14 +152,14 @@ def read_examples(path: Path) -> Iterator[Example]:
     for i, (start, end) in enumerate(pairwise(offsets)):
         yield Example(
             tokens[start:end].astype(np.int64), tuple(spans[i]), SOURCES[shard["sources"][i]],
-            float(shard["temperatures"][i]),
+            float(shard["temperatures"][i]), Origin(number, i, int(start)),
         )  # fmt: skip
 
 
-def count_tokens(path: Path) -> int:
-    """Tokens in a shard; only its header is read."""
+def shard_size(path: Path) -> tuple[int, int]:
+    """Tokens and conversations of a shard; only its header is read."""
     with safe_open(path, framework="np") as file:
-        return file.get_slice("tokens").get_shape()[0]
+        return file.get_slice("tokens").get_shape()[0], file.get_slice("offsets").get_shape()[0] - 1
 
 
 def _write(path: Path, content: bytes) -> None:

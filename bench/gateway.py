@@ -1,0 +1,166 @@
+"""CPU time that the gateway takes for a token and for a request, beside reading the bare gRPC stream.
+
+    python -m bench.gateway --output gateway.json
+
+A verify service without a model speaks as fast as it is read. Measured is the CPU time of the gateway's process, so
+that neither the speaker nor the clients count; for the bare stream, that of a process that reads and drops it. The cost
+of a token is what long answers take beyond short ones, that of a request what remains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc.aio
+import httpx
+
+from bench.stand_in import TOKEN
+from engine.loader import resolve_model
+from outrider.rpc import create_channel
+from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from outrider.wire import pack_ids
+
+SHORT = 1
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """CPU microseconds of one way of reading, at `step` tokens in a response and `streams` at once."""
+
+    way: str
+    step: int
+    streams: int
+    token_us: float
+    request_us: float
+
+
+Ask = Callable[[int], Awaitable[None]]
+
+
+async def measure(way: str, ask: Ask, cpu_s: Callable[[], float], args: argparse.Namespace, step: int) -> Cost:
+    """Short answers, then long ones, `streams` at a time."""
+
+    async def run(tokens: int, num_requests: int) -> float:
+        limit = asyncio.Semaphore(args.streams)
+
+        async def one() -> None:
+            async with limit:
+                await ask(tokens)
+
+        began = cpu_s()
+        await asyncio.gather(*(one() for _ in range(num_requests)))
+        return (cpu_s() - began) / num_requests
+
+    await run(args.tokens, args.streams)
+    short_s = await run(SHORT, args.short_requests)
+    long_s = await run(args.tokens, args.requests)
+    token_s = (long_s - short_s) / (args.tokens - SHORT)
+    return Cost(way, step, args.streams, token_s * 1e6, (short_s - token_s * SHORT) * 1e6)
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds, user and system, of a process so far; its clock ticks in hundredths."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def over_http(client: httpx.AsyncClient) -> Ask:
+    """Streams a chat and drops it."""
+
+    async def ask(tokens: int) -> None:
+        body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": tokens, "stream": True}
+        async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            response.raise_for_status()
+            async for _ in response.aiter_raw():
+                pass
+
+    return ask
+
+
+def over_grpc(channel: grpc.aio.Channel) -> Ask:
+    """Reads Generate and drops it."""
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub = verify_pb2_grpc.VerifyServiceStub(channel)
+
+    async def ask(tokens: int) -> None:
+        request = verify_pb2.GenerateRequest(
+            prompt_tokens=pack_ids([TOKEN] * 16), sampling=common_pb2.SamplingParams(max_tokens=tokens, seed=1)
+        )
+        async for _ in stub.Generate(request):
+            pass
+
+    return ask
+
+
+@contextlib.contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process for the time of the block."""
+    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def until_healthy(client: httpx.AsyncClient, deadline: float) -> None:
+    """Returns once the gateway serves."""
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if (await client.get("/health")).status_code == 200:
+                return
+        if time.monotonic() > deadline:
+            raise TimeoutError("the gateway does not come up")
+        await asyncio.sleep(0.1)
+
+
+async def compare(args: argparse.Namespace, step: int, folder: Path) -> list[Cost]:
+    """Both ways in one run."""
+    with tempfile.TemporaryDirectory() as sockets, contextlib.ExitStack() as stack:
+        verify, http = f"unix:{sockets}/verify", f"{sockets}/http"
+        speaker = ("-m", "bench.stand_in", "--listen", verify, "--folder", str(folder), "--step", str(step))
+        stack.enter_context(running(*speaker))
+        gateway = stack.enter_context(running("-m", "outrider", "gateway", "--uds", http, "--verify-address", verify))
+        transport = httpx.AsyncHTTPTransport(uds=http, limits=httpx.Limits(max_connections=None))
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=600) as client:
+            await until_healthy(client, time.monotonic() + 60)
+            through = await measure("gateway", over_http(client), lambda: cpu_of(gateway.pid), args, step)
+        async with create_channel(verify) as channel:
+            bare = await measure("bare gRPC", over_grpc(channel), time.process_time, args, step)
+        return [through, bare]
+
+
+def main(words: list[str] | None = None) -> int:
+    """Prints the table, and writes it as JSON where asked."""
+    parser = argparse.ArgumentParser(prog="outrider bench gateway", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens of a long answer")
+    parser.add_argument("--requests", type=int, default=64, help="long answers")
+    parser.add_argument("--short-requests", type=int, default=512, help="answers of one token")
+    parser.add_argument("--streams", type=int, default=32, help="requests at once")
+    parser.add_argument("--steps", type=int, nargs="+", default=[1, 4], help="tokens in a response")
+    parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
+    args = parser.parse_args(words)
+    os.environ.setdefault("OUTRIDER_LOG_LEVEL", "error")
+    folder = resolve_model(None)
+    costs = [cost for step in args.steps for cost in asyncio.run(compare(args, step, folder))]
+    print(f"{'':10} {'tokens/response':>15} {'us/token':>9} {'us/request':>11}")
+    for cost in costs:
+        print(f"{cost.way:10} {cost.step:15} {cost.token_us:9.1f} {cost.request_us:11.0f}")
+    if args.output is not None:
+        args.output.write_text(json.dumps([asdict(cost) for cost in costs], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,98 @@
+"""A verify service without a model: says tokens as fast as it can, so that what is before it can be measured.
+
+python -m bench.stand_in --listen unix:/tmp/verify.sock --folder MODEL_FOLDER --step 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+from outrider.errors import Unimplemented
+from outrider.rpc import bind, create_server
+from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from outrider.wire import WIRE_VERSION
+
+TOKEN = 1000  # what is said, again and again
+
+
+class StandIn(verify_pb2_grpc.VerifyServiceServicer):
+    """Answers every request with `max_tokens` tokens, `step` of them in a response."""
+
+    def __init__(self, folder: str, vocab_size: int, step: int) -> None:
+        self._folder = folder
+        self._vocab_size = vocab_size
+        self._step = step
+
+    async def GetServerInfo(self, request: Any, context: Any) -> verify_pb2.VerifyServiceGetServerInfoResponse:
+        """No limits that matter."""
+        return verify_pb2.VerifyServiceGetServerInfoResponse(
+            version="0", wire_version=WIRE_VERSION, boot_id="stand-in",
+            model=common_pb2.ModelInfo(
+                model_path=self._folder, vocab_size=self._vocab_size, context_length=2**20, numerics_id="stand-in"
+            ),
+            limits=verify_pb2.RequestLimits(
+                context_length=2**20, max_running_requests=4096, max_queued_requests=4096, max_choices=1
+            ),
+        )  # fmt: skip
+
+    async def Speculate(self, request_iterator: Any, context: Any) -> AsyncIterator[verify_pb2.SpeculateResponse]:
+        """Takes no drafters."""
+        raise Unimplemented("a stand-in takes no drafters")
+        yield
+
+    async def StreamFeatures(self, request: Any, context: Any) -> AsyncIterator[verify_pb2.StreamFeaturesResponse]:
+        """Keeps no features."""
+        raise Unimplemented("a stand-in keeps no features")
+        yield
+
+    async def FlushCache(self, request: Any, context: Any) -> verify_pb2.FlushCacheResponse:
+        """Has no cache."""
+        return verify_pb2.FlushCacheResponse()
+
+    async def Generate(
+        self, request: verify_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[verify_pb2.GenerateResponse]:
+        """The first token alone, as from a prefill."""
+        left = request.sampling.max_tokens
+        start: verify_pb2.GenerateStart | None = verify_pb2.GenerateStart(seed=request.sampling.seed)
+        size = 1
+        while left:
+            size = min(size, left)
+            left -= size
+            yield verify_pb2.GenerateResponse(
+                tokens=[TOKEN] * size, num_accepted=size - 1, num_drafted=None if start else 4, start=start,
+                finish=None if left else verify_pb2.GenerateFinish(reason=verify_pb2.FINISH_REASON_LENGTH),
+            )  # fmt: skip
+            start, size = None, self._step
+
+
+async def serve(listen: str, servicer: StandIn) -> None:
+    """Serves until SIGTERM."""
+    server = create_server()
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
+    bind(server, listen)
+    await server.start()
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    await ended.wait()
+    await server.stop(None)
+
+
+def main(words: list[str] | None = None) -> int:
+    """Serves."""
+    parser = argparse.ArgumentParser(prog="outrider bench stand_in", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--listen", required=True)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--vocab-size", type=int, default=49152)
+    parser.add_argument("--step", type=int, default=1)
+    args = parser.parse_args(words)
+    asyncio.run(serve(args.listen, StandIn(args.folder, args.vocab_size, args.step)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

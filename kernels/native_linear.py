@@ -1,0 +1,75 @@
+"""Linear layers by the C kernels, on a team of threads of their own: for draft heads on CPU.
+
+torch's operators share their work out by OpenMP, whose barriers stand still whenever another process (verify, next
+door) has one of the cores; the team does not. A row's result is the same whatever rows go with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+
+import torch
+
+from kernels.linear import pack_tiles
+from kernels.native.library import CMatrix, address
+from kernels.native.memory import Arena
+from kernels.quantize import FORMATS, pack_quantized
+
+# The kernels' vectors: inputs must be a multiple of it.
+LANES = 16
+# linear.h's formats of matrices that are not quantised.
+BF16, FP32 = range(2)
+
+
+class ProductTeam:
+    """Threads that do one product after another; the calling thread is one of them."""
+
+    def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
+        self.library = library
+        self.handle: int = library.outrider_product_team(num_threads)
+        if not self.handle:
+            raise MemoryError("no memory for a team of threads")
+        self.arena = Arena()
+        weakref.finalize(self, library.outrider_team_destroy, self.handle)
+
+
+class NativeLinear:
+    """A weight [out, in], in a multiple of 16, and an optional bias [out]; quantization: None or a name of FORMATS."""
+
+    def __init__(
+        self, team: ProductTeam, weight: torch.Tensor, bias: torch.Tensor | None, quantization: str | None = None
+    ) -> None:
+        self._team = team
+        self._num_outputs = len(weight)
+        packed, layout = _packed(weight, quantization)
+        self._data = team.arena.place(packed)
+        self._bias = None if bias is None else bias.float().contiguous()
+        self._matrix = CMatrix(address(self._data), address(self._bias), weight.shape[0], weight.shape[1], layout)
+        takes_narrow = layout == BF16 and bool(team.library.outrider_has_bf16_dot())
+        self._rows_dtype = torch.bfloat16 if takes_narrow and weight.dtype is torch.bfloat16 else torch.float32
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> [T, out] in x's dtype."""
+        rows = x.to(self._rows_dtype).contiguous()
+        y = torch.empty(len(rows), self._num_outputs)
+        done = self._team.library.outrider_product(
+            self._team.handle, ctypes.byref(self._matrix), rows.data_ptr(), rows.dtype is torch.float32, len(rows),
+            y.data_ptr(),
+        )  # fmt: skip
+        if not done:
+            raise MemoryError(f"no memory for a product of {len(rows)} rows")
+        return y.to(x.dtype)
+
+
+def fits(weight: torch.Tensor) -> bool:
+    """Whether the kernels take this weight."""
+    return (
+        weight.device.type == "cpu" and weight.shape[1] % LANES == 0 and weight.dtype in (torch.bfloat16, torch.float32)
+    )
+
+
+def _packed(weight: torch.Tensor, quantization: str | None) -> tuple[torch.Tensor, int]:
+    if quantization is None:
+        return pack_tiles(weight), BF16 if weight.dtype is torch.bfloat16 else FP32
+    return pack_quantized(weight, quantization), FORMATS[quantization]

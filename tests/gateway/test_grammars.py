@@ -1,0 +1,101 @@
+"""Grammars that the gateway writes, compiled by the verify service's own compiler: what they let through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from gateway.constraints import after_reasoning, of_schema
+from gateway.reasoning import reasoning_format
+from gateway.tool_parsers.formats import tool_format
+from gateway.tool_schemas import FunctionDefinition, Tool
+from gateway.tools import plan_tools
+from outrider.v1 import common_pb2
+from verify_service.grammar import GrammarCompiler
+
+# A schema that refers to itself, from its root and from its definitions.
+LIST: dict[str, Any] = {
+    "type": "object",
+    "properties": {"value": {"$ref": "#/$defs/value"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["value"],
+    "additionalProperties": False,
+    "$defs": {"value": {"type": "integer"}},
+}
+TOOLS = [
+    Tool(type="function", function=FunctionDefinition(name="push", parameters=LIST, strict=True)),
+    Tool(type="function", function=FunctionDefinition(name="now")),
+]
+SCHEMAS: Any = {"push": LIST, "now": {"type": "object"}}
+GOOD = '{"value": 1, "next": {"value": 2, "next": null}}'
+BAD = '{"value": 1, "next": {"value": "x"'
+
+
+class Grammars:
+    """Compiles for the embedded model."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._compiler = GrammarCompiler(folder, vocab_size=self._tokenizer.get_vocab_size(), eos_token_ids=(2,))
+
+    def takes(self, grammar: common_pb2.Grammar | None, text: str) -> bool:
+        """Whether `text` may begin an output."""
+        assert grammar is not None
+        state = self._compiler.compile(grammar)
+        return all(state.commit(token) for token in self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.fixture(scope="module")
+def grammars(embedded_folder: Path) -> Grammars:
+    return Grammars(embedded_folder)
+
+
+@pytest.mark.parametrize(("parallel", "second"), [(True, True), (False, False)])
+def test_required_calls(grammars: Grammars, parallel: bool, second: bool) -> None:
+    plan = plan_tools(TOOLS, "required", parallel)
+    assert plan is not None
+    grammar = of_schema(plan.forced_schema())
+    assert grammars.takes(grammar, f'[{{"name": "push", "arguments": {GOOD}}}]')
+    assert not grammars.takes(grammar, f'[{{"name": "push", "arguments": {BAD}')
+    assert not grammars.takes(grammar, '[{"name": "pop"')
+    assert grammars.takes(grammar, '[{"name": "now", "arguments": {}}, {"name": "now"') == second
+
+
+def test_strict_calls_within_text(grammars: Grammars) -> None:
+    hermes = tool_format("hermes", None)
+    assert hermes.strict is not None
+    grammar = common_pb2.Grammar(ebnf=hermes.strict(SCHEMAS))
+    call = f'<tool_call>\n{{"name": "push", "arguments": {GOOD}}}\n</tool_call>'
+    assert grammars.takes(grammar, "Well, < and { are free.")
+    assert grammars.takes(grammar, f"Well.\n{call}\n{call} And on.")
+    assert not grammars.takes(grammar, f'<tool_call>\n{{"name": "push", "arguments": {BAD}')
+    assert not grammars.takes(grammar, '<tool_call>\n{"name": "pop"')
+
+
+def test_strict_calls_alone(grammars: Grammars) -> None:
+    llama = tool_format("llama3_json", None)
+    assert llama.strict is not None
+    grammar = common_pb2.Grammar(ebnf=llama.strict(SCHEMAS))
+    call = f'{{"name": "push", "parameters": {GOOD}}}'
+    assert grammars.takes(grammar, "Free text, with { in it.")
+    assert grammars.takes(grammar, f"{call}; {call}")
+    assert not grammars.takes(grammar, f'{{"name": "push", "parameters": {BAD}')
+
+
+@pytest.mark.parametrize(
+    "grammar", [common_pb2.Grammar(json_object=True), of_schema({"type": "object", "properties": {"a": {"const": 1}}})]
+)
+def test_reasoning_before_an_answer(grammars: Grammars, grammar: common_pb2.Grammar) -> None:
+    form = reasoning_format("qwen3")
+    assert form is not None
+    free = after_reasoning(grammar, form, inside=False)
+    assert grammars.takes(free, '{"a": 1}')
+    assert grammars.takes(free, '<think>\nWhat < is {?\n</think>\n\n{"a": 1}')
+    assert not grammars.takes(free, "Well")
+    assert not grammars.takes(free, "<think>x</think>\nWell")
+    inside = after_reasoning(grammar, form, inside=True)
+    assert grammars.takes(inside, 'What?</think>{"a": 1}')
+    assert not grammars.takes(inside, 'What?</think>["a"')
+    assert after_reasoning(common_pb2.Grammar(regex="a+"), form, inside=True) is None

@@ -1,0 +1,130 @@
+"""Log-probabilities over HTTP: chat, completions with echo, SGLang's lists. The fake's ln p of a token is -id/1000."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+from outrider.wire import unpack_ids
+from tests.gateway.conftest import ANSWER
+from tests.gateway.fakes import RunningGateway
+
+USER: Any = [{"role": "user", "content": "Hi!"}]
+
+
+@pytest.fixture
+def ids(tokenizer: Tokenizer) -> list[int]:
+    """The answer's tokens."""
+    return tokenizer.encode(ANSWER, add_special_tokens=False).ids
+
+
+def test_chat(client: openai.OpenAI, ids: list[int]) -> None:
+    made = client.chat.completions.create(model="small", messages=USER, logprobs=True, top_logprobs=2)
+    logprobs = made.choices[0].logprobs
+    assert logprobs is not None
+    content = logprobs.content or []
+    assert [entry.logprob for entry in content] == pytest.approx([-token / 1000 for token in ids])
+    assert b"".join(bytes(entry.bytes or ()) for entry in content).decode() == ANSWER
+    assert [len(entry.top_logprobs) for entry in content] == [2] * len(ids)
+    assert content[0].top_logprobs[0].token == content[0].token == "H"
+    assert content[0].top_logprobs[1].logprob == pytest.approx(-(ids[0] + 1) / 1000)
+    plain = client.chat.completions.create(model="small", messages=USER)
+    assert plain.choices[0].logprobs is None
+
+
+@pytest.mark.parametrize("stop", [None, "naïve"])
+def test_chat_stream(client: openai.OpenAI, ids: list[int], stop: str | None) -> None:
+    stream = client.chat.completions.create(model="small", messages=USER, logprobs=True, stream=True, stop=stop)
+    text, data = "", b""
+    for chunk in stream:
+        (choice,) = chunk.choices
+        text += choice.delta.content or ""
+        for entry in (choice.logprobs.content or []) if choice.logprobs else []:
+            assert entry.top_logprobs == []
+            data += bytes(entry.bytes or ())
+    assert text == (ANSWER if stop is None else ANSWER.partition(stop)[0])
+    assert data.decode() == text
+
+
+def test_completion_with_echo(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, ids: list[int]
+) -> None:
+    prompt = tokenizer.encode("Say: ", add_special_tokens=False).ids
+    made = client.completions.create(model="small", prompt="Say: ", echo=True, logprobs=1, max_tokens=99)
+    logprobs = made.choices[0].logprobs
+    assert logprobs is not None
+    scores = logprobs.token_logprobs or []
+    assert (scores[0], scores[1:]) == (None, pytest.approx([-token / 1000 for token in [*prompt[1:], *ids]]))
+    assert (logprobs.top_logprobs or [])[0] is None
+    assert (logprobs.top_logprobs or [])[1] == {(logprobs.tokens or [])[1]: pytest.approx(-prompt[1] / 1000)}
+    offsets = logprobs.text_offset or []
+    assert (offsets[0], offsets[len(prompt)], sorted(offsets)) == (0, len("Say: "), offsets)
+    scored = client.completions.create(model="small", prompt="Say: ", echo=True, logprobs=0, max_tokens=0)
+    assert scored.choices[0].text == "Say: "
+    assert scored.choices[0].logprobs is not None
+    assert scored.choices[0].logprobs.token_logprobs == scores[: len(prompt)]
+    assert scored.choices[0].logprobs.top_logprobs is None
+    assert scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="small", prompt="Say: ", max_tokens=0)
+    assert refused.value.code == "integer_below_min_value"
+
+
+def test_completion_stream(client: openai.OpenAI, ids: list[int]) -> None:
+    stream = client.completions.create(model="small", prompt="Say: ", echo=True, logprobs=1, max_tokens=99, stream=True)
+    text, scores, offsets = "", list[float | None](), list[int]()
+    for chunk in stream:
+        (choice,) = chunk.choices
+        text += choice.text
+        if choice.logprobs is not None:
+            scores += choice.logprobs.token_logprobs or []
+            offsets += choice.logprobs.text_offset or []
+    assert text == "Say: " + ANSWER
+    assert scores[-len(ids) :] == pytest.approx([-token / 1000 for token in ids])
+    assert offsets == sorted(offsets)
+
+
+def test_sglang(gateway: RunningGateway, ids: list[int]) -> None:
+    body: dict[str, Any] = {
+        "text": "Say: ", "sampling_params": {"max_new_tokens": 99}, "return_logprob": True, "top_logprobs_num": 2,
+        "logprob_start_len": 1, "return_text_in_logprobs": True,
+    }  # fmt: skip
+    made = httpx.post(f"{gateway.url}/generate", json=body).json()
+    meta = made["meta_info"]
+    assert [entry[1] for entry in meta["output_token_logprobs"]] == made["output_ids"] == [*ids, 2]
+    assert meta["output_token_logprobs"][0] == [pytest.approx(-ids[0] / 1000), ids[0], "H"]
+    assert [len(top) for top in meta["output_top_logprobs"]] == [2] * (len(ids) + 1)
+    prompt = unpack_ids(gateway.verify[0].requests[-1].prompt_tokens, field="").tolist()
+    assert [entry[1] for entry in meta["input_token_logprobs"]] == prompt[1:]
+    assert len(meta["input_top_logprobs"]) == len(prompt) - 1
+    body = {"text": ["a", "b"], "return_logprob": [True, False], "sampling_params": {"max_new_tokens": 0},
+            "logprob_start_len": 0}  # fmt: skip
+    first, second = httpx.post(f"{gateway.url}/generate", json=body).json()
+    assert (first["text"], first["output_ids"], first["meta_info"]["completion_tokens"]) == ("", [], 0)
+    assert first["meta_info"]["input_token_logprobs"][0][0] is None
+    assert first["meta_info"]["output_token_logprobs"] == []
+    assert "output_token_logprobs" not in second["meta_info"]
+
+
+def test_trees_and_origins_in_a_stream(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="small", messages=USER, stream=True,
+        extra_body={"speculative": {"include_origins": True, "include_trees": True}},
+    )  # fmt: skip
+    told = [extra for chunk in stream if (extra := (chunk.model_extra or {}).get("outrider"))]
+    tokens = [token for extra in told for token in extra.get("tokens", ())]
+    trees = {extra["tree"]["step"]: extra["tree"] for extra in told if "tree" in extra}
+    assert trees
+    for token in tokens:
+        assert (token["depth"] is not None) == (token["origin"] == "accepted")
+        assert token["drafter"] == (None if token["origin"] == "target" else "NGRAM")
+        if token["origin"] == "accepted":
+            node = trees[token["step"]]["nodes"][token["depth"] - 1]
+            assert (node["id"], node["accepted"]) == (token["id"], True)
+    assert {node["accepted"] for tree in trees.values() for node in tree["nodes"]} == {True, False}
+    assert all((tree["draft_us"], tree["verify_us"], tree["drafter"]) == (5, 7, "NGRAM") for tree in trees.values())

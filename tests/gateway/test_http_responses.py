@@ -1,0 +1,170 @@
+"""/v1/responses through the official client: text, streams of events, tools, parsed output, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+from tokenizers import Tokenizer
+
+from outrider.errors import InvalidArgument
+from tests.gateway.conftest import ANSWER
+from tests.gateway.fakes import RunningGateway
+from tests.gateway.test_http_tools import prompt_of, say, started
+
+WEATHER: Any = {
+    "type": "function", "name": "weather", "strict": False,
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}  # fmt: skip
+CALL = 'Wait.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningGateway]:
+    """A gateway that tells reasoning apart."""
+    with started(folder, tokenizer, tmp_path_factory.mktemp("responses"), reasoning_parser="qwen3") as gateway:
+        yield gateway
+
+
+def test_text(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    made = client.responses.create(
+        model="small", input="Hi!", instructions="Be kind.", max_output_tokens=99, temperature=0.5,
+        metadata={"a": "b"}, extra_body={"seed": 4, "speculative": {"enabled": False}},
+    )  # fmt: skip
+    assert (made.output_text, made.status, made.object) == (ANSWER, "completed", "response")
+    assert (made.instructions, made.metadata, made.temperature) == ("Be kind.", {"a": "b"}, 0.5)
+    assert made.usage is not None
+    assert made.usage.total_tokens == made.usage.input_tokens + made.usage.output_tokens
+    request = gateway.verify[0].requests[-1]
+    assert (request.sampling.seed, request.sampling.max_tokens, request.speculative.enabled) == (4, 99, False)
+    assert prompt_of(gateway, tokenizer) == (
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_items_go_back(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    say(gateway, tokenizer, f"<think>Hm.</think>{CALL}")
+    first = client.responses.create(model="small", input="Hi!", tools=[WEATHER])
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
+    call = first.output[-1]
+    assert call.type == "function_call"
+    assert (call.name, call.arguments, call.status) == ("weather", '{"city": "Rome"}', "completed")
+    items: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi!"}]}, *first.output,
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Fine."},
+    ]  # fmt: skip
+    client.responses.create(model="small", input=items, tools=[WEATHER])
+    assert prompt_of(gateway, tokenizer).endswith(
+        "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\nWait.\n<tool_call>\n"
+        '{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nFine.\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_stream(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    say(gateway, tokenizer, f"<think>Hm.</think>{CALL}")
+    events = list(client.responses.create(model="small", input="Hi!", tools=[WEATHER], stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    deltas: dict[str, str] = {}
+    for event in events:
+        if event.type.endswith(".delta"):
+            deltas[event.type] = deltas.get(event.type, "") + event.delta  # type: ignore[union-attr]
+    assert deltas == {
+        "response.reasoning_text.delta": "Hm.", "response.output_text.delta": "Wait.",
+        "response.function_call_arguments.delta": '{"city": "Rome"}',
+    }  # fmt: skip
+    added = [event.item for event in events if event.type == "response.output_item.added"]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.status for item in added] == ["in_progress"] * 3  # type: ignore[union-attr]
+    assert events[-1].type == "response.completed"
+    assert events[-1].response.output == done
+    assert [item.id for item in added] == [item.id for item in done]
+
+
+def test_the_clients_own_helpers(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    class Answer(BaseModel):
+        city: str
+
+    say(gateway, tokenizer, '{"city": "Rome"}')
+    made = client.responses.parse(model="small", input="Where?", text_format=Answer)
+    assert made.output_parsed == Answer(city="Rome")
+    with client.responses.stream(model="small", input="Where?", text_format=Answer) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_parsed == Answer(city="Rome")
+    request = gateway.verify[0].requests[-1]
+    assert request.sampling.grammar.WhichOneof("kind") == "ebnf"  # reasoning may go before it
+
+    async def ask() -> str:
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none") as other:
+            return (await other.responses.create(model="small", input="Where?")).output_text
+
+    assert asyncio.run(ask()) == '{"city": "Rome"}'
+
+
+def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="small", input="Hi!", max_output_tokens=3)
+    assert made.status == "incomplete"
+    assert made.incomplete_details is not None
+    assert made.incomplete_details.reason == "max_output_tokens"
+    *_, last = client.responses.create(model="small", input="Hi!", max_output_tokens=3, stream=True)
+    assert last.type == "response.incomplete"
+    assert last.response.output[0].status == "incomplete"  # type: ignore[union-attr]
+
+
+def test_logprobs(client: openai.OpenAI) -> None:
+    made: Any = client.responses.create(
+        model="small", input="Hi!", include=["message.output_text.logprobs"], top_logprobs=1
+    )
+    logprobs = made.output[0].content[0].logprobs
+    assert b"".join(bytes(entry.bytes) for entry in logprobs).decode() == ANSWER
+    assert all(len(entry.top_logprobs) == 1 for entry in logprobs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "unsupported_value", "previous_response_id"),
+        ({"background": True}, "unsupported_value", "background"),
+        ({"n": 2}, "unsupported_value", "n"),
+        ({"truncation": "auto"}, "unsupported_value", "truncation"),
+        ({"include": ["x"]}, "unsupported_value", "include[0]"),
+        ({"input": []}, "empty_array", "input"),
+        ({"input": None}, "invalid_type", "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "unsupported_value", "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "unsupported_content",
+         "input[0].content[0].type"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "invalid_value", "input[0].role"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "missing_required_parameter", "input"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "missing_required_parameter", "input[0].call_id"),
+        ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools[0].type"),
+        ({"tools": [WEATHER, WEATHER]}, "invalid_value", "tools[1].name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "missing_required_parameter", "tool_choice.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "missing_required_parameter",
+         "text.format.schema"),
+        ({"max_output_tokens": 2**30}, "context_length_exceeded", "input"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(gateway: RunningGateway, fields: dict[str, Any], code: str, param: str) -> None:
+    reply = httpx.post(f"{gateway.url}/v1/responses", json={"input": "Hi!", **fields})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["code"], error["param"]) == (code, param)
+
+
+def test_verifys_complaint_about_a_schema(gateway: RunningGateway) -> None:
+    gateway.verify[0].refuse = InvalidArgument("no", field="sampling.grammar", code="invalid_json_schema")
+    body = {"input": "Hi!", "text": {"format": {"type": "json_object"}}, "stream": True}
+    reply = httpx.post(f"{gateway.url}/v1/responses", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "text.format")
+    body = {"messages": [{"role": "user", "content": "x"}], "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": "f"}}]}  # fmt: skip
+    reply = httpx.post(f"{gateway.url}/v1/chat/completions", json=body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")

@@ -1,0 +1,341 @@
+"""Data: what a conversation is made of, what never gets in, and that making it can stop and go on."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.sampling import Filters
+from outrider.errors import StartupError
+from tests.training.rig import MAX_LEN, VOCAB_SIZE, make_chat, make_composer, make_runner
+from training.args import MT_BENCH, DataArgs
+from training.chat_format import ChatFormat, Message
+from training.data import build
+from training.data.completer import Completed, Completer, Completion, Conversation, is_looping
+from training.data.conversations import COMPOSED, GIVEN, Mix, Record, Script, prompt_key
+from training.data.given import read_conversations
+from training.data.material import Material
+from training.data.overlap import OverlapFilter, read_prompts
+from training.data.passages import Passages, docstrings, documents, is_prose
+from training.data.quality import is_sensible
+from training.data.store import DataFolder, read_examples, read_facts, shard_paths
+
+FACTS = {"format": 1, "seed": 0, "target": "tiny", "vocab_size": VOCAB_SIZE}
+
+
+def asked(tokens: list[int], count: int, **options: Any) -> Completion:
+    return Completion(tokens, count, frozenset({2}), **options)
+
+
+def once(completion: Completion) -> Conversation:
+    return (yield completion).tokens
+
+
+# ---- The completer
+
+
+def test_a_completion_is_the_same_alone_and_among_others(target: Path) -> None:
+    rng = random.Random(0)
+    wanted = [
+        asked(rng.choices(range(3, VOCAB_SIZE), k=rng.randint(1, 30)), 20, filters=Filters(0.7 * (i % 2)), seed=i)
+        for i in range(9)
+    ]
+    alone = [next(Completer(make_runner(target, 1)).run(iter([once(one)]))) for one in wanted]
+    together = Completer(make_runner(target, 4), prefill_tokens=13)
+    assert sorted(together.run(once(one) for one in wanted)) == sorted(alone)
+
+
+def test_turns_go_on_from_what_is_computed_already(target: Path) -> None:
+    shared = [5, 6, 7, 8, 9]
+
+    def two_turns(begin: list[int]) -> Conversation:
+        first = yield asked([*begin, 20, 21], 6)
+        second = yield asked([*begin, 20, 21, *first.tokens, 30, 31], 6)
+        return first.tokens, second.tokens
+
+    plain = Completer(make_runner(target, 2))
+    kept = Completer(make_runner(target, 2), shared=shared)
+    starts = [shared, [4, 4, 4, 4, 4], shared[:3], shared, [5, 6, 7, 8, 1]]
+    expected = sorted(plain.run(two_turns(start) for start in starts))
+    assert sorted(kept.run(two_turns(start) for start in starts)) == expected
+    assert kept.num_prefilled < plain.num_prefilled
+
+
+def test_a_completion_ends_at_its_limit_and_at_the_context(target: Path) -> None:
+    def reasons() -> Conversation:
+        short = yield asked([3, 4], 5, cuts_loops=False)
+        full = yield asked(list(range(3, MAX_LEN - 5)), 50, cuts_loops=False)
+        none = yield asked(list(range(3, MAX_LEN + 20)), 50)
+        return [(len(one.tokens), one.reason) for one in (short, full, none)]
+
+    (found,) = Completer(make_runner(target, 1)).run(iter([reasons()]))
+    assert found[0] == (5, "length")
+    assert found[1][1] == "context"
+    assert found[2] == (0, "context")
+
+
+def test_loops() -> None:
+    assert is_looping([1, 2, 3] * 16)
+    assert not is_looping([1, 2, 3] * 15)
+    assert not is_looping(list(range(48)))
+
+
+# ---- Prompts
+
+
+@pytest.mark.parametrize(
+    ("text", "sensible"),
+    [
+        ("What is the capital of France?", True),
+        ("Write a function.\n\nIt takes a list of numbers and returns the largest of them.", True),
+        ("Hi", False),
+        ("????? ..... 11111 ----- 22222", False),
+        ("东京的天气怎么样今天好吗 really?", False),
+        ("the cat and the dog " * 12, False),
+        ("- apple\n- pear\n" * 8, False),
+    ],
+)
+def test_what_prompts_are_worth_an_answer(text: str, sensible: bool) -> None:
+    assert is_sensible(text) == sensible
+
+
+def test_every_slot_of_every_template_can_be_filled() -> None:
+    composer, material, rng = make_composer(), Material.load(), random.Random(0)
+    groups = (material.openers, material.follow_ups, material.wishes, material.systems, material.self_written)
+    for template in [t for group in (*groups, *material.templates.values()) for t in group]:
+        filled = composer.fill(template, rng)
+        assert "{" not in filled, template
+    assert material.weights.keys() == material.templates.keys()
+    prompts = {composer.prompt(rng)[1] for _ in range(500)}
+    assert len(prompts) > 400
+    assert "text?" not in composer.about("summary", "Whales sing.", rng)
+
+
+def test_prose_and_docstrings(tmp_path: Path) -> None:
+    prose = "This package brings a small tool for people who keep bees. " * 4
+    (tmp_path / "README").write_text(f"{prose}\n\n| a | b |\n| 1 | 2 |\n")
+    (tmp_path / "changelog.txt").write_text(prose)
+    assert list(documents(tmp_path)) == [prose.strip()]
+    (tmp_path / "tool.py").write_text(
+        f'def keep(bees, *, warm=True):\n    """{prose}"""\n\ndef _own():\n    """{prose}"""\n'
+    )
+    (found,) = docstrings(tmp_path)
+    assert found.startswith("tool: def keep(bees, *, warm=True)\n\nThis package")
+    assert is_prose(prose)
+    assert not is_prose("x = [1, 2, 3]; y = {4: 5}")
+    with pytest.raises(StartupError, match="no documentation"):
+        Passages([], [])
+
+
+# ---- What never gets in
+
+
+def test_a_benchmarks_prompts_are_found_in_any_dress() -> None:
+    overlap = OverlapFilter(read_prompts(MT_BENCH))
+    questions = [json.loads(line)["turns"] for line in MT_BENCH.read_text(encoding="utf-8").splitlines()]
+    for turn in [turn for turns in questions for turn in turns]:
+        assert overlap.overlaps(turn)
+        assert overlap.overlaps(turn.upper().replace(",", " ;"))
+        if len(turn.split()) > 12:
+            assert overlap.overlaps("Please help me. " + " ".join(turn.split()[:-2]) + " and so on")
+    assert not overlap.overlaps("Write a short poem about the sea and the people who live beside it.")
+
+
+def test_no_template_asks_what_the_benchmark_asks() -> None:
+    overlap, composer, rng = OverlapFilter(read_prompts(MT_BENCH)), make_composer(), random.Random(1)
+    texts = [composer.prompt(rng)[1] for _ in range(3000)] + [composer.opener(rng) for _ in range(1000)]
+    assert [text for text in texts if overlap.overlaps(text)] == []
+
+
+def scripted(target: Path, overlap: OverlapFilter, given: list[list[Message]], **mix: float) -> Script:
+    return Script(make_chat(target), make_composer(), overlap, seed=3, mix=Mix(**mix), given=given)
+
+
+def results(target: Path, script: Script, count: int, first: int = 0) -> list[Record]:
+    completer = Completer(make_runner(target, 4, 512), shared=make_chat(target).opening)
+    found = completer.run(script.conversation(index) for index in range(first, first + count))
+    return sorted((record for records in found for record in records), key=lambda record: record.index)
+
+
+def test_nothing_that_was_made_overlaps_with_the_benchmark_and_nothing_is_asked_twice(target: Path) -> None:
+    turns = [json.loads(line)["turns"][0] for line in MT_BENCH.read_text(encoding="utf-8").splitlines()][:5]
+    given = [[{"role": "user", "content": text}] for text in (*turns, "Do whales sing?", "do whales sing!", *turns)]
+    records = results(target, scripted(target, OverlapFilter(read_prompts(MT_BENCH)), given), len(given))
+    assert [record.index for record in records] == [5]
+    assert records[0].source == GIVEN
+    assert records[0].key == prompt_key("Do Whales Sing")
+
+
+# ---- Conversations
+
+
+def test_a_number_and_a_seed_make_a_conversation(target: Path) -> None:
+    overlap = OverlapFilter([])
+    mix = {"sampled": 0.2, "passage": 0.3, "more_turns": 0.6}
+    whole = results(target, scripted(target, overlap, [], **mix), 12)
+    halves = scripted(target, overlap, [], **mix)
+    later = results(target, halves, 6, first=6)
+    assert [record for record in whole if record.index >= 6] == later
+    assert {record.source for record in whole} > {COMPOSED}
+
+
+def spoken(talk: Conversation, said: list[int]) -> list[Record]:
+    """What comes of a conversation in which every completion is the same."""
+    try:
+        next(talk)
+        while True:
+            talk.send(Completed(list(said), "stop"))
+    except StopIteration as ended:
+        return ended.value
+
+
+def test_another_turn_goes_on_from_the_first(target: Path) -> None:
+    chat = make_chat(target)
+    script = Script(chat, make_composer(), OverlapFilter([]), seed=3, mix=Mix(sampled=0.0, passage=0.0, more_turns=1.0))
+    said, two = [*chat.encode("So it is."), 2], []
+    for index in range(8):
+        two += [record for record in spoken(script.conversation(index), said) if len(record.answers) == 2]
+    assert two
+    for record in two:
+        (_, first_end), (second_start, second_end) = record.answers
+        between = chat.tokenizer.decode(record.tokens[first_end:second_start], skip_special_tokens=False)
+        assert between.startswith("\n<|im_start|>user\n")
+        assert between.endswith("<|im_end|>\n<|im_start|>assistant\n")
+        assert record.tokens[second_start:second_end] == said
+        assert second_end == len(record.tokens)
+
+
+def test_answers_are_the_targets_own_and_are_marked(target: Path) -> None:
+    chat = make_chat(target)
+    (record,) = results(target, scripted(target, OverlapFilter([]), [[{"role": "user", "content": "Do whales sing?"}]],
+                                         greedy=1.0), 1)  # fmt: skip
+    prompt = chat.prompt([{"role": "user", "content": "Do whales sing?"}])
+    ((start, end),) = record.answers
+    assert record.tokens[:start] == prompt
+    assert end == len(record.tokens)
+    (answer,) = Completer(make_runner(target, 1, 512)).run(iter([once(asked(prompt, 400))]))
+    assert record.tokens[start:] == answer[: end - start]
+
+
+def test_the_template_opens_and_closes_turns(target: Path) -> None:
+    chat = make_chat(target)
+    assert chat.decode(chat.opening) == "user\n"
+    assert chat.user_stops == {2}
+    turn = chat.user_turn([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}], "Why")
+    assert chat.tokenizer.decode(turn, skip_special_tokens=False).endswith("<|im_start|>user\nWhy")
+
+
+def test_a_model_without_a_template_is_refused(target: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((target / name).read_bytes())
+    with pytest.raises(StartupError, match="no chat template"):
+        ChatFormat.of_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+        {"turns": ["Hi"]},
+        {"prompt": "Hi"},
+        "Hi",
+    ],
+)
+def test_a_users_own_prompts(line: Any, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps(line) + "\n\n")
+    ((first, *_),) = read_conversations(path)
+    assert first == {"role": "user", "content": "Hi"}
+
+
+def test_a_line_that_is_no_conversation_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text('"Hi"\n{"text": 1}\n')
+    with pytest.raises(StartupError, match="line 2"):
+        read_conversations(path)
+
+
+# ---- On disk
+
+
+def test_shards_are_added_and_read_back(tmp_path: Path) -> None:
+    store = DataFolder(tmp_path, FACTS)
+    first = Record(0, COMPOSED, 0.7, [5, 6, 7, 8], [(1, 2), (3, 4)], key=11)
+    second = Record(1, GIVEN, 0.0, [9, 419], [(1, 2)], key=-12)
+    store.add(0, [first])
+    store.flush()
+    store.add(1, [second, Record(1, COMPOSED, 0.0, [3, 3], [(1, 2)])])
+    store.add(2, [])
+    store.flush()
+    store.flush()
+    again = DataFolder(tmp_path, FACTS)
+    assert (again.ended, again.keys, again.num_answer_tokens) == ({0, 1, 2}, {11, -12}, 4)
+    paths = shard_paths(tmp_path)
+    examples = [example for path in paths for example in read_examples(path)]
+    assert len(paths) == 2
+    assert [example.tokens.tolist() for example in examples] == [[5, 6, 7, 8], [9, 419], [3, 3]]
+    assert [example.answers for example in examples] == [((1, 2), (3, 4)), ((1, 2),), ((1, 2),)]
+    assert [example.source for example in examples] == [COMPOSED, GIVEN, COMPOSED]
+    assert np.allclose([example.temperature for example in examples], [0.7, 0, 0])
+
+
+def test_data_of_another_seed_or_target_is_not_added_to(tmp_path: Path) -> None:
+    DataFolder(tmp_path, FACTS)
+    with pytest.raises(StartupError, match="made with seed 0, now 1"):
+        DataFolder(tmp_path, FACTS | {"seed": 1})
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Signal handlers as they were."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_the_command_goes_on_with_what_is_there(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Passages, "of_system", lambda: Passages(["Whales sing."], ["def f(x): pass"]))
+    monkeypatch.setattr(build, "SHARD_TOKENS", 200)
+    prompts = tmp_path / "own.jsonl"
+    prompts.write_text(json.dumps("Do whales sing?") + "\n")
+    output = tmp_path / "data"
+
+    def make(tokens: int) -> None:
+        args = DataArgs(
+            model_path=str(target), dtype="float32", device="cpu", threads=1, output=str(output), tokens=tokens,
+            batch_size=4, max_len=256, prompts=(str(prompts),), sampled_share=0.2, greedy_share=1.0,
+        )  # fmt: skip
+        assert build.main(args) == 0
+
+    make(400)
+    first = {path.name: path.read_bytes() for path in shard_paths(output)}
+    made = DataFolder(output, read_facts(output))
+    make(1500)
+    after = DataFolder(output, read_facts(output))
+    assert after.num_answer_tokens >= 1500
+    assert after.ended > made.ended
+    assert {name: (output / name).read_bytes() for name in first} == first
+    examples = [example for path in shard_paths(output) for example in read_examples(path)]
+    begins = [example.tokens[: example.answers[0][0]].tobytes() for example in examples]
+    assert len(set(begins)) == len(begins)
+    assert "tokens/s generated" in capsys.readouterr().out
+
+
+def test_the_command_is_named_where_the_benchmark_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["training.args"], "MT_BENCH", Path("/nowhere"))
+    with pytest.raises(StartupError, match="--exclude is needed"):
+        DataArgs(output="x")
+    assert DataArgs(output="x", exclude=("none",)).exclude_paths() == []

@@ -1,0 +1,93 @@
+"""Accept length by category: of exported heads, in this process and through the services."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.cli import main as outrider
+from outrider.errors import StartupError
+from tests.training.rig import head_args
+from training.args import EvalArgs, PackArgs
+from training.evaluate import main
+from training.kinds import ALGORITHMS
+from training.loop import Trainer
+from training.packing import main as pack_main
+from training.ranks import Ranks
+
+
+def trained(algorithm: str, target: Path, data: Path, output: Path) -> Trainer:
+    trainer = Trainer(head_args(algorithm, target, data, output), Ranks(0, 1, "cpu"))
+    trainer._save("checkpoint.pt")
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"category": "writing", "turns": ["Hello, world!", "And now?"]}, {"category": "math", "turns": ["1 + 2"]}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+    return path
+
+
+def eval_args(target: Path, head: Path, prompts: Path, **changes: Any) -> EvalArgs:
+    settings: dict[str, Any] = {
+        "model_path": str(target), "head": str(head), "prompts": str(prompts), "answer_tokens": 16, "dtype": "float32",
+        "device": "cpu", "threads": 1, "output": str(head / "figures.json"),
+    }  # fmt: skip
+    return EvalArgs(**(settings | changes))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_kind_is_measured(
+    algorithm: str, target: Path, data: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(algorithm, target, data, tmp_path)
+    assert main(eval_args(target, tmp_path, prompts, tree_steps=2, tree_topk=2, tree_tokens=4)) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert list(figures) == ["writing", "math", "all"]
+    total = figures["all"]
+    assert 0 < total["chain"]["num_rounds"] <= total["chain"]["num_committed"]
+    # Every answer but its first token, whatever drafts.
+    assert total["chain"]["num_committed"] == total["tree"]["num_committed"]
+    assert (
+        total["chain"]["num_committed"]
+        == figures["writing"]["chain"]["num_committed"] + (figures["math"]["chain"]["num_committed"])
+    )
+    assert "| all |" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_services_commit_what_was_computed(target: Path, data: Path, prompts: Path, tmp_path: Path) -> None:
+    trained("EAGLE3", target, data, tmp_path)
+    changes: dict[str, Any] = {"tree_tokens": 0, "max_prompts": 2}
+    assert main(eval_args(target, tmp_path, prompts, **changes)) == 0
+    computed = json.loads((tmp_path / "figures.json").read_text())["all"]["chain"]
+    assert main(eval_args(target, tmp_path, prompts, serve=True, **changes)) == 0
+    served = json.loads((tmp_path / "figures.json").read_text())["all"]["chain"]
+    assert served["num_rounds"] >= computed["num_rounds"]
+    assert served["num_committed"] == pytest.approx(computed["num_committed"], abs=2)
+
+
+def test_a_head_is_packed_for_shipping(target: Path, data: Path, tmp_path: Path) -> None:
+    trained("NEXTN", target, data, tmp_path)
+    words = ["train", "export", f"--model-path={target}", f"--checkpoint={tmp_path}", f"--output={tmp_path / 'head'}"]
+    assert outrider(words) == 0
+    path = tmp_path / "packed.safetensors"
+    args = PackArgs(head=str(tmp_path / "head"), algorithm="NEXTN", model_path=str(target), output=str(path))
+    assert pack_main(args) == 0
+    assert path.stat().st_size < (tmp_path / "head" / "model.safetensors").stat().st_size
+    with pytest.raises(StartupError, match="cannot be packed"):
+        pack_main(PackArgs(head=str(tmp_path / "nowhere"), model_path=str(target), output=str(path)))
+
+
+def test_the_command_lists_its_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert outrider(["train"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"\n  {name}" in listed for name in ("data", "head", "eval", "export", "pack", "token-map"))
+    assert outrider(["train", "nothing"]) == 2
+    assert outrider(["train", "head"]) == 2
+    assert "--data and --output are needed" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""The pool's size: as flags say, or as memory allows, with SGLang's head-room; and the numbers when it does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.config import ModelConfig
+from engine.memory import GIB, Memory, weight_bytes
+from engine.models.llama_weights import tensor_shapes
+from outrider.args import ServeArgs, VerifyArgs
+from outrider.errors import StartupError
+from verify_service.sizing import Sizes, choose_sizes, gpu_fraction
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM", vocab_size=1000, hidden_size=256, intermediate_size=512, num_layers=4, num_heads=4,
+    num_kv_heads=2, head_dim=64, max_position=4096, rope_theta=1e4, rms_eps=1e-5, tied_embeddings=True,
+)  # fmt: skip
+SHAPES = tensor_shapes(CONFIG)
+TOKEN_BYTES = 2 * 4 * 128 * 2
+WEIGHTS = weight_bytes(SHAPES, 2, None)
+
+
+def sizes(free: int, **flags: Any) -> Sizes:
+    return choose_sizes(VerifyArgs(device="cpu", **flags), CONFIG, SHAPES, memory=Memory(free, 2 * free))
+
+
+def test_a_quarter_of_a_machines_memory_at_most() -> None:
+    free = 200 * 2**20
+    assert sizes(free).total_tokens == pytest.approx(free // 4 // TOKEN_BYTES, abs=1)
+    assert sizes(free).context_length == 4096
+    assert sizes(free, page_size=64).total_tokens % 64 == 0
+
+
+def test_weights_count() -> None:
+    free = 2 * WEIGHTS
+    assert sizes(free, mem_fraction_static=0.75).total_tokens == pytest.approx(WEIGHTS / 2 / TOKEN_BYTES, abs=1)
+    quantised = sizes(free, mem_fraction_static=0.75, quantization="int4")
+    assert quantised.total_tokens > 1.8 * sizes(free, mem_fraction_static=0.75).total_tokens
+
+
+def test_no_more_than_all_sessions_can_use() -> None:
+    assert sizes(64 * GIB, max_running_requests=3).total_tokens == 3 * 4096
+    assert sizes(64 * GIB, max_running_requests=3, context_length=100).total_tokens == 300
+
+
+def test_features_and_narrow_keys_change_what_a_token_takes() -> None:
+    free = 100 * 2**20
+    with_features = sizes(free, features="aux:0,2", mem_fraction_static=0.5)
+    plain = sizes(free, mem_fraction_static=0.5)
+    assert with_features.total_tokens * (TOKEN_BYTES + 2 * 2 * 256) == pytest.approx(
+        plain.total_tokens * TOKEN_BYTES, rel=0.001
+    )
+    narrow = sizes(free, kv_cache_dtype="fp8_e5m2", mem_fraction_static=0.5)
+    assert narrow.total_tokens == pytest.approx(2 * plain.total_tokens, abs=2)
+
+
+def test_what_the_flags_say() -> None:
+    chosen = sizes(GIB, max_total_tokens=1000, context_length=300, chunked_prefill_size=77, page_size=16)
+    assert chosen == Sizes(992, 300, 77)
+    assert sizes(GIB, max_total_tokens=500).context_length == 500
+
+
+def test_what_does_not_fit_is_refused_with_numbers() -> None:
+    with pytest.raises(StartupError, match=r"no room for the KV pool: 0.01 GiB of 0.01 GiB are free, weights take"):
+        sizes(WEIGHTS + 100 * TOKEN_BYTES)
+    with pytest.raises(StartupError, match=r"--mem-fraction-static is 0\.100.*raise --mem-fraction-static"):
+        sizes(10 * WEIGHTS, mem_fraction_static=0.1)
+    with pytest.raises(StartupError, match=r"--max-total-tokens is 1000000, of 2048 bytes each, and \d+ fit"):
+        sizes(GIB, max_total_tokens=1_000_000)
+    with pytest.raises(StartupError, match="--context-length is 5000; the model's own is 4096"):
+        sizes(GIB, context_length=5000)
+
+
+def test_sglangs_rule_on_gpus() -> None:
+    args, eagle, standalone = (
+        VerifyArgs(max_running_requests=160, speculative_algorithm=name) for name in (None, "eagle3", "STANDALONE")
+    )
+    # 512 + 1.5 * 2048 + 2 * 160 + 128 MiB
+    assert gpu_fraction(args, 512, 24 * GIB) == round(1 - 4032 / (24 * 1024), 3)
+    assert gpu_fraction(args, 4096, 24 * GIB) == round(1 - (4032 + 1.5 * (4096 - 2048)) / (24 * 1024), 3)
+    assert gpu_fraction(args, 2048, 80 * GIB) == round(1 - 10 / 80, 3)
+    assert gpu_fraction(eagle, 2048, 80 * GIB) == round(1 - 14 / 80, 3)
+    assert gpu_fraction(standalone, 2048, 80 * GIB) == round(1 - 16 / 80, 3)
+    assert gpu_fraction(standalone, 2048, 8 * GIB) == 0.5
+
+
+def test_the_drafters_head_room_reaches_verify() -> None:
+    args = ServeArgs(speculative_algorithm="EAGLE3", quantization="int8", mem_fraction_static=0.6)
+    part = args.part(VerifyArgs)
+    assert (part.speculative_algorithm, part.quantization, part.mem_fraction_static) == ("EAGLE3", "int8", 0.6)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.5, 2.0])
+def test_shares_lie_between_nothing_and_all(value: float) -> None:
+    with pytest.raises(StartupError, match="--mem-fraction-static"):
+        VerifyArgs(mem_fraction_static=value)

@@ -1,0 +1,64 @@
+"""A model card: what a head was trained on and how, and how to make it again."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from training.checkpoints import Checkpoint
+
+# Which of a training's facts are no flags.
+_NOT_FLAGS = {"target"}
+
+
+def card(checkpoint: Checkpoint, target: str) -> str:
+    """Markdown, from the checkpoint alone."""
+    facts = checkpoint.facts
+    lines = [
+        f"# {facts['algorithm']} draft head for {target}",
+        "",
+        f"Trained with `outrider train head` on {checkpoint.seen:,} tokens of the target's own conversations "
+        f"({checkpoint.step:,} steps, {checkpoint.plan.epoch + 1} epochs begun, {checkpoint.plan.num_shards} shards).",
+        "",
+        f"It drafts {len(checkpoint.drafted):,} tokens of the target's vocabulary."
+        if facts["algorithm"] == "EAGLE3"
+        else f"Its loss was over the {len(checkpoint.drafted):,} most frequent tokens.",
+        "",
+        "## Accept length",
+        "",
+        *_history(checkpoint.history),
+        "",
+        "Tokens committed per round at temperature 0, the bonus counted: `chain` with three drafts, `tree` with eight",
+        "nodes; `prompts_*` on greedy answers to the evaluation's prompts, the others on conversations held out.",
+        "",
+        "## Making it again",
+        "",
+        f"Target weights `{facts['target']}`. Data by `outrider train data --output data`, then",
+        "",
+        "```console",
+        f"$ {_command(facts, checkpoint.seen)}",
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _history(history: list[dict[str, Any]]) -> list[str]:
+    """A table of at most ten evaluations, the last among them."""
+    if not history:
+        return ["Not measured while training."]
+    step = -(-len(history) // 10)
+    rows = history[::-1][::step][::-1]
+    names = [name for name in history[-1] if name != "seen"]
+    lines = ["| tokens seen | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for row in rows:
+        cells = [f"{row[name]:.3f}" if name in row else "" for name in names]
+        lines.append(f"| {row['seen']:,} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _command(facts: dict[str, Any], seen: int) -> str:
+    words = ["outrider", "train", "head", "--data", "data", "--output", "head", "--tokens", str(seen)]
+    for name, value in facts.items():
+        if name not in _NOT_FLAGS and value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)

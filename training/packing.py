@@ -1,0 +1,27 @@
+"""`outrider train pack`: from a published head to the file that is shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from engine.loader import resolve_model
+from engine.shipped import SHIPPED, pack
+from outrider.errors import StartupError
+from outrider.telemetry import announce
+from training.args import PackArgs
+
+
+def main(args: PackArgs) -> int:
+    """Writes the file and says how large it is."""
+    target = resolve_model(args.model_path, revision=args.revision)
+    output = (
+        SHIPPED / f"{target.name}-{args.algorithm.lower()}.safetensors" if args.output is None else Path(args.output)
+    )
+    try:
+        size = pack(Path(args.head), args.algorithm, target, output)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise StartupError(f"{args.head} cannot be packed into {output}: {error}") from error
+    announce(f"{output}: {size / 2**20:.1f} MiB")
+    return 0

@@ -1,0 +1,71 @@
+"""Accept length as users get it: questions to `outrider serve` with a head, one at a time, at temperature 0."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from outrider.args import ServeArgs
+from outrider.errors import StartupError
+from outrider.launcher import Served, serve
+from training.accept_length import Rounds
+from training.args import EvalArgs
+
+_TIMEOUT_S = 600.0
+
+
+async def ask_all(
+    args: EvalArgs, head: Path, algorithm: str, shape: tuple[int, int, int], prompts: Sequence[tuple[str, str]]
+) -> list[tuple[str, Rounds]]:
+    """Category and rounds of every prompt, with trees of `shape` (steps, topk, nodes), which verify does not trim."""
+    found: list[tuple[str, Rounds]] = []
+
+    async def when_ready(served: Served) -> None:
+        try:
+            await asyncio.to_thread(_ask_each, served, args.answer_tokens, prompts, found)
+        except (urllib.error.URLError, KeyError, ValueError) as error:
+            raise StartupError(f"a question to {served.url} failed: {error!r}") from error
+        finally:
+            served.stop()
+
+    settings = ServeArgs(
+        port=0, model_path=args.model_path, revision=args.revision, load_format=args.load_format, dtype=args.dtype,
+        device=args.device, threads=args.threads, speculative_algorithm=algorithm,
+        speculative_draft_model_path=str(head), speculative_num_steps=shape[0], speculative_eagle_topk=shape[1],
+        speculative_num_draft_tokens=shape[2], disable_speculation_brake=True, max_draft_wait_ms=1000.0,
+    )  # fmt: skip
+    code = await serve(settings, when_ready)
+    if len(found) < len(prompts):
+        raise StartupError(f"`outrider serve` ended with {code} after {len(found)} of {len(prompts)} questions")
+    return found
+
+
+def _ask_each(
+    served: Served, max_tokens: int, prompts: Sequence[tuple[str, str]], found: list[tuple[str, Rounds]]
+) -> None:
+    for category, text in tqdm(prompts, desc="Questions", disable=not sys.stderr.isatty()):
+        usage = _ask(served, text, max_tokens)["speculation"]
+        steps = usage["verify_steps"]
+        committed = round((usage["accept_length"] or 1.0) * steps)
+        found.append((category, Rounds(steps, committed)))
+
+
+def _ask(served: Served, text: str, max_tokens: int) -> dict[str, Any]:
+    """`usage` of an answer."""
+    body = {
+        "model": served.model, "messages": [{"role": "user", "content": text}], "temperature": 0,
+        "max_tokens": max_tokens,
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"{served.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        return json.loads(response.read())["usage"]
