@@ -150,7 +150,7 @@ def _build_decoder(
     device, frequencies = pool.k.device, _frequencies(config)
     library = None
     if device.type == "cpu":
-        library = _cpu_kernels(config, dtype, quantization, _torch_only(config, dtype, pool, execution))
+        library = _cpu_kernels(config, dtype, quantization, _torch_only(dtype, pool, execution))
     if library is not None:
         weights = LlamaWeights(config, tensors, None, device)
         threads = torch.get_num_threads()
@@ -219,7 +219,7 @@ def _kept_dtype(execution: Execution, compute: torch.dtype, device: torch.device
     return kept
 
 
-def _torch_only(config: ModelConfig, dtype: torch.dtype, pool: KVPool, execution: Execution) -> str | None:
+def _torch_only(dtype: torch.dtype, pool: KVPool, execution: Execution) -> str | None:
     """What of the settings the C kernels do not have; None: nothing."""
     if not execution.attention.is_open:
         return f"attention backend {execution.attention} is asked for"
@@ -227,8 +227,6 @@ def _torch_only(config: ModelConfig, dtype: torch.dtype, pool: KVPool, execution
         return "--enable-torch-compile compiles torch's operators"
     if pool.k.dtype is not dtype:
         return f"keys and values are kept in {pool.k.dtype}"
-    if config.windows:
-        return f"a sliding window of {max(config.windows)}; --context-length up to it does without"
     return None
 
 

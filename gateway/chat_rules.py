@@ -43,7 +43,8 @@ def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str) -> C
             grammar, markers = reasoned, markers | reasoning.markers
             make_reasoning = _reasoning_maker(reasoning, inside=inside)
     named = plan is not None and plan.mode == "named"
-    return ChatRules(MessageRules(make_parser, make_reasoning, named), grammar, grammar_field, markers)
+    message = MessageRules(make_parser, make_reasoning, named, single=plan is not None and not plan.parallel)
+    return ChatRules(message, grammar, grammar_field, markers)
 
 
 def _format_of(plan: ToolPlan | None, ready: Ready) -> ToolFormat | None:

@@ -95,6 +95,8 @@ class EventStream:
         self._error: Exception | None = None
         self._ended = False
         self._started = False
+        self._sending = False
+        self._num_sent = 0  # times that something went to the socket
         self._wake = asyncio.Event()
         self._overflow = asyncio.Event()
 
@@ -104,6 +106,7 @@ class EventStream:
         writer = asyncio.create_task(self._write(send))
         watch = asyncio.create_task(_disconnected(receive))
         overflow = asyncio.create_task(self._overflow.wait())
+        clock = asyncio.create_task(self._keep_time())
         try:
             await asyncio.wait((writer, watch, overflow), return_when=asyncio.FIRST_COMPLETED)
             if writer.done():
@@ -125,7 +128,7 @@ class EventStream:
                 abort["call"]()
             raise
         finally:
-            await _end(pump, writer, watch, overflow)
+            await _end(pump, writer, watch, overflow, clock)
             await self._events.aclose()
 
     async def _pump(self) -> None:
@@ -162,9 +165,7 @@ class EventStream:
     async def _take(self) -> bytes:
         """What waits; a comment when nothing has come for a while, nothing at the end."""
         if not self._waiting and not self._ended:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PING_INTERVAL_S):
-                    await self._wake.wait()
+            await self._wake.wait()
         self._wake.clear()
         chunk = b"".join(self._waiting)
         self._waiting.clear()
@@ -172,12 +173,25 @@ class EventStream:
         return chunk or (b"" if self._ended else PING)
 
     async def _send_body(self, send: Send, body: bytes, *, more: bool) -> None:
-        """SlowReader when the socket takes nothing for STALL_LIMIT_S."""
-        try:
-            async with asyncio.timeout(STALL_LIMIT_S):
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-        except TimeoutError:
-            raise SlowReader from None
+        self._sending = True
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+        self._sending = False
+        self._num_sent += 1
+
+    async def _keep_time(self) -> None:
+        """Has a comment sent when nothing has come for a while; ends the stream when the socket takes nothing.
+
+        One clock beside the stream: a timeout for each event would cost more than the event.
+        """
+        while not self._overflow.is_set():
+            num_sent, sending = self._num_sent, self._sending
+            await asyncio.sleep(STALL_LIMIT_S if sending else PING_INTERVAL_S)
+            if self._num_sent != num_sent:
+                continue
+            if sending:
+                self._overflow.set()
+            elif not self._sending:
+                self._wake.set()
 
     def _last_words(self) -> bytes:
         if self._error is None:

@@ -34,11 +34,12 @@ class NamedCall:
 
 @dataclass(frozen=True, slots=True)
 class MessageRules:
-    """How the choices of one request are read. `named` calls end as OpenAI's do: with `stop`."""
+    """How the choices of one request are read. `named` calls end as OpenAI's do: with `stop`; `single`: one call."""
 
     make_parser: Callable[[], PartParser] | None = None
     make_reasoning: Callable[[PartParser | None], ReasoningParser] | None = None
     named: bool = False
+    single: bool = False
 
     def message(self) -> Message:
         """For one choice."""
@@ -69,6 +70,8 @@ class Message:
         if delta.finish_reason is not None:
             parser = self.reasoning or self.inner
             made += parser.finish() if parser is not None else ()
+        if self.rules.single:
+            made = [part for part in made if not (isinstance(part, CallBegin | CallArguments) and part.index)]
         self.call_ids += [f"call_{secrets.token_hex(12)}" for part in made if isinstance(part, CallBegin)]
         if delta.finish_reason is not None:
             calls = self.call_ids and delta.finish_reason == "stop" and not self.rules.named

@@ -20,6 +20,12 @@ from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRe
 from gateway.tokenization import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
 
 _REFERENCES = "#/components/schemas/{name}"
+# One server-sent event; the data is JSON but for the last one of a chat, [DONE].
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string", "contentMediaType": "application/json"}},
+    "required": ["data"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ def _answered(operation: _Operation, schemas: dict[int, Any]) -> dict[str, Any]:
     if operation.answer is not None:
         made.update(_content("application/json", schemas[id(operation.answer)]))
     if operation.streams:
-        made["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        made["content"]["text/event-stream"] = {"schema": _EVENT}
     if operation.text:
         made.update(_content("text/plain", {"type": "string"}))
     return made

@@ -1,9 +1,13 @@
 """Linear layers over quantised weights in torch's own operators: any device, no packing.
 
-On a CPU the C kernels are the fast path for whole models; these serve draft heads, other families, and GPUs.
+They serve where the C kernels do not: on CPUs without a compiler, and on GPUs, where a few rows at a time go through
+kernels.quantized_triton.
 """
 
 from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
 
 import torch
 
@@ -13,17 +17,29 @@ from kernels.quantize import GROUP, quantize_int4, quantize_int8
 _MIN_ROWS, _STEP = 32, 8
 
 
+def _fused(weight: torch.Tensor) -> ModuleType | None:
+    """The kernels that widen weights within the product, where there are any."""
+    if not weight.is_cuda or importlib.util.find_spec("triton") is None:
+        return None
+    from kernels import quantized_triton
+
+    return quantized_triton
+
+
 class Int8Linear:
     """int8 weights, activations as they are."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
-        self.codes, scales = quantize_int8(weight)
-        self.scales = scales
+        self.codes, self.scales = quantize_int8(weight)
         self.bias = bias
+        self._fused = _fused(weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out] in x's dtype."""
-        y = torch.nn.functional.linear(x, self.codes.to(x.dtype)) * self.scales.to(x.dtype)
+        if self._fused is not None and self._fused.takes(x):
+            y = self._fused.int8_product(x, self.codes, self.scales)
+        else:
+            y = torch.nn.functional.linear(x, self.codes.to(x.dtype)) * self.scales.to(x.dtype)
         return y if self.bias is None else y + self.bias
 
 
@@ -57,13 +73,18 @@ class Int4Linear:
         self.num_inputs = weight.shape[1]
         padded = torch.nn.functional.pad(nibbles, (0, -self.num_inputs % GROUP))
         self.pairs = padded[:, ::2] | padded[:, 1::2] << 4
-        self.steps, self.lows = steps[:, :, None], lows[:, :, None]
+        self.steps, self.lows = steps, lows
         self.bias = bias
+        self._fused = _fused(weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out] in x's dtype."""
-        nibbles = torch.stack([self.pairs & 15, self.pairs >> 4], dim=-1).view(*self.steps.shape[:2], GROUP)
-        values = torch.addcmul(self.lows.to(x.dtype), nibbles.to(x.dtype), self.steps.to(x.dtype))
+        if self._fused is not None and self._fused.takes(x):
+            y = self._fused.int4_product(x, self.pairs, self.steps, self.lows)
+            return y if self.bias is None else y + self.bias
+        nibbles = torch.stack([self.pairs & 15, self.pairs >> 4], dim=-1).view(*self.steps.shape, GROUP)
+        lows, steps = self.lows[:, :, None].to(x.dtype), self.steps[:, :, None].to(x.dtype)
+        values = torch.addcmul(lows, nibbles.to(x.dtype), steps)
         return torch.nn.functional.linear(x, values.view(len(values), -1)[:, : self.num_inputs], self.bias)
 
 

@@ -11,6 +11,7 @@ import typing as tp  # Triton's compiler refuses a bare `Any` in a kernel's anno
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 
 from kernels.quantize import GROUP
 
@@ -19,6 +20,12 @@ jit: tp.Any = triton.jit  # what it says of its result's type differs from versi
 _BLOCK_M, MAX_ROWS = 16, 64
 # Outputs and inputs of a tile: 4096 outputs are 128 programs, about one for each multiprocessor of a large GPU.
 _BLOCK_N, _BLOCK_K = 32, 128
+_OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+def takes(x: torch.Tensor) -> bool:
+    """Whether these rows are better off here: few, and of a type that tensor cores multiply."""
+    return len(x) <= MAX_ROWS and x.dtype is not torch.float32
 
 
 def int8_product(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -26,7 +33,7 @@ def int8_product(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> 
     x, y = x.contiguous(), torch.empty((len(x), len(codes)), dtype=x.dtype, device=x.device)
     _int8_tile[_grid(x, codes)](
         x, codes, scales, y, len(x), len(codes), x.shape[1], BLOCK_M=_BLOCK_M, BLOCK_N=_BLOCK_N, BLOCK_K=_BLOCK_K,
-        num_warps=4, num_stages=4,
+        OPERAND=_operand(x.dtype), num_warps=4, num_stages=4,
     )  # fmt: skip
     return y
 
@@ -36,20 +43,28 @@ def int4_product(x: torch.Tensor, pairs: torch.Tensor, steps: torch.Tensor, lows
     x, y = x.contiguous(), torch.empty((len(x), len(pairs)), dtype=x.dtype, device=x.device)
     _int4_tile[_grid(x, pairs)](
         x, pairs, steps, lows, y, len(x), len(pairs), x.shape[1], pairs.shape[1], steps.shape[1],
-        PAIRS=GROUP // 2, BLOCK_M=_BLOCK_M, BLOCK_N=_BLOCK_N, BLOCK_K=_BLOCK_K // 2, num_warps=4, num_stages=4,
+        PAIRS=GROUP // 2, BLOCK_M=_BLOCK_M, BLOCK_N=_BLOCK_N, BLOCK_K=_BLOCK_K // 2, OPERAND=_operand(x.dtype),
+        num_warps=4, num_stages=4,
     )  # fmt: skip
     return y
 
 
 def _grid(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
-    return triton.cdiv(len(weight), _BLOCK_N), triton.cdiv(len(x), _BLOCK_M)
+    return -(-len(weight) // _BLOCK_N), -(-len(x) // _BLOCK_M)
+
+
+def _operand(dtype: torch.dtype) -> tl.dtype:
+    """What tensor cores multiply in. The interpreter would multiply bf16 as integers, so there it is fp32."""
+    if knobs.runtime.interpret and dtype is torch.bfloat16:
+        return tl.float32
+    return _OPERANDS[dtype]
 
 
 @jit
 def _int8_tile(
-    x, codes, scales, y, num_rows, num_outputs, num_inputs,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x: tp.Any, codes: tp.Any, scales: tp.Any, y: tp.Any, num_rows: tp.Any, num_outputs: tp.Any, num_inputs: tp.Any,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OPERAND: tl.constexpr,
+) -> None:  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = x + m[:, None].to(tl.int64) * num_inputs
@@ -58,9 +73,9 @@ def _int8_tile(
     for start in range(0, num_inputs, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         inside = k[None, :] < num_inputs
-        left = tl.load(rows + k[None, :], mask=inside & (m[:, None] < num_rows), other=0.0)
+        left = tl.load(rows + k[None, :], mask=inside & (m[:, None] < num_rows), other=0.0).to(OPERAND)
         right = tl.load(weights + k[None, :], mask=inside & (n[:, None] < num_outputs), other=0)
-        sums = tl.dot(left, tl.trans(right.to(left.dtype)), sums, input_precision="ieee")
+        sums = tl.dot(left, tl.trans(right.to(OPERAND)), sums, input_precision="ieee")
     sums *= tl.load(scales + n, mask=n < num_outputs, other=0.0)[None, :]
     target = y + m[:, None].to(tl.int64) * num_outputs + n[None, :]
     tl.store(target, sums.to(y.dtype.element_ty), mask=(m[:, None] < num_rows) & (n[None, :] < num_outputs))
@@ -68,9 +83,10 @@ def _int8_tile(
 
 @jit
 def _int4_tile(
-    x, pairs, steps, lows, y, num_rows, num_outputs, num_inputs, num_pairs, num_groups,
-    PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x: tp.Any, pairs: tp.Any, steps: tp.Any, lows: tp.Any, y: tp.Any, num_rows: tp.Any, num_outputs: tp.Any,
+    num_inputs: tp.Any, num_pairs: tp.Any, num_groups: tp.Any,
+    PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OPERAND: tl.constexpr,
+) -> None:  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = x + m[:, None].to(tl.int64) * num_inputs
@@ -85,10 +101,10 @@ def _int4_tile(
         step = tl.load(steps + at, mask=inside, other=0.0).to(tl.float32)
         low = tl.load(lows + at, mask=inside, other=0.0).to(tl.float32)
         there = m[:, None] < num_rows
-        even = tl.load(rows + 2 * k[None, :], mask=there & (2 * k[None, :] < num_inputs), other=0.0)
-        odd = tl.load(rows + 2 * k[None, :] + 1, mask=there & (2 * k[None, :] + 1 < num_inputs), other=0.0)
-        first = ((both & 15).to(tl.float32) * step + low).to(even.dtype)
-        second = ((both >> 4).to(tl.float32) * step + low).to(even.dtype)
+        even = tl.load(rows + 2 * k[None, :], mask=there & (2 * k[None, :] < num_inputs), other=0.0).to(OPERAND)
+        odd = tl.load(rows + 2 * k[None, :] + 1, mask=there & (2 * k[None, :] + 1 < num_inputs), other=0.0).to(OPERAND)
+        first = ((both & 15).to(tl.float32) * step + low).to(OPERAND)
+        second = ((both >> 4).to(tl.float32) * step + low).to(OPERAND)
         sums = tl.dot(even, tl.trans(first), sums, input_precision="ieee")
         sums = tl.dot(odd, tl.trans(second), sums, input_precision="ieee")
     target = y + m[:, None].to(tl.int64) * num_outputs + n[None, :]

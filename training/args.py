@@ -107,6 +107,9 @@ class HeadArgs(TargetArgs):
     draft_vocab_size: int = arg(
         8192, "head", "Most frequent tokens that are drafted (EAGLE3) or that the loss is over (the others)."
     )
+    no_fc_norm: bool = arg(
+        False, "head", "EAGLE3: give the target's states to `fc` as they are, for readers that know no `fc_norm`."
+    )
     num_kv_heads: int | None = arg(None, "head", "Key heads of a head's layer. Default: as many as query heads.")
     num_layers: int = arg(3, "head", "Layers of a STANDALONE draft model.")
     tokens: int = arg(10_000_000, "training", "Tokens to see, repeated ones counted; may be raised to train longer.")

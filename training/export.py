@@ -47,7 +47,7 @@ def kind_of(checkpoint: Checkpoint, target: Path) -> Kind:
     facts = checkpoint.facts
     kind = make_kind(
         facts["algorithm"], target, draft_vocab_size=facts["draft_vocab_size"], num_kv_heads=facts["num_kv_heads"],
-        num_layers=facts["num_layers"],
+        num_layers=facts["num_layers"], fc_norm=not facts.get("no_fc_norm", False),
     )  # fmt: skip
     wanted = kind.shapes(len(checkpoint.drafted))
     found = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}

@@ -56,9 +56,10 @@ class Kind:
 
 
 def make_kind(
-    algorithm: str, target: Path, *, draft_vocab_size: int, num_kv_heads: int | None, num_layers: int
+    algorithm: str, target: Path, *, draft_vocab_size: int, num_kv_heads: int | None, num_layers: int,
+    fc_norm: bool = True,
 ) -> Kind:  # fmt: skip
-    """The kind of that name for a target. draft_vocab_size: of EAGLE-3; num_layers: of STANDALONE."""
+    """The kind of that name for a target. draft_vocab_size, fc_norm: of EAGLE-3; num_layers: of STANDALONE."""
     values = _common(target, num_kv_heads)
     raw = RawConfig(target / "config.json", values)
     shape = TargetShape.from_folder(target)
@@ -68,12 +69,12 @@ def make_kind(
     elif algorithm == EAGLE3:
         layers = usual_aux_layers(shape.num_layers)
         values |= {
-            "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab_size, "fc_norm": True,
+            "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab_size,
             "target_hidden_size": shape.hidden_size, "num_aux_hidden_states": len(layers),
             "eagle_config": {
                 "use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers],
             },
-        }  # fmt: skip
+        } | ({"fc_norm": True} if fc_norm else {})  # fmt: skip
         config = Eagle3Config.read(raw, {})
     elif algorithm == NEXTN:
         values |= {"architectures": ["LlamaForCausalLMNextN"], "num_nextn_predict_layers": 1}

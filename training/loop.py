@@ -30,7 +30,7 @@ from training.evaluation import Evaluation
 from training.export import export
 from training.frequencies import answer_counts, hot_tokens
 from training.initial import initial_tensors
-from training.kinds import EAGLE, Kind, make_kind
+from training.kinds import EAGLE, EAGLE3, Kind, make_kind
 from training.losses import Report, Weights, batch_loss
 from training.network import DraftNetwork
 from training.optimizers import Optimizers, clip, schedule
@@ -73,7 +73,7 @@ class Trainer:
         model_path = resolve_model(args.model_path, revision=args.revision)
         self.kind = make_kind(
             args.algorithm, model_path, draft_vocab_size=args.draft_vocab_size, num_kv_heads=args.num_kv_heads,
-            num_layers=args.num_layers,
+            num_layers=args.num_layers, fc_norm=not args.no_fc_norm,
         )  # fmt: skip
         self.target = TargetStates(
             model_path, self.kind.features, dtype=args.dtype, device=ranks.device, load_format=args.load_format,
@@ -172,8 +172,9 @@ class Trainer:
         )
         first = self.dataset.examples(1, held_out=False)[:8]
         before, after = self.target.size_of_stream([example.tokens[: self.args.max_len] for example in first])
-        scale = (after if self.kind.algorithm == EAGLE else 1.0) / before
-        tensors = initial_tensors(self.kind, self.target, drafted, seed=self.args.seed, stream_scale=scale)
+        # What a head's stream begins with: EAGLE the last state, EAGLE-3 without norms a state as it is, others 1.
+        start = {EAGLE: after, EAGLE3: before if self.args.no_fc_norm else 1.0}.get(self.kind.algorithm, 1.0)
+        tensors = initial_tensors(self.kind, self.target, drafted, seed=self.args.seed, stream_scale=start / before)
         return Checkpoint(facts, tensors, drafted)
 
 

@@ -16,10 +16,14 @@ from tqdm import tqdm
 from outrider.args import ServeArgs
 from outrider.errors import StartupError
 from outrider.launcher import Served, serve
+from outrider.telemetry import get_logger
 from training.accept_length import Rounds
 from training.args import EvalArgs
 
 _TIMEOUT_S = 600.0
+_MOST_ROUNDS = 0.9
+
+log = get_logger(__name__)
 
 
 async def ask_all(
@@ -27,10 +31,11 @@ async def ask_all(
 ) -> list[tuple[str, Rounds]]:
     """Category and rounds of every prompt, with trees of `shape` (steps, topk, nodes), which verify does not trim."""
     found: list[tuple[str, Rounds]] = []
+    in_time: list[int] = []
 
     async def when_ready(served: Served) -> None:
         try:
-            await asyncio.to_thread(_ask_each, served, args.answer_tokens, prompts, found)
+            await asyncio.to_thread(_ask_each, served, args.answer_tokens, prompts, found, in_time)
         except (urllib.error.URLError, KeyError, ValueError) as error:
             raise StartupError(f"a question to {served.url} failed: {error!r}") from error
         finally:
@@ -45,17 +50,26 @@ async def ask_all(
     code = await serve(settings, when_ready)
     if len(found) < len(prompts):
         raise StartupError(f"`outrider serve` ended with {code} after {len(found)} of {len(prompts)} questions")
+    rounds, drafted = sum(one.num_rounds for _, one in found), sum(in_time) / (shape[2] - 1)
+    if drafted < _MOST_ROUNDS * rounds:
+        log.warning(
+            "drafts came too late for many rounds: the machine is busy, or drafts save less than waiting costs; "
+            "accept length is as served, plain rounds counted",
+            rounds=rounds, with_drafts=round(drafted),
+        )  # fmt: skip
     return found
 
 
 def _ask_each(
-    served: Served, max_tokens: int, prompts: Sequence[tuple[str, str]], found: list[tuple[str, Rounds]]
-) -> None:
+    served: Served, max_tokens: int, prompts: Sequence[tuple[str, str]], found: list[tuple[str, Rounds]],
+    in_time: list[int],
+) -> None:  # fmt: skip
     for category, text in tqdm(prompts, desc="Questions", disable=not sys.stderr.isatty()):
         usage = _ask(served, text, max_tokens)["speculation"]
         steps = usage["verify_steps"]
         committed = round((usage["accept_length"] or 1.0) * steps)
         found.append((category, Rounds(steps, committed)))
+        in_time.append(usage["draft_tokens"])
 
 
 def _ask(served: Served, text: str, max_tokens: int) -> dict[str, Any]:

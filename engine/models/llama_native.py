@@ -51,7 +51,8 @@ class NativeLlama:
         self._arena = Arena()
         # What C points into.
         self._alive: list[object] = [pool]
-        layers = [self._layer(layer, pool.k[i], pool.v[i]) for i, layer in enumerate(weights.layers())]
+        windows = config.windows or (0,) * config.num_layers
+        layers = [self._layer(layer, pool.k[i], pool.v[i], windows[i]) for i, layer in enumerate(weights.layers())]
         top = weights.top()
         embedding = self._stored(top.embedding)
         model = CModel(
@@ -97,7 +98,7 @@ class NativeLlama:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")
         return logits
 
-    def _layer(self, weights: LayerWeights, k_pool: torch.Tensor, v_pool: torch.Tensor) -> CLayer:
+    def _layer(self, weights: LayerWeights, k_pool: torch.Tensor, v_pool: torch.Tensor, window: int) -> CLayer:
         return CLayer(
             input_norm=self._floats(weights.input_norm), post_norm=self._floats(weights.post_norm),
             q_norm=self._floats(weights.q_norm), k_norm=self._floats(weights.k_norm),
@@ -105,7 +106,7 @@ class NativeLlama:
             output=self._matrix(weights.output, weights.output_bias, self._method),
             gate_up=self._matrix(interleave_gates(weights.gate_up), None, self._method),
             down=self._matrix(weights.down, None, self._method),
-            k_pool=k_pool.data_ptr(), v_pool=v_pool.data_ptr(),
+            k_pool=k_pool.data_ptr(), v_pool=v_pool.data_ptr(), window=window,
         )  # fmt: skip
 
     def _add_features(self, model: CModel, features: FeatureSpec, pool: KVPool) -> None:

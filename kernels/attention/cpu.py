@@ -26,18 +26,18 @@ def attention(
     """As kernels.attention.reference.attention, for a fp32 or bf16 pool and a head_dim that is a multiple of 16.
 
     With a bf16 pool and a CPU that multiplies bf16, q is rounded to bf16. Runs on the calling thread; the whole decoder
-    (engine/models/llama_native.py) uses the same C code on all of them. ValueError for capped scores and windows, which
-    it does not know.
+    (engine/models/llama_native.py) uses the same C code on all of them. ValueError for capped scores, which it does
+    not know.
     """
-    if soft_cap or window:
-        raise ValueError(f"the C kernel knows no soft cap ({soft_cap}) and no window ({window})")
+    if soft_cap:
+        raise ValueError(f"the C kernel knows no soft cap ({soft_cap})")
     if k_pool.dtype not in POOL_DTYPES or k_pool.dtype != v_pool.dtype or q.shape[2] % 16:
         raise ValueError(f"no C kernel for {k_pool.dtype} and {v_pool.dtype} with head_dim {q.shape[2]}")
     rows = q.float().contiguous()
     out = torch.empty_like(rows)
     heads = CHeads(
         num_heads=q.shape[1], num_kv_heads=k_pool.shape[1], head_dim=q.shape[2], wide=k_pool.dtype is torch.float32,
-        scale=scale,
+        scale=scale, window=window,
     )  # fmt: skip
     done = library.outrider_attention(
         ctypes.byref(heads), ctypes.byref(c_layout(layout)), address(rows), address(k_pool), address(v_pool),

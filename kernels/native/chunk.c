@@ -76,16 +76,38 @@ static unsigned lanes_seeing(const Block *b, int key) {
     return bits;
 }
 
+static int position_of(const Block *b, int row) {
+    return b->layout->positions[b->layout->first_rows[b->segment] + row];
+}
+
+/* Lanes whose row has a key at `position` in its window. */
+static unsigned lanes_near(const Block *b, int position) {
+    if (!b->heads->window) return 0xffff;
+    unsigned bits = 0;
+    for (int l = 0; l < LANES; l++)
+        bits |= (unsigned)(position_of(b, b->rows[l]) - position < b->heads->window) << l;
+    return bits;
+}
+
+/* The first position that any lane's row still sees. */
+static int window_start(const Block *b) {
+    int earliest = position_of(b, b->rows[0]);
+    for (int l = 1; l < b->num_lanes; l++)
+        if (position_of(b, b->rows[l]) < earliest) earliest = position_of(b, b->rows[l]);
+    return earliest - b->heads->window + 1;
+}
+
 /* Slots of the chunk's keys, prefix first, then the segment's own rows at its positions; returns how many. The list is
  * filled up to a multiple of KEYS with keys that nobody sees. */
 static int list_keys(Block *b, int chunk) {
     const Layout *layout = b->layout;
     const int s = b->segment, prefix_len = layout->prefix_lens[s], begin = chunk * CHUNK;
     const int32_t *table = layout->slot_table + (int64_t)layout->table_rows[s] * layout->table_width;
-    int end = begin + CHUNK < prefix_len ? begin + CHUNK : prefix_len, count = 0;
-    for (int position = begin; position < end; position++, count++) {
+    int end = begin + CHUNK < prefix_len ? begin + CHUNK : prefix_len, count = 0, position = begin;
+    if (b->heads->window && window_start(b) > begin) position = window_start(b);
+    for (; position < end; position++, count++) {
         b->slots[count] = table[position];
-        b->sees[count] = 0xffff;
+        b->sees[count] = (uint16_t)lanes_near(b, position);
     }
     if (begin + CHUNK > prefix_len) {
         const int first = layout->first_rows[s];
@@ -93,7 +115,7 @@ static int list_keys(Block *b, int chunk) {
         if (layout->mask_starts[s] < 0 && b->rows[LANES - 1] + 1 < rows) rows = b->rows[LANES - 1] + 1;
         for (int row = 0; row < rows; row++) {
             if (layout->positions[first + row] / CHUNK != chunk) continue;
-            unsigned bits = lanes_seeing(b, row);
+            unsigned bits = lanes_seeing(b, row) & lanes_near(b, layout->positions[first + row]);
             if (!bits) continue;
             b->slots[count] = layout->slots[first + row];
             b->sees[count++] = (uint16_t)bits;

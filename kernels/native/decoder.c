@@ -61,6 +61,7 @@ static Heads heads_of(const Step *s) {
     Heads heads = s->model->heads;
     heads.q_norm = s->model->layers[s->layer].q_norm;
     heads.k_norm = s->model->layers[s->layer].k_norm;
+    heads.window = (int32_t)s->model->layers[s->layer].window;
     return heads;
 }
 

@@ -17,6 +17,7 @@ typedef struct {
     const float *input_norm, *post_norm, *q_norm, *k_norm;
     Matrix qkv, output, gate_up, down;
     Pools pools;
+    int64_t window; /* as in Heads */
 } Layer;
 
 typedef struct {
@@ -26,7 +27,7 @@ typedef struct {
     int32_t num_aux, feature_width;
     int32_t reserved;
     const int32_t *aux_layers; /* keep the states entering these layers */
-    Heads heads;               /* norms of q and k stand in the layers */
+    Heads heads;               /* norms of q and k, and the window, stand in the layers */
     const Layer *layers;
     const void *embedding;
     const float *final_norm;

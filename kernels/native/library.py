@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class CHeads(Structure):
     _fields_ = [
         ("num_heads", c_int32), ("num_kv_heads", c_int32), ("head_dim", c_int32), ("wide", c_int32),
         ("scale", c_float), ("eps", c_float), ("q_norm", c_void_p), ("k_norm", c_void_p), ("rope", c_void_p),
+        ("window", c_int32), ("reserved", c_int32),
     ]  # fmt: skip
 
 
@@ -48,7 +49,7 @@ class CLayer(Structure):
     _fields_ = [
         ("input_norm", c_void_p), ("post_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p),
         ("qkv", CMatrix), ("output", CMatrix), ("gate_up", CMatrix), ("down", CMatrix),
-        ("k_pool", c_void_p), ("v_pool", c_void_p),
+        ("k_pool", c_void_p), ("v_pool", c_void_p), ("window", c_int64),
     ]  # fmt: skip
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from engine.config import FeatureSpec
 from engine.runner import ModelRunner
 from kernels.native import build
-from tests.engine.tiny import VOCAB_SIZE, save_model, sessions
+from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, sessions
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,22 @@ def test_a_tree_has_the_bits_of_plain_decoding(folder: Path, dtype: str, prefix_
     for token in prefix:
         runner.forward([plain.segment([token], 0)])
     for row in path:
+        assert torch.equal(runner.forward([plain.segment([tokens[row]])])[0], logits[row])
+
+
+@pytest.mark.parametrize("prefix_len", [3, 60, 260, 420])
+def test_a_window_changes_no_bit_of_it(tmp_path: Path, prefix_len: int) -> None:
+    config = transformers.MistralConfig(**SHAPE, sliding_window=50)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    runner = load(tmp_path)
+    tree_session, plain = sessions(runner, 2)
+    prefix, tokens = random_tokens(prefix_len, 7), random_tokens(12, 8)
+    parents = [-1, 0, 1, 2, 3, 4, 5, 0, 7, 8, 1, 10]
+    runner.forward([tree_session.segment(prefix, 0)])
+    logits = runner.forward([tree_session.tree(tokens, parents)])
+    for token in prefix:
+        runner.forward([plain.segment([token], 0)])
+    for row in range(7):
         assert torch.equal(runner.forward([plain.segment([tokens[row]])])[0], logits[row])
 
 

@@ -86,10 +86,29 @@ def test_a_cut_character_is_told_at_the_end_only() -> None:
     assert last == "\ufffd"
 
 
+@given(UNICODE)
+def test_the_bytes_of_tokens_are_the_text(text: str) -> None:
+    ids = BYTE_LEVEL.encode(text, add_special_tokens=False).ids
+    assert b"".join(map(FACTORIES[id(BYTE_LEVEL)].piece, ids)).decode() == text
+    ids = FALLBACK.encode(text, add_special_tokens=False).ids
+    assert b"".join(map(FACTORIES[id(FALLBACK)].piece, ids)).decode() == (" " + text if text else "")
+
+
+def test_marks_that_a_parser_looks_for_are_written() -> None:
+    for tokenizer, mark in ((BYTE_LEVEL, "<|im_start|>"), (FALLBACK, "</s>"), (METASPACE, "</s>")):
+        token = tokenizer.token_to_id(mark)
+        factory = FACTORIES[id(tokenizer)]
+        assert "".join(pieces_of(factory.make(skip_special=True), [token])) == ""
+        kept = factory.make(skip_special=True, keep=frozenset((mark, "[ELSE]")))
+        assert "".join(pieces_of(kept, [token])) == mark
+        assert factory.piece(token).decode() == mark
+
+
 def test_unknown_ids_are_silent() -> None:
     for tokenizer in (BYTE_LEVEL, FALLBACK):
         detokenizer = FACTORIES[id(tokenizer)].make(skip_special=True)
         assert detokenizer.push(10**6) + detokenizer.finish() == ""
+        assert FACTORIES[id(tokenizer)].piece(10**6) == b""
 
 
 @pytest.fixture(scope="module")

@@ -86,6 +86,14 @@ def test_calls(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokeni
     assert ids.count(2) == 2  # the template's own: neither the message's nor the description's is a control token
 
 
+def test_one_call_where_they_are_not_to_be_parallel(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer
+) -> None:
+    say(gateway, tokenizer, TWO_CALLS)
+    made = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW], parallel_tool_calls=False)
+    assert only_call(made).function.name == "weather"
+
+
 def test_calls_in_a_stream(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
     say(gateway, tokenizer, TWO_CALLS)
     stream = client.chat.completions.create(model="small", messages=USER, tools=[WEATHER, NOW], stream=True)

@@ -107,7 +107,7 @@ def test_nothing_breaks_it(
         return  # nothing can be wrong with it
 
     @settings(
-        max_examples=20 if operation.body else 3, deadline=None, derandomize=True, database=None,
+        max_examples=15 if operation.body else 3, deadline=None, derandomize=True, database=None,
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     )  # fmt: skip

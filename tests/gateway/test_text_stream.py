@@ -76,6 +76,22 @@ def test_text_and_origins_are_whole(text: str, sizes: list[int], stopped: bool) 
     assert choice.completion_tokens == len(ids(text))
 
 
+@given(st.text("abEND ", max_size=30), st.lists(st.sampled_from(["END", "DE", "a b"]), min_size=1, max_size=2))
+def test_pieces_are_the_text_whatever_stops_it(text: str, stops: list[str]) -> None:
+    choice = ChoiceText(0, rules(*stops, origins=True))
+    told: list[int] = []
+    tokens = ids(text)
+    for index, token in enumerate(tokens):
+        last = finish() if index == len(tokens) - 1 else None
+        delta = choice.feed(response([token], 0, finish=last))
+        assert delta.pieces is not None
+        assert "".join(piece.text for piece in delta.pieces) == delta.text
+        told += [piece.token for piece in delta.pieces if piece.token is not None]
+        if choice.finished:
+            break
+    assert told == tokens[: len(told)]
+
+
 def test_origins_tell_drafts_from_the_targets_own() -> None:
     one, two, three = ids("H"), ids("e"), ids("!")
     choice = ChoiceText(0, rules(origins=True))

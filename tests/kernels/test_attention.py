@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernels.attention import cpu, reference, torch_native
@@ -242,6 +242,18 @@ def test_the_c_kernel_refuses_what_it_does_not_know(library: ctypes.CDLL) -> Non
     case = make_case([Piece(3, 1)], dtype=torch.float16)
     with pytest.raises(ValueError, match="float16"):
         run(partial(cpu.attention, library=library), case)
-    for option in ({"soft_cap": 3.0}, {"window": 2}):
-        with pytest.raises(ValueError, match="no soft cap"):
-            run(partial(cpu.attention, library=library, **option), make_case([Piece(3, 1)]))
+    with pytest.raises(ValueError, match="no soft cap"):
+        run(partial(cpu.attention, library=library, soft_cap=3.0), make_case([Piece(3, 1)]))
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(pieces=PIECES, long=st.integers(0, 700), window=st.sampled_from([1, 5, 40, 200, 256, 400]))
+def test_the_c_kernel_hides_keys_as_the_reference_does(
+    library: ctypes.CDLL, pieces: list[Piece], long: int, window: int
+) -> None:
+    case = make_case([*pieces, Piece(long, 5)], heads=4, kv_heads=2, head_dim=32)
+    out, wanted = (
+        kernel(case.q, case.k_pool, case.v_pool, case.layout, case.scale, window=window)
+        for kernel in (partial(cpu.attention, library=library), reference.attention)
+    )
+    torch.testing.assert_close(out, wanted, atol=3e-6, rtol=0)

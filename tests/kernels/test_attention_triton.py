@@ -285,4 +285,4 @@ def test_rope_and_store(
     assert torch.equal(v_pool.cpu(), pools[1])
     narrow = k_pool.to(torch.float8_e5m2)
     with pytest.raises(ValueError, match="float8_e5m2"):
-        rope_and_store(*parts, there[1], narrow, narrow, there[2])
+        rope_and_store(parts[0], parts[1], parts[2], there[1], narrow, narrow, there[2])

@@ -155,3 +155,23 @@ def test_acceptance(tmp_path: Path) -> None:
     del types["target_tokens"]
     sizes = {"WIDTH": 63, "VOCAB": 128256, "BLOCK": 64, "VOCAB_BLOCK": 1024}
     assert stack_bytes(compiled(_walk_thresholds, types, sizes, 4, 3), tmp_path) <= 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("bits", [8, 4])
+def test_products_with_quantised_weights(bits: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    import triton.language as tl
+
+    from kernels.quantized_triton import _int4_tile, _int8_tile
+
+    pointer = f"*{TYPES[dtype]}"
+    types = {"x": pointer, "y": pointer, "codes": "*i8", "scales": "*fp32", "pairs": "*u8", "steps": "*bf16"}
+    types |= {
+        "lows": "*bf16",
+        **dict.fromkeys(("num_rows", "num_outputs", "num_inputs", "num_pairs", "num_groups"), "i32"),
+    }
+    sizes = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 128, "OPERAND": getattr(tl, str(dtype).removeprefix("torch."))}
+    sizes |= {"BLOCK_K": 64, "PAIRS": 16} if bits == 4 else {}
+    kernel = compiled(_int4_tile if bits == 4 else _int8_tile, types, sizes, 4, 4)
+    assert kernel.metadata.shared <= SHARED_LIMIT
+    assert stack_bytes(kernel, tmp_path) <= 16

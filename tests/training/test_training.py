@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.models.heads.load import HeadFolder
 from outrider.errors import StartupError
 from tests.training.rig import head_args, make_data
 from training.checkpoints import BEST, LAST, Checkpoint
@@ -55,6 +56,14 @@ def test_the_loss_of_every_kind_falls(algorithm: str, target: Path, data: Path, 
         assert sum(r.token_losses[step] for r in late) < 0.8 * sum(r.token_losses[step] for r in early)
     if algorithm == "EAGLE":
         assert sum(r.feature_losses[0] for r in late) < 0.9 * sum(r.feature_losses[0] for r in early)
+
+
+def test_eagle3_learns_from_states_as_they_are(target: Path, data: Path, tmp_path: Path) -> None:
+    at, reports = trained("EAGLE3", target, data, tmp_path, no_fc_norm=True)
+    assert not any("fc_norm" in name for name in at.tensors)
+    assert sum(r.token_losses[0] for r in reports[-3:]) < 0.8 * sum(r.token_losses[0] for r in reports[:3])
+    folder = HeadFolder.open(tmp_path / "export")
+    assert "fc_norm.0.weight" not in folder.config.shapes()
 
 
 def test_a_seed_repeats_a_training(target: Path, data: Path, tmp_path: Path) -> None:
