@@ -98,7 +98,7 @@ class Clock:
     def __init__(self, drafter: ModelDrafter[Any]) -> None:
         self.seconds = 0.0
         self._run = drafter._model.run
-        drafter._model.run = self._timed  # type: ignore[method-assign]
+        drafter._model.run = self._timed
 
     def _timed(self, *args: Any, **kwargs: Any) -> Any:
         start = time.perf_counter()
@@ -161,7 +161,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to."""
-    parser = argparse.ArgumentParser(prog="outrider bench drafting", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="outrider bench drafting", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default=None, help="folder or hub id of the target; default: the embedded model")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which; default: %(default)s")
     parser.add_argument("--head", default=None, help="folder of a head or draft model to use instead of random ones")

@@ -47,13 +47,13 @@ class Row:
 
 
 def prefilled_runner(
-    model: str | None, dtype: str, context: int, room: int, *, is_contiguous: bool
+    model: str | None, dtype: str, context: int, room: int, *, is_contiguous: bool, quantization: str | None = None
 ) -> tuple[ModelRunner, float]:
     """A runner with `context` random tokens in one session's cache, and the prefill's tokens per second."""
     size = context + room
     runner = ModelRunner.load(
         resolve_model(model), dtype=dtype, num_slots=size, max_sessions=1, max_len=size,
-        max_batch_tokens=max(PREFILL_CHUNK, room),
+        max_batch_tokens=max(PREFILL_CHUNK, room), quantization=quantization,
     )  # fmt: skip
     rng = np.random.default_rng(0)
     runner.slot_table[0] = np.arange(size) if is_contiguous else rng.permutation(size)
@@ -132,6 +132,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.layers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model-path", default=None, help="folder or hub id (default: the embedded model)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--quantization", default=None, help="int8, int8_dynamic or int4 (default: none)")
     parser.add_argument("--context", type=int, default=512, help="tokens in the cache (default: 512)")
     parser.add_argument("--tokens", default="1,4,8,16", help="tokens of a step (default: 1,4,8,16)")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all cores)")
@@ -149,19 +150,20 @@ def main(argv: list[str]) -> int:
         torch.set_num_threads(options.threads)
     counts = [int(item) for item in options.tokens.split(",")]
     runner, prefill_rate = prefilled_runner(
-        options.model_path, options.dtype, options.context, max(counts), is_contiguous=options.contiguous
-    )
+        options.model_path, options.dtype, options.context, max(counts), is_contiguous=options.contiguous,
+        quantization=options.quantization,
+    )  # fmt: skip
     rows = [measure(runner, options.context, count, options.seconds) for count in counts]
     if not options.no_onednn:
         products = onednn_products(runner.config, runner.dtype)
         for row in rows:
             row.onednn_products_ms = fastest_ms(products(row.tokens), options.seconds)
-    print(f"{runner.backend}, {torch.get_num_threads()} threads, {options.dtype}, context {options.context}")
+    print(f"{runner.backend}, {torch.get_num_threads()} threads, {options.quantization or options.dtype}, context {options.context}")
     print(f"prefill {prefill_rate:.0f} tokens/s; a step's milliseconds:")
     print_table(rows)
     if options.output:
         figures = {"backend": runner.backend, "threads": torch.get_num_threads(), "prefill_tokens_per_s": prefill_rate}
-        figures |= {"dtype": options.dtype, "context": options.context, "steps": [asdict(row) for row in rows]}
+        figures |= {"dtype": options.dtype, "quantization": options.quantization, "context": options.context, "steps": [asdict(row) for row in rows]}
         options.output.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
 

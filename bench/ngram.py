@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -132,7 +133,7 @@ def prompt_lookup() -> Way:
     def draft(context: Ids) -> tuple[list[list[int]], int]:
         ids = torch.from_numpy(context.astype(np.int64))[None]
         start = time.perf_counter_ns()
-        found = generator.get_candidates(ids)[0]
+        found = generator.get_candidates(cast(torch.LongTensor, ids))[0]
         nanos = time.perf_counter_ns() - start
         return [found[0, ids.shape[1] :].tolist()], nanos
 
@@ -141,7 +142,7 @@ def prompt_lookup() -> Way:
 
 def main(argv: list[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to."""
-    parser = argparse.ArgumentParser(prog="outrider bench ngram", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="outrider bench ngram", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=1_000_000, help="length of the text")
     parser.add_argument("--model", default=None, help="folder or hub id whose tokenizer is used; default: embedded")
     parser.add_argument("--capacity", type=int, default=10_000_000, help="nodes of the trie")

@@ -63,7 +63,7 @@ class FeatureFetcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._channel is not None:
-            await self._channel.close()
+            await self._channel.close(None)
 
     async def _fetch(self, key: Key, first_pos: int) -> None:
         try:

@@ -147,6 +147,11 @@ def _build_decoder(
     quantization: str | None, dtype: torch.dtype, execution: Execution,
 ) -> tuple[Decoder, str]:  # fmt: skip
     """The forward pass that suits the machine, and its name, which is part of numerics_id."""
+    if execution.compile_max_batch and quantization is not None:
+        raise StartupError(
+            "--enable-torch-compile does not go with --quantization: quantised products are kernels of their own, "
+            "which torch.compile cannot see into; leave one of the two out"
+        )
     device, frequencies = pool.k.device, _frequencies(config)
     library = None
     if device.type == "cpu":

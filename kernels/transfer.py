@@ -1,8 +1,11 @@
-"""From numpy to a device without waiting for it."""
+"""From numpy to a device without waiting for it, and back in one go."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -13,3 +16,33 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """
     tensor = torch.from_numpy(array)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Readback:
+    """Tensors of float64 and int64 that come to the host together, with one wait for the device."""
+
+    def __init__(self) -> None:
+        self._parts: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """Where `fetch` will have it."""
+        self._parts.append(tensor)
+        return len(self._parts) - 1
+
+    def add_all(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Where `fetch` will have the first of them."""
+        start = len(self._parts)
+        self._parts.extend(tensors)
+        return start
+
+    def fetch(self) -> list[npt.NDArray[np.generic]]:
+        """All of them, in numpy."""
+        if not self._parts:
+            return []
+        flat = torch.cat([part.contiguous().view(torch.int64).flatten() for part in self._parts]).cpu().numpy()
+        ends = np.cumsum([part.numel() for part in self._parts])
+        kinds = [np.float64 if part.dtype is torch.float64 else np.int64 for part in self._parts]
+        return [
+            piece.view(kind).reshape(part.shape)
+            for piece, kind, part in zip(np.split(flat, ends[:-1]), kinds, self._parts, strict=True)
+        ]

@@ -52,9 +52,9 @@ class Checkpoint:
             raise StartupError(f"checkpoint {path} cannot be read: {error}") from error
 
     def check(self, facts: dict[str, Any], path: Path) -> None:
-        """StartupError unless it was made with these facts."""
+        """StartupError unless it was made with these facts; one that it does not know counts as off."""
         for name, value in facts.items():
-            if self.facts.get(name) != value:
+            if (self.facts.get(name) or None) != (value or None):
                 raise StartupError(
                     f"{path} was trained with {name} {self.facts.get(name)!r}, now {value!r}; name another --output"
                 )

@@ -45,6 +45,31 @@ class StepRows(NamedTuple):
     """int64 [R]: position of the token that each row predicts."""
 
 
+class Wanted(NamedTuple):
+    """What a batch is to teach: the tokens that the target wrote, flat [n], and what it had in mind before each."""
+
+    number: torch.Tensor
+    """int64 [B, L]: number of the token at each position, where it is a wanted one."""
+    tokens: torch.Tensor
+    """int64 [n]"""
+    states: torch.Tensor
+    """[n, hidden]: the target's state before each."""
+    probabilities: torch.Tensor
+    """fp32 [n, drafted]: its distribution over the tokens that can be drafted."""
+    can_be_drafted: torch.Tensor
+    """bool [n]"""
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, network: DraftNetwork, batch: Batch, states: States) -> Wanted:
+        """Of a batch; no answer starts at position 0."""
+        mask = batch.wanted
+        number = mask.flatten().cumsum(0).view(mask.shape) - 1
+        tokens, before = batch.tokens[mask], states.last.roll(1, dims=1)[mask]
+        probabilities = (before.to(network.head.dtype) @ network.head.T).float().softmax(dim=-1)
+        return cls(number, tokens, before, probabilities, torch.isin(tokens, network.drafted))
+
+
 class Report(NamedTuple):
     """A batch's loss, to go back from, and figures as plain numbers, by step."""
 
@@ -85,29 +110,25 @@ def unrolled(kind: Kind, head: Head, batch: Batch, states: States, num_steps: in
 def batch_loss(network: DraftNetwork, batch: Batch, states: States, *, num_steps: int, weights: Weights) -> Report:
     """The loss of a batch, and how it went."""
     kind, head = network.kind, network.built()
-    target_head = network.head
+    wanted = Wanted.of(network, batch, states)
     total = states.last.new_zeros((), dtype=torch.float32)
     token_losses, accuracies, feature_losses = [], [], []
     for step, found in enumerate(unrolled(kind, head, batch, states, num_steps if kind.shift else 1)):
         if not len(found.outputs):
             break  # every answer of the batch is over
-        states_before = found.predicted_pos.clamp(max=batch.tokens.shape[1] - 1) - 1
-        wanted_states = states.last[:, states_before][found.rows]
-        came = batch.tokens[:, states_before + 1][found.rows]
+        index = wanted.number[:, found.predicted_pos.clamp(max=batch.tokens.shape[1] - 1)][found.rows]
         logits = head.logits(found.outputs)
-        with torch.no_grad():
-            target = (wanted_states.to(target_head.dtype) @ target_head.T).float().softmax(dim=-1)
-            can_be_drafted = torch.isin(came, network.drafted)
-        losses = -(target * log_softmax(logits, dim=-1)).sum(dim=-1)
-        token_loss = (losses * can_be_drafted).sum() / can_be_drafted.sum().clamp(min=1)
+        losses = -(wanted.probabilities[index] * log_softmax(logits, dim=-1)).sum(dim=-1)
+        counted = wanted.can_be_drafted[index]
+        token_loss = (losses * counted).sum() / counted.sum().clamp(min=1)
         loss = weights.token * token_loss
         if kind.algorithm == EAGLE:
-            feature_loss = smooth_l1_loss(found.outputs.float(), wanted_states.float())
+            feature_loss = smooth_l1_loss(found.outputs.float(), wanted.states[index].float())
             loss = loss + weights.feature * feature_loss
             feature_losses.append(float(feature_loss.detach()))
         total = total + STEP_DECAY**step * loss
         token_losses.append(float(token_loss.detach()))
-        accuracies.append(float((network.drafted[logits.argmax(dim=-1)] == came).float().mean()))
+        accuracies.append(float((network.drafted[logits.argmax(dim=-1)] == wanted.tokens[index]).float().mean()))
     return Report(total, token_losses, accuracies, feature_losses)
 
 

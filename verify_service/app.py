@@ -30,6 +30,7 @@ from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.brake import CostTable
 from verify_service.commands import Inbox, Stop
+from verify_service.device_sampler import DeviceSampler
 from verify_service.drafters import Drafters
 from verify_service.features import feature_layout
 from verify_service.grammar import GrammarCompiler
@@ -90,6 +91,8 @@ def load_engine(args: VerifyArgs) -> Engine:
     )
     if runner.backend.startswith("native"):
         leave_cores_to_kernels()
+    if runner.device.type == "cuda":
+        DeviceSampler(runner.device).warm_up(config.vocab_size, args.max_verify_nodes)
     costs = measure_costs(runner, sizes)
     log.info("model loaded", path=str(folder), tokens=sizes.total_tokens, step_ms=round(float(costs.ms(1)), 2))
     return Engine(runner, sizes, costs, vocab_fingerprint(folder))

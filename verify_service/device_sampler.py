@@ -8,7 +8,7 @@ All rows of a tree are drawn, where the host would draw only those that it visit
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,7 @@ from kernels.penalties import RowEdits
 from kernels.sampling import NO_TOKEN, Filters
 from kernels.sampling_torch import RowFilters, filtered_probs_rows
 from kernels.shaping import apply_bitmasks, apply_edits
-from kernels.transfer import to_device
+from kernels.transfer import Readback, to_device
 from outrider.tree import TokenTree
 from outrider.v1 import verify_pb2
 
@@ -81,10 +81,26 @@ class DeviceSampler:
         self._kernels = kernels or kernels_for(device)
 
     @torch.inference_mode()
+    def warm_up(self, vocab_size: int, max_nodes: int) -> None:
+        """Compiles what trees of up to `max_nodes` need, so that no step has to wait for it."""
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+
+        filters = RowFilters.of([Filters(top_k=2, top_p=0.5)], self._device)
+        logits, one = zeros(1, vocab_size, dtype=torch.float32), zeros(1, dtype=torch.float64)
+        self._kernels.draw_rows(logits, zeros(1), filters, one)
+        for width in sorted({_padded_width(count) for count in range(max_nodes + 1)}):
+            tree = (zeros(1, width), zeros(1, width), zeros(1))
+            self._kernels.accept_coupled(*tree, zeros(1, width + 1))
+            probs, u = (zeros(1, width + 1, size, dtype=torch.float64) for size in (vocab_size, 1))
+            self._kernels.accept_thresholds(*tree, probs, u[:, :, 0], u[:, :, 0], one, one)
+
+    @torch.inference_mode()
     def accept(self, works: Sequence[Work], logits: torch.Tensor) -> list[Accepted | None]:
         """As Sampler.accept; logits [L, V] are shaped in place."""
         drawn, prompts = _lay_out(works)
-        read = _Readback()
+        read = Readback()
         prompt_marks = [self._score_prompt(each, logits, read) for each in prompts]
         batch = _Batch(drawn, self._device) if drawn else None
         tree_marks = self._score_nodes(drawn, logits, read)
@@ -148,7 +164,7 @@ class DeviceSampler:
             whole[chosen] = part
         return accepted
 
-    def _score_nodes(self, drawn: list[_Drawn], logits: torch.Tensor, read: _Readback) -> dict[int, int]:
+    def _score_nodes(self, drawn: list[_Drawn], logits: torch.Tensor, read: Readback) -> dict[int, int]:
         """ln p of each node's token given its path, before anything is shaped, where trees are shown."""
         marks: dict[int, int] = {}
         for index, each in enumerate(drawn):
@@ -159,7 +175,7 @@ class DeviceSampler:
         return marks
 
     def _score_paths(
-        self, batch: _Batch, accepted: AcceptedBatch, logits: torch.Tensor, read: _Readback
+        self, batch: _Batch, accepted: AcceptedBatch, logits: torch.Tensor, read: Readback
     ) -> dict[int, int]:
         """Log-probabilities along the paths, where requests ask; the first of three arrays for each session."""
         scored = [index for index, each in enumerate(batch.drawn) if each.work.session.logprobs]
@@ -175,7 +191,7 @@ class DeviceSampler:
             marks[index] = read.add_all(scores)
         return marks
 
-    def _score_prompt(self, prompt: _Prompt, logits: torch.Tensor, read: _Readback) -> int | None:
+    def _score_prompt(self, prompt: _Prompt, logits: torch.Tensor, read: Readback) -> int | None:
         """Log-probabilities of the prompt's tokens that follow a chunk's rows; the first of three arrays."""
         if not len(prompt.tokens):
             return None
@@ -231,7 +247,7 @@ class _Batch:
     """B sessions' trees of at most n nodes, padded, on the device."""
 
     def __init__(self, drawn: list[_Drawn], device: torch.device) -> None:
-        width = max(len(each.tree) for each in drawn)
+        width = _padded_width(max(len(each.tree) for each in drawn))
         self.drawn = drawn
         self.biased = [index for index, each in enumerate(drawn) if each.plan.thresholds is not None]
         counts = np.array([len(each.tree) for each in drawn])
@@ -251,34 +267,9 @@ class _Batch:
         self.parents, self.tokens, self.num_nodes, self.flat_rows, self.flat_of, self.rows, self.draw_u = there
 
 
-class _Readback:
-    """Tensors of 8-byte numbers that come to the host together: the step's one wait for the device."""
-
-    def __init__(self) -> None:
-        self._parts: list[torch.Tensor] = []
-
-    def add(self, tensor: torch.Tensor) -> int:
-        """Where `fetch` will have it."""
-        self._parts.append(tensor)
-        return len(self._parts) - 1
-
-    def add_all(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Where `fetch` will have the first of them."""
-        start = len(self._parts)
-        self._parts.extend(tensors)
-        return start
-
-    def fetch(self) -> list[NDArray[np.generic]]:
-        """All of them, in numpy."""
-        if not self._parts:
-            return []
-        flat = torch.cat([part.contiguous().view(torch.int64).flatten() for part in self._parts]).cpu().numpy()
-        ends = np.cumsum([part.numel() for part in self._parts])
-        kinds = [np.float64 if part.dtype is torch.float64 else np.int64 for part in self._parts]
-        return [
-            piece.view(kind).reshape(part.shape)
-            for piece, kind, part in zip(np.split(flat, ends[:-1]), kinds, self._parts, strict=True)
-        ]
+def _padded_width(num_nodes: int) -> int:
+    """Kernels are compiled for the width of a batch: a power of two, so that there are few of them."""
+    return 1 << (num_nodes - 1).bit_length() if num_nodes else 0
 
 
 def _tell_prompt(prompt: _Prompt, arrays: list[NDArray[np.generic]], mark: int | None) -> None:

@@ -129,5 +129,5 @@ def test_a_tree_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str], alg
 def save_words(folder: Path, words: list[str]) -> None:
     """A tokenizer of whole words."""
     tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[0]))
-    tokenizer.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""The two services as they are, over a real stream, in one process: any target, any drafter, flags as users give them."""
+"""The two services as they are, over a real stream, in one process: any target, any drafter, flags as users give."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from engine.batch import Segment
 from outrider import rpc
 from outrider.args import DraftArgs, VerifyArgs
 from outrider.errors import Unavailable
-from outrider.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
+from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 from verify_service.app import Engine, build_servicer, build_step_loop, load_engine
 from verify_service.commands import Inbox, Stop
@@ -98,13 +98,9 @@ class Pair:
         identity = Identity(f"test-{secrets.token_hex(4)}", "host", secrets.token_hex(8))
         worker = Worker([self.address], Drafting(drafter, early=early, executor=executor), identity, max_sessions=64)
         task = asyncio.create_task(worker.run())
-        while not any(link.stats.state == draft_pb2.VERIFY_LINK_STATE_ENLISTED for link in worker.links):
-            refused = [link.stats.last_error for link in worker.links if link.stats.last_error]
-            assert not refused, refused
-            await asyncio.sleep(0)
         self.meter.opened.set()
-        while not len(self.loop.drafters):
-            await asyncio.sleep(0)
+        await until(lambda: len(self.loop.drafters) or any(link.stats.last_error for link in worker.links))
+        assert not any(link.stats.last_error for link in worker.links)
         for enlisted in self.loop.drafters:
             enlisted.replies.mean_ms = 1e12
         try:
@@ -119,8 +115,14 @@ class Pair:
 
 @asynccontextmanager
 async def running(target: Path, features: str = "none", **flags: Any) -> AsyncIterator[Pair]:
-    """A verify service over the model in a folder. At the end all pages must be free and the engine must not have failed."""
-    flags = {"max_total_tokens": 4096, "disable_speculation_brake": True, "max_draft_wait_ms": 2000.0, **TARGET, **flags}
+    """A verify service over the model in a folder. At the end all pages must be free, and no step may have failed."""
+    flags = {
+        "max_total_tokens": 4096,
+        "disable_speculation_brake": True,
+        "max_draft_wait_ms": 2000.0,
+        **TARGET,
+        **flags,
+    }
     args = VerifyArgs(model_path=str(target), features=features, **flags)
     engine = load_engine(args)
     meter = Meter()
@@ -131,7 +133,7 @@ async def running(target: Path, features: str = "none", **flags: Any) -> AsyncIt
         meter.pass_one()
         return forward(segments)
 
-    engine.runner.forward = metered  # type: ignore[method-assign]
+    engine.runner.forward = metered
     loop = asyncio.get_running_loop()
     inbox = Inbox()
     step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(_deliver, batch))
@@ -164,6 +166,12 @@ async def running(target: Path, features: str = "none", **flags: Any) -> AsyncIt
     assert not scheduler.waiting
     assert scheduler.num_available == scheduler.pool.num_pages
     scheduler.pool.check()
+
+
+async def until(done: Callable[[], object]) -> None:
+    """Gives everybody else their turn until `done()`."""
+    while not done():  # noqa: ASYNC110  nothing tells when
+        await asyncio.sleep(0)
 
 
 def drafter_of(target: Path, algorithm: str, **flags: Any) -> Drafter:

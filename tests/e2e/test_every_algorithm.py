@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from draft_service.drafters.base import Drafter
-from tests.e2e.pair import Answer, drafter_of, features_of, running
+from tests.e2e.pair import Answer, drafter_of, features_of, running, until
 from tests.engine.heads import make
 
 CONTEXT = 1024
@@ -36,7 +36,11 @@ class Case:
 CASES = {
     "ngram": Case("NGRAM", {}),
     "standalone-itself": Case("STANDALONE", CHAIN, head=lambda folder: folder / "target"),
-    "standalone-tree": Case("STANDALONE", TREE, head=lambda folder: make.write_target(folder / "draft", 9, max_position_embeddings=CONTEXT).folder),
+    "standalone-tree": Case(
+        "STANDALONE",
+        TREE,
+        head=lambda folder: make.write_target(folder / "draft", 9, max_position_embeddings=CONTEXT).folder,
+    ),
     "eagle": Case("EAGLE", CHAIN, head=lambda folder: make.eagle(folder / "head").folder),
     "eagle-tree": Case("EAGLE", TREE, head=lambda folder: make.eagle(folder / "head").folder),
     "eagle3": Case("EAGLE3", CHAIN, head=lambda folder: make.eagle3(folder / "head").folder),
@@ -125,9 +129,8 @@ async def test_drafters_come_late_and_go(setup: Setup) -> None:
         await mid_answer.wait()
         for _ in range(2):
             async with pair.drafting(setup.drafter()) as worker:
-                while sum(link.stats.proposals for link in worker.links) < 30:
-                    assert not answers.done()
-                    await asyncio.sleep(0)
+                await until(lambda: answers.done() or sum(link.stats.proposals for link in worker.links) >= 30)
+                assert not answers.done()
         assert texts(await answers) == plain
 
 

@@ -80,6 +80,14 @@ def test_what_cannot_be_is_refused(folder: Path, settings: dict[str, Any], messa
         load(folder, **settings)
 
 
+def test_compiling_and_quantised_weights_exclude_each_other(folder: Path) -> None:
+    with pytest.raises(StartupError, match="--enable-torch-compile does not go with --quantization"):
+        ModelRunner.load(
+            folder, num_slots=9, max_sessions=1, max_len=9, quantization="int8",
+            execution=Execution(compile_max_batch=1),
+        )  # fmt: skip
+
+
 def test_backends_agree(folder: Path) -> None:
     native, torchs = logits_of(load(folder)), logits_of(load(folder, attention=AttentionChoice("torch_native")))
     torch.testing.assert_close(torchs, native, atol=1e-4, rtol=0)

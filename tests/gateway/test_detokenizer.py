@@ -97,6 +97,7 @@ def test_the_bytes_of_tokens_are_the_text(text: str) -> None:
 def test_marks_that_a_parser_looks_for_are_written() -> None:
     for tokenizer, mark in ((BYTE_LEVEL, "<|im_start|>"), (FALLBACK, "</s>"), (METASPACE, "</s>")):
         token = tokenizer.token_to_id(mark)
+        assert token is not None
         factory = FACTORIES[id(tokenizer)]
         assert "".join(pieces_of(factory.make(skip_special=True), [token])) == ""
         kept = factory.make(skip_special=True, keep=frozenset((mark, "[ELSE]")))

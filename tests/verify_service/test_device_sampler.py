@@ -129,6 +129,17 @@ def test_a_step_is_drawn_as_on_the_host(seeds: list[int], seed: int) -> None:
     check(TORCH, CPU, seeds, seed)
 
 
+def test_warming_up_runs_every_width_that_trees_may_have() -> None:
+    widths: list[int] = []
+
+    def walk(parents: torch.Tensor, *rest: torch.Tensor) -> Any:
+        widths.append(parents.shape[1])
+        return TORCH.accept_coupled(parents, *rest)
+
+    DeviceSampler(CPU, TORCH._replace(accept_coupled=walk)).warm_up(VOCAB, 9)
+    assert widths == [0, 1, 2, 4, 8, 16]
+
+
 class Waits(TorchDispatchMode):
     """Notes operators whose result's shape or value the host needs: on a GPU each would wait for it."""
 
