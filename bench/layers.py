@@ -158,12 +158,14 @@ def main(argv: list[str]) -> int:
         products = onednn_products(runner.config, runner.dtype)
         for row in rows:
             row.onednn_products_ms = fastest_ms(products(row.tokens), options.seconds)
-    print(f"{runner.backend}, {torch.get_num_threads()} threads, {options.quantization or options.dtype}, context {options.context}")
+    weights = options.quantization or options.dtype
+    print(f"{runner.backend}, {torch.get_num_threads()} threads, {weights}, context {options.context}")
     print(f"prefill {prefill_rate:.0f} tokens/s; a step's milliseconds:")
     print_table(rows)
     if options.output:
         figures = {"backend": runner.backend, "threads": torch.get_num_threads(), "prefill_tokens_per_s": prefill_rate}
-        figures |= {"dtype": options.dtype, "quantization": options.quantization, "context": options.context, "steps": [asdict(row) for row in rows]}
+        figures |= {"dtype": options.dtype, "quantization": options.quantization, "context": options.context}
+        figures |= {"steps": [asdict(row) for row in rows]}
         options.output.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
 
