@@ -59,6 +59,11 @@ class DataArgs(TargetArgs):
     passage_share: float = arg(0.06, "data", "Share in which the target writes a text and is then asked about it.")
     greedy_share: float = arg(0.75, "data", "Share of conversations answered at temperature 0; the others at 0.7.")
     more_turns_share: float = arg(0.35, "data", "Share of conversations that get a second turn.")
+    share: str = arg(
+        "1/1",
+        "data",
+        "K/N: make every Nth conversation from the Kth on; N processes with one --output fill it together.",
+    )
     batch_size: int = arg(64, "data", "Conversations at a time.")
     max_len: int = arg(1024, "data", "Longest conversation, in tokens.")
 
@@ -76,6 +81,14 @@ class DataArgs(TargetArgs):
         if self.sampled_share + self.passage_share > 1:
             raise StartupError("--sampled-share and --passage-share are more than 1 together")
         self.exclude_paths()
+        self.share_of()
+
+    def share_of(self) -> tuple[int, int]:
+        """Which conversations are ours: (k, n), k from 1 to n."""
+        number, _, count = self.share.partition("/")
+        if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+            raise StartupError(f"--share is {self.share!r}; it must be K/N, K from 1 to N")
+        return int(number), int(count)
 
     def exclude_paths(self) -> list[Path]:
         """The files of prompts that must not be asked."""

@@ -288,6 +288,22 @@ def test_shards_are_added_and_read_back(tmp_path: Path) -> None:
     assert np.allclose([example.temperature for example in examples], [0.7, 0, 0])
 
 
+def test_several_processes_fill_a_folder(tmp_path: Path) -> None:
+    one, two = DataFolder(tmp_path, FACTS), DataFolder(tmp_path, FACTS)
+    one.add(0, [Record(0, COMPOSED, 0.0, [5, 6], [(1, 2)], key=1)])
+    two.add(1, [Record(1, COMPOSED, 0.0, [5, 7], [(1, 2)], key=1), Record(1, COMPOSED, 0.0, [5, 8], [(1, 2)], key=2)])
+    one.flush()
+    two.flush()
+    assert [path.name for path in shard_paths(tmp_path)] == ["shard-00000.safetensors", "shard-00001.safetensors"]
+    assert (two.keys, two.ended, two.num_answer_tokens) == ({1, 2}, {0, 1}, 2)
+    found = [example.tokens.tolist() for path in shard_paths(tmp_path) for example in read_examples(path)]
+    assert found == [[5, 6], [5, 8]]
+    assert DataArgs(output="x", share="2/3").share_of() == (2, 3)
+    for wrong in ("0/3", "4/3", "2", "a/b"):
+        with pytest.raises(StartupError, match="--share is"):
+            DataArgs(output="x", share=wrong)
+
+
 def test_data_of_another_seed_or_target_is_not_added_to(tmp_path: Path) -> None:
     DataFolder(tmp_path, FACTS)
     with pytest.raises(StartupError, match="made with seed 0, now 1"):

@@ -46,11 +46,12 @@ def main(args: DataArgs) -> int:
     script = make_script(args, chat, folder)
     completer = Completer(runner, shared=chat.opening)
     report = _Report(folder, args.tokens, completer)
-    for index, records in completer.run(_numbered(script, folder.ended, stopping, report)):
+    for index, records in completer.run(_numbered(script, folder.ended, args.share_of(), stopping, report)):
         folder.add(index, records)
         report.update()
         if folder.num_pending >= SHARD_TOKENS or report.seconds_since_flush() > SHARD_SECONDS:
             folder.flush()
+            script.know(folder.keys)
             report.flushed()
     folder.flush()
     report.close()
@@ -75,9 +76,14 @@ def data_facts(args: DataArgs, model_path: Path, vocab_size: int) -> dict[str, A
     return {"format": 1, "seed": args.seed, "target": target, "vocab_size": vocab_size}
 
 
-def _numbered(script: Script, ended: set[int], stopping: _Stopping, report: _Report) -> Iterator[Conversation]:
-    """Conversations that have not ended before, numbers beside their results, until enough or told to stop."""
-    for index in itertools.count():
+def _numbered(
+    script: Script, ended: set[int], share: tuple[int, int], stopping: _Stopping, report: _Report
+) -> Iterator[Conversation]:
+    """Conversations that have not ended before, numbers beside their results, until enough or told to stop.
+
+    Of `share` (k, n): numbers k - 1, k - 1 + n, and so on.
+    """
+    for index in itertools.count(share[0] - 1, share[1]):
         if index in ended:
             continue
         if stopping.asked or report.enough():

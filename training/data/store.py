@@ -13,6 +13,7 @@ A shard is a safetensors file:
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,7 @@ class Example:
 
 
 class DataFolder:
-    """A folder of shards. `facts` (seed, mix, target) must be those that it was begun with."""
+    """A folder of shards, which several processes may fill. `facts` must be those that it was begun with."""
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
         self.folder = folder
@@ -72,11 +73,8 @@ class DataFolder:
         self.ended: set[int] = set()
         self.keys: set[int] = set()
         self.num_answer_tokens = 0
-        for path in shard_paths(folder):
-            shard = load_file(path)
-            self.ended.update(shard["ended"].tolist())
-            self.keys.update(shard["keys"].tolist())
-            self.num_answer_tokens += int((shard["answers"][:, 2] - shard["answers"][:, 1]).sum())
+        self._known: set[str] = set()
+        self._take_in()
         self._wide = facts["vocab_size"] > 2**16
         self._records: list[Record] = []
         self._new_ended: list[int] = []
@@ -94,15 +92,44 @@ class DataFolder:
         return sum(len(record.tokens) for record in self._records)
 
     def flush(self) -> None:
-        """Writes what is pending as the next shard."""
+        """Writes what is pending as the next shard, and takes in what other processes added meanwhile.
+
+        What they asked too is left out here.
+        """
         if not self._new_ended:
             return
-        records, paths = self._records, shard_paths(self.folder)
-        number = int(paths[-1].stem.rpartition("-")[2]) + 1 if paths else 0
+        with (self.folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._take_in()
+            records = [record for record in self._records if record.key not in self.keys]
+            twice = [record for record in self._records if record.key in self.keys]
+            self.num_answer_tokens -= sum(record.num_answer_tokens for record in twice)
+            paths = shard_paths(self.folder)
+            number = int(paths[-1].stem.rpartition("-")[2]) + 1 if paths else 0
+            final = self.folder / f"shard-{number:05}.safetensors"
+            partial = final.with_suffix(".partial")
+            save_file(self._arrays(records), partial)
+            os.replace(partial, final)
+        self._known.add(final.name)
+        self.keys.update(record.key for record in records if record.key is not None)
+        self._records, self._new_ended = [], []
+
+    def _take_in(self) -> None:
+        """Reads the shards that are new to us."""
+        for path in shard_paths(self.folder):
+            if path.name not in self._known:
+                shard = load_file(path)
+                self._known.add(path.name)
+                self.ended.update(shard["ended"].tolist())
+                self.keys.update(shard["keys"].tolist())
+                self.num_answer_tokens += int((shard["answers"][:, 2] - shard["answers"][:, 1]).sum())
+
+    def _arrays(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
+        """A shard of them."""
         tokens = [token for record in records for token in record.tokens]
         answers = [(i, *span) for i, record in enumerate(records) for span in record.answers]
         keys = [record.key for record in records if record.key is not None]
-        arrays = {
+        return {
             "tokens": np.array(tokens, np.uint32 if self._wide else np.uint16),
             "offsets": np.cumsum([0, *(len(record.tokens) for record in records)], dtype=np.int64),
             "answers": np.array(answers, np.int64).reshape(-1, 3),
@@ -111,11 +138,6 @@ class DataFolder:
             "keys": np.array(keys, np.int64),
             "ended": np.array(self._new_ended, np.int64),
         }
-        final = self.folder / f"shard-{number:05}.safetensors"
-        partial = final.with_suffix(".partial")
-        save_file(arrays, partial)
-        os.replace(partial, final)
-        self._records, self._new_ended = [], []
 
     def _check(self, path: Path) -> None:
         found = read_facts(path.parent)
@@ -163,6 +185,6 @@ def shard_size(path: Path) -> tuple[int, int]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # several processes may begin a folder at once
     partial.write_bytes(content)
     os.replace(partial, path)

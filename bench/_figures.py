@@ -1,0 +1,125 @@
+"""Arithmetic from answers to figures: what `bench serve` and `bench peers` write. docs/benchmarking.md is its reference."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench._load import Run
+
+SCHEMA = "outrider.bench.serve/1"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Milliseconds: mean, median and the 99th percentile (nearest rank)."""
+
+    mean: float
+    p50: float
+    p99: float
+
+
+def spread_ms(seconds: Iterable[float]) -> Spread | None:
+    """None of nothing."""
+    values = sorted(value * 1e3 for value in seconds)
+    if not values:
+        return None
+    return Spread(round(statistics.fmean(values), 3), round(percentile(values, 50), 3), round(percentile(values, 99), 3))
+
+
+def percentile(ordered: Sequence[float], percent: int) -> float:
+    """The smallest value that at least `percent` of a hundred do not exceed."""
+    return ordered[max(-(-len(ordered) * percent // 100), 1) - 1]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One load's results. Rates are tokens per second, None where no request gives one."""
+
+    concurrency: int | None
+    request_rate: float | None
+    num_requests: int
+    duration_s: float
+    prompt_tokens: int
+    completion_tokens: int
+    ttft_ms: Spread | None
+    inter_token_ms: Spread | None
+    inter_chunk_ms: Spread | None
+    prefill_tokens_per_s: float | None
+    total_prefill_tokens_per_s: float
+    decode_tokens_per_s: float | None
+    total_tokens_per_s: float
+    accept_length: float | None
+
+
+def figures(run: Run, *, server_accept_length: float | None = None) -> Figures:
+    """Sums a run up. `server_accept_length` is taken where the answers tell none."""
+    answers = run.answers
+    decoding = [answer for answer in answers if answer.completion_tokens > 1 and answer.decode_s > 0]
+    prompt_tokens = sum(answer.prompt_tokens for answer in answers)
+    completion_tokens = sum(answer.completion_tokens for answer in answers)
+    told = [answer for answer in decoding if answer.verify_steps]
+    steps = sum(answer.verify_steps or 0 for answer in told)
+    return Figures(
+        concurrency=run.load.concurrency,
+        request_rate=run.load.request_rate,
+        num_requests=len(answers),
+        duration_s=round(run.duration_s, 4),
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        ttft_ms=spread_ms(answer.ttft_s for answer in answers),
+        inter_token_ms=spread_ms(value for answer in answers for value in answer.inter_token_s),
+        inter_chunk_ms=spread_ms(value for answer in answers for value in answer.gaps_s),
+        prefill_tokens_per_s=median([answer.prompt_tokens / answer.ttft_s for answer in answers]),
+        total_prefill_tokens_per_s=round(prompt_tokens / run.duration_s, 2),
+        decode_tokens_per_s=median([(answer.completion_tokens - 1) / answer.decode_s for answer in decoding]),
+        total_tokens_per_s=round(completion_tokens / run.duration_s, 2),
+        accept_length=(
+            round(sum(answer.completion_tokens - 1 for answer in told) / steps, 3) if steps else server_accept_length
+        ),
+    )
+
+
+def median(values: Sequence[float]) -> float | None:
+    """Rounded to hundredths; None of nothing."""
+    return round(statistics.median(values), 2) if values else None
+
+
+def request_rows(run: Run) -> list[dict[str, Any]]:
+    """Each request of a run as it is written out."""
+    return [
+        {
+            "name": answer.prompt.name, "category": answer.prompt.category, "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens, "finish_reason": answer.finish_reason,
+            "ttft_ms": round(answer.ttft_s * 1e3, 3), "decode_ms": round(answer.decode_s * 1e3, 3),
+            "num_chunks": len(answer.chunk_times), "verify_steps": answer.verify_steps,
+        }
+        for answer in run.answers
+    ]  # fmt: skip
+
+
+def table(rows: Sequence[Figures]) -> str:
+    """Markdown, a line for each load."""
+    lines = [
+        "| load | requests | TTFT ms p50 / p99 | between tokens ms p50 / p99 | prefill tokens/s "
+        "| decode tokens/s a stream | tokens/s in all | accept length |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        load = f"{row.concurrency} at once" if row.concurrency else f"{row.request_rate:g}/s"
+        cells = [
+            load, str(row.num_requests), _pair(row.ttft_ms), _pair(row.inter_token_ms), _cell(row.prefill_tokens_per_s),
+            _cell(row.decode_tokens_per_s), _cell(row.total_tokens_per_s), _cell(row.accept_length, 2),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(value: float | None, digits: int = 1) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _pair(spread: Spread | None) -> str:
+    return f"{spread.p50:.1f} / {spread.p99:.1f}" if spread else ""

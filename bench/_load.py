@@ -1,0 +1,86 @@
+"""Puts a server under load, either so many requests at once or so many a second, and collects the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from bench._prompts import Prompt
+from bench._stream import Answer, Asked, ask
+
+
+@dataclass(frozen=True)
+class Load:
+    """`concurrency` requests at once, the next sent when one ends; or `request_rate` a second, at random moments."""
+
+    concurrency: int | None = None
+    request_rate: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.concurrency} at once" if self.concurrency else f"{self.request_rate:g}/s"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The answers under one load, and the seconds from the first request to the end of the last answer."""
+
+    load: Load
+    answers: tuple[Answer, ...]
+    duration_s: float
+
+
+async def run(client: httpx.AsyncClient, prompts: Sequence[Prompt], asked: Asked, load: Load, seed: int = 0) -> Run:
+    """Asks all prompts. The first failure ends the run: figures without the failed requests would mean nothing."""
+    began = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        if load.concurrency:
+            pending = iter(prompts)
+
+            async def worker() -> list[Answer]:
+                return [await ask(client, prompt, asked) for prompt in pending]
+
+            tasks = [group.create_task(worker()) for _ in range(min(load.concurrency, len(prompts)))]
+        else:
+            assert load.request_rate
+
+            async def later(prompt: Prompt, delay_s: float) -> list[Answer]:
+                await asyncio.sleep(delay_s)
+                return [await ask(client, prompt, asked)]
+
+            moments = poisson_moments(len(prompts), load.request_rate, seed)
+            tasks = [
+                group.create_task(later(prompt, delay_s)) for prompt, delay_s in zip(prompts, moments, strict=True)
+            ]
+    answers = tuple(answer for task in tasks for answer in task.result())
+    return Run(load, answers, max(answer.ended for answer in answers) - began)
+
+
+def poisson_moments(count: int, rate: float, seed: int) -> list[float]:
+    """Seconds from the start at which `count` independent clients would send, `rate` a second together."""
+    source = random.Random(seed)
+    moments, now = [], 0.0
+    for _ in range(count):
+        moments.append(now)
+        now += source.expovariate(rate)
+    return moments
+
+
+def open_client(url: str, *, api_key: str | None = None, timeout_s: float = 600) -> httpx.AsyncClient:
+    """A client for any number of streams. `url` may end in /v1, as OpenAI's base URLs do."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    return httpx.AsyncClient(
+        base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout_s,
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+    )  # fmt: skip
+
+
+async def model_of(client: httpx.AsyncClient) -> str:
+    """The first model that the server says it has."""
+    response = await client.get("/v1/models")
+    response.raise_for_status()
+    return response.json()["data"][0]["id"]

@@ -1,0 +1,137 @@
+"""One streamed request to an OpenAI-compatible server, with the times at which its text came.
+
+Knows what vLLM, SGLang, llama.cpp and Outrider have in common, and where each tells how many drafts were accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from bench._prompts import Prompt
+
+
+class ServerRefused(Exception):
+    """The server answered with an error, or ended a stream without saying how many tokens it held."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every request of a run has in common. `extra` goes into the body as it is."""
+
+    model: str
+    max_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def body(self, prompt: Prompt) -> dict[str, Any]:
+        """The JSON body; `ignore_eos` is not OpenAI's, but all four servers have it."""
+        what = {"prompt": list(prompt.ids)} if prompt.ids else {"messages": list(prompt.messages)}
+        return {
+            "model": self.model, **what, "max_tokens": self.max_tokens, "temperature": self.temperature,
+            "stream": True, "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if self.ignore_eos else {}), **self.extra,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One finished request. Times are seconds of the same monotonic clock; token counts are the server's own.
+
+    `chunk_times` are those of the events that brought text, `ended` that of the event with the finish reason.
+    `verify_steps` is the number of steps that committed all tokens but the first, None where the server does not tell.
+    """
+
+    prompt: Prompt
+    sent: float
+    chunk_times: tuple[float, ...]
+    ended: float
+    prompt_tokens: int
+    completion_tokens: int
+    finish_reason: str
+    verify_steps: int | None = None
+
+    @property
+    def ttft_s(self) -> float:
+        """Seconds to the first text; to the end, where there was none."""
+        return (self.chunk_times[0] if self.chunk_times else self.ended) - self.sent
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the first token to the last."""
+        return self.ended - self.chunk_times[0] if self.chunk_times else 0.0
+
+    @property
+    def inter_token_s(self) -> list[float]:
+        """The time between each token and the one before it: completion_tokens - 1 values.
+
+        Tokens that came in one event came at once, so beside the gaps between events all others are zero.
+        """
+        num_gaps = max(self.completion_tokens - 1, 0)
+        gaps = self.gaps_s[:num_gaps]
+        return gaps + [0.0] * (num_gaps - len(gaps))
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """The time between each event with text and the one before it."""
+        return [later - earlier for earlier, later in zip(self.chunk_times, self.chunk_times[1:], strict=False)]
+
+
+async def ask(client: httpx.AsyncClient, prompt: Prompt, asked: Asked) -> Answer:
+    """Sends one request and reads its stream to the end. ServerRefused for an error."""
+    route = "/v1/completions" if prompt.ids else "/v1/chat/completions"
+    chunk_times: list[float] = []
+    ended = 0.0
+    finish_reason = ""
+    usage: dict[str, Any] = {}
+    verify_steps: int | None = None
+    sent = time.perf_counter()
+    async with client.stream("POST", route, json=asked.body(prompt)) as response:
+        if response.status_code != 200:
+            raise ServerRefused(f"{route}: HTTP {response.status_code}: {(await response.aread())[:500].decode()}")
+        async for event in _events(response):
+            now = time.perf_counter()
+            if "error" in event:
+                raise ServerRefused(f"{route}: {event['error']}")
+            usage = event.get("usage") or usage
+            verify_steps = _verify_steps(event) or verify_steps
+            for choice in event.get("choices") or ():
+                if _has_text(choice):
+                    chunk_times.append(now)
+                if choice.get("finish_reason"):
+                    ended, finish_reason = now, choice["finish_reason"]
+    if not usage or not ended:
+        raise ServerRefused(f"{route}: the stream ended without its {'finish reason' if usage else 'usage'}")
+    return Answer(
+        prompt, sent, tuple(chunk_times), ended, usage["prompt_tokens"], usage["completion_tokens"], finish_reason,
+        verify_steps,
+    )  # fmt: skip
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in response.aiter_lines():
+        if line.startswith("data: {"):
+            yield json.loads(line[6:])
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta") or {}
+    return any((choice.get("text"), delta.get("content"), delta.get("reasoning_content"), delta.get("tool_calls")))
+
+
+def _verify_steps(event: dict[str, Any]) -> int | None:
+    """Steps of the target as this event tells them: Outrider's in its usage, llama.cpp's by its timings."""
+    speculation = (event.get("usage") or {}).get("speculation")
+    if speculation:
+        return speculation["verify_steps"]
+    timings = event.get("timings") or {}
+    if "draft_n_accepted" in timings:
+        # The first token is the prompt's; then each step commits what it accepts and one token of the target's own.
+        return timings["predicted_n"] - 1 - timings["draft_n_accepted"]
+    return None

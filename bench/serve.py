@@ -1,0 +1,116 @@
+"""Load on any OpenAI-compatible server: times to first and next token, tokens per second, accept length.
+
+    outrider bench serve --url http://127.0.0.1:8000 --concurrency 1,8,32 --output serve.json --plot serve.png
+
+Works alike against Outrider, vLLM, SGLang and llama.cpp's llama-server. docs/benchmarking.md defines each figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench._drive import Plan, drive
+from bench._figures import SCHEMA, Figures, request_rows, table
+from bench._flags import counts, json_object, positive, rates
+from bench._load import Load, Run, model_of, open_client
+from bench._plot import check_plot, plot
+from bench._prompts import Prompt, from_file, mt_bench, random_ids
+from bench._stream import Asked, ServerRefused
+from outrider.errors import StartupError
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line, checked."""
+    parser = argparse.ArgumentParser(prog="outrider bench serve", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="the server; an OpenAI base URL will do")
+    add("--model", help="model to ask for; default: the first that the server has")
+    add("--api-key", help="sent as a bearer token")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
+    source.add_argument(
+        "--random-prompt-tokens", type=positive, metavar="N", help="prompts of N random tokens, to measure prefill"
+    )
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument("--concurrency", type=counts, default=[1], help="requests at once, as 1,8,32")
+    load.add_argument("--request-rate", type=rates, help="requests a second at random moments, as 0.5,2")
+    add("--num-prompts", type=positive, help="requests under each load; default: two for each stream, 8 or more")
+    add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
+    add("--temperature", type=float, default=0.0)
+    add("--ignore-eos", action="store_true", help="every answer runs to --max-tokens")
+    add("--extra-body", type=json_object, default={}, metavar="JSON", help="more fields for each request")
+    add("--warm-up", type=int, default=2, metavar="N", help="short requests before anything is measured")
+    add("--seed", type=int, default=0, help="of random prompts and of the moments of sending")
+    add("--output", type=Path, help="file for the figures, as JSON")
+    add("--plot", type=Path, help="file for a picture of them (.png, .svg or .pdf)")
+    args = parser.parse_args(argv)
+    check_plot(args.plot)
+    return args
+
+
+def plan_of(args: argparse.Namespace, model: str) -> Plan:
+    """What the command line asks for."""
+    asked = Asked(model, args.max_tokens, args.temperature, args.ignore_eos, args.extra_body)
+    rated = [Load(request_rate=rate) for rate in args.request_rate or ()]
+    loads = rated or [Load(concurrency) for concurrency in args.concurrency]
+    plan = Plan((), loads, asked, args.num_prompts, args.warm_up, args.seed)
+    prompts: list[Prompt]
+    if args.random_prompt_tokens:
+        prompts = random_ids(sum(plan.count(load) for load in loads), args.random_prompt_tokens, args.seed)
+    else:
+        prompts = from_file(args.prompts) if args.prompts else mt_bench()
+    return Plan(prompts, loads, asked, args.num_prompts, args.warm_up, args.seed)
+
+
+async def measure(args: argparse.Namespace) -> tuple[str, list[tuple[Figures, Run]]]:
+    """The model's name and each load's results. StartupError when the server does not answer, or refuses."""
+    try:
+        async with open_client(args.url, api_key=args.api_key) as client:
+            model = args.model or await model_of(client)
+            return model, await drive(client, plan_of(args, model))
+    except* (httpx.HTTPError, ServerRefused) as failed:
+        raise StartupError(f"{args.url}: {first_cause(failed)!r}") from failed
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first plain error in a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def document(args: argparse.Namespace, model: str, results: Sequence[tuple[Figures, Run]]) -> dict[str, Any]:
+    """What --output writes; docs/benchmarking.md describes it."""
+    random = f"random, {args.random_prompt_tokens} tokens" if args.random_prompt_tokens else None
+    return {
+        "schema": SCHEMA, "url": args.url, "model": model, "prompts": random or str(args.prompts or "mt_bench"),
+        "max_tokens": args.max_tokens, "temperature": args.temperature, "ignore_eos": args.ignore_eos,
+        "extra_body": args.extra_body, "seed": args.seed,
+        "loads": [{**asdict(row), "requests": request_rows(done)} for row, done in results],
+    }  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the table; writes JSON and picture where asked."""
+    args = parse(argv)
+    model, results = asyncio.run(measure(args))
+    rows = [row for row, _ in results]
+    print(table(rows))
+    written = document(args, model, results)
+    if args.output:
+        args.output.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    if args.plot:
+        plot(args.plot, {model: rows}, f"{written['prompts']}, up to {args.max_tokens} tokens")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
