@@ -49,4 +49,5 @@ def _sglang(info: Any) -> float | None:
 
 def _sum(text: str, name: str) -> float:
     """The sum of a counter over its labels, in Prometheus' text format."""
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((name + "{", name + " ")))
+    own = (line for line in text.splitlines() if line.startswith((name + "{", name + " ")))
+    return sum(float(line.rpartition(" ")[2]) for line in own)

@@ -10,7 +10,7 @@ import httpx
 from bench._accept_length import accept_length, read_counters
 from bench._figures import Figures, figures
 from bench._load import Load, Run, run
-from bench._prompts import Deck, Prompt
+from bench._prompts import Prompt
 from bench._stream import Asked, ask
 
 WARM_UP = Prompt("warm-up", "warm-up", ({"role": "user", "content": "Say hello."},))
@@ -18,32 +18,46 @@ WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is asked of one server: of `prompts`, `num_prompts` under each load."""
+class Batch:
+    """What is asked under one load."""
 
+    load: Load
     prompts: Sequence[Prompt]
-    loads: Sequence[Load]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of one server: each batch in turn, after `num_warm_up` short requests."""
+
     asked: Asked
-    num_prompts: int | None = None
+    batches: Sequence[Batch]
     num_warm_up: int = 2
     seed: int = 0
 
-    def count(self, load: Load) -> int:
-        """Requests under one load: where not said, eight, and at least two for each stream."""
-        return self.num_prompts or max(8, 2 * (load.concurrency or 1))
+
+def num_prompts(load: Load) -> int:
+    """Requests under one load where nobody says: eight, two for each stream while those are few, then one."""
+    streams = load.concurrency or 1
+    return max(8, min(2 * streams, 32), streams)
 
 
 async def drive(client: httpx.AsyncClient, plan: Plan) -> list[tuple[Figures, Run]]:
-    """Warms the server up, then puts it under each load; no prompt is asked twice while there are others.
+    """Warms the server up and puts it under each load.
 
-    Raises ServerRefused or httpx.HTTPError as soon as one request fails.
+    Raises ServerRefused or httpx.HTTPError, alone or in a group, as soon as one request fails.
     """
     for _ in range(plan.num_warm_up):
         await ask(client, WARM_UP, Asked(plan.asked.model, WARM_UP_TOKENS, extra=plan.asked.extra))
-    deck = Deck(plan.prompts)
     results: list[tuple[Figures, Run]] = []
-    for load in plan.loads:
+    for batch in plan.batches:
         before = await read_counters(client)
-        done = await run(client, deck.deal(plan.count(load)), plan.asked, load, plan.seed)
+        done = await run(client, batch.prompts, plan.asked, batch.load, plan.seed)
         results.append((figures(done, server_accept_length=await accept_length(client, before)), done))
     return results
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first plain error in a group of groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

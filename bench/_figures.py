@@ -1,4 +1,4 @@
-"""Arithmetic from answers to figures: what `bench serve` and `bench peers` write. docs/benchmarking.md is its reference."""
+"""Arithmetic from answers to figures: what `bench serve` and `bench peers` write; docs/benchmarking.md defines each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def spread_ms(seconds: Iterable[float]) -> Spread | None:
     values = sorted(value * 1e3 for value in seconds)
     if not values:
         return None
-    return Spread(round(statistics.fmean(values), 3), round(percentile(values, 50), 3), round(percentile(values, 99), 3))
+    mean, p50, p99 = statistics.fmean(values), percentile(values, 50), percentile(values, 99)
+    return Spread(round(mean, 3), round(p50, 3), round(p99, 3))
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
@@ -50,6 +51,7 @@ class Figures:
     prefill_tokens_per_s: float | None
     total_prefill_tokens_per_s: float
     decode_tokens_per_s: float | None
+    decode_tokens_per_s_p50: float | None
     total_tokens_per_s: float
     accept_length: float | None
 
@@ -60,6 +62,7 @@ def figures(run: Run, *, server_accept_length: float | None = None) -> Figures:
     decoding = [answer for answer in answers if answer.completion_tokens > 1 and answer.decode_s > 0]
     prompt_tokens = sum(answer.prompt_tokens for answer in answers)
     completion_tokens = sum(answer.completion_tokens for answer in answers)
+    decode_s = sum(answer.decode_s for answer in decoding)
     told = [answer for answer in decoding if answer.verify_steps]
     steps = sum(answer.verify_steps or 0 for answer in told)
     return Figures(
@@ -74,7 +77,10 @@ def figures(run: Run, *, server_accept_length: float | None = None) -> Figures:
         inter_chunk_ms=spread_ms(value for answer in answers for value in answer.gaps_s),
         prefill_tokens_per_s=median([answer.prompt_tokens / answer.ttft_s for answer in answers]),
         total_prefill_tokens_per_s=round(prompt_tokens / run.duration_s, 2),
-        decode_tokens_per_s=median([(answer.completion_tokens - 1) / answer.decode_s for answer in decoding]),
+        decode_tokens_per_s=(
+            round(sum(answer.completion_tokens - 1 for answer in decoding) / decode_s, 2) if decode_s else None
+        ),
+        decode_tokens_per_s_p50=median([(answer.completion_tokens - 1) / answer.decode_s for answer in decoding]),
         total_tokens_per_s=round(completion_tokens / run.duration_s, 2),
         accept_length=(
             round(sum(answer.completion_tokens - 1 for answer in told) / steps, 3) if steps else server_accept_length

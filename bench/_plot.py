@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench._figures import Figures
 from outrider.errors import StartupError
@@ -39,7 +40,8 @@ def check_plot(path: Path | None) -> None:
         _pyplot()
 
 
-def _pyplot():  # noqa: ANN202 - matplotlib is optional, and so is its type
+def _pyplot() -> Any:
+    """matplotlib.pyplot, which draws into files only."""
     try:
         import matplotlib
     except ModuleNotFoundError as error:

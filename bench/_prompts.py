@@ -18,7 +18,7 @@ RANDOM_IDS = range(1000, 30_000)
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request: `messages` for chat, or `ids`, a prompt of bare tokens for completions. `category` groups results."""
+    """One request: `messages` for chat, or `ids`, a prompt of bare tokens, for completions."""
 
     name: str
     category: str

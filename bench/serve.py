@@ -17,12 +17,12 @@ from typing import Any
 
 import httpx
 
-from bench._drive import Plan, drive
+from bench._drive import Batch, Plan, drive, first_cause, num_prompts
 from bench._figures import SCHEMA, Figures, request_rows, table
 from bench._flags import counts, json_object, positive, rates
 from bench._load import Load, Run, model_of, open_client
 from bench._plot import check_plot, plot
-from bench._prompts import Prompt, from_file, mt_bench, random_ids
+from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
 from bench._stream import Asked, ServerRefused
 from outrider.errors import StartupError
 
@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=counts, default=[1], help="requests at once, as 1,8,32")
     load.add_argument("--request-rate", type=rates, help="requests a second at random moments, as 0.5,2")
-    add("--num-prompts", type=positive, help="requests under each load; default: two for each stream, 8 or more")
+    add("--num-prompts", type=positive, help="requests under each load; default: 8, from 5 streams two for each, from 32 one for each")
     add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
     add("--temperature", type=float, default=0.0)
     add("--ignore-eos", action="store_true", help="every answer runs to --max-tokens")
@@ -61,13 +61,15 @@ def plan_of(args: argparse.Namespace, model: str) -> Plan:
     asked = Asked(model, args.max_tokens, args.temperature, args.ignore_eos, args.extra_body)
     rated = [Load(request_rate=rate) for rate in args.request_rate or ()]
     loads = rated or [Load(concurrency) for concurrency in args.concurrency]
-    plan = Plan((), loads, asked, args.num_prompts, args.warm_up, args.seed)
+    sizes = [args.num_prompts or num_prompts(load) for load in loads]
     prompts: list[Prompt]
     if args.random_prompt_tokens:
-        prompts = random_ids(sum(plan.count(load) for load in loads), args.random_prompt_tokens, args.seed)
+        prompts = random_ids(sum(sizes), args.random_prompt_tokens, args.seed)
     else:
         prompts = from_file(args.prompts) if args.prompts else mt_bench()
-    return Plan(prompts, loads, asked, args.num_prompts, args.warm_up, args.seed)
+    deck = Deck(prompts)
+    batches = [Batch(load, deck.deal(size)) for load, size in zip(loads, sizes, strict=True)]
+    return Plan(asked, batches, args.warm_up, args.seed)
 
 
 async def measure(args: argparse.Namespace) -> tuple[str, list[tuple[Figures, Run]]]:
@@ -78,13 +80,6 @@ async def measure(args: argparse.Namespace) -> tuple[str, list[tuple[Figures, Ru
             return model, await drive(client, plan_of(args, model))
     except* (httpx.HTTPError, ServerRefused) as failed:
         raise StartupError(f"{args.url}: {first_cause(failed)!r}") from failed
-
-
-def first_cause(error: BaseException) -> BaseException:
-    """The first plain error in a group of groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def document(args: argparse.Namespace, model: str, results: Sequence[tuple[Figures, Run]]) -> dict[str, Any]:

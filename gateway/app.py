@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway import chat, completions, info, native, native_info, responses_api, tokenization
+from gateway import chat, completions, info, native, native_info, page, responses_api, tokenization
 from gateway.backend import RetryPolicy
 from gateway.callers import callers_of
 from gateway.edge import Edge
@@ -51,6 +51,7 @@ ROUTES = [
     Route("/version", info.version),
     Route("/metrics", info.metrics),
     Route("/openapi.json", openapi),
+    *page.ROUTES,
 ]
 
 

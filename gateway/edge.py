@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway import page
 from gateway.callers import Caller, Callers
 from gateway.errors import HttpError, failure
 from gateway.exchange import ClientGone, SlowReader
@@ -23,7 +24,7 @@ from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
-OPEN_PATHS = frozenset({"/health", "/openapi.json"})  # served without a key
+OPEN_PATHS = frozenset({"/health", "/openapi.json"}) | page.PATHS  # served without a key
 # What counts against a caller's rate.
 LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate"})
 _PROBES = frozenset({"/health", "/metrics"})  # asked for every few seconds: not worth a line each

@@ -1,0 +1,72 @@
+"""A server of any system for the time of a block: started, waited for, ended with all that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+
+from bench._systems import Launch
+from outrider.errors import StartupError
+
+_POLL_S = 0.1
+_END_S = 30.0
+_TAIL_CHARS = 2000
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody has at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.asynccontextmanager
+async def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> AsyncIterator[str]:
+    """Yields the URL once `/health` says 200. StartupError, with the end of its log, for a server that does not come up.
+
+    The server has a process group of its own, which is killed where it does not end by SIGTERM.
+    """
+    with log.open("ab") as sink:
+        process = subprocess.Popen(
+            launch.command, env={**os.environ, **launch.environment}, stdin=subprocess.DEVNULL, stdout=sink,
+            stderr=sink, start_new_session=True,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await _until_healthy(process, url, log, timeout_s)
+        yield url
+    finally:
+        _end(process)
+
+
+async def _until_healthy(process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    async with httpx.AsyncClient(base_url=url) as client:
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if (await client.get("/health")).status_code == 200:
+                    return
+            if process.poll() is not None or time.monotonic() > deadline:
+                end = f"ended with {process.returncode}" if process.returncode is not None else "does not come up"
+                tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
+                raise StartupError(f"{' '.join(process.args[:4])} ... {end}; {log} ends with:\n{tail}")  # type: ignore[index]
+            await asyncio.sleep(_POLL_S)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and SIGKILL for whatever of its group is left."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,148 @@
+// Draws a step's tree. One tab stop: arrow keys go to parent, child and the nodes beside, as in any tree.
+
+import { svg, visible } from "./dom.js";
+import { ACCEPTED, BONUS, REJECTED, ROOT, TARGET, UNREACHED, treeItems } from "./tree_model.js";
+
+const WIDTH = 104;
+const HEIGHT = 24;
+const COLUMN = 128;
+const ROW = 32;
+const MARGIN = 4;
+const LABEL_CHARS = 11;
+const MARKS = { [ROOT]: "●", [ACCEPTED]: "✓", [REJECTED]: "✗", [UNREACHED]: "–", [BONUS]: "+", [TARGET]: "●" };
+
+export const VERDICTS = {
+  [ROOT]: "committed before this step",
+  [ACCEPTED]: "accepted",
+  [REJECTED]: "rejected",
+  [UNREACHED]: "not reached: its parent was rejected",
+  [BONUS]: "bonus: the target's own token",
+  [TARGET]: "the target's own token; nothing was drafted",
+};
+
+export class TreeView {
+  // `onNode` hears of the item that is hovered or focused.
+  constructor(box, onNode) {
+    this.box = box;
+    this.onNode = onNode;
+    this.items = [];
+    this.shapes = [];
+    this.current = 0;
+    box.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  get busy() { // someone looks at a node: not the time to draw another tree
+    return this.box.contains(document.activeElement) || this.box.matches(":hover");
+  }
+
+  draw(step, before, label) {
+    const hadFocus = this.box.contains(document.activeElement);
+    this.items = treeItems(step, before);
+    const lastAccepted = this.items.findLastIndex((item) => item.verdict === ACCEPTED);
+    this.current = Math.max(lastAccepted, 0);
+    this.shapes = this.items.map((item, index) => this.#shape(item, index));
+    const width = MARGIN * 2 + WIDTH + COLUMN * Math.max(...this.items.map((item) => item.depth));
+    const height = MARGIN * 2 + HEIGHT + ROW * Math.max(...this.items.map((item) => item.row));
+    const edges = this.items.filter((item) => item.parent).map(edge);
+    this.box.replaceChildren(svg(
+      "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": label },
+      svg("g", { "aria-hidden": "true" }, ...edges), ...this.shapes,
+    ));
+    if (hadFocus) this.shapes[this.current].focus();
+    this.onNode(this.items[this.current]);
+  }
+
+  clear() {
+    this.items = [];
+    this.box.replaceChildren();
+  }
+
+  #shape(item, index) {
+    const [x, y] = placeOf(item);
+    const siblings = item.parent ? item.parent.children : [item];
+    const shape = svg(
+      "g",
+      {
+        class: `node ${item.verdict}`, transform: `translate(${x} ${y})`, role: "treeitem",
+        tabindex: index === this.current ? 0 : -1, "aria-label": words(item), "aria-level": item.depth + 1,
+        "aria-setsize": siblings.length, "aria-posinset": siblings.indexOf(item) + 1,
+      },
+      svg("rect", { width: WIDTH, height: HEIGHT, rx: 5 }),
+      svg("text", { x: 7, y: 16, "aria-hidden": "true" }, `${MARKS[item.verdict]} ${short(visible(item.text))}`),
+    );
+    shape.style.setProperty("--depth", item.depth);
+    shape.addEventListener("pointerenter", () => this.onNode(item));
+    shape.addEventListener("focus", () => {
+      this.#stop(index);
+      this.onNode(item);
+    });
+    return shape;
+  }
+
+  #stop(index) { // the tab stop goes where the focus is
+    this.shapes[this.current]?.setAttribute("tabindex", "-1");
+    this.shapes[index].setAttribute("tabindex", "0");
+    this.current = index;
+  }
+
+  #key(event) {
+    const next = this.#neighbour(this.items[this.current], event.key);
+    if (!next) return;
+    event.preventDefault();
+    this.shapes[this.items.indexOf(next)].focus();
+  }
+
+  #neighbour(item, key) {
+    if (key === "ArrowRight") return item.children[0];
+    if (key === "ArrowLeft") return item.parent;
+    if (key === "Home") return this.items[0];
+    if (key === "End") return this.items.at(-1);
+    if (key !== "ArrowUp" && key !== "ArrowDown") return undefined;
+    const column = this.items.filter((other) => other.depth === item.depth).sort((a, b) => a.row - b.row);
+    return column[column.indexOf(item) + (key === "ArrowDown" ? 1 : -1)];
+  }
+}
+
+// What there is to tell of a node, as words and values.
+export function nodeFigures(item) {
+  return [
+    ["Token", visible(item.text)],
+    ["Id", item.id],
+    ["Draft rank", item.rank === null || item.siblings === null ? null : `${item.rank} of ${item.siblings}`],
+    ["Depth", item.depth || null],
+    ["Target probability", item.probability === null ? null : percent(item.probability)],
+    ["Verdict", VERDICTS[item.verdict]],
+  ];
+}
+
+function words(item) {
+  return nodeFigures(item)
+    .filter(([, value]) => value !== null)
+    .map(([word, value]) => `${word} ${value}`)
+    .join(", ");
+}
+
+function percent(probability) {
+  return `${(probability * 100).toPrecision(3)} %`;
+}
+
+function placeOf(item) {
+  return [MARGIN + item.depth * COLUMN, MARGIN + item.row * ROW];
+}
+
+function edge(item) {
+  const [fromX, fromY] = placeOf(item.parent);
+  const [toX, toY] = placeOf(item);
+  const [startX, startY, endY] = [fromX + WIDTH, fromY + HEIGHT / 2, toY + HEIGHT / 2];
+  const bend = (startX + toX) / 2;
+  const path = svg("path", {
+    class: `edge ${item.verdict}`, d: `M${startX} ${startY}C${bend} ${startY} ${bend} ${endY} ${toX} ${endY}`,
+  });
+  path.style.setProperty("--depth", item.depth);
+  return path;
+}
+
+function short(text) {
+  const letters = [...text];
+  return letters.length > LABEL_CHARS ? `${letters.slice(0, LABEL_CHARS - 1).join("")}…` : text;
+}
