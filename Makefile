@@ -23,7 +23,7 @@ demo: setup ## Serve the embedded model and stream an answer, with speculation a
 	@DEMO_ONCE="$(DEMO_ONCE)" OUTRIDER_LOG_LEVEL="$${OUTRIDER_LOG_LEVEL:-error}" exec $(BIN)/python -P -m outrider.demo
 
 test: setup ## Run the tests (ARGS="-k tree -x" passes words on to pytest)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile $(ARGS)
 
 lint: setup ## Check style, types and the wire contract
 	BIN=$(BIN) scripts/lint.sh

@@ -44,7 +44,7 @@ def num_prompts(load: Load) -> int:
 async def drive(client: httpx.AsyncClient, plan: Plan) -> list[tuple[Figures, Run]]:
     """Warms the server up and puts it under each load.
 
-    Raises ServerRefused or httpx.HTTPError, alone or in a group, as soon as one request fails.
+    Raises ServerRefused or httpx.HTTPError as soon as one request fails.
     """
     for _ in range(plan.num_warm_up):
         await ask(client, WARM_UP, Asked(plan.asked.model, WARM_UP_TOKENS, extra=plan.asked.extra))
@@ -54,10 +54,3 @@ async def drive(client: httpx.AsyncClient, plan: Plan) -> list[tuple[Figures, Ru
         done = await run(client, batch.prompts, plan.asked, batch.load, plan.seed)
         results.append((figures(done, server_accept_length=await accept_length(client, before)), done))
     return results
-
-
-def first_cause(error: BaseException) -> BaseException:
-    """The first plain error in a group of groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

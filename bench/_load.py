@@ -35,29 +35,35 @@ class Run:
 
 
 async def run(client: httpx.AsyncClient, prompts: Sequence[Prompt], asked: Asked, load: Load, seed: int = 0) -> Run:
-    """Asks all prompts. The first failure ends the run: figures without the failed requests would mean nothing."""
+    """Asks all prompts.
+
+    Raises the first ServerRefused or httpx.HTTPError: figures without the failed requests would mean nothing.
+    """
     began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        if load.concurrency:
-            pending = iter(prompts)
+    at_once = load.concurrency or len(prompts)
+    moments = [0.0] * len(prompts) if load.concurrency else poisson_moments(len(prompts), load.request_rate or 1, seed)
+    pending = iter(zip(prompts, moments, strict=True))
 
-            async def worker() -> list[Answer]:
-                return [await ask(client, prompt, asked) for prompt in pending]
+    async def worker() -> list[Answer]:
+        answers: list[Answer] = []
+        for prompt, moment in pending:
+            await asyncio.sleep(moment)
+            answers.append(await ask(client, prompt, asked))
+        return answers
 
-            tasks = [group.create_task(worker()) for _ in range(min(load.concurrency, len(prompts)))]
-        else:
-            assert load.request_rate
-
-            async def later(prompt: Prompt, delay_s: float) -> list[Answer]:
-                await asyncio.sleep(delay_s)
-                return [await ask(client, prompt, asked)]
-
-            moments = poisson_moments(len(prompts), load.request_rate, seed)
-            tasks = [
-                group.create_task(later(prompt, delay_s)) for prompt, delay_s in zip(prompts, moments, strict=True)
-            ]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(worker()) for _ in range(min(at_once, len(prompts)))]
+    except ExceptionGroup as failed:
+        raise _first_cause(failed) from failed
     answers = tuple(answer for task in tasks for answer in task.result())
     return Run(load, answers, max(answer.ended for answer in answers) - began)
+
+
+def _first_cause(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def poisson_moments(count: int, rate: float, seed: int) -> list[float]:

@@ -59,7 +59,7 @@ def ratios(entries: Sequence[Entry], rounds: Sequence[Round]) -> list[Ratio]:
         for theirs in entries:
             if theirs.system.precision != ours.system.precision or theirs is ours:
                 continue
-            if theirs.system.ours and not ours.system.name.startswith(theirs.system.name):
+            if theirs.system.ours and ours.system.name != f"{theirs.system.name}-ngram":
                 continue
             for figure, speed in FIGURES.items():
                 for streams in ours.streams:
@@ -92,7 +92,8 @@ def median_rows(rows: Sequence[Figures]) -> Figures:
             return None
         spreads = [value for value in present if isinstance(value, Spread)]
         if spreads:
-            return Spread(*(statistics.median(getattr(spread, part.name) for spread in spreads) for part in fields(Spread)))
+            by_part = ([getattr(spread, part.name) for spread in spreads] for part in fields(Spread))
+            return Spread(*(statistics.median(values) for values in by_part))
         return statistics.median(value for value in present if not isinstance(value, Spread))
 
     return Figures(**{part.name: middle([getattr(row, part.name) for row in rows]) for part in fields(Figures)})  # type: ignore[arg-type]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -29,9 +28,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@contextlib.asynccontextmanager
-async def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> AsyncIterator[str]:
-    """Yields the URL once `/health` says 200. StartupError, with the end of its log, for a server that does not come up.
+@contextlib.contextmanager
+def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[str]:
+    """Yields the URL once `/health` says 200. StartupError, with its log's end, for a server that does not come up.
 
     The server has a process group of its own, which is killed where it does not end by SIGTERM.
     """
@@ -42,24 +41,28 @@ async def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Asy
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
     try:
-        await _until_healthy(process, url, log, timeout_s)
+        trouble = _until_healthy(process, url, timeout_s)
+        if trouble:
+            tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
+            raise StartupError(f"{' '.join(launch.command[:4])} ... {trouble}; {log} ends with:\n{tail}")
         yield url
     finally:
         _end(process)
 
 
-async def _until_healthy(process: subprocess.Popen[bytes], url: str, log: Path, timeout_s: float) -> None:
+def _until_healthy(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> str | None:
+    """What went wrong, if anything did."""
     deadline = time.monotonic() + timeout_s
-    async with httpx.AsyncClient(base_url=url) as client:
+    with httpx.Client(base_url=url) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):
-                if (await client.get("/health")).status_code == 200:
-                    return
-            if process.poll() is not None or time.monotonic() > deadline:
-                end = f"ended with {process.returncode}" if process.returncode is not None else "does not come up"
-                tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
-                raise StartupError(f"{' '.join(process.args[:4])} ... {end}; {log} ends with:\n{tail}")  # type: ignore[index]
-            await asyncio.sleep(_POLL_S)
+                if client.get("/health").status_code == 200:
+                    return None
+            if process.poll() is not None:
+                return f"ended with {process.returncode}"
+            if time.monotonic() > deadline:
+                return f"did not come up in {timeout_s:.0f} s"
+            time.sleep(_POLL_S)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

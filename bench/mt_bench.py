@@ -4,7 +4,8 @@
 
 For each question, in turn: transformers (bf16, greedy), Outrider without speculation, Outrider with it. The order
 changes from question to question, so that a slow moment of the machine falls on each alike. Figures are decode tokens
-per second, from the first token's arrival to the last's; only their ratios mean something.
+per second, from the first token's arrival to the last's; only their ratios mean something. Counted besides: answers
+that speculation changed, which in fp32 must be none, and in bf16 is what batches of other sizes round differently.
 """
 
 from __future__ import annotations
@@ -44,30 +45,41 @@ class Result:
         return (self.tokens - 1) / self.decode_s
 
 
-Ask = Callable[[str, int], tuple[int, float, float | None]]
+@dataclass(frozen=True)
+class Answer:
+    """What a system said, and in which time."""
+
+    text: str
+    tokens: int
+    decode_s: float
+    accept_length: float | None = None
+
+
+Ask = Callable[[str, int], Answer]
 
 
 def ask_outrider(client: httpx.Client, *, speculate: bool) -> Ask:
-    """Streams a chat answer; returns its tokens, decode time and accept length."""
+    """Streams a chat answer."""
 
-    def ask(text: str, max_tokens: int) -> tuple[int, float, float | None]:
+    def ask(text: str, max_tokens: int) -> Answer:
         body = {
             "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": max_tokens,
             "stream": True, "stream_options": {"include_usage": True}, "speculative": {"enabled": speculate},
         }  # fmt: skip
         first = last = 0.0
-        usage: dict = {}
+        said, usage = "", {}
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
                 event = json.loads(line[6:])
                 usage = event.get("usage") or usage
-                if event["choices"] and event["choices"][0]["delta"].get("content"):
+                if event["choices"] and (piece := event["choices"][0]["delta"].get("content")):
+                    said += piece
                     last = time.perf_counter()
                     first = first or last
         accept_length = usage["speculation"]["accept_length"] if speculate else None
-        return usage["completion_tokens"], last - first, accept_length
+        return Answer(said, usage["completion_tokens"], last - first, accept_length)
 
     return ask
 
@@ -94,16 +106,17 @@ def ask_transformers(model_path: str) -> Ask:
         def end(self) -> None:
             pass
 
-    def ask(text: str, max_tokens: int) -> tuple[int, float, float | None]:
+    def ask(text: str, max_tokens: int) -> Answer:
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         clock = Clock()
         with torch.inference_mode():
-            model.generate(
+            whole = model.generate(
                 **ids, do_sample=False, max_new_tokens=max_tokens, streamer=clock, pad_token_id=tokenizer.eos_token_id
             )
-        return len(clock.times) - 1, clock.times[-1] - clock.times[1], None
+        said = tokenizer.decode(whole[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        return Answer(said, len(clock.times) - 1, clock.times[-1] - clock.times[1])
 
     return ask
 
@@ -118,21 +131,38 @@ def choose(per_category: int) -> list[dict]:
     return [question for questions in taken.values() for question in questions]
 
 
-def measure(systems: dict[str, Ask], questions: list[dict], max_tokens: int) -> list[Result]:
+@dataclass
+class Differences:
+    """Answers that are not the same with speculation as without, of how many, and how many tokens these have."""
+
+    answers: int = 0
+    differing: int = 0
+    tokens: int = 0
+
+    def count(self, plain: Answer, speculative: Answer) -> None:
+        """Takes in one question's answers."""
+        self.answers += 1
+        self.differing += plain.text != speculative.text
+        self.tokens += plain.tokens
+
+
+def measure(systems: dict[str, Ask], questions: list[dict], max_tokens: int) -> tuple[list[Result], Differences]:
     """Every system answers every question."""
     for ask in systems.values():
         ask(WARM_UP, 16)
     results: list[Result] = []
+    differences = Differences()
     names = list(systems)
     for turn, question in enumerate(questions):
+        answers: dict[str, Answer] = {}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            tokens, decode_s, accept_length = systems[name](question["turns"][0], max_tokens)
-            if tokens > 8:
-                results.append(
-                    Result(name, question["category"], question["question_id"], tokens, decode_s, accept_length)
-                )
+            answers[name] = answer = systems[name](question["turns"][0], max_tokens)
+            if answer.tokens > 8:
+                about = question["category"], question["question_id"]
+                results.append(Result(name, *about, answer.tokens, answer.decode_s, answer.accept_length))
+        differences.count(answers["plain"], answers["speculative"])
         print(f"{turn + 1}/{len(questions)} {question['category']}", file=sys.stderr)
-    return results
+    return results, differences
 
 
 def table(results: list[Result]) -> str:
@@ -156,6 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.mt_bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--alone", action="store_true", help="leave transformers out")
     parser.add_argument("--output", type=Path, help="file for all results, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
     serve = subprocess.Popen(
@@ -166,16 +197,18 @@ def main(argv: list[str] | None = None) -> int:
         url = next(line.split(" at ")[1].split()[0] for line in serve.stdout if line.startswith("Outrider serves"))
         with httpx.Client(base_url=url, timeout=600) as client:
             model_path = client.get("/get_model_info").json()["model_path"]
-            systems = {
-                "transformers": ask_transformers(model_path),
+            systems = {} if args.alone else {"transformers": ask_transformers(model_path)}
+            systems |= {
                 "plain": ask_outrider(client, speculate=False),
                 "speculative": ask_outrider(client, speculate=True),
             }
-            results = measure(systems, choose(args.per_category), args.tokens)
+            results, differences = measure(systems, choose(args.per_category), args.tokens)
     finally:
         serve.terminate()
         serve.wait(60)
     print(table(results))
+    changed = f"{differences.differing} of {differences.answers} answers"
+    print(f"{changed} change with speculation ({differences.tokens} tokens)")
     if args.output:
         rows = [asdict(result) | {"tokens_per_s": round(result.tokens_per_s, 2)} for result in results]
         args.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

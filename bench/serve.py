@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from bench._drive import Batch, Plan, drive, first_cause, num_prompts
+from bench._drive import Batch, Plan, drive, num_prompts
 from bench._figures import SCHEMA, Figures, request_rows, table
 from bench._flags import counts, json_object, positive, rates
 from bench._load import Load, Run, model_of, open_client
@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=counts, default=[1], help="requests at once, as 1,8,32")
     load.add_argument("--request-rate", type=rates, help="requests a second at random moments, as 0.5,2")
-    add("--num-prompts", type=positive, help="requests under each load; default: 8, from 5 streams two for each, from 32 one for each")
+    add("--num-prompts", type=positive, help="requests under each load; default: 8 or more, by the number of streams")
     add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
     add("--temperature", type=float, default=0.0)
     add("--ignore-eos", action="store_true", help="every answer runs to --max-tokens")
@@ -78,8 +78,8 @@ async def measure(args: argparse.Namespace) -> tuple[str, list[tuple[Figures, Ru
         async with open_client(args.url, api_key=args.api_key) as client:
             model = args.model or await model_of(client)
             return model, await drive(client, plan_of(args, model))
-    except* (httpx.HTTPError, ServerRefused) as failed:
-        raise StartupError(f"{args.url}: {first_cause(failed)!r}") from failed
+    except (httpx.HTTPError, ServerRefused) as failure:
+        raise StartupError(f"{args.url}: {failure!r}") from failure
 
 
 def document(args: argparse.Namespace, model: str, results: Sequence[tuple[Figures, Run]]) -> dict[str, Any]:

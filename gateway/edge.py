@@ -27,7 +27,8 @@ log = get_logger(__name__)
 OPEN_PATHS = frozenset({"/health", "/openapi.json"}) | page.PATHS  # served without a key
 # What counts against a caller's rate.
 LIMITED_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/generate"})
-_PROBES = frozenset({"/health", "/metrics"})  # asked for every few seconds: not worth a line each
+# Probes come every few seconds, the page in a dozen files: not worth a line each.
+_QUIET = frozenset({"/health", "/metrics"}) | page.PATHS
 CLIENT_GONE = 499
 _SMALL_BODY_BYTES = 64 * 1024
 _CLOSING = frozenset({408, 413})  # the rest of the body is not waited for
@@ -111,7 +112,7 @@ class Edge:
         finally:
             self._metrics.in_flight.dec()
             self._count(scope, exchange)
-            say = log.debug if scope["path"] in _PROBES else log.info
+            say = log.debug if scope["path"] in _QUIET else log.info
             say("http", status=exchange.status, ms=exchange.elapsed_ms, method=scope["method"], path=scope["path"],
                 request_id=exchange.request_id, caller=exchange.caller.name if exchange.caller else None)  # fmt: skip
 

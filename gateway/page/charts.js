@@ -1,6 +1,6 @@
 // Small charts as inline SVG, each with its figures in words.
 
-import { svg } from "./dom.js";
+import { element, svg } from "./dom.js";
 
 const WIDTH = 340;
 const HEIGHT = 96;
@@ -9,6 +9,7 @@ const BOTTOM = 16;
 const TOP = 8;
 const PLOT_WIDTH = WIDTH - LEFT - 4;
 const PLOT_HEIGHT = HEIGHT - BOTTOM - TOP;
+const TOO_SHORT = "Too few tokens to tell.";
 
 // A bar for each step and the mean so far as a line.
 export function drawAcceptLengths(box, lengths, mean) {
@@ -35,13 +36,15 @@ export function drawAcceptLengths(box, lengths, mean) {
 // Lines over seconds: [{name, points: [{x, y}]}].
 export function drawSpeeds(box, series) {
   const all = series.flatMap(({ points }) => points);
-  if (!all.length) return box.replaceChildren();
+  if (!all.length) return box.replaceChildren(element("p", { class: "muted" }, TOO_SHORT));
   const top = Math.max(...all.map(({ y }) => y));
   const right = Math.max(...all.map(({ x }) => x));
   const told = series.filter(({ points }) => points.length);
   const ends = told.map(({ name, points }) => `${name} ${points.at(-1).y.toFixed(0)} at the end`).join(", ");
+  const lines = told.length > 1 ? " (dashed: without speculation)" : "";
   return frame(
-    box, `Tokens per second over ${right.toFixed(1)} seconds: ${ends}`, top, `tokens/s over ${right.toFixed(1)} s`,
+    box, `Tokens per second over ${right.toFixed(1)} seconds: ${ends}`, top,
+    `tokens/s over ${right.toFixed(1)} s${lines}`,
     ...told.map(({ name, points }) => svg("path", { class: `line ${name}`, d: line(points, right, top) })),
   );
 }

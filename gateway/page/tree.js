@@ -1,14 +1,16 @@
-// Draws a step's tree. One tab stop: arrow keys go to parent, child and the nodes beside, as in any tree.
+// Draws a step's tree, a row for each node. One tab stop: arrow keys go up, down, to parent and child, as in any tree.
 
 import { svg, visible } from "./dom.js";
 import { ACCEPTED, BONUS, REJECTED, ROOT, TARGET, UNREACHED, treeItems } from "./tree_model.js";
 
-const WIDTH = 104;
-const HEIGHT = 24;
-const COLUMN = 128;
-const ROW = 32;
+const HEIGHT = 22;
+const ROW = 27;
+const INDENT = 14;
 const MARGIN = 4;
-const LABEL_CHARS = 11;
+const CHAR = 7.3; // of the node's 12 px letters
+const PADDING = 14;
+const TOLD_WIDTH = 70; // for the probability beside the node
+const LABEL_CHARS = 18;
 const MARKS = { [ROOT]: "●", [ACCEPTED]: "✓", [REJECTED]: "✗", [UNREACHED]: "–", [BONUS]: "+", [TARGET]: "●" };
 
 export const VERDICTS = {
@@ -41,9 +43,9 @@ export class TreeView {
     const lastAccepted = this.items.findLastIndex((item) => item.verdict === ACCEPTED);
     this.current = Math.max(lastAccepted, 0);
     this.shapes = this.items.map((item, index) => this.#shape(item, index));
-    const width = MARGIN * 2 + WIDTH + COLUMN * Math.max(...this.items.map((item) => item.depth));
-    const height = MARGIN * 2 + HEIGHT + ROW * Math.max(...this.items.map((item) => item.row));
-    const edges = this.items.filter((item) => item.parent).map(edge);
+    const width = Math.max(...this.items.map((item) => leftOf(item) + widthOf(item))) + TOLD_WIDTH;
+    const height = MARGIN * 2 + HEIGHT + ROW * (this.items.length - 1);
+    const edges = this.items.slice(1).map((item) => edge(item, this.items));
     this.box.replaceChildren(svg(
       "svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": label },
       svg("g", { "aria-hidden": "true" }, ...edges), ...this.shapes,
@@ -58,18 +60,21 @@ export class TreeView {
   }
 
   #shape(item, index) {
-    const [x, y] = placeOf(item);
     const siblings = item.parent ? item.parent.children : [item];
     const shape = svg(
       "g",
       {
-        class: `node ${item.verdict}`, transform: `translate(${x} ${y})`, role: "treeitem",
+        class: `node ${item.verdict}`, transform: `translate(${leftOf(item)} ${topOf(index)})`, role: "treeitem",
         tabindex: index === this.current ? 0 : -1, "aria-label": words(item), "aria-level": item.depth + 1,
         "aria-setsize": siblings.length, "aria-posinset": siblings.indexOf(item) + 1,
       },
-      svg("rect", { width: WIDTH, height: HEIGHT, rx: 5 }),
-      svg("text", { x: 7, y: 16, "aria-hidden": "true" }, `${MARKS[item.verdict]} ${short(visible(item.text))}`),
+      svg("rect", { width: widthOf(item), height: HEIGHT, rx: 5 }),
+      svg("text", { x: 7, y: 15, "aria-hidden": "true" }, labelOf(item)),
     );
+    if (item.probability !== null) {
+      const beside = { class: "told", x: widthOf(item) + 8, y: 15, "aria-hidden": "true" };
+      shape.append(svg("text", beside, percent(item.probability)));
+    }
     shape.style.setProperty("--depth", item.depth);
     shape.addEventListener("pointerenter", () => this.onNode(item));
     shape.addEventListener("focus", () => {
@@ -98,8 +103,7 @@ export class TreeView {
     if (key === "Home") return this.items[0];
     if (key === "End") return this.items.at(-1);
     if (key !== "ArrowUp" && key !== "ArrowDown") return undefined;
-    const column = this.items.filter((other) => other.depth === item.depth).sort((a, b) => a.row - b.row);
-    return column[column.indexOf(item) + (key === "ArrowDown" ? 1 : -1)];
+    return this.items[this.current + (key === "ArrowDown" ? 1 : -1)];
   }
 }
 
@@ -126,17 +130,28 @@ function percent(probability) {
   return `${(probability * 100).toPrecision(3)} %`;
 }
 
-function placeOf(item) {
-  return [MARGIN + item.depth * COLUMN, MARGIN + item.row * ROW];
+function labelOf(item) {
+  return `${MARKS[item.verdict]} ${short(visible(item.text))}`;
 }
 
-function edge(item) {
-  const [fromX, fromY] = placeOf(item.parent);
-  const [toX, toY] = placeOf(item);
-  const [startX, startY, endY] = [fromX + WIDTH, fromY + HEIGHT / 2, toY + HEIGHT / 2];
-  const bend = (startX + toX) / 2;
+function widthOf(item) {
+  return [...labelOf(item)].length * CHAR + PADDING;
+}
+
+function leftOf(item) {
+  return MARGIN + item.depth * INDENT;
+}
+
+function topOf(index) {
+  return MARGIN + index * ROW;
+}
+
+// From below the parent's corner down to the node's side.
+function edge(item, items) {
+  const [from, to] = [item.parent, item].map((end) => topOf(items.indexOf(end)));
+  const x = leftOf(item.parent) + INDENT / 2;
   const path = svg("path", {
-    class: `edge ${item.verdict}`, d: `M${startX} ${startY}C${bend} ${startY} ${bend} ${endY} ${toX} ${endY}`,
+    class: `edge ${item.verdict}`, d: `M${x} ${from + HEIGHT}V${to + HEIGHT / 2}H${leftOf(item)}`,
   });
   path.style.setProperty("--depth", item.depth);
   return path;

@@ -7,30 +7,28 @@ export const UNREACHED = "unreached"; // below a rejected one: the target's choi
 export const BONUS = "bonus";
 export const TARGET = "target";
 
-// The items of a step, parents before children. The first is the newest token that was committed before it; the
-// target's own token hangs where it was drawn. Each has `row` and `depth` as its place.
+// The items of a step from top to bottom, each above its children. The first is the newest token that was committed
+// before the step; the target's own token hangs where it was drawn.
 export function treeItems(step, before) {
   const root = makeItem(before ?? { text: "…" }, null, ROOT);
-  const items = [root];
-  const nodes = (step.tree?.nodes ?? []).map((node, index) => ({ ...node, index }));
   const made = [];
-  for (const node of nodes) {
+  for (const node of step.tree?.nodes ?? []) {
     const parent = node.parent < 0 ? root : made[node.parent];
     made.push(makeItem(node, parent, verdictOf(node, parent)));
   }
-  items.push(...made);
-  for (const item of items) item.children.forEach((child, index) => Object.assign(child, { rank: index + 1 }));
-  for (const item of made) item.siblings = item.parent.children.length;
+  for (const item of made) {
+    item.rank = item.parent.children.indexOf(item) + 1;
+    item.siblings = item.parent.children.length;
+  }
   const own = step.tokens.find((token) => token.origin !== "accepted");
-  if (own) items.push(makeItem(own, made.findLast((item) => item.verdict === ACCEPTED) ?? root, own.origin));
-  placeRows(root, 0);
-  return items;
+  if (own) makeItem(own, made.findLast((item) => item.verdict === ACCEPTED) ?? root, own.origin);
+  return inOrder(root);
 }
 
 function makeItem(token, parent, verdict) {
   const item = {
-    id: token.id ?? null, text: token.text, index: token.index ?? null, probability: token.probability ?? null,
-    parent, verdict, rank: null, siblings: null, children: [], depth: parent ? parent.depth + 1 : 0, row: 0,
+    id: token.id ?? null, text: token.text, probability: token.probability ?? null, parent, verdict,
+    rank: null, siblings: null, children: [], depth: parent ? parent.depth + 1 : 0,
   };
   parent?.children.push(item);
   return item;
@@ -41,9 +39,6 @@ function verdictOf(node, parent) {
   return parent.verdict === ROOT || parent.verdict === ACCEPTED ? REJECTED : UNREACHED;
 }
 
-// A parent stands in the row of its first child; gives the first row that is free below.
-function placeRows(item, row) {
-  item.row = row;
-  if (!item.children.length) return row + 1;
-  return item.children.reduce((next, child) => placeRows(child, next), row);
+function inOrder(item) {
+  return [item, ...item.children.flatMap(inOrder)];
 }

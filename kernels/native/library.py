@@ -79,6 +79,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outrider_product_team": (c_void_p, [c_int]),
     "outrider_team_destroy": (None, [c_void_p]),
     "outrider_product": (c_int, [c_void_p, POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),
+    "outrider_likeliest": (None, [c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_void_p]),
     "outrider_instructions": (c_char_p, []),
     "outrider_has_bf16_dot": (c_int, []),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -58,15 +59,18 @@ def test_the_tree_tells_of_its_nodes(gateway: RunningGateway, visit: Visit) -> N
     expect(page.locator("#tree-caption")).to_contain_text("Step 1, NGRAM: 2 of 3 accepted, 3 committed")
     nodes = page.get_by_role("treeitem")
     verdicts = nodes.evaluate_all("nodes => nodes.map(node => node.classList[1])")
-    assert verdicts == ["root", "accepted", "accepted", "rejected", "bonus"]
-    assert nodes.evaluate_all("nodes => nodes.map(node => node.getAttribute('aria-level'))") == ["1", "2", "3", "2", "4"]
+    assert verdicts == ["root", "accepted", "accepted", "bonus", "rejected"]
+    assert nodes.evaluate_all("nodes => nodes.map(node => node.getAttribute('aria-level'))") == ["1", "2", "3", "4", "2"]
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")  # past the button and the box, to the one tab stop of the tree
     expect(nodes.nth(2)).to_be_focused()
     page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
     expect(nodes.nth(3)).to_be_focused()
+    page.keyboard.press("End")
+    expect(nodes.nth(4)).to_be_focused()
     details = page.locator("#node")
     for told in ("2 of 2", "50.0 %", "rejected"):
         expect(details).to_contain_text(told)
@@ -83,7 +87,12 @@ def test_the_tree_tells_of_its_nodes(gateway: RunningGateway, visit: Visit) -> N
 def test_charts_say_their_figures(visit: Visit) -> None:
     visit.ask("Hello?")
     visit.wait_done()
-    expect(visit.page.locator("#accept-chart [role=img]")).to_have_attribute("aria-label", "Accept length by step")
+    accept = visit.page.locator("#accept-chart [role=img]")
+    expect(accept).to_have_attribute("aria-label", re.compile(r"Accept length by step: mean \d\.\d\d, most 3, \d+ steps"))
+    speed = visit.page.locator("#speed-chart [role=img]")
+    expect(speed).to_have_attribute("aria-label", re.compile(r"Tokens per second over \d+\.\d seconds: on \d+ at the end"))
+    for word in ("Speed", "Accept length", "First token", "Drafted", "Accepted"):
+        expect(visit.page.locator("#figures").get_by_text(word, exact=True)).to_be_visible()
 
 
 def test_speculation_on_and_off_side_by_side(gateway: RunningGateway, visit: Visit) -> None:
@@ -95,7 +104,9 @@ def test_speculation_on_and_off_side_by_side(gateway: RunningGateway, visit: Vis
     expect(page.locator(".note")).to_contain_text("Both answers are identical")
     on, off = gateway.verify[0].requests
     assert on.sampling.seed == off.sampling.seed
-    assert (on.speculative.enabled, off.speculative.enabled) == (True, False)
+    assert not on.speculative.HasField("enabled")  # left to the server
+    assert off.speculative.HasField("enabled")
+    assert not off.speculative.enabled
     expect(page.locator("#figures")).to_contain_text("Without speculation")
 
 

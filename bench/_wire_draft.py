@@ -1,0 +1,198 @@
+"""The draft process of `bench wire`: links, sessions, trees and features as they are, over a model that plays a script.
+
+    python -m bench._wire_draft VERIFY_ADDRESS REPORT SETTING
+
+Ends on SIGTERM and then writes REPORT: when each frame came and went, and what `next` had foretold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import uvloop
+
+from bench._wire_clock import Clock
+from bench._wire_script import VOCAB_SIZE, Script, Setting
+from bench._wire_verify import AUX_LAYERS, frame_key, round_key, target_config
+from draft_service.drafters.base import Drafter
+from draft_service.drafters.eagle import EagleDrafter
+from draft_service.drafters.kv import DraftCache
+from draft_service.drafters.models import HeadModel, Tips
+from draft_service.drafters.shape import TreeShape
+from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION, StandaloneDrafter
+from draft_service.drafting import Drafting
+from draft_service.fetching import Lost
+from draft_service.link import Identity
+from draft_service.sessions import SessionTable
+from draft_service.worker import Worker
+from engine.batch import Segment
+from outrider.supervisor import die_with_parent
+from outrider.telemetry import announce, configure_logging
+from outrider.v1 import common_pb2, verify_pb2
+
+
+class ScriptedModel:
+    """A DraftModel: a head where the setting has features, else a language model; each step takes its share of a round.
+
+    A head's row i stands for token i + 1, a language model's for token i; the row tells what follows.
+    """
+
+    max_batch_tokens = MAX_BATCH_TOKENS
+    num_read = VOCAB_SIZE
+    num_drafted = VOCAB_SIZE
+    num_stages = 1
+
+    def __init__(self, setting: Setting) -> None:
+        sessions = max(setting.batch, 2)
+        num_slots = sessions * 2 * (setting.max_len + setting.topk * setting.num_steps)
+        self.cache = DraftCache(np.zeros((ROWS_PER_SESSION * sessions, setting.max_len), np.int32), num_slots)
+        self.feature_width = setting.feature_width
+        self.reads_states = bool(setting.feature_width)
+        self._hidden = target_config(setting).hidden_size
+        self._ahead = 1 + self.reads_states
+        self._script = Script(setting)
+        self.steps_ms: list[float] = []
+        self._clock = Clock(setting.draft_ms / setting.num_steps, burn=setting.burn)
+        self._keys = np.zeros(num_slots, np.int64)  # of the session that a first row's slot belongs to
+
+    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+        """See DraftModel."""
+        start_ns = time.monotonic_ns()
+        keys: list[int] = []
+        positions: list[int] = []
+        for segment in segments:
+            if segment.prefix_len == 0 and segment.depths is None:
+                self._keys[segment.slots[0]] = segment.tokens[0]
+            key = int(self._keys[self.cache.slot_table[segment.table_row, 0]])
+            count = len(segment.tokens)
+            for row in range(count - segment.num_logits, count):
+                depth = row if segment.depths is None else int(segment.depths[row])
+                keys.append(key)
+                positions.append(segment.prefix_len + depth + self._ahead)
+        tips = self._script.tips(keys, positions, num_top) if keys else (torch.empty(0, 1), torch.empty(0, 1).long())
+        carried = torch.zeros(len(keys), self._hidden, dtype=torch.bfloat16) if self.reads_states else None
+        self._clock.spend(start_ns)
+        self.steps_ms.append((time.monotonic_ns() - start_ns) / 1e6)
+        return Tips(*tips, carried)
+
+    def fuse(self, features: torch.Tensor) -> torch.Tensor:
+        """See DraftModel."""
+        return features[:, : self._hidden]
+
+    def limit_vocabulary(self, vocab_size: int) -> None:
+        """See DraftModel; the script's words all lie below it."""
+
+
+class Stamping(Drafting):
+    """Notes when rounds come and frames go, their sizes, and how verdicts compare with what `next` foretold."""
+
+    def __init__(self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor) -> None:
+        super().__init__(drafter, early=early, executor=executor)
+        self.trips: list[tuple[str, int, str, int]] = []  # a round's key and time, a fresh proposal's key and time
+        self.round_bytes: list[int] = []
+        self.proposal_bytes: list[int] = []
+        self.foretold: Counter[str] = Counter()
+        self._next: dict[int, verify_pb2.Next] = {}
+
+    async def frames(
+        self, table: SessionTable, rounds: Sequence[verify_pb2.Round], lost: Sequence[Lost] = ()
+    ) -> AsyncIterator[verify_pb2.SpeculateRequest]:
+        """As Drafting's."""
+        came_ns = time.monotonic_ns()
+        verdicts = [round for round in rounds if round.verdicts]
+        answered = not verdicts
+        async for frame in super().frames(table, rounds, lost):
+            first = next(iter(frame.proposals.proposals), None)
+            if first is not None and not first.assumed and not answered:
+                answered = True
+                self.trips.append((round_key(verdicts[-1]), came_ns, frame_key(first), time.monotonic_ns()))
+            yield frame
+            if first is not None:
+                self.proposal_bytes.append(frame.ByteSize())
+        for round in verdicts:
+            self.round_bytes.append(round.ByteSize())
+            for verdict in round.verdicts:
+                self._compare(verdict)
+
+    def _compare(self, verdict: verify_pb2.Verdict) -> None:
+        told = self._next.pop(verdict.session, None)
+        used = [credit.proposal_id for credit in verdict.credits]
+        if told is not None:
+            self.foretold["told"] += 1
+            wrong = {
+                verify_pb2.NEXT_KIND_PROPOSAL: used != [told.proposal_id],
+                verify_pb2.NEXT_KIND_WAITING: not used,
+                verify_pb2.NEXT_KIND_PLAIN: bool(used),
+            }
+            self.foretold["wrong"] += wrong.get(told.kind, True)
+        if verdict.next.kind != verify_pb2.NEXT_KIND_NONE:
+            self._next[verdict.session] = verdict.next
+            self.foretold[verify_pb2.NextKind.Name(verdict.next.kind).removeprefix("NEXT_KIND_").lower()] += 1
+
+
+def make_drafter(model: ScriptedModel, setting: Setting) -> Drafter:
+    """EAGLE-3's drafter where there are features, else a draft model's."""
+    shape = TreeShape(setting.num_steps, setting.topk, setting.num_draft_tokens)
+    config = target_config(setting)
+    target = common_pb2.ModelInfo(vocab_size=VOCAB_SIZE, hidden_size=config.hidden_size, num_layers=config.num_layers)
+    if not setting.feature_width:
+        return StandaloneDrafter(model, shape, draft_model="scripted", target=target)
+    features = common_pb2.FeatureLayout(
+        kind=common_pb2.FEATURE_KIND_AUX, aux_layers=AUX_LAYERS, width=setting.feature_width
+    )
+    return EagleDrafter(
+        cast("HeadModel", model), shape, algorithm=common_pb2.ALGORITHM_EAGLE3, draft_model="scripted",
+        features=features, target=target,
+    )  # fmt: skip
+
+
+def main(words: list[str]) -> int:
+    """Runs the process."""
+    address, report, setting = words
+    die_with_parent()
+    configure_logging("draft")
+    torch.set_num_threads(1)  # as beside the C kernels, which the scripted networks stand for
+    return uvloop.run(_draft(address, Path(report), Setting.from_json(setting)))
+
+
+async def _draft(address: str, report: Path, setting: Setting) -> int:
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    with ThreadPoolExecutor(1, thread_name_prefix="drafter") as executor:
+        model = ScriptedModel(setting)
+        drafting = Stamping(make_drafter(model, setting), early=setting.early, executor=executor)
+        identity = Identity("scripted", "bench", secrets.token_hex(8))
+        worker = Worker([address], drafting, identity, max_sessions=max(setting.batch, 2))
+        working = asyncio.create_task(worker.run())
+        announce("ready")
+        await stopping.wait()
+        await worker.drain(5.0)
+        working.cancel()
+    report.write_text(json.dumps(_report(drafting, model)), encoding="utf-8")
+    return 0
+
+
+def _report(drafting: Stamping, model: ScriptedModel) -> dict[str, Any]:
+    return {
+        "trips": drafting.trips,
+        "round_bytes": drafting.round_bytes,
+        "proposal_bytes": drafting.proposal_bytes,
+        "foretold": drafting.foretold,
+        "steps_ms": model.steps_ms,
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""The verify process of `bench wire`: the service as it is, over a runner that plays a script in fixed time.
+
+    python -m bench._wire_verify ADDRESS REPORT SETTING
+
+Ends on SIGTERM and then writes REPORT: when each frame was handed to gRPC, and when each came from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import uvloop
+from numpy.typing import NDArray
+
+from bench._wire_clock import Clock
+from bench._wire_script import VOCAB_SIZE, Script, Setting
+from engine.batch import Segment
+from engine.config import ModelConfig
+from engine.runner import ModelRunner
+from outrider import rpc
+from outrider.args import VerifyArgs
+from outrider.errors import Unavailable
+from outrider.supervisor import die_with_parent
+from outrider.telemetry import announce, configure_logging
+from outrider.v1 import verify_pb2, verify_pb2_grpc
+from verify_service.app import Engine, build_servicer, build_step_loop
+from verify_service.brake import CostTable
+from verify_service.commands import Inbox, Stop
+from verify_service.service import VerifyServicer
+from verify_service.sizing import Sizes
+from verify_service.step_loop import Responses, StepLoop
+
+AUX_LAYERS = (2, 16, 29)
+NUM_LAYERS = 32
+
+
+def target_config(setting: Setting) -> ModelConfig:
+    """A target of Llama-8B's width, or of the features' where there are any."""
+    hidden = setting.feature_width // len(AUX_LAYERS) or 4096
+    return ModelConfig(
+        architecture="LlamaForCausalLM", vocab_size=VOCAB_SIZE, hidden_size=hidden, intermediate_size=hidden,
+        num_layers=NUM_LAYERS, num_heads=32, num_kv_heads=8, head_dim=128, max_position=setting.max_len,
+        rope_theta=5e5, rms_eps=1e-5, tied_embeddings=False,
+    )  # fmt: skip
+
+
+class ScriptedRunner:
+    """In the place of engine.runner.ModelRunner: the script's logits, and feature rows, each step in fixed time."""
+
+    dtype = torch.bfloat16
+    model_path = Path("/nowhere/scripted")
+    numerics_id = "scripted"
+
+    def __init__(self, setting: Setting, num_slots: int) -> None:
+        self.config = target_config(setting)
+        self.slot_table = np.zeros((max(setting.batch, 2), setting.max_len), np.int32)
+        self.steps_ms: list[float] = []
+        self._script = Script(setting)
+        self._clock = Clock(setting.verify_ms, burn=setting.burn)
+        self._keys: dict[int, int] = {}  # by table row
+        self._logits = np.zeros((setting.batch * (setting.num_draft_tokens + 1), VOCAB_SIZE), np.float32)
+        self._written: NDArray[np.intp] = np.empty(0, np.intp)
+        width = setting.feature_width
+        self._plane = torch.from_numpy(np.zeros((num_slots, width), np.int16)).view(torch.bfloat16) if width else None
+
+    @property
+    def pool(self) -> ScriptedRunner:
+        """Where `move` is."""
+        return self
+
+    def move(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        """Copies what slots hold."""
+        if self._plane is not None:
+            self._plane[torch.from_numpy(target).long()] = self._plane[torch.from_numpy(source).long()]
+
+    @property
+    def features(self) -> torch.Tensor | None:
+        """The feature plane [num_slots, width]."""
+        return self._plane
+
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Logits float32 [sum of num_logits, vocab], good until the next call."""
+        start_ns = time.monotonic_ns()
+        self._logits.reshape(-1)[self._written] = 0.0
+        expected = np.concatenate([self._expected(segment) for segment in segments])
+        self._written = np.arange(len(expected)) * VOCAB_SIZE + expected
+        self._logits.reshape(-1)[self._written] = 1.0
+        if self._plane is not None:
+            slots = np.concatenate([segment.slots for segment in segments])
+            self._plane[torch.from_numpy(slots).long(), :2] = 1.0
+        self._clock.spend(start_ns)
+        self.steps_ms.append((time.monotonic_ns() - start_ns) / 1e6)
+        return torch.from_numpy(self._logits[: len(expected)])
+
+    def _expected(self, segment: Segment) -> NDArray[np.int32]:
+        """The text's tokens after the rows whose logits are wanted."""
+        if segment.prefix_len == 0:
+            self._keys[segment.table_row] = int(segment.tokens[0])
+        count = len(segment.tokens)
+        depths = np.arange(count) if segment.depths is None else segment.depths
+        following = segment.prefix_len + depths[count - segment.num_logits :] + 1
+        return self._script.text(self._keys[segment.table_row]).tokens[following]
+
+
+class Stamped(verify_pb2_grpc.VerifyServiceServicer):
+    """Notes when frames of Speculate go to gRPC (`sent_ns`, by session and base_len of the first verdict) and come."""
+
+    def __init__(self, servicer: VerifyServicer) -> None:
+        self.sent_ns: dict[str, int] = {}
+        self.came_ns: dict[str, int] = {}
+        self.StreamFeatures = servicer.StreamFeatures
+        self.GetServerInfo = servicer.GetServerInfo
+        self.Generate = servicer.Generate
+        self._speculate = servicer.Speculate
+
+    async def Speculate(
+        self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: Any
+    ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
+        """The service's own."""
+
+        async def coming() -> AsyncIterator[verify_pb2.SpeculateRequest]:
+            async for frame in request_iterator:
+                if frame.WhichOneof("message") == "proposals":
+                    self.came_ns[frame_key(frame.proposals.proposals[0])] = time.monotonic_ns()
+                yield frame
+
+        async for frame in self._speculate(coming(), context):
+            if frame.WhichOneof("message") == "round" and frame.round.verdicts:
+                self.sent_ns[round_key(frame.round)] = time.monotonic_ns()
+            yield frame
+
+
+def frame_key(proposal: verify_pb2.Proposal) -> str:
+    """Names a frame of proposals by its first."""
+    return f"{proposal.session}:{proposal.proposal_id}"
+
+
+def round_key(round: verify_pb2.Round) -> str:
+    """Names a frame of verdicts by its first."""
+    return f"{round.verdicts[0].session}:{round.verdicts[0].base_len}"
+
+
+def main(words: list[str]) -> int:
+    """Runs the process."""
+    address, report, setting = words
+    die_with_parent()
+    configure_logging("verify")
+    return uvloop.run(_serve(address, Path(report), Setting.from_json(setting)))
+
+
+async def _serve(address: str, report: Path, setting: Setting) -> int:
+    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stopping.set)
+    # Room for every session whole, and for a tree more.
+    num_slots = setting.batch * (setting.max_len + setting.num_draft_tokens + 1)
+    args = VerifyArgs(
+        listen=address, max_running_requests=max(setting.batch, 2), max_verify_nodes=max(setting.num_draft_tokens, 32),
+        features=f"aux:{','.join(map(str, AUX_LAYERS))}" if setting.feature_width else "none",
+    )  # fmt: skip
+    runner = ScriptedRunner(setting, num_slots)
+    costs = CostTable({1: setting.verify_ms, 512: setting.verify_ms})
+    engine = Engine(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "")
+    inbox = Inbox()
+    step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(deliver, batch))
+    servicer = build_servicer(args, engine, step_loop, inbox)
+
+    def deliver(batch: Responses) -> None:
+        servicer.deliver(batch)
+
+    stamped, server = Stamped(servicer), rpc.create_server()
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(stamped, server)
+    rpc.bind(server, address)
+    await server.start()
+    thread = threading.Thread(target=_run, args=(step_loop, stopping, loop))
+    thread.start()
+    announce("ready")
+    await stopping.wait()
+    inbox.put(Stop(Unavailable("the benchmark is over")))
+    await asyncio.to_thread(thread.join)
+    await server.stop(grace=1.0)
+    report.write_text(json.dumps(_report(stamped, runner, step_loop)), encoding="utf-8")
+    return 0
+
+
+def _run(step_loop: StepLoop, stopping: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        step_loop.run()
+    finally:
+        loop.call_soon_threadsafe(stopping.set)
+
+
+def _report(stamped: Stamped, runner: ScriptedRunner, step_loop: StepLoop) -> dict[str, Any]:
+    stats = step_loop.stats
+    return {
+        "sent_ns": stamped.sent_ns,
+        "came_ns": stamped.came_ns,
+        "steps_ms": runner.steps_ms,
+        "verify_steps": stats.verify_steps,
+        "committed_tokens": stats.committed_tokens,
+        "accepted_tokens": stats.accepted_tokens,
+        "draft_tokens": stats.draft_tokens,
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

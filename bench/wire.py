@@ -1,0 +1,168 @@
+"""The wire and the overlap: both services over gRPC with scripted networks of fixed latency, against the theory.
+
+    outrider bench wire --verify-ms 7.5 --draft-ms 3.5 --accept-length 3.69 --hit-rate 0.9 --batch 1 --topk 1 --output F
+
+Only the forward passes are stood in for: the target's takes --verify-ms a step, the drafter's --draft-ms a round (a
+share of it for each of its --num-steps steps), both by sleeping, or with --burn by as much CPU time. They play a text
+cut into rounds of --accept-length tokens on average, and a guess at a bonus token is right with probability --hit-rate.
+Scheduler, pool, matching, acceptance, frames, features and the drafter's worker are the services' own, in two
+processes, with the tree fixed by the request. --feature-width 0 drafts as a small language model would, without rows.
+
+Run twice, each time with processes of its own: one after the other, and with OUTRIDER_ENABLE_SPEC_V2. In the output:
+
+    sequential.share_of_theory   tokens/s over accept length / (V + D + R)
+    overlap.share_of_theory      tokens/s over accept length / (V + (1 - h)(D + R))
+    grpc_ms, grpc_over_echo      a round's time in gRPC (both directions, sequential run), and over that of echo_ms
+    echo_ms                      a bare grpc.aio echo of the same bytes, paced like rounds, between and after the runs
+
+V, D and h are the flags', R is --round-trip-ms; the accept length is the script's, so rounds cut short count against us.
+Of several sessions a step that misses one draft waits for it: h there is the chance that none misses. `as_timed` is the
+share with V, D and R as they were in this run, on this machine: it leaves out how late a sleeper is woken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from bench._flags import positive
+from bench._wire_echo import round_trips_ms
+from bench._wire_run import Played, load_average, play, process, rate
+from bench._wire_script import NUM_TOP, Setting
+
+LLAMA_8B_EAGLE3_WIDTH = 3 * 4096
+_ECHOES = 400
+_FOLDER_PREFIX = "orw-"  # short: a Unix socket's path has at most 107 bytes
+
+
+def main(words: list[str] | None = None) -> int:
+    """Runs both ways; prints the figures, and writes them to --output."""
+    args = _parse(words)
+    figures = uvloop.run(_measure(args))
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if args.output is not None:
+        args.output.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+def _parse(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="outrider bench wire", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--verify-ms", type=float, default=7.5, help="the target's step")
+    parser.add_argument("--draft-ms", type=float, default=3.5, help="the drafter's round")
+    parser.add_argument("--accept-length", type=float, default=3.69, help="tokens committed a round, on average")
+    parser.add_argument("--hit-rate", type=float, default=0.9, help="chance that a bonus is guessed right")
+    parser.add_argument("--round-trip-ms", type=float, default=0.5, help="R of the theory")
+    parser.add_argument("--batch", type=positive, default=1, help="sessions at once")
+    parser.add_argument("--topk", type=int, choices=range(1, NUM_TOP), default=1, metavar="1..15", help="branches")
+    parser.add_argument("--num-steps", type=positive, default=5, help="depth of a tree")
+    parser.add_argument("--num-draft-tokens", type=positive, help="nodes of a tree and its root; default: 16, of a chain all")
+    parser.add_argument("--feature-width", type=int, default=LLAMA_8B_EAGLE3_WIDTH, help="numbers of a feature row; 0: none")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each run, by the theory")
+    parser.add_argument("--burn", action="store_true", help="burn CPU instead of sleeping")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="JSON file")
+    args = parser.parse_args(words)
+    if not 1.0 <= args.accept_length <= args.num_steps + 1:
+        parser.error(f"--accept-length is {args.accept_length}; {args.num_steps} steps give 1 to {args.num_steps + 1}")
+    if not 0.0 <= args.hit_rate <= 1.0:
+        parser.error(f"--hit-rate is {args.hit_rate}; it must be from 0 to 1")
+    if args.feature_width % 3 or args.feature_width < 0:
+        parser.error(f"--feature-width is {args.feature_width}; it is that of three layers' states")
+    return args
+
+
+def _setting(args: argparse.Namespace, *, early: bool) -> Setting:
+    cycle_ms = args.verify_ms + (0.0 if early else args.draft_ms + args.round_trip_ms)
+    tree = args.num_steps + 1 if args.topk == 1 else 16
+    return Setting(
+        verify_ms=args.verify_ms, draft_ms=args.draft_ms, accept_length=args.accept_length, hit_rate=args.hit_rate,
+        batch=args.batch, topk=args.topk, num_steps=args.num_steps, num_draft_tokens=args.num_draft_tokens or tree,
+        feature_width=args.feature_width, num_tokens=max(32, int(1000 * args.seconds / cycle_ms * args.accept_length)),
+        burn=args.burn, early=early, seed=args.seed,
+    )  # fmt: skip
+
+
+async def _measure(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX) as name:
+        folder = Path(name)
+        address = f"unix:{folder}/echo"
+        async with process("bench._wire_echo", address):
+            sequential = await play(_setting(args, early=False), folder)
+            down, up = (_mean(sequential.draft[kind]) for kind in ("round_bytes", "proposal_bytes"))
+            pace = {"up": round(up), "down": round(down), "pause_ms": args.verify_ms + args.draft_ms}
+            count = min(_ECHOES, max(20, len(sequential.draft["trips"])))
+            echo_ms = await round_trips_ms(address, count=count, **pace)
+            overlap = await play(_setting(args, early=True), folder)
+            echo_ms += await round_trips_ms(address, count=count, **pace)
+    echo, grpc_ms = _percentiles(echo_ms), _percentiles(_grpc_ms(sequential))
+    d_r = args.draft_ms + args.round_trip_ms
+    missed = 1.0 - args.hit_rate**args.batch
+    return {
+        "setting": {k: v for k, v in vars(args).items() if k != "output"},
+        "load_average": load_average(),
+        "sequential": _figures(sequential, args.verify_ms + d_r, 1.0, echo["p50"]),
+        "overlap": _figures(overlap, args.verify_ms + missed * d_r, missed, echo["p50"]),
+        "grpc_ms": grpc_ms,
+        "echo_ms": echo,
+        "grpc_over_echo": {name: grpc_ms[name] / echo[name] for name in echo},
+    }
+
+
+def _figures(played: Played, cycle_ms: float, missed: float, echo_ms: float) -> dict[str, Any]:
+    """cycle_ms: of a round by the theory; missed: share of the rounds that wait for a draft."""
+    measured, setting, verify, foretold = rate(played), played.setting, played.verify, played.draft["foretold"]
+    theory = 1000 * setting.batch * measured.tokens_per_round / cycle_ms
+    timed_ms = _mean(verify["steps_ms"]) + missed * (setting.num_steps * _mean(played.draft["steps_ms"]) + echo_ms)
+    steps = sum(foretold.get(kind, 0) for kind in ("proposal", "waiting", "plain"))
+    return {
+        "share_of_theory": measured.tokens_per_s / theory,
+        "share_as_timed": measured.tokens_per_s / (1000 * setting.batch * measured.tokens_per_round / timed_ms),
+        "tokens_per_s": measured.tokens_per_s,
+        "theory_tokens_per_s": theory,
+        "round_ms": 1000 * setting.batch * measured.tokens_per_round / measured.tokens_per_s,
+        "theory_round_ms": cycle_ms,
+        "accept_length": verify["committed_tokens"] / max(1, verify["verify_steps"]),
+        "script_accept_length": measured.tokens_per_round,
+        "num_tokens": sum(stream.num_tokens[-1] for stream in played.streams),
+        "verify_steps": verify["verify_steps"],
+        "hit_rate": foretold.get("proposal", 0) / max(1, steps),
+        "next": foretold,
+        "wrong_next_share": foretold.get("wrong", 0) / max(1, foretold.get("told", 0)),
+        "verify_ms": _percentiles(verify["steps_ms"]),
+        "draft_step_ms": _percentiles(played.draft["steps_ms"]),
+        "bytes_a_round": {
+            "to_drafter": _mean(played.draft["round_bytes"]),
+            "to_verify": sum(played.draft["proposal_bytes"]) / max(1, len(played.draft["round_bytes"])),
+        },
+    }
+
+
+def _grpc_ms(played: Played) -> list[float]:
+    """Of each fresh proposal's round trip, the time between the services' hands: the frame there and the frame back."""
+    sent, came = played.verify["sent_ns"], played.verify["came_ns"]
+    return [
+        (round_came - sent[round_key] + came[frame_key] - frame_sent) / 1e6
+        for round_key, round_came, frame_key, frame_sent in played.draft["trips"]
+        if round_key in sent and frame_key in came
+    ]
+
+
+def _percentiles(values: list[float]) -> dict[str, float]:
+    return {f"p{q}": float(np.percentile(values, q)) if values else float("nan") for q in (50, 99)}
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
