@@ -20,13 +20,13 @@ def plot(path: Path, rows: Mapping[str, Sequence[Figures]], title: str) -> None:
         stream.plot(loads, [row.decode_tokens_per_s for row in figures], marker="o", label=name)
     by_rate = any(row.request_rate for figures in rows.values() for row in figures)
     ticks = sorted({row.concurrency or row.request_rate or 0 for figures in rows.values() for row in figures})
-    for axes, label in ((total, "tokens/s in all"), (stream, "decode tokens/s a stream, median")):
+    for axes, label in ((total, "tokens/s in all"), (stream, "decode tokens/s a stream")):
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axes.minorticks_off()
         axes.set(xlabel="requests a second" if by_rate else "requests at once", ylabel=label, ylim=(0, None))
         axes.grid(alpha=0.3)
-    total.legend(fontsize="small")
+    picture.legend(*total.get_legend_handles_labels(), loc="outside right", fontsize="small")
     picture.suptitle(title)
     picture.savefig(path, dpi=120)
     pyplot.close(picture)

@@ -3,7 +3,8 @@
 A graph's shapes and addresses are fixed, so there is one for each bucket, (sessions, rows of the longest session): a
 step goes to the smallest that holds it, its rows copied to the places that all graphs share, and what it lacks is
 filled with rows of padding, which write to a slot of their own and whose logits nobody reads. Plain decode has buckets
-of one row, verification of trees those of more; a step with a chunk of a prompt runs without a graph.
+of one row, verification of trees those of more; a step with a chunk of a prompt runs without a graph. A drafter's
+graphs give logits of each session's last rows only: of a tree's newest nodes, of the last row that a verdict brought.
 
 What is captured, and how, is handed in: tests run the same padded steps on CPU.
 """
@@ -52,92 +53,101 @@ class Decoder(Protocol):
         ...
 
 
+Compute = Callable[[StepRows, AttentionLayout], None]
+"""A step from rows in place on the device to wherever its results belong."""
+Prepare = Callable[[AttentionLayout, Bucket], object]
+"""Tells attention of a step before its graph is captured or replayed."""
+Capture = Callable[[Step], Replay]
+"""Makes a replay of a step that has run before."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class Graph:
+    """A captured step: its bucket, and how many rows' logits it gives."""
+
     bucket: Bucket
+    num_logits: int
     replay: Replay
 
 
-class GraphedDecoder:
-    """A decoder that replays graphs where one holds the step, and else computes it as ever.
-
-    prepare: tells attention of a step before its graph is captured or replayed. capture: makes a replay of a step
-    that has run before.
-    """
+class StepGraphs:
+    """One computation's graphs for `sizes`, their shared inputs, and the choice among them."""
 
     def __init__(
-        self, decoder: Decoder, sizes: GraphSizes, *, vocab_size: int, max_len: int, padding_slot: int,
-        device: torch.device, prepare: Callable[[AttentionLayout, Bucket], object],
-        capture: Callable[[Step], Replay],
+        self, compute: Compute, sizes: GraphSizes, *, max_len: int, padding_slot: int, device: torch.device,
+        prepare: Prepare, capture: Capture,
     ) -> None:  # fmt: skip
-        self._decoder = decoder
+        self._compute = compute
+        self._sizes = sizes
         self._device = device
         self._prepare = prepare
         self._capture = capture
         self._padding = padding_slot
         self._buckets = bucket_sizes(sizes, max_len)
-        most = max(bucket.num_rows for bucket in self._buckets)
-        # Tokens, positions and slots one behind another, so that one copy takes a step to the device.
-        self._inputs = torch.zeros(3 * most, dtype=torch.int32, device=device)
-        self._logits = torch.zeros((most, vocab_size), device=device)
+        self.num_rows = max(bucket.num_rows for bucket in self._buckets)
+        self.num_logits = max(map(self._num_logits, self._buckets))
+        # Tokens, positions, slots and rows with logits one behind another, so that one copy takes a step to the device.
+        self._inputs = torch.zeros(3 * self.num_rows + self.num_logits, dtype=torch.int32, device=device)
         self._layout = self._idle_layout(1)
-        self._graphs: list[_Graph] = []
+        self._graphs: list[Graph] = []
 
     def capture(self) -> None:
         """Captures all graphs, the largest first: later ones then find room in what it took."""
         with Progress("Capturing CUDA graphs", unit="graph") as progress, torch.inference_mode():
             for done, bucket in enumerate(sorted(self._buckets, key=lambda item: item.num_rows, reverse=True)):
                 progress.at(done, len(self._buckets))
-                self._graphs.append(_Graph(bucket, self._captured(bucket)))
+                self._graphs.append(Graph(bucket, self._num_logits(bucket), self._captured(bucket)))
             progress.at(len(self._buckets), len(self._buckets))
         self._graphs.reverse()
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits, fp32 [len(batch.logit_rows), vocab]; good until the next step."""
-        graph = self._graph_for(batch)
-        if graph is None:
-            return self._decoder.forward(batch)
-        with torch.inference_mode():
-            self._layout = batch.layout
-            self._fill(batch.tokens, batch.layout, graph.bucket)
-            graph.replay()
-            return self._logits[: batch.num_tokens]
-
-    def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-        """As forward, without graphs."""
-        return self._decoder.timed_forward(batch)
-
-    def _graph_for(self, batch: Batch) -> _Graph | None:
-        """The graph with the fewest rows that holds the step. Graphs give all rows' logits, in order."""
-        if len(batch.logit_rows) != batch.num_tokens:
+    def find(self, batch: Batch) -> Graph | None:
+        """The graph with the fewest rows that holds the step."""
+        num_logits = len(batch.logit_rows)
+        if not self._sizes.last_logits and num_logits != batch.num_tokens:
             return None
         layout = batch.layout
         count, longest, has_trees = len(layout.num_rows), int(layout.num_rows.max()), (layout.mask_starts >= 0).any()
         for graph in self._graphs:
             bucket = graph.bucket
             fits = count <= bucket.num_segments and longest <= bucket.rows_per_segment
-            if fits and (bucket.has_masks or not has_trees):
+            if fits and num_logits <= graph.num_logits and (bucket.has_masks or not has_trees):
                 return graph
         return None
 
+    def replay(self, graph: Graph, batch: Batch) -> None:
+        """Computes a step that `find` found this graph for."""
+        self._layout = batch.layout
+        self._fill(batch.tokens, batch.logit_rows, batch.layout, graph.bucket)
+        graph.replay()
+
+    def _num_logits(self, bucket: Bucket) -> int:
+        """Rows of logits that a bucket's graph gives."""
+        each = bucket.rows_per_segment
+        return bucket.num_segments * min(each, self._sizes.last_logits or each)
+
     def _captured(self, bucket: Bucket) -> Replay:
-        num_rows = bucket.num_rows
+        num_rows, num_logits = bucket.num_rows, self._num_logits(bucket)
         tokens, positions, slots = self._inputs[: 3 * num_rows].view(3, num_rows)
+        # Where only whole steps go to a graph, rows are wanted as they come.
+        wanted = self._inputs[3 * num_rows :][:num_logits] if self._sizes.last_logits else None
 
         def step() -> None:
-            rows = StepRows(tokens, positions, slots.long(), None)
-            self._logits[:num_rows].copy_(self._decoder.run(rows, self._layout))
+            self._compute(StepRows(tokens, positions, slots.long(), wanted), self._layout)
 
         self._layout = self._idle_layout(bucket.num_segments)
-        self._fill(np.zeros(bucket.num_segments, np.int32), self._layout, bucket)
+        rows = np.arange(bucket.num_segments, dtype=np.int32)
+        self._fill(np.zeros_like(rows), rows, self._layout, bucket)
         step()
         return self._capture(step)
 
-    def _fill(self, tokens: np.ndarray, layout: AttentionLayout, bucket: Bucket) -> None:
-        rows = np.zeros((3, bucket.num_rows), np.int32)
+    def _fill(self, tokens: np.ndarray, logit_rows: np.ndarray, layout: AttentionLayout, bucket: Bucket) -> None:
+        num_rows = bucket.num_rows
+        numbers = np.zeros(3 * num_rows + self._num_logits(bucket), np.int32)
+        rows = numbers[: 3 * num_rows].reshape(3, num_rows)
         rows[2] = self._padding
         rows[:, : len(tokens)] = tokens, layout.positions, layout.slots
-        self._inputs[: rows.size].copy_(to_device(rows.reshape(-1), self._device), non_blocking=True)
+        numbers[3 * num_rows :][: len(logit_rows)] = logit_rows
+        self._inputs[: numbers.size].copy_(to_device(numbers, self._device), non_blocking=True)
         self._prepare(layout, bucket)
 
     def _idle_layout(self, num_segments: int) -> AttentionLayout:
@@ -154,6 +164,42 @@ class GraphedDecoder:
             masks=np.zeros(0, np.bool_),
             mask_starts=np.full(num_segments, -1, np.int64),
         )
+
+
+class GraphedDecoder:
+    """A decoder that replays graphs where one holds the step, and else computes it as ever."""
+
+    def __init__(
+        self, decoder: Decoder, sizes: GraphSizes, *, vocab_size: int, max_len: int, padding_slot: int,
+        device: torch.device, prepare: Prepare, capture: Capture,
+    ) -> None:  # fmt: skip
+        self._decoder = decoder
+        self._graphs = StepGraphs(
+            self._step, sizes, max_len=max_len, padding_slot=padding_slot, device=device, prepare=prepare,
+            capture=capture,
+        )  # fmt: skip
+        self._logits = torch.zeros((self._graphs.num_logits, vocab_size), device=device)
+
+    def capture(self) -> None:
+        """Captures all graphs."""
+        self._graphs.capture()
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Logits, fp32 [len(batch.logit_rows), vocab]; good until the next step."""
+        graph = self._graphs.find(batch)
+        if graph is None:
+            return self._decoder.forward(batch)
+        with torch.inference_mode():
+            self._graphs.replay(graph, batch)
+            return self._logits[: len(batch.logit_rows)]
+
+    def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+        """As forward, without graphs."""
+        return self._decoder.timed_forward(batch)
+
+    def _step(self, rows: StepRows, layout: AttentionLayout) -> None:
+        logits = self._decoder.run(rows, layout)
+        self._logits[: len(logits)].copy_(logits)
 
 
 def bucket_sizes(sizes: GraphSizes, max_len: int) -> list[Bucket]:

@@ -51,6 +51,10 @@ class NativeLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out] in x's dtype."""
+        return self.wide(x).to(x.dtype)
+
+    def wide(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, in] -> fp32 [T, out], as it was summed."""
         rows = x.to(self._rows_dtype).contiguous()
         y = torch.empty(len(rows), self._num_outputs)
         done = self._team.library.outrider_product(
@@ -59,7 +63,7 @@ class NativeLinear:
         )  # fmt: skip
         if not done:
             raise MemoryError(f"no memory for a product of {len(rows)} rows")
-        return y.to(x.dtype)
+        return y
 
 
 def fits(weight: torch.Tensor) -> bool:

@@ -347,8 +347,7 @@ class VerifyArgs(Args):
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise StartupError(f"--mem-fraction-static is {self.mem_fraction_static}; it must lie between 0 and 1")
         at_least(self, 0, "max_queued_requests", "max_assumed_tokens", "max_draft_wait_ms", "shutdown_grace_s")
-        if self.disable_cuda_graph and self.cuda_graph_max_bs is not None:
-            raise StartupError("--cuda-graph-max-bs and --disable-cuda-graph exclude each other; give one")
+        check_graphs(self)
         if self.torch_compile_max_bs != VerifyArgs.torch_compile_max_bs and not self.enable_torch_compile:
             raise StartupError("--torch-compile-max-bs needs --enable-torch-compile")
 
@@ -377,6 +376,10 @@ class DraftArgs(SpeculativeArgs):
     trust_remote_code: bool = arg(False, "model", "Run Python code that comes in the draft model's folder.")
     device: str = arg("auto", "model", "cpu, cuda or cuda:N.")
     threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
+    disable_cuda_graph: bool = arg(False, "model", "Launch each step's kernels one by one.")
+    cuda_graph_max_bs: int | None = arg(
+        None, "model", "Most sessions of a step that is replayed from a CUDA graph. Default: --max-sessions, at most 64."
+    )
     draft_max_total_tokens: int = arg(65_536, "model", "Tokens that the draft model's KV pool holds.")
     max_sessions: int = arg(256, "network", "Sessions taken at once from each verify service.")
     describe: bool = arg(
@@ -398,8 +401,17 @@ class DraftArgs(SpeculativeArgs):
     def check(self) -> None:
         """Bounds."""
         super().check()
-        at_least(self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads")
+        at_least(
+            self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads", "cuda_graph_max_bs"
+        )  # fmt: skip
+        check_graphs(self)
         at_least(self, 0, "shutdown_grace_s", "speculative_ngram_external_corpus_max_tokens")
+
+
+def check_graphs(settings: VerifyArgs | DraftArgs) -> None:
+    """StartupError for graphs that are both wanted and not."""
+    if settings.disable_cuda_graph and settings.cuda_graph_max_bs is not None:
+        raise StartupError("--cuda-graph-max-bs and --disable-cuda-graph exclude each other; give one")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,6 +120,8 @@ def _draft_args(args: ServeArgs, **fixed: object) -> DraftArgs:
     if args.speculative_algorithm is not None and args.speculative_algorithm.upper() not in ("NGRAM", "NONE"):
         target = None if args.attention_backend == "auto" else args.attention_backend
         fixed["speculative_draft_attention_backend"] = args.speculative_draft_attention_backend or target
+    else:
+        fixed |= {"disable_cuda_graph": False, "cuda_graph_max_bs": None}  # verify's alone: nothing drafts with a model
     return args.part(DraftArgs, speculative_algorithm=args.speculative_algorithm, **fixed)
 
 

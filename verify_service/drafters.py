@@ -16,6 +16,8 @@ from verify_service.session import Session
 
 # A drafter that gets this many proposals refused with none kept between them floods; its stream is ended.
 MAX_REFUSALS_IN_A_ROW = 4096
+# Lengths of a session whose answers are timed at once.
+MAX_UNANSWERED = 8
 # A drafter that let this many waits run out is not waited for until it answers.
 MAX_MISSED_IN_A_ROW = 2
 
@@ -32,8 +34,23 @@ class Assignment:
     features_sent: int = 0  # positions whose rows were sent or announced
     match: Match | None = None  # verified in the step under way
     verdict: verify_pb2.Verdict | None = None  # committed, not yet told
-    asked_ns: int = 0  # when the drafter was told of the newest length; 0: it has answered
+    asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet
     waited_len: int = -1  # committed length for which a wait has run out
+
+
+    def asked(self, committed_len: int, now_ns: int) -> None:
+        """Notes that the drafter is told of a length."""
+        self.asked_ns[committed_len] = now_ns
+        if len(self.asked_ns) > MAX_UNANSWERED:
+            del self.asked_ns[next(iter(self.asked_ns))]
+
+    def answered(self, tree_len: int, now_ns: int) -> None:
+        """Takes in how long the answer to a length took, also where a step no longer waited for it."""
+        asked_ns = self.asked_ns.get(tree_len)
+        if asked_ns is None:
+            return
+        self.drafter.replies.observe((now_ns - asked_ns) / 1e6)
+        self.asked_ns = {length: ns for length, ns in self.asked_ns.items() if length > tree_len}
 
 
 @dataclass(slots=True, eq=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from outrider.errors import InvalidArgument
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
 from verify_service.commands import Arrived
 from verify_service.drafters import MAX_REFUSALS_IN_A_ROW, Drafter, Drafters
-from verify_service.planner import ms_since
 from verify_service.proposals import Refusal
 
 log = get_logger(__name__)
@@ -56,6 +57,5 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
         drafter.refusals_in_a_row = 0
     if all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
         drafter.counts["kept"] += 1
-    if assignment.asked_ns and arrived.proposal.tree_len == session.committed_len:
-        drafter.replies.observe(ms_since(assignment.asked_ns))
-        assignment.asked_ns = 0
+    if not isinstance(arrived.proposal, InvalidArgument) and not len(arrived.proposal.assumed):
+        assignment.answered(arrived.proposal.tree_len, time.monotonic_ns())

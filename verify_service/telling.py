@@ -58,7 +58,8 @@ class Teller:
             verdict.node_budget = 0
         assignment.drafter.outbox.verdict(verdict)
         assignment.verdict = None
-        assignment.asked_ns = 0 if assignment.brake.silent else time.monotonic_ns()
+        if not assignment.brake.silent:
+            assignment.asked(assignment.session.committed_len, time.monotonic_ns())
 
     @staticmethod
     def _wake(assignments: list[Assignment]) -> None:

@@ -43,4 +43,9 @@ def _algorithm(args: DraftArgs) -> str:
         )
     if algorithm == "NGRAM":
         args.refuse_draft_model_flags()
+        if args.disable_cuda_graph or args.cuda_graph_max_bs is not None:
+            raise StartupError(
+                "--disable-cuda-graph and --cuda-graph-max-bs are for draft models; --speculative-algorithm NGRAM has "
+                "none"
+            )
     return algorithm

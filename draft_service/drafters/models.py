@@ -15,7 +15,14 @@ from draft_service.drafters.kv import DraftCache, Sequence
 from engine.batch import Segment
 from engine.models.heads.runner import HeadRunner
 from engine.runner import ModelRunner
+from kernels.likeliest import Likeliest, likeliest, native_likeliest
+from kernels.native.build import CannotBuild
+from kernels.native.library import open_library
+from outrider import env
+from outrider.telemetry import get_logger
 from outrider.wire import Ids
+
+log = get_logger(__name__)
 
 
 class Tips(NamedTuple):
@@ -84,6 +91,7 @@ class LanguageModel:
         self._runner = runner
         self._limit = runner.config.vocab_size
         self._token_map = None if token_map is None else token_map.to(runner.device)
+        self._likeliest = _likeliest_on(runner.device)
 
     @property
     def num_read(self) -> int:
@@ -99,7 +107,7 @@ class LanguageModel:
         """See DraftModel."""
         logits = self._runner.forward(segments)
         logits = logits[:, : self._limit] if self._token_map is None else logits[:, self._token_map]
-        return Tips(*_top(logits, num_top, self._token_map), None)
+        return Tips(*_named(self._likeliest(logits, num_top), self._token_map), None)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """See DraftModel; a language model reads no features."""
@@ -122,6 +130,7 @@ class HeadModel:
         self.max_batch_tokens = max_batch_tokens
         self._runner = runner
         self._limit = runner.num_drafted
+        self._likeliest = _likeliest_on(runner.head.device)
 
     @property
     def num_read(self) -> int:
@@ -148,7 +157,8 @@ class HeadModel:
         if states is None:
             raise ValueError("a draft head goes on from states")
         step = self._runner.forward(segments, states, stage)
-        return Tips(*_top(step.logits[:, : self._limit], num_top, self._runner.head.tokens), step.carried)
+        found = self._likeliest(step.logits[:, : self._limit], num_top)
+        return Tips(*_named(found, self._runner.head.tokens), step.carried)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """See DraftModel."""
@@ -184,11 +194,20 @@ def one_each(tokens: torch.Tensor) -> list[Ids]:
     return list(np.split(as_ids(tokens), len(tokens)))
 
 
-def _top(logits: torch.Tensor, num_top: int, names: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Probabilities and ids of the likeliest `num_top` of each row of logits [R, V], falling; ties to the lower id."""
-    if num_top == 1:
-        values, index = (found[:, None] for found in logits.max(dim=-1))
-    else:
-        values, index = logits.topk(min(num_top, logits.shape[1]), dim=-1)
-    probabilities = (values - logits.logsumexp(dim=-1, keepdim=True)).exp()
-    return probabilities, index if names is None else names[index]
+def _likeliest_on(device: torch.device) -> Likeliest:
+    """The C kernel on CPU, where it can be had."""
+    if device.type != "cpu" or not env.cpu_kernel():
+        return likeliest
+    try:
+        return native_likeliest(open_library(env.home() / "kernels"))
+    except (CannotBuild, OSError) as error:
+        log.warning("CPU kernels not used, drafting is slower", reason=str(error))
+        return likeliest
+
+
+def _named(
+    found: tuple[torch.Tensor, torch.Tensor], names: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Probabilities and the target's ids from those of output rows, which are the same where there are no `names`."""
+    probabilities, rows = found
+    return probabilities, rows if names is None else names[rows]

@@ -2,9 +2,9 @@
 
 import { element, svg } from "./dom.js";
 
-const WIDTH = 340;
+const WIDTH = 190;
 const HEIGHT = 96;
-const LEFT = 34;
+const LEFT = 28;
 const BOTTOM = 16;
 const TOP = 8;
 const PLOT_WIDTH = WIDTH - LEFT - 4;
@@ -41,11 +41,15 @@ export function drawSpeeds(box, series) {
   const right = Math.max(...all.map(({ x }) => x));
   const told = series.filter(({ points }) => points.length);
   const ends = told.map(({ name, points }) => `${name} ${points.at(-1).y.toFixed(0)} at the end`).join(", ");
-  const lines = told.length > 1 ? " (dashed: without speculation)" : "";
   return frame(
-    box, `Tokens per second over ${right.toFixed(1)} seconds: ${ends}`, top,
-    `tokens/s over ${right.toFixed(1)} s${lines}`,
-    ...told.map(({ name, points }) => svg("path", { class: `line ${name}`, d: line(points, right, top) })),
+    box, `Tokens per second over ${right.toFixed(1)} seconds: ${ends}`, top, `${right.toFixed(1)} s`,
+    ...told.flatMap(({ name, points }) => {
+      const [x, y] = placeOf(points.at(-1), right, top);
+      return [
+        svg("path", { class: `line ${name}`, d: line(points, right, top) }),
+        svg("text", { x, y: y < TOP + 10 ? y + 12 : y - 4, "text-anchor": "end" }, name),
+      ];
+    }),
   );
 }
 
@@ -62,7 +66,10 @@ function frame(box, label, top, below, ...shapes) {
 }
 
 function line(points, right, top) {
-  const at = ({ x, y }) => (
-    `${(LEFT + (x / (right || 1)) * PLOT_WIDTH).toFixed(1)} ${(TOP + PLOT_HEIGHT * (1 - y / top)).toFixed(1)}`);
+  const at = (point) => placeOf(point, right, top).map((number) => number.toFixed(1)).join(" ");
   return points.length ? `M${points.map(at).join("L")}` : "";
+}
+
+function placeOf({ x, y }, right, top) {
+  return [LEFT + (x / (right || 1)) * PLOT_WIDTH, TOP + PLOT_HEIGHT * (1 - y / top)];
 }

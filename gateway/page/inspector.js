@@ -62,7 +62,7 @@ export class Inspector {
     }
     const newest = this.run.steps.length - 1;
     const due = finished || (nowMs - this.treeAtMs >= TREE_PACE_MS && !this.tree.busy);
-    if (this.follow.checked && due && newest > 0 && newest !== this.step) {
+    if (this.follow.checked && due && newest > 0 && (finished || newest !== this.step)) {
       this.treeAtMs = nowMs;
       this.#draw(newest);
     }
@@ -74,7 +74,7 @@ export class Inspector {
     const mean = run.acceptLength();
     showFigures(byId("figures"), [
       ["Speed", rate(run)],
-      ["Without speculation", other && rate(other)],
+      ["Speed when off", other && rate(other)],
       ["Accept length", mean && mean.toFixed(2)],
       ["First token", run.firstTokenMs() && `${run.firstTokenMs().toFixed(0)} ms`],
       ["Tokens", run.numTokens],
@@ -123,13 +123,12 @@ function rate(run) {
   return speed && `${speed.toFixed(1)} tokens/s`;
 }
 
-function caption(number, { tree, tokens }) {
+function caption(number, { tree }) {
   if (number === 0) return "The prompt was read, and the first token drawn.";
   if (!tree) return `Step ${number}: nothing was drafted.`;
   const accepted = tree.nodes.filter((node) => node.accepted).length;
   const times = `drafted in ${ms(tree.draft_us)}, step of ${ms(tree.verify_us)}`;
-  return `Step ${number}, ${tree.drafter}: ${accepted} of ${tree.nodes.length} accepted, `
-    + `${tokens.length} committed; ${times}.`;
+  return `Step ${number}, ${tree.drafter}: ${accepted} of ${tree.nodes.length} accepted; ${times}.`;
 }
 
 function ms(us) {

@@ -14,10 +14,10 @@ const LABEL_CHARS = 18;
 const MARKS = { [ROOT]: "●", [ACCEPTED]: "✓", [REJECTED]: "✗", [UNREACHED]: "–", [BONUS]: "+", [TARGET]: "●" };
 
 export const VERDICTS = {
-  [ROOT]: "committed before this step",
+  [ROOT]: "committed before",
   [ACCEPTED]: "accepted",
   [REJECTED]: "rejected",
-  [UNREACHED]: "not reached: its parent was rejected",
+  [UNREACHED]: "not reached: the path ended above it",
   [BONUS]: "bonus: the target's own token",
   [TARGET]: "the target's own token; nothing was drafted",
 };
@@ -68,7 +68,8 @@ export class TreeView {
         tabindex: index === this.current ? 0 : -1, "aria-label": words(item), "aria-level": item.depth + 1,
         "aria-setsize": siblings.length, "aria-posinset": siblings.indexOf(item) + 1,
       },
-      svg("rect", { width: widthOf(item), height: HEIGHT, rx: 5 }),
+      svg("rect", { class: "row", width: widthOf(item) + TOLD_WIDTH, height: HEIGHT }),
+      svg("rect", { class: "box", width: widthOf(item), height: HEIGHT, rx: 5 }),
       svg("text", { x: 7, y: 15, "aria-hidden": "true" }, labelOf(item)),
     );
     if (item.probability !== null) {

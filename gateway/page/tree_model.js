@@ -3,7 +3,7 @@
 export const ROOT = "root";
 export const ACCEPTED = "accepted";
 export const REJECTED = "rejected";
-export const UNREACHED = "unreached"; // below a rejected one: the target's choice had left the tree before
+export const UNREACHED = "unreached"; // below a rejected one, or below the answer's end
 export const BONUS = "bonus";
 export const TARGET = "target";
 
@@ -12,9 +12,13 @@ export const TARGET = "target";
 export function treeItems(step, before) {
   const root = makeItem(before ?? { text: "…" }, null, ROOT);
   const made = [];
-  for (const node of step.tree?.nodes ?? []) {
+  const nodes = step.tree?.nodes ?? [];
+  const last = nodes.findLastIndex((node) => node.accepted);
+  // An end token has no text and is not told: where a draft of it was accepted, nothing below was looked at.
+  const ended = step.tokens.length < nodes.filter((node) => node.accepted).length;
+  for (const node of nodes) {
     const parent = node.parent < 0 ? root : made[node.parent];
-    made.push(makeItem(node, parent, verdictOf(node, parent)));
+    made.push(makeItem(node, parent, verdictOf(node, parent, ended && node.parent === last)));
   }
   for (const item of made) {
     item.rank = item.parent.children.indexOf(item) + 1;
@@ -34,8 +38,9 @@ function makeItem(token, parent, verdict) {
   return item;
 }
 
-function verdictOf(node, parent) {
+function verdictOf(node, parent, ended) {
   if (node.accepted) return ACCEPTED;
+  if (ended) return UNREACHED;
   return parent.verdict === ROOT || parent.verdict === ACCEPTED ? REJECTED : UNREACHED;
 }
 

@@ -38,6 +38,9 @@ def test_products(team: ProductTeam, shape: tuple[int, int], dtype: torch.dtype,
     allowed = rounding * exact.abs() + (rounding + coding) * x.float().abs().amax(1, keepdim=True) * meant.abs().sum(1)
     assert ((y.float() - exact).abs() <= allowed).all()
     assert torch.equal(y, torch.cat([layer(row[None]) for row in x]))
+    wide = layer.wide(x)
+    assert wide.dtype is torch.float32
+    assert torch.equal(wide.to(dtype), y)
 
 
 def test_no_rows_and_no_bias(team: ProductTeam) -> None:

@@ -97,7 +97,7 @@ def test_all_of_it_by_keyboard(gateway: RunningGateway, visit: Visit) -> None:
     expect(page.locator("#step-on")).to_be_focused()
     tab_to("[role=treeitem]")
     keyboard.press("Home")
-    expect(page.locator("#node")).to_contain_text("committed before this step")
+    expect(page.locator("#node")).to_contain_text("committed before")
     keyboard.press("ArrowRight")
     expect(page.locator("#node")).to_contain_text("Draft rank")
     tab_to("summary")

@@ -56,7 +56,7 @@ def test_the_tree_tells_of_its_nodes(gateway: RunningGateway, visit: Visit) -> N
     newest = int(page.locator("#step").input_value())
     page.locator("#step").focus()
     page.keyboard.press("Home")
-    expect(page.locator("#tree-caption")).to_contain_text("Step 1, NGRAM: 2 of 3 accepted, 3 committed")
+    expect(page.locator("#tree-caption")).to_contain_text("Step 1, NGRAM: 2 of 3 accepted; drafted in 5 µs, step of 7 µs.")
     nodes = page.get_by_role("treeitem")
     verdicts = nodes.evaluate_all("nodes => nodes.map(node => node.classList[1])")
     assert verdicts == ["root", "accepted", "accepted", "bonus", "rejected"]
@@ -107,7 +107,7 @@ def test_speculation_on_and_off_side_by_side(gateway: RunningGateway, visit: Vis
     assert not on.speculative.HasField("enabled")  # left to the server
     assert off.speculative.HasField("enabled")
     assert not off.speculative.enabled
-    expect(page.locator("#figures")).to_contain_text("Without speculation")
+    expect(page.locator("#figures")).to_contain_text("Speed when off")
 
 
 def test_answers_that_differ_are_said_to(gateway: RunningGateway, visit: Visit) -> None:

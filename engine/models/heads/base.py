@@ -20,6 +20,7 @@ import torch
 
 from engine.config import FeatureSpec, ModelConfig, RopeScaling
 from engine.models.heads.target import TargetShape
+from kernels.native_linear import NativeLinear
 from kernels.rope import rope_frequencies, rope_table
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -89,7 +90,9 @@ class Head(ABC):
         self.tokens = vocabulary.tokens
         self.embedding = vocabulary.embedding
         self.rope = rope_rows(config.block, max_len).to(self.embedding.device)
-        self._head = make_linear(vocabulary.head, None)
+        head = make_linear(vocabulary.head, None)
+        # Sums that are fp32 already are not rounded on the way.
+        self._head = head.wide if isinstance(head, NativeLinear) else head
 
     @property
     def dtype(self) -> torch.dtype:
@@ -100,6 +103,11 @@ class Head(ABC):
     def device(self) -> torch.device:
         """Where it runs."""
         return self.embedding.device
+
+    @property
+    def num_drafted(self) -> int:
+        """Tokens that it can draft: width of the logits."""
+        return len(self.embedding) if self.tokens is None else len(self.tokens)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The target's feature rows [T, feature_width] as states [T, hidden]."""

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from engine.attention import Attention, attention_backend
-from engine.batch import Batch, BatchBuffers, Segment
+from engine.attention import Attention, AttentionChoice, attention_backend
+from engine.batch import BatchBuffers, Segment
 from engine.config import FeatureSpec
+from engine.execution import Execution, GraphSizes
+from engine.graphs import usable_sizes
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Attend, Head
+from engine.models.heads.graphs import with_cuda_graphs
+from engine.models.heads.step import HeadStep
+from engine.models.llama import StepRows
 from kernels.attention import cpu
+from kernels.attention.layout import AttentionLayout
 from kernels.native.build import CannotBuild
 from kernels.native.library import open_library
 from outrider import env
@@ -29,22 +34,14 @@ DEFAULT_MAX_BATCH_TOKENS = 4096
 log = get_logger(__name__)
 
 
-class HeadStep(NamedTuple):
-    """Of the rows whose logits were wanted, in the segments' order."""
-
-    logits: torch.Tensor
-    """fp32 [L, drafted]"""
-    carried: torch.Tensor
-    """[L, hidden]: the states of the rows that go on from these."""
-
-
 class HeadRunner:
     """A head, its pool, and slot_table: int32 [max_sessions, head.max_len], row's position -> slot."""
 
     def __init__(
         self, head: Head, *, num_slots: int, max_sessions: int, attention: str = "auto",
-        max_batch_tokens: int = DEFAULT_MAX_BATCH_TOKENS,
+        max_batch_tokens: int = DEFAULT_MAX_BATCH_TOKENS, graphs: GraphSizes | None = None,
     ) -> None:  # fmt: skip
+        """graphs: the steps that are captured where there can be CUDA graphs; StartupError where they are required."""
         block = head.config.block
         self.head = head
         self.slot_table = np.zeros((max_sessions, head.max_len), dtype=np.int32)
@@ -52,10 +49,16 @@ class HeadRunner:
             self.slot_table, vocab_size=len(head.embedding), num_slots=num_slots, num_positions=head.max_len,
             max_tokens=max_batch_tokens,
         )  # fmt: skip
+        sizes = usable_sizes(Execution(AttentionChoice(attention), graphs=graphs), head.device)
         with torch.inference_mode():
-            self.pool = KVPool(block, FeatureSpec(), num_slots, head.dtype, head.device)
+            self.pool = KVPool(
+                block, FeatureSpec(), num_slots, head.dtype, head.device, with_padding=sizes is not None
+            )
         self._attention = _attention(attention, head)
         self._scale = block.head_dim**-0.5
+        self._graphs = None
+        if sizes is not None:
+            self._graphs = with_cuda_graphs(head, self.run, self._attention, sizes, self.pool)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The target's feature rows [T, feature_width], in any dtype, as states [T, hidden]."""
@@ -69,25 +72,27 @@ class HeadRunner:
         """
         batch = self._buffers.fill(segments)
         with torch.inference_mode():
-            device = self.head.device
-            tokens = torch.from_numpy(batch.tokens).to(device).long()
-            positions = torch.from_numpy(batch.layout.positions).to(device).long()
-            outputs = self.head.forward(tokens, states, positions, self._attend(batch), stage)
+            step = None if self._graphs is None else self._graphs.forward(batch, states, stage)
+            if step is None:
+                step = self.run(StepRows.of(batch, self.head.device), states, batch.layout, stage)
             self._buffers.remember(batch)
-            rows = outputs[torch.from_numpy(batch.logit_rows).to(device)]
-            if not len(rows):
-                return HeadStep(rows.new_zeros((0, self.num_drafted), dtype=torch.float32), rows)
-            return HeadStep(self.head.logits(rows), self.head.carried(rows))
+            return step
+
+    def run(self, rows: StepRows, states: torch.Tensor, layout: AttentionLayout, stage: int) -> HeadStep:
+        """A step whose rows are in place on the device; those beyond the layout's are padding."""
+        attend = self._attend(rows.slots, layout)
+        outputs = self.head.forward(rows.tokens.long(), states, rows.positions.long(), attend, stage)
+        wanted = outputs if rows.logit_rows is None else outputs[rows.logit_rows]
+        if not len(wanted):
+            return HeadStep(wanted.new_zeros((0, self.num_drafted), dtype=torch.float32), wanted)
+        return HeadStep(self.head.logits(wanted), self.head.carried(wanted))
 
     @property
     def num_drafted(self) -> int:
         """Tokens that it can draft: width of the logits."""
-        return len(self.head.embedding) if self.head.tokens is None else len(self.head.tokens)
+        return self.head.num_drafted
 
-    def _attend(self, batch: Batch) -> Attend:
-        layout = batch.layout
-        slots = torch.from_numpy(layout.slots).to(self.head.device).long()
-
+    def _attend(self, slots: torch.Tensor, layout: AttentionLayout) -> Attend:
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             k_pool, v_pool = self.pool.k[layer], self.pool.v[layer]
             k_pool.index_copy_(0, slots, k)

@@ -1,0 +1,79 @@
+"""CUDA graphs of a draft head's steps: chains, trees as they grow, and the rows that a verdict brings (draft-extend).
+
+As engine.graphs has them for a decoder, with states beside the rows. Stages of a multi-layer head have graphs each.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from engine.batch import Batch
+from engine.execution import GraphSizes
+from engine.graphs import Capture, CudaCapture, Prepare, StepGraphs
+from engine.kv_pool import KVPool
+from engine.models.heads.base import Head
+from engine.models.heads.step import HeadStep, RunRows
+from engine.models.llama import StepRows
+from kernels.attention.layout import AttentionLayout
+from kernels.attention.triton_blocks import Heads
+from kernels.attention.triton_plan import Bucket
+
+
+class GraphedHead:
+    """A head's steps as graphs; `run` computes a step whose rows are in place on the device."""
+
+    def __init__(
+        self, head: Head, run: RunRows, sizes: GraphSizes, *, padding_slot: int, prepare: Prepare, capture: Capture
+    ) -> None:
+        self._run = run
+        self._stages = [
+            StepGraphs(
+                partial(self._step, stage), sizes, max_len=head.max_len, padding_slot=padding_slot, device=head.device,
+                prepare=prepare, capture=capture,
+            )
+            for stage in range(head.num_stages)
+        ]  # fmt: skip
+        num_rows, num_logits = self._stages[0].num_rows, self._stages[0].num_logits
+        hidden = head.config.block.hidden_size
+        self._states = torch.zeros((num_rows, hidden), dtype=head.dtype, device=head.device)
+        self._logits = torch.zeros((num_logits, head.num_drafted), device=head.device)
+        self._carried = torch.zeros((num_logits, hidden), dtype=head.dtype, device=head.device)
+
+    def capture(self) -> None:
+        """Captures all stages' graphs."""
+        for graphs in self._stages:
+            graphs.capture()
+
+    def forward(self, batch: Batch, states: torch.Tensor, stage: int) -> HeadStep | None:
+        """A step replayed, its logits good until the next; None where no graph holds it."""
+        graph = self._stages[stage].find(batch)
+        if graph is None:
+            return None
+        self._states[: len(states)].copy_(states)
+        self._stages[stage].replay(graph, batch)
+        count = len(batch.logit_rows)
+        # Sessions keep what they carry on; logits are read at once.
+        return HeadStep(self._logits[:count], self._carried[:count].clone())
+
+    def _step(self, stage: int, rows: StepRows, layout: AttentionLayout) -> None:
+        step = self._run(rows, self._states[: len(rows.tokens)], layout, stage)
+        self._logits[: len(step.logits)].copy_(step.logits)
+        self._carried[: len(step.carried)].copy_(step.carried)
+
+
+def with_cuda_graphs(head: Head, run: RunRows, attention: object, sizes: GraphSizes, pool: KVPool) -> GraphedHead:
+    """A head on a CUDA device with Triton's attention, its graphs captured."""
+    from kernels.attention.triton import TritonAttention
+
+    assert isinstance(attention, TritonAttention)
+    block = head.config.block
+    heads = Heads(block.num_heads, block.num_kv_heads, block.head_dim, head.dtype)
+
+    def prepare(layout: AttentionLayout, bucket: Bucket) -> None:
+        attention.prepare(layout, heads, bucket)
+
+    graphed = GraphedHead(head, run, sizes, padding_slot=pool.num_slots, prepare=prepare, capture=CudaCapture())
+    graphed.capture()
+    return graphed

@@ -1,0 +1,25 @@
+"""What a draft head's step gives, and how one is computed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.models.llama import StepRows
+from kernels.attention.layout import AttentionLayout
+
+
+class HeadStep(NamedTuple):
+    """Of the rows whose logits were wanted, in the segments' order."""
+
+    logits: torch.Tensor
+    """fp32 [L, drafted], good until the next step."""
+    carried: torch.Tensor
+    """[L, hidden]: the states of the rows that go on from these."""
+
+
+class RunRows(Protocol):
+    """Computes a step on the device: rows, their states [T, hidden], the layout, and which of the stages."""
+
+    def __call__(self, rows: StepRows, states: torch.Tensor, layout: AttentionLayout, stage: int, /) -> HeadStep: ...

@@ -1,0 +1,104 @@
+"""An OpenAI-compatible server that says what it is told to say, for tests of the load generator.
+
+python -m tests.bench.openai_stand_in PORT
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+
+@dataclass
+class StandIn:
+    """Answers each request with `chunks`, the number of tokens in each event with text.
+
+    `last` are the fields beside the usage at the end; `status` another HTTP status; `cut` leaves the end out.
+    """
+
+    chunks: tuple[int, ...] = (1, 1, 1, 1)
+    prompt_tokens: int = 10
+    usage: dict[str, Any] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    status: int = 200
+    cut: bool = False
+    metrics: list[str] = field(default_factory=list)
+    info: dict[str, Any] | None = None
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    def app(self) -> Starlette:
+        """The application."""
+        return Starlette(
+            routes=[
+                Route("/health", self._health),
+                Route("/v1/models", self._models),
+                Route("/metrics", self._metrics),
+                Route("/get_server_info", self._info),
+                Route("/v1/chat/completions", self._complete, methods=["POST"]),
+                Route("/v1/completions", self._complete, methods=["POST"]),
+            ]
+        )
+
+    async def _health(self, request: Request) -> Response:
+        return Response()
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"data": [{"id": "stand-in"}]})
+
+    async def _metrics(self, request: Request) -> Response:
+        return PlainTextResponse(self.metrics.pop(0)) if self.metrics else Response(status_code=404)
+
+    async def _info(self, request: Request) -> Response:
+        return JSONResponse(self.info) if self.info else Response(status_code=404)
+
+    async def _complete(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        if self.status != 200:
+            return JSONResponse({"error": {"message": "no"}}, self.status)
+        return StreamingResponse(self._stream("prompt" in body), media_type="text/event-stream")
+
+    async def _stream(self, bare: bool) -> AsyncIterator[str]:
+        def event(text: str | None, reason: str | None = None) -> str:
+            said = {"text": text} if bare else {"delta": {"content": text}}
+            return f"data: {json.dumps({'choices': [{'index': 0, **said, 'finish_reason': reason}]})}\n\n"
+
+        yield event("")  # a role, or nothing: no token
+        for tokens in self.chunks:
+            yield event("a" * tokens)
+        if self.cut:
+            return
+        yield event("", "length")
+        usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": sum(self.chunks), **self.usage}
+        yield f"data: {json.dumps({'choices': [], 'usage': usage, **self.last})}\n\ndata: [DONE]\n\n"
+
+
+@contextlib.contextmanager
+def running(stand_in: StandIn) -> Iterator[str]:
+    """The URL at which it serves for the time of the block."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(stand_in.app(), log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+if __name__ == "__main__":
+    uvicorn.run(StandIn().app(), host="127.0.0.1", port=int(sys.argv[1]), log_level="error", ws="none")

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import serve
+from outrider.errors import StartupError
+from tests.bench.openai_stand_in import StandIn, running
+
+
+def measured(stand_in: StandIn, tmp_path: Path, *flags: str) -> dict:
+    """What `bench serve` writes about a stand-in."""
+    output = tmp_path / "serve.json"
+    with running(stand_in) as url:
+        assert serve.main(["--url", url, "--output", str(output), *flags]) == 0
+    return json.loads(output.read_text())
+
+
+def test_counts_are_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stand_in = StandIn(chunks=(1, 3, 2), usage={"speculation": {"verify_steps": 2}})
+    document = measured(stand_in, tmp_path, "--concurrency", "1,3", "--num-prompts", "4", "--max-tokens", "9")
+    assert (document["schema"], document["model"], document["prompts"]) == (
+        "outrider.bench.serve/1", "stand-in", "mt_bench",
+    )  # fmt: skip
+    one, three = document["loads"]
+    assert (one["concurrency"], three["concurrency"]) == (1, 3)
+    assert (one["num_requests"], one["prompt_tokens"], one["completion_tokens"]) == (4, 40, 24)
+    assert one["accept_length"] == 2.5
+    assert one["requests"][0]["num_chunks"] == 3
+    assert one["inter_token_ms"]["p50"] == 0.0  # of five gaps three lie within an event
+    assert "| 3 at once | 4 |" in capsys.readouterr().out
+
+
+def test_what_is_asked(tmp_path: Path) -> None:
+    stand_in = StandIn()
+    flags = ["--num-prompts", "8", "--warm-up", "1", "--max-tokens", "7", "--ignore-eos"]
+    document = measured(stand_in, tmp_path, *flags, "--extra-body", '{"speculative": {"enabled": false}}')
+    warm_up, *asked = stand_in.bodies
+    assert warm_up["max_tokens"] == 16
+    assert len({json.dumps(body["messages"]) for body in asked}) == 8
+    first = asked[0]
+    assert {**first, "messages": None} == {
+        "model": "stand-in", "messages": None, "max_tokens": 7, "temperature": 0.0, "stream": True,
+        "stream_options": {"include_usage": True}, "ignore_eos": True, "speculative": {"enabled": False},
+    }  # fmt: skip
+    categories = {request["category"] for request in document["loads"][0]["requests"]}
+    assert len(categories) == 8
+
+
+def test_random_prompts_are_bare_tokens(tmp_path: Path) -> None:
+    stand_in = StandIn(chunks=(1,))
+    flags = ["--random-prompt-tokens", "50", "--num-prompts", "3", "--max-tokens", "1", "--warm-up", "0"]
+    document = measured(stand_in, tmp_path, *flags)
+    assert document["prompts"] == "random, 50 tokens"
+    assert [len(body["prompt"]) for body in stand_in.bodies] == [50] * 3
+    assert len({tuple(body["prompt"][:4]) for body in stand_in.bodies}) == 3
+
+
+def test_a_rate_and_a_file_of_prompts(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "one"}, {"turns": ["two", "more"]}, {"messages": [{"role": "user", "content": "three"}]}]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    stand_in = StandIn()
+    flags = ["--prompts", str(prompts), "--request-rate", "1000", "--num-prompts", "4", "--warm-up", "0"]
+    document = measured(stand_in, tmp_path, *flags)
+    assert document["loads"][0]["request_rate"] == 1000
+    assert sorted(body["messages"][0]["content"] for body in stand_in.bodies) == ["one", "one", "three", "two"]
+
+
+def test_accept_length_from_llama_cpps_timings(tmp_path: Path) -> None:
+    last = {"timings": {"predicted_n": 9, "draft_n": 10, "draft_n_accepted": 4}}
+    document = measured(StandIn(chunks=(1, 4, 4), last=last), tmp_path, "--num-prompts", "1")
+    assert document["loads"][0]["accept_length"] == 2.0
+
+
+def test_accept_length_from_vllms_counters(tmp_path: Path) -> None:
+    def text(drafts: int, accepted: int) -> str:
+        return (
+            f'vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}.0\n'
+            f'vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {accepted}.0\n'
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {accepted}.0\n'
+        )
+
+    document = measured(StandIn(metrics=[text(10, 10), text(20, 15)]), tmp_path, "--num-prompts", "1")
+    assert document["loads"][0]["accept_length"] == 1.5
+
+
+def test_accept_length_from_sglangs_info(tmp_path: Path) -> None:
+    info = {"internal_states": [{"avg_spec_accept_length": 2.25}]}
+    document = measured(StandIn(info=info), tmp_path, "--num-prompts", "1")
+    assert document["loads"][0]["accept_length"] == 2.25
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "says"), [(StandIn(status=429), "429"), (StandIn(cut=True), "without its usage")]
+)
+def test_a_failed_request_fails_the_run(stand_in: StandIn, says: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=says):
+        measured(stand_in, tmp_path, "--concurrency", "2", "--warm-up", "0")
+
+
+def test_no_server(tmp_path: Path) -> None:
+    with running(StandIn()) as url:
+        pass
+    with pytest.raises(StartupError, match="ConnectError"):
+        serve.main(["--url", url])
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    measured(StandIn(), tmp_path, "--num-prompts", "1", "--plot", str(tmp_path / "serve.svg"))
+    assert "<svg" in (tmp_path / "serve.svg").read_text()
+    with pytest.raises(StartupError, match=r"\.png"):
+        serve.main(["--plot", "picture.txt"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "holds no prompt"), ('{"question": 1}', ":1: a prompt is"), ("\n{", ":2 is no JSON")],
+)
+def test_bad_prompts_are_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text(text)
+    with running(StandIn()) as url, pytest.raises(StartupError, match=says):
+        serve.main(["--url", url, "--prompts", str(tmp_path / "prompts.jsonl")])
+
+
+@pytest.mark.parametrize("flags", [["--concurrency", "0"], ["--request-rate", "-1"], ["--extra-body", "[]"]])
+def test_bad_flags_are_refused(flags: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve.parse(flags)
