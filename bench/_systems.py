@@ -79,6 +79,8 @@ def _vllm(*flags: str) -> Callable[[Setup, int, int], Launch]:
             {
                 "OMP_NUM_THREADS": str(setup.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                 "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
+                # Else the model runs in a worker process of its own, which is one more to share the cores with.
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             },
         )  # fmt: skip
 

@@ -378,7 +378,7 @@ class DraftArgs(SpeculativeArgs):
     threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
     disable_cuda_graph: bool = arg(False, "model", "Launch each step's kernels one by one.")
     cuda_graph_max_bs: int | None = arg(
-        None, "model", "Most sessions of a step that is replayed from a CUDA graph. Default: --max-sessions, at most 64."
+        None, "model", "Most sessions of a step replayed from a CUDA graph. Default: --max-sessions, at most 64."
     )
     draft_max_total_tokens: int = arg(65_536, "model", "Tokens that the draft model's KV pool holds.")
     max_sessions: int = arg(256, "network", "Sessions taken at once from each verify service.")

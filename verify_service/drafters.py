@@ -37,7 +37,6 @@ class Assignment:
     asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet
     waited_len: int = -1  # committed length for which a wait has run out
 
-
     def asked(self, committed_len: int, now_ns: int) -> None:
         """Notes that the drafter is told of a length."""
         self.asked_ns[committed_len] = now_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from draft_service.drafters.eagle import EagleDrafter
+from draft_service.drafters.graphs import graph_sizes
 from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
 from draft_service.drafters.shape import TreeShape, tree_shape
@@ -55,6 +56,7 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     runner = HeadRunner(
         head, num_slots=args.draft_max_total_tokens, max_sessions=ROWS_PER_SESSION * args.max_sessions,
         attention=args.speculative_draft_attention_backend or "auto", max_batch_tokens=MAX_BATCH_TOKENS,
+        graphs=graph_sizes(args, shape),
     )  # fmt: skip
     kind = MultiLayerDrafter if head.config.family == "multi-layer" else EagleDrafter
     return kind(

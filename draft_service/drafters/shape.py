@@ -20,9 +20,6 @@ TREES = {
     "Grok1VForCausalLM": (5, 4, 8),
 }
 
-# Sessions of the largest captured step, where no flag says: beyond, launches are little of what it takes.
-_GRAPH_SESSIONS = 64
-
 log = get_logger(__name__)
 
 
@@ -63,15 +60,3 @@ def tree_shape(args: DraftArgs, *, is_head: bool, target_architecture: str = "")
             "root included: lower it, or raise --speculative-num-steps or --speculative-eagle-topk"
         )
     return TreeShape(steps, topk, tokens)
-
-
-def graph_sizes(args: DraftArgs, shape: TreeShape) -> GraphSizes | None:
-    """The steps to capture: a tree's, as it grows, and the rows of a verdict. None where flags want none."""
-    if args.disable_cuda_graph:
-        return None
-    return GraphSizes(
-        max_batch=args.cuda_graph_max_bs or min(args.max_sessions, _GRAPH_SESSIONS),
-        max_rows=max(shape.num_steps + 1, shape.topk * (shape.num_steps - 1)),
-        last_logits=shape.topk,
-        required=args.cuda_graph_max_bs is not None,
-    )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from draft_service.drafters.graphs import graph_sizes
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import ModelDrafter, State
 from draft_service.drafters.models import DraftModel, LanguageModel
@@ -78,7 +79,9 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
         load_format=args.speculative_draft_load_format or args.load_format, max_batch_tokens=MAX_BATCH_TOKENS,
         threads=kernel_threads(args.threads),
         quantization=draft_quantization(args.speculative_draft_model_quantization, args.quantization),
-        execution=Execution(AttentionChoice(args.speculative_draft_attention_backend or "auto")),
+        execution=Execution(
+            AttentionChoice(args.speculative_draft_attention_backend or "auto"), graphs=graph_sizes(args, shape)
+        ),
         trust_remote_code=args.trust_remote_code,
     )  # fmt: skip
     if runner.backend.startswith("native"):

@@ -90,3 +90,17 @@ def test_a_wrong_flag_is_said_without_loading_torch() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_which_steps_become_cuda_graphs() -> None:
+    tree, chain = TreeShape(5, 4, 8), TreeShape(3, 1, 4)
+    assert graph_sizes(DraftArgs(), tree) == GraphSizes(64, 16, last_logits=4)
+    assert graph_sizes(DraftArgs(max_sessions=9), chain) == GraphSizes(9, 4, last_logits=1)
+    assert graph_sizes(DraftArgs(cuda_graph_max_bs=80), chain) == GraphSizes(80, 4, last_logits=1, required=True)
+    assert graph_sizes(DraftArgs(disable_cuda_graph=True), tree) is None
+
+
+@pytest.mark.parametrize("flags", [{"disable_cuda_graph": True}, {"cuda_graph_max_bs": 4}])
+def test_ngram_has_no_cuda_graphs(flags: dict[str, Any]) -> None:
+    with pytest.raises(StartupError, match="--cuda-graph-max-bs are for draft models"):
+        factory.make_drafter(DraftArgs(speculative_algorithm="NGRAM", **flags))

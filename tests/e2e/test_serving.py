@@ -12,6 +12,7 @@ import pytest
 
 from tests.e2e.reference import prompt_ids, questions
 from tests.e2e.stack import Stack, serve
+from tests.page.browser import Visit, chromium
 
 PROMPT = "Write the numbers from one to thirty in words, one per line."
 POOL_TOKENS = 1536
@@ -51,6 +52,20 @@ def test_chat_through_the_openai_client(stack: Stack) -> None:
     speculation = chunks[-1].usage.model_extra["speculation"]
     assert speculation["accept_length"] > 1.0
     assert speculation["accepted_tokens"] + speculation["verify_steps"] == 60 - 1  # the first comes from prefill
+
+
+@pytest.mark.slow
+def test_the_playground_compares(stack: Stack) -> None:
+    with chromium() as browser:
+        visit = Visit(browser, stack.url)
+        visit.page.set_default_timeout(120_000)
+        visit.page.locator("[name=max_tokens]").fill("60")
+        visit.ask(PROMPT, mode="compare")
+        visit.page.locator(".note").wait_for()
+        assert "Both answers are identical" in visit.page.locator(".note").inner_text()
+        assert visit.page.locator(".answer .token.accepted").count() > 0
+        assert visit.page.get_by_role("treeitem").count() > 1
+        assert visit.problems == []
 
 
 @pytest.mark.slow

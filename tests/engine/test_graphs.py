@@ -55,7 +55,7 @@ def build(folder: Path, wrap: Callable[[TorchLlama], Decoder] = lambda decoder: 
     )  # fmt: skip
 
 
-def graphed(seen: list[Bucket]) -> Callable[[TorchLlama], Decoder]:
+def graphed(seen: list[Bucket], sizes: GraphSizes = SIZES) -> Callable[[TorchLlama], Decoder]:
     """Wraps a decoder in eager graphs; the buckets that steps went to are added to `seen`."""
 
     def wrap(decoder: TorchLlama) -> Decoder:
@@ -64,7 +64,7 @@ def graphed(seen: list[Bucket]) -> Callable[[TorchLlama], Decoder]:
             seen.append(bucket)
 
         whole = GraphedDecoder(
-            decoder, SIZES, vocab_size=VOCAB_SIZE, max_len=MAX_LEN, padding_slot=NUM_SLOTS, device=CPU,
+            decoder, sizes, vocab_size=VOCAB_SIZE, max_len=MAX_LEN, padding_slot=NUM_SLOTS, device=CPU,
             prepare=prepare, capture=lambda step: step,
         )  # fmt: skip
         whole.capture()
@@ -133,6 +133,28 @@ def test_a_step_goes_to_the_smallest_bucket_that_holds_it(folder: Path) -> None:
     runner.forward([one.segment([5] * 7)])  # longer than any
     runner.forward([one.segment([5, 6], 1), two.segment([7])])  # a chunk of a prompt
     assert len(used) == count
+
+
+def test_a_drafters_steps_give_the_logits_of_last_rows(folder: Path) -> None:
+    used: list[Bucket] = []
+    padded = build(folder, graphed(used, GraphSizes(max_batch=4, max_rows=6, last_logits=2)))
+    outputs = []
+    for runner in (padded, build(folder)):
+        rng = np.random.default_rng(3)
+        everyone, logits = sessions(runner, 4, 3), []
+        for count in (1, 2, 3, 4):
+            segments = some_step(rng, everyone[:count])
+            for segment in segments:
+                # As a growing tree's newest nodes, a verdict's last row, or a backlog's piece that is not the last.
+                segment.num_logits = min(len(segment.tokens), int(rng.integers(0, 3)))
+            logits.append(runner.forward(segments).clone())
+        logits.append(runner.forward([everyone[0].segment([1, 2, 3, 4], 4)]).clone())
+        outputs.append(logits)
+    for mine, theirs in zip(*outputs, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
+    assert len(used) == 5
+    # Four logits of one session: the bucket of two gives as many.
+    assert (used[-1].num_segments, used[-1].rows_per_segment) == (2, 4)
 
 
 def test_the_buckets() -> None:

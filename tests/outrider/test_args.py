@@ -51,6 +51,8 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
         (VerifyArgs, {"max_draft_wait_ms": -1.0}, "--max-draft-wait-ms"),
         (VerifyArgs, {"cuda_graph_max_bs": 0}, "--cuda-graph-max-bs"),
         (VerifyArgs, {"cuda_graph_max_bs": 8, "disable_cuda_graph": True}, "--disable-cuda-graph exclude"),
+        (DraftArgs, {"cuda_graph_max_bs": 0}, "--cuda-graph-max-bs"),
+        (DraftArgs, {"cuda_graph_max_bs": 8, "disable_cuda_graph": True}, "--disable-cuda-graph exclude"),
         (VerifyArgs, {"torch_compile_max_bs": 8}, "--torch-compile-max-bs needs --enable-torch-compile"),
         (VerifyArgs, {"mem_fraction_static": 1.5}, "--mem-fraction-static"),
         (VerifyArgs, {"speculative_algorithm": "MAGIC"}, "--speculative-algorithm"),

@@ -172,6 +172,19 @@ def test_a_draft_models_attention_is_the_targets_unless_it_is_named() -> None:
     assert DraftArgs.parse(list(ngram.command[5:])).speculative_draft_attention_backend is None
 
 
+def test_flags_of_cuda_graphs_are_for_both_models() -> None:
+    for given in ({"cuda_graph_max_bs": 4}, {"disable_cuda_graph": True}):
+        for algorithm, reaches in (("STANDALONE", True), ("EAGLE3", True), ("NGRAM", False)):
+            args = ServeArgs(speculative_algorithm=algorithm, **given)
+            verify, draft, _ = launcher.parts_of(args, "unix:/v", "unix:/d", 1)
+            kept = VerifyArgs.parse(list(verify.command[5:])).as_flags()
+            own = DraftArgs.parse(list(draft.command[5:])).as_flags()
+            for name, value in given.items():
+                flag = name.replace("_", "-")
+                assert kept[flag] == str(value)
+                assert (own[flag] == str(value)) is reaches
+
+
 def test_a_taken_port_is_refused_before_anything_starts() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

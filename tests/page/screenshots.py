@@ -1,16 +1,16 @@
-"""The pictures of the playground in docs/images: `python -m tests.page.screenshots URL`, with `outrider serve` at URL."""
+"""The pictures of the playground in docs/images: `python -m tests.page.screenshots URL`, `outrider serve` being there."""
 
 from __future__ import annotations
 
 import io
-import shutil
 import sys
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from outrider.demo import PROMPT
+from tests.page.browser import chromium
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
 NUM_COLOURS = 128  # enough for a page of flat colours, and a third of the bytes
@@ -59,6 +59,5 @@ def take(browser: Browser, url: str) -> None:
 
 
 if __name__ == "__main__":
-    with sync_playwright() as playwright:
-        path = shutil.which("chromium")
-        take(playwright.chromium.launch(executable_path=path, args=["--no-sandbox"]), sys.argv[1])
+    with chromium() as browser:
+        take(browser, sys.argv[1])

@@ -9,7 +9,8 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.gateway.fakes import RunningGateway
-from tests.page.conftest import ANSWER, Visit
+from tests.page.browser import Visit
+from tests.page.conftest import ANSWER
 
 NARROW = {"width": 320, "height": 640}
 OpenPage = Callable[..., Visit]

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 from gateway import page as page_files
 from outrider.errors import ResourceExhausted, Unavailable
 from tests.gateway.fakes import FakeVerify, RunningGateway, running
-from tests.page.conftest import ANSWER, Visit
+from tests.page.browser import Visit
+from tests.page.conftest import ANSWER
 
 KEY = "sk-test"
 OpenPage = Callable[..., Visit]

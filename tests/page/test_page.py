@@ -10,7 +10,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.gateway.fakes import RunningGateway
-from tests.page.conftest import ANSWER, Say, Visit
+from tests.page.browser import Visit
+from tests.page.conftest import ANSWER, Say
 
 
 def answer_of(page: Page, index: int = 0) -> str:
@@ -20,9 +21,8 @@ def answer_of(page: Page, index: int = 0) -> str:
 
 def origins_of(page: Page) -> list[tuple[str, str]]:
     """Class and text of every token of the newest answer."""
-    made: list[list[str]] = page.locator(".answer").last.locator(".token").evaluate_all(
-        "spans => spans.map(span => [span.classList[1], span.textContent])"
-    )
+    tokens = page.locator(".answer").last.locator(".token")
+    made: list[list[str]] = tokens.evaluate_all("spans => spans.map(span => [span.classList[1], span.textContent])")
     return [(origin, text) for origin, text in made]
 
 
@@ -38,11 +38,8 @@ def test_an_answer_streams_with_its_origins(gateway: RunningGateway, visit: Visi
     expected = ["target", *(["accepted"] * (len(step) - 1) + ["bonus"] for step in steps)]
     flat = [expected[0], *(origin for step in expected[1:] for origin in step)][: len(ids)]
     assert [origin for origin, _ in origins] == flat
-    styles = {
-        origin: visit.page.locator(f".answer .token.{origin}").first.evaluate("e => getComputedStyle(e).backgroundColor")
-        for origin in ("accepted", "bonus", "target")
-    }  # fmt: skip
-    assert len(set(styles.values())) == 3
+    first = [visit.page.locator(f".answer .token.{origin}").first for origin in ("accepted", "bonus", "target")]
+    assert len({token.evaluate("token => getComputedStyle(token).backgroundColor") for token in first}) == 3
     expect(visit.page.get_by_role("status")).to_contain_text(f"{len(ids)} tokens")
     expect(visit.page.locator("#model")).to_have_text("small")
     (request,) = gateway.verify[0].requests
@@ -56,11 +53,12 @@ def test_the_tree_tells_of_its_nodes(gateway: RunningGateway, visit: Visit) -> N
     newest = int(page.locator("#step").input_value())
     page.locator("#step").focus()
     page.keyboard.press("Home")
-    expect(page.locator("#tree-caption")).to_contain_text("Step 1, NGRAM: 2 of 3 accepted; drafted in 5 µs, step of 7 µs.")
+    caption = page.locator("#tree-caption")
+    expect(caption).to_have_text("Step 1, NGRAM: 2 of 3 accepted; drafted in 5 µs, step of 7 µs.")
     nodes = page.get_by_role("treeitem")
     verdicts = nodes.evaluate_all("nodes => nodes.map(node => node.classList[1])")
     assert verdicts == ["root", "accepted", "accepted", "bonus", "rejected"]
-    assert nodes.evaluate_all("nodes => nodes.map(node => node.getAttribute('aria-level'))") == ["1", "2", "3", "4", "2"]
+    assert nodes.evaluate_all("nodes => nodes.map(node => Number(node.ariaLevel))") == [1, 2, 3, 4, 2]
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")  # past the button and the box, to the one tab stop of the tree
@@ -87,10 +85,10 @@ def test_the_tree_tells_of_its_nodes(gateway: RunningGateway, visit: Visit) -> N
 def test_charts_say_their_figures(visit: Visit) -> None:
     visit.ask("Hello?")
     visit.wait_done()
-    accept = visit.page.locator("#accept-chart [role=img]")
-    expect(accept).to_have_attribute("aria-label", re.compile(r"Accept length by step: mean \d\.\d\d, most 3, \d+ steps"))
-    speed = visit.page.locator("#speed-chart [role=img]")
-    expect(speed).to_have_attribute("aria-label", re.compile(r"Tokens per second over \d+\.\d seconds: on \d+ at the end"))
+    accept = re.compile(r"Accept length by step: mean \d\.\d\d, most 3, \d+ steps")
+    expect(visit.page.locator("#accept-chart [role=img]")).to_have_attribute("aria-label", accept)
+    speed = re.compile(r"Tokens per second over \d+\.\d seconds: on \d+ at the end")
+    expect(visit.page.locator("#speed-chart [role=img]")).to_have_attribute("aria-label", speed)
     for word in ("Speed", "Accept length", "First token", "Drafted", "Accepted"):
         expect(visit.page.locator("#figures").get_by_text(word, exact=True)).to_be_visible()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.batch import Segment
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from tests.drafter_view import Draft, Seen
@@ -303,3 +306,24 @@ def test_who_is_told_to_wait_for_is_waited_for_and_a_decline_ends_it() -> None:
     check_outputs(rig, session)
     assert sim.drafter.missed_in_a_row == 0
     assert asked.count(verify_pb2.NEXT_KIND_WAITING) == 18  # nobody waits for the last token of 20
+
+
+def test_a_long_prompt_holds_running_streams_up_by_one_chunk_a_step_at_most() -> None:
+    rig = build_rig(chunk=16, context=128, cache=False)
+    (running,) = rig.submit(request([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)))
+    rig.step()
+    rows: list[int] = []
+    forward = rig.runner.forward
+
+    def counted(segments: Sequence[Segment]) -> torch.Tensor:
+        rows.append(sum(len(segment.tokens) for segment in segments))
+        return forward(segments)
+
+    rig.runner.forward = counted
+    (long,) = rig.submit(request(prompt_of(100, rig.runner.model.vocab_size)))
+    while not rig.tokens[long.session_id]:
+        before = len(rig.tokens[running.session_id])
+        rig.step()
+        assert len(rig.tokens[running.session_id]) == before + 1
+    assert len(rows) == 7  # 100 tokens in chunks of 16
+    assert max(rows) <= 16 + 1

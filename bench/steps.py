@@ -1,0 +1,138 @@
+"""A decode step of the verify engine by batch and context: the model, sampling, and what scheduling adds.
+
+    python -m bench.steps --batch 1,8,32 --context 128,1024
+
+Sessions decode greedily without drafts, through the engine's own loop, without gRPC. `scheduling` is everything outside
+the forward pass and sampling: taking commands, admission, planning, pages, committing, making responses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outrider.args import VerifyArgs
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import pack_ids
+from verify_service.app import Engine, build_step_loop, load_engine
+from verify_service.commands import Inbox, Submit
+from verify_service.grammar import GrammarCompiler
+from verify_service.requests import RequestBounds, SessionFactory
+
+STEPS = 60
+
+
+@dataclass
+class Row:
+    """One setting: milliseconds of a step, medians."""
+
+    batch: int
+    context: int
+    step_ms: float
+    model_ms: float
+    sampling_ms: float
+
+    @property
+    def scheduling_ms(self) -> float:
+        """Neither model nor sampling."""
+        return self.step_ms - self.model_ms - self.sampling_ms
+
+
+@dataclass
+class Clock:
+    """Times calls of one function, in milliseconds."""
+
+    times: list[float] = field(default_factory=list)
+
+    def around(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, timed."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self.times.append((time.perf_counter() - start) * 1000)
+
+        return timed
+
+
+def measure(args: VerifyArgs, engine: Engine, batch: int, context: int) -> Row:
+    """STEPS steps of `batch` sessions with `context` tokens each."""
+    inbox, model, sampling = Inbox(), Clock(), Clock()
+    loop = build_step_loop(args, engine, inbox, lambda responses: None)
+    forward = engine.runner.forward
+    engine.runner.forward = model.around(forward)
+    loop._sampler.accept = sampling.around(loop._sampler.accept)
+    try:
+        config = engine.runner.config
+        compiler = GrammarCompiler(engine.runner.model_path, vocab_size=config.vocab_size, eos_token_ids=())
+        factory = SessionFactory(
+            config, RequestBounds(engine.sizes.context_length, args.max_choices, args.max_verify_nodes), compiler
+        )
+        rng = np.random.default_rng(0)
+        for _ in range(batch):
+            prompt = rng.integers(10, 1000, context)
+            inbox.put(Submit(factory.build(_request(prompt))))
+        sessions = loop.scheduler
+        while len(sessions.running) < batch or any(session.output_len == 0 for session in sessions.running):
+            loop.step()
+        steps = Clock()
+        step = steps.around(loop.step)
+        model.times.clear()
+        sampling.times.clear()
+        for _ in range(STEPS):
+            step()
+    finally:
+        engine.runner.forward = forward
+    return Row(batch, context, *(statistics.median(clock.times) for clock in (steps, model, sampling)))
+
+
+def _request(prompt: np.ndarray) -> verify_pb2.GenerateRequest:
+    return verify_pb2.GenerateRequest(
+        prompt_tokens=pack_ids(prompt),
+        sampling=common_pb2.SamplingParams(temperature=0.0, max_tokens=2 * STEPS, ignore_eos=True),
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(item) for item in text.split(","))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measures, prints a table, and writes JSON where asked to. Other flags are those of `outrider verify`."""
+    parser = argparse.ArgumentParser(prog="outrider bench steps", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--batch", type=_numbers, default=(1, 8, 32), help="sessions; default: 1,8,32")
+    parser.add_argument("--context", type=_numbers, default=(128, 1024), help="tokens of each; default: 128,1024")
+    parser.add_argument("--output", type=Path, default=None, help="file for the figures as JSON")
+    options, verify_flags = parser.parse_known_args(argv)
+    tokens = max(options.batch) * (max(options.context) + 3 * STEPS)
+    args = VerifyArgs.parse([f"--max-total-tokens={tokens}", *verify_flags])
+    engine = load_engine(args)
+    rows: list[Row] = []
+    for context in options.context:
+        for batch in options.batch:
+            row = measure(args, engine, batch, context)
+            rows.append(row)
+            print(
+                f"batch {batch:>2}  context {context:>5}  step {row.step_ms:7.2f} ms  model {row.model_ms:7.2f} ms  "
+                f"sampling {row.sampling_ms:5.2f} ms  scheduling {row.scheduling_ms:5.2f} ms "
+                f"({row.scheduling_ms / row.step_ms:.1%})"
+            )
+    if options.output:
+        report = [asdict(row) | {"scheduling_ms": row.scheduling_ms} for row in rows]
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
