@@ -94,7 +94,8 @@ def _llama(precision: str, *, ngram: bool = False) -> Callable[[Setup, int, int]
         return Launch([
             str(setup.llama_server), "--model", str(setup.gguf(precision)), "--host", "127.0.0.1", "--port", str(port),
             "--threads", str(setup.threads), "--threads-batch", str(setup.threads), "--parallel", str(streams),
-            "--ctx-size", str(setup.context_length * streams), "--no-ui",
+            # No prompt comes twice: a store of past ones would only cost it time.
+            "--ctx-size", str(setup.context_length * streams), "--cache-ram", "0", "--no-ui",
             *(setup.llama_ngram.split() if ngram else ()),
         ])  # fmt: skip
 

@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 from draft_service.drafters.base import AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
@@ -49,16 +51,18 @@ class Drafting:
             session = table.get(gone.session, gone.generation)
             if session is not None:
                 table.release(session, verify_pb2.RELEASE_REASON_FEATURES, gone.detail, changes)
-        await self._take_in(table, changes)
         due = table.take_due()
-        proposals, drafted = await self._draft(table, changes, [s for s in due if not _has_tree(s)])
+        fresh = [session for session in due if not table.has_tree(session)]
+        drafts, draft_us = await self._take_in(table, changes, fresh)
+        proposals, drafted = self._proposals(table, fresh, drafts, draft_us)
         for frame in (released(changes), proposed(proposals)):
             if frame is not None:
                 yield frame
         if not self._early or table.max_assumed < 1:
             return
         changes = Changes()
-        verifying = drafted + [tree for s in due if _has_tree(s) and (tree := table.in_verification(s)) is not None]
+        known = [session for session in due if table.get(*session.key) is session and table.has_tree(session)]
+        verifying = drafted + [tree for session in known if (tree := table.in_verification(session)) is not None]
         proposals = await self._draft_ahead(table, changes, verifying)
         for frame in (released(changes), proposed(proposals)):
             if frame is not None:
@@ -75,24 +79,30 @@ class Drafting:
         except Exception as error:
             log.error("the drafter failed to close sessions", sessions=len(sessions), exc_info=error)
 
-    async def _take_in(self, table: SessionTable, changes: Changes) -> None:
-        await self._guarded(table, changes, changes.opened, self.drafter.open, changes.opened)
-        with_rows = [session for session, _ in changes.features]
-        await self._guarded(table, changes, with_rows, self.drafter.add_features, changes.features)
-        extended = [extension.session for extension in changes.extended]
-        await self._guarded(table, changes, extended, self.drafter.extend, changes.extended)
-        await self.forget(changes.closed)
+    async def _take_in(
+        self, table: SessionTable, changes: Changes, fresh: Sequence[Session]
+    ) -> tuple[Sequence[Draft], int]:
+        """Tells the drafter what changed, and has it draft for `fresh`; drafts, and microseconds for each."""
+        news = [
+            _Call(changes.opened, self.drafter.open, changes.opened),
+            _Call([session for session, _ in changes.features], self.drafter.add_features, changes.features),
+            _Call([extension.session for extension in changes.extended], self.drafter.extend, changes.extended),
+        ]
+        if changes.closed:
+            await self._guarded(table, changes, news)
+            await self.forget(changes.closed)
+            news = []
+        requests = [DraftRequest(session, self._num_nodes(table, session)) for session in fresh]
+        start_ns = time.perf_counter_ns()
+        # One visit to the drafter's thread for all: each costs its waking up and ours.
+        *_, drafts = await self._guarded(table, changes, [*news, _Call(fresh, self.drafter.draft, requests)])
         self._release_given_up(table, changes)
+        return drafts or [], _us_each(start_ns, len(fresh))
 
-    async def _draft(
-        self, table: SessionTable, changes: Changes, sessions: Sequence[Session]
+    def _proposals(
+        self, table: SessionTable, sessions: Sequence[Session], drafts: Sequence[Draft], draft_us: int
     ) -> tuple[list[verify_pb2.Proposal], list[InVerification]]:
         """Proposals at the committed states, and of those the trees that a waiting verify service takes at once."""
-        requests = [DraftRequest(session, self._num_nodes(table, session)) for session in sessions]
-        start_ns = time.perf_counter_ns()
-        drafts = await self._guarded(table, changes, sessions, self.drafter.draft, requests) or []
-        self._release_given_up(table, changes)
-        draft_us = _us_each(start_ns, len(drafts))
         proposals: list[verify_pb2.Proposal] = []
         taken: list[InVerification] = []
         for session, draft in zip(sessions, drafts, strict=False):
@@ -111,12 +121,16 @@ class Drafting:
         self, table: SessionTable, changes: Changes, verifying: Sequence[InVerification]
     ) -> list[verify_pb2.Proposal]:
         requests = [
-            AheadRequest(item, self._num_nodes(table, item.session), table.max_assumed, MAX_OUTCOMES)
+            AheadRequest(
+                item, self._num_nodes(table, item.session), table.max_assumed, MAX_OUTCOMES,
+                left=partial(table.news.leaves, item.session),
+            )
             for item in verifying
-        ]
+        ]  # fmt: skip
         sessions = [item.session for item in verifying]
         start_ns = time.perf_counter_ns()
-        outcomes = await self._guarded(table, changes, sessions, self.drafter.draft_ahead, requests) or []
+        (found,) = await self._guarded(table, changes, [_Call(sessions, self.drafter.draft_ahead, requests)])
+        outcomes: list[list[Draft]] = found or []
         self._release_given_up(table, changes)
         draft_us = _us_each(start_ns, sum(map(len, outcomes)))
         return [
@@ -136,29 +150,48 @@ class Drafting:
                 table.release(given.session, given.reason, given.detail, changes)
                 del self._given_up[uid]
 
-    async def _guarded(
-        self, table: SessionTable, changes: Changes, sessions: Sequence[Session], call: Callable[[A], T], argument: A
-    ) -> T | None:
-        """The call's result; or None, with the sessions released, when the drafter fails."""
-        if not sessions:
-            return None
-        try:
-            result = await self._call(call, argument)
-            self._given_up |= {given.session.uid: given for given in self.drafter.take_given_up()}
-            return result
-        except Exception as error:
-            log.error("the drafter failed", call=call.__name__, sessions=len(sessions), exc_info=error)
+    async def _guarded(self, table: SessionTable, changes: Changes, calls: Sequence[_Call]) -> list[Any]:
+        """The calls' results, in order; None, with the sessions released, for a call that fails, or is for nobody."""
+        if not any(call.sessions for call in calls):
+            return [None] * len(calls)
+        outcomes = await self._call(_attempt, calls)
+        self._given_up |= {given.session.uid: given for given in self.drafter.take_given_up()}
         gone = Changes(releases=changes.releases)
-        for session in sessions:
-            if table.get(*session.key) is session:
-                table.release(session, verify_pb2.RELEASE_REASON_ERROR, "the drafter failed; its log says why", gone)
+        for call, outcome in zip(calls, outcomes, strict=True):
+            if not isinstance(outcome, Exception):
+                continue
+            log.error("the drafter failed", call=call.run.__name__, sessions=len(call.sessions), exc_info=outcome)
+            for session in call.sessions:
+                if table.get(*session.key) is session:
+                    detail = "the drafter failed; its log says why"
+                    table.release(session, verify_pb2.RELEASE_REASON_ERROR, detail, gone)
         await self.forget(gone.closed)
-        return None
+        return [None if isinstance(outcome, Exception) else outcome for outcome in outcomes]
 
     async def _call(self, call: Callable[[A], T], argument: A) -> T:
         if self._executor is None:
             return call(argument)
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, argument)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One of a drafter's calls, and the sessions that it is about; for none it is left out."""
+
+    sessions: Sequence[Session]
+    run: Callable[[Any], Any]
+    argument: Any
+
+
+def _attempt(calls: Sequence[_Call]) -> list[Any]:
+    """Results, or the exceptions that came instead."""
+    outcomes: list[Any] = []
+    for call in calls:
+        try:
+            outcomes.append(call.run(call.argument) if call.sessions else None)
+        except Exception as error:  # told, and its sessions released, by who asked
+            outcomes.append(error)
+    return outcomes
 
 
 def released(changes: Changes) -> verify_pb2.SpeculateRequest | None:
@@ -173,12 +206,6 @@ def proposed(proposals: Sequence[verify_pb2.Proposal]) -> verify_pb2.SpeculateRe
     if not proposals:
         return None
     return verify_pb2.SpeculateRequest(proposals=verify_pb2.Proposals(proposals=proposals))
-
-
-def _has_tree(session: Session) -> bool:
-    """Whether the step now starting verifies a tree for it already, so that one more at this length comes too late."""
-    following = session.following
-    return following.kind == verify_pb2.NEXT_KIND_PROPOSAL and following.base_len == len(session.tokens)
 
 
 def _propose(table: SessionTable, session: Session, draft: Draft, draft_us: int) -> verify_pb2.Proposal:

@@ -12,6 +12,7 @@ import grpc.aio
 from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting, released
 from draft_service.fetching import FeatureFetcher, Lost
+from draft_service.news import News
 from draft_service.sessions import SessionTable
 from outrider import rpc
 from outrider.errors import (
@@ -179,7 +180,7 @@ class VerifyLink:
         log.info("enlisted", address=self.address, verify_boot_id=enlisted.boot_id)
         arrivals: asyncio.Queue[Arrival] = asyncio.Queue(ROUNDS_IN_FLIGHT)
         fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted.boot_id, arrivals.put)
-        reader = asyncio.create_task(_read(call, arrivals, fetcher))
+        reader = asyncio.create_task(_read(call, arrivals, fetcher, table.news))
         try:
             while True:
                 rounds, lost, end = await _take_all(arrivals)
@@ -222,13 +223,14 @@ class _End:
 Arrival = verify_pb2.Round | Lost | _End
 
 
-async def _read(call: Call, arrivals: asyncio.Queue[Arrival], fetcher: FeatureFetcher) -> None:
+async def _read(call: Call, arrivals: asyncio.Queue[Arrival], fetcher: FeatureFetcher, news: News) -> None:
     """Queues the stream's rounds, and then its end; has the rows fetched that a round announces."""
     end = _End(None)
     try:
         while (frame := await _next_frame(call)) is not None:
             if frame.WhichOneof("message") != "round":
                 raise Internal(f"a frame carries {frame.WhichOneof('message')}; after `enlisted` only rounds may come")
+            news.note(frame.round)
             await arrivals.put(frame.round)
             fetcher.watch([frame.round])
     except Exception as error:  # raised again by whoever takes it

@@ -14,6 +14,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from draft_service.news import News
 from draft_service.session import Extension, Sent, Session
 from outrider.errors import InvalidArgument
 from outrider.tree import TokenTree
@@ -55,6 +56,7 @@ class SessionTable:
         self.max_sessions = max_sessions
         self.max_assumed = limits.max_assumed_tokens
         self.draining = False
+        self.news = News()
         self.counters: Counter[str] = Counter()
         self._max_nodes = min(limits.max_proposal_nodes or _INT31, limits.max_verify_nodes or _INT31)
         self._max_kept = limits.max_proposals_per_session + 1
@@ -71,6 +73,7 @@ class SessionTable:
 
     def apply(self, rounds: Sequence[verify_pb2.Round]) -> Changes:
         """Takes rounds in, oldest first."""
+        self.news.taken(rounds)
         changes = Changes()
         for round in rounds:
             for opened in round.opened:
@@ -115,13 +118,30 @@ class SessionTable:
         budget = _INT31 if session.node_budget is None else session.node_budget
         return min(budget, self._max_nodes, (session.wishes.num_draft_tokens or _INT31) - 1)
 
-    def in_verification(self, session: Session) -> InVerification | None:
-        """The tree that `next` of the session's last verdict names, as far as it is still known here."""
+    def has_tree(self, session: Session) -> bool:
+        """Whether verify has a tree for the step now starting, or one that it waits for is on its way.
+
+        One more at this length would come too late, or be drafted twice.
+        """
         following = session.following
+        return following.base_len == len(session.tokens) and (
+            following.kind == verify_pb2.NEXT_KIND_PROPOSAL or self._on_its_way(session) is not None
+        )
+
+    def in_verification(self, session: Session) -> InVerification | None:
+        """The tree that the step now starting verifies, as far as it is still known here.
+
+        It is what `next` of the session's last verdict names, or the one on its way that it waits for.
+        """
+        following = session.following
+        if following.base_len != len(session.tokens):
+            return None
+        coming = self._on_its_way(session)
+        if coming is not None:
+            return InVerification(session, coming.tree, np.exp(-coming.tree.raised(coming.scores) / 16.0))
         sent = session.sent.get(following.proposal_id)
         if (
             following.kind != verify_pb2.NEXT_KIND_PROPOSAL
-            or following.base_len != len(session.tokens)
             or sent is None
             or not -1 <= following.root_node < len(sent.tokens)
         ):
@@ -131,6 +151,17 @@ class SessionTable:
         tree, kept = below.trimmed(scores[nodes], following.nodes_kept)
         above = float(scores[following.root_node]) if following.root_node >= 0 else 0.0
         return InVerification(session, tree, np.exp((above - scores[nodes[kept]]) / 16.0))
+
+    def _on_its_way(self, session: Session) -> Sent | None:
+        """Where verify waits: the early proposal that has come true, which it did not have when it said so."""
+        if session.following.kind != verify_pb2.NEXT_KIND_WAITING:
+            return None
+        tokens = session.tokens
+        for sent in reversed(session.sent.values()):
+            hopes = sent.base_len + len(sent.assumed) == len(tokens) and len(sent.tokens) > 0 < len(sent.assumed)
+            if hopes and np.array_equal(tokens[sent.base_len :], sent.assumed):
+                return sent
+        return None
 
     def propose(
         self, session: Session, tokens: Ids, parents: Ids, probabilities: NDArray[np.float64], assumed: Ids,

@@ -1,11 +1,13 @@
 """Drafting for a step that has not ended: along its likeliest accepted paths, a guess at the bonus, and trees below.
 
 Everything lies on forks of the sessions' rows, which are given back at once: when the verdict comes, committed tokens
-are run again on the target's own states.
+are run again on the target's own states. A verdict that comes meanwhile ends the work between two steps, unless what is
+being drafted is just what it commits: then it is finished, since verify waits for no more than that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -39,12 +41,27 @@ class _Outcome:
     offered: set[int]
 
 
+class Preempted(Exception):
+    """A verdict has come, and a session needs other drafts than those under way."""
+
+
 def trees_ahead(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Start | None]) -> list[list[Draft]]:
-    """For each request its trees, likeliest outcome first; none where there is no start, or no room for forks."""
+    """For each request its trees, likeliest outcome first; none where there is no start, or no room for forks.
+
+    None at all when a verdict leaves all of one session's outcomes.
+    """
     drafts: list[list[Draft]] = [[] for _ in requests]
     outcomes = _outcomes(grower, requests, starts)
+
+    def check() -> None:
+        for index, request in enumerate(requests):
+            own = [outcome for outcome in outcomes if outcome.request == index]
+            if own and all(request.left(outcome.assumed) for outcome in own):
+                raise Preempted
+
     try:
-        _follow_paths(grower, outcomes)
+        _follow_paths(grower, outcomes, check)
+        check()
         guessed = _guess_bonus(grower, outcomes)
         trees = []
         for outcome in guessed:
@@ -58,8 +75,10 @@ def trees_ahead(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[S
             )  # fmt: skip
         room = grower.model.cache.num_free
         wanted = [(o, tree) for o, tree in zip(guessed, trees, strict=True) if tree is not None and tree.slots <= room]
-        for (outcome, _), draft in zip(wanted, grower.grow([tree for _, tree in wanted]), strict=True):
+        for (outcome, _), draft in zip(wanted, grower.grow([tree for _, tree in wanted], check), strict=True):
             drafts[outcome.request].append(replace(draft, assumed=outcome.assumed))
+    except Preempted:
+        return [[] for _ in requests]
     finally:
         for outcome in outcomes:
             grower.model.cache.close(outcome.rows)
@@ -96,11 +115,12 @@ def _outcomes(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Sta
     return found
 
 
-def _follow_paths(grower: TreeGrower, outcomes: Many[_Outcome]) -> None:
+def _follow_paths(grower: TreeGrower, outcomes: Many[_Outcome], check: Callable[[], None]) -> None:
     """Runs the accepted tokens: all at once, or, where each row goes on from the one before, row by row."""
     longest = max((len(outcome.assumed) for outcome in outcomes), default=0)
     step = 1 if grower.model.reads_states else max(1, longest)
     for first in range(0, longest, step):
+        check()
         running = [outcome for outcome in outcomes if len(outcome.assumed) > first]
         _run(grower, running, [outcome.assumed[first : first + step] for outcome in running])
 

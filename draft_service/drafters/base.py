@@ -6,7 +6,7 @@ close, then draft or draft_ahead. They are called from one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -61,12 +61,14 @@ class AheadRequest:
     """Asks for trees below the likeliest outcomes of a step that is about to run.
 
     At most `max_outcomes` drafts of at most `num_nodes` nodes, each assuming at most `max_assumed` tokens (1 or more).
+    left: whether a verdict has come meanwhile that commits something else than these tokens; any thread may ask.
     """
 
     verifying: InVerification
     num_nodes: int
     max_assumed: int
     max_outcomes: int
+    left: Callable[[Ids], bool] = lambda assumed: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Drafter(Protocol):
         ...
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
-        """Trees for likely outcomes, for each request; likeliest first."""
+        """Trees for likely outcomes, for each request; likeliest first. Stops between steps when a request's are left."""
         ...
 
     def num_nodes(self, wishes: Wishes) -> int:

@@ -8,6 +8,7 @@ Depth d sits d - 1 positions after the sequence's last row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -32,24 +33,28 @@ def most_nodes(num_steps: int, topk: int) -> int:
 
 
 def grow(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips, *, num_steps: int, topk: int, num_nodes: Many[int]
-) -> list[Draft]:
+    model: DraftModel, sequences: Many[Sequence], tips: Tips, *, num_steps: int, topk: int, num_nodes: Many[int],
+    check: Callable[[], None] = lambda: None,
+) -> list[Draft]:  # fmt: skip
     """A tree of at most num_nodes[i] nodes below each sequence's last row, its likeliest ones.
 
     `tips` are the last rows'. There must be slots_needed() free slots for each. The sequences are left as they were.
+    check: called before each step; what it raises ends the work.
     """
     if topk == 1:
-        return _chains(model, sequences, tips, num_steps, num_nodes)
-    return _chosen(_expansions(model, sequences, tips, num_steps, topk), num_nodes)
+        return _chains(model, sequences, tips, num_steps, num_nodes, check)
+    return _chosen(_expansions(model, sequences, tips, num_steps, topk, check), num_nodes)
 
 
 def _chains(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips, num_steps: int, num_nodes: Many[int]
-) -> list[Draft]:
+    model: DraftModel, sequences: Many[Sequence], tips: Tips, num_steps: int, num_nodes: Many[int],
+    check: Callable[[], None],
+) -> list[Draft]:  # fmt: skip
     lengths = [sequence.num_rows for sequence in sequences]
     tokens, probabilities = [tips.tokens[:, 0]], [tips.probabilities[:, 0]]
     try:
         for _ in range(1, num_steps):
+            check()
             tips = advance(model, sequences, one_each(tokens[-1]), tips.states, 1)
             tokens.append(tips.tokens[:, 0])
             probabilities.append(probabilities[-1] * tips.probabilities[:, 0])
@@ -62,7 +67,9 @@ def _chains(
     return [Draft(words[i, :n], parents[:n], chances[i, :n]) for i, n in enumerate(_capped(num_nodes, num_steps))]
 
 
-def _expansions(model: DraftModel, sequences: Many[Sequence], tips: Tips, num_steps: int, topk: int) -> list[Expansion]:
+def _expansions(
+    model: DraftModel, sequences: Many[Sequence], tips: Tips, num_steps: int, topk: int, check: Callable[[], None]
+) -> list[Expansion]:
     batch, count = len(sequences), slots_needed(num_steps, topk)
     expansions = [expand_root(tips.probabilities[:, :topk], tips.tokens[:, :topk])]
     slots: list[Ids] = []
@@ -74,6 +81,7 @@ def _expansions(model: DraftModel, sequences: Many[Sequence], tips: Tips, num_st
     try:
         slots += [model.cache.scratch(count) for _ in sequences]
         for step in range(1, num_steps):
+            check()
             frontier, end = expansions[-1], step * topk
             new = np.arange(end - topk, end)
             parents = frontier.frontier_parents

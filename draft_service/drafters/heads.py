@@ -20,6 +20,7 @@ from engine.models.heads.runner import HeadRunner
 from engine.models.heads.target import TargetShape
 from engine.quantization import draft_quantization
 from engine.runner import pick_device
+from engine.shipped import shipped_head
 from engine.threads import kernel_threads, leave_cores_to_kernels
 from outrider import env
 from outrider.args import DraftArgs
@@ -82,11 +83,14 @@ def _folders(args: DraftArgs) -> tuple[Path, Path, str]:
 
 
 def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path:
-    """What --speculative-draft-model-path names, or the target itself where it brings MTP layers along."""
+    """What --speculative-draft-model-path names; else a shipped head, or the target where it brings MTP layers along."""
     if args.speculative_draft_model_path is not None:
         return resolve_model(
             args.speculative_draft_model_path, revision=args.speculative_draft_model_revision, load_format=load_format
         )
+    shipped = shipped_head((args.speculative_algorithm or "").upper(), target_folder)
+    if shipped is not None:
+        return shipped
     try:
         HeadFolder.open(target_folder, load_format=load_format)
     except StartupError as error:

@@ -25,6 +25,7 @@ from engine.loader import resolve_model
 from engine.models.heads.token_map import load_token_map
 from engine.quantization import draft_quantization
 from engine.runner import ModelRunner
+from engine.shipped import shipped_head
 from engine.threads import kernel_threads, leave_cores_to_kernels
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
@@ -63,12 +64,7 @@ class StandaloneDrafter(ModelDrafter[State]):
 
 def make_drafter(args: DraftArgs) -> StandaloneDrafter:
     """From flags. StartupError for a model that is absent, refused, or not of the target's vocabulary."""
-    if args.speculative_draft_model_path is None:
-        raise StartupError("STANDALONE drafts with a model of its own: give --speculative-draft-model-path")
-    folder = resolve_model(
-        args.speculative_draft_model_path, revision=args.speculative_draft_model_revision,
-        load_format=args.speculative_draft_load_format or args.load_format, trust_remote_code=args.trust_remote_code,
-    )  # fmt: skip
+    folder = _model_folder(args)
     shape = tree_shape(args, is_head=False)
     config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
     fingerprint = vocab_fingerprint(folder)
@@ -91,7 +87,21 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
         token_map = load_token_map(args.speculative_token_map, config.vocab_size)
     model = LanguageModel(runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS, token_map=token_map)
     target = common_pb2.ModelInfo(vocab_fingerprint=fingerprint)
-    return StandaloneDrafter(model, shape, draft_model=args.speculative_draft_model_path, target=target)
+    return StandaloneDrafter(model, shape, draft_model=args.speculative_draft_model_path or str(folder), target=target)
+
+
+def _model_folder(args: DraftArgs) -> Path:
+    """What --speculative-draft-model-path names, or the model that is shipped for the target."""
+    if args.speculative_draft_model_path is not None:
+        return resolve_model(
+            args.speculative_draft_model_path, revision=args.speculative_draft_model_revision,
+            load_format=args.speculative_draft_load_format or args.load_format,
+            trust_remote_code=args.trust_remote_code,
+        )  # fmt: skip
+    shipped = shipped_head("STANDALONE", resolve_model(args.model_path, revision=args.revision))
+    if shipped is None:
+        raise StartupError("STANDALONE drafts with a model of its own: give --speculative-draft-model-path")
+    return shipped
 
 
 def _check_vocabulary(args: DraftArgs, folder: Path, fingerprint: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
@@ -51,8 +52,11 @@ class TreeGrower:
         topk = min(wishes.topk or self.shape.topk, self.num_top, self.model.num_drafted)
         return Wanted(rows, tips, num_steps, topk, num_nodes) if min(num_steps, topk) > 0 else None
 
-    def grow(self, trees: Many[Wanted]) -> list[Draft]:
-        """A draft for each, in order. The pool must hold any one of them; as many as it holds grow together."""
+    def grow(self, trees: Many[Wanted], check: Callable[[], None] = lambda: None) -> list[Draft]:
+        """A draft for each, in order. The pool must hold any one of them; as many as it holds grow together.
+
+        check: called before each of the model's steps; what it raises ends the work, and nothing stays taken.
+        """
         drafts = [Draft()] * len(trees)
         groups: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, tree in enumerate(trees):
@@ -62,6 +66,7 @@ class TreeGrower:
                 grown = grow(
                     self.model, [trees[index].rows for index in part], Tips.joined([trees[i].tips for i in part]),
                     num_steps=num_steps, topk=topk, num_nodes=[trees[index].num_nodes for index in part],
+                    check=check,
                 )  # fmt: skip
                 for index, draft in zip(part, grown, strict=True):
                     drafts[index] = draft

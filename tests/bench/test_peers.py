@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from bench import _systems, peers
@@ -73,6 +75,22 @@ def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
         serving(launch, free_port(), tmp_path / "log", timeout_s=0.0),
     ):
         pass
+
+
+def test_a_server_does_not_outlive_us(tmp_path: Path) -> None:
+    port = free_port()
+    health = f"http://127.0.0.1:{port}/health"
+
+    def told_to_end() -> None:
+        launch = stand_in(Setup(tmp_path, lambda kind: tmp_path), port, 1)
+        with serving(launch, port, tmp_path / "log", timeout_s=60):
+            assert httpx.get(health).status_code == 200
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        told_to_end()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(health)
 
 
 def test_missing_paths_are_refused_before_anything_runs() -> None:

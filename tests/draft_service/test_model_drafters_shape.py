@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from draft_service.drafters.factory import make_drafter
+from draft_service.drafters.graphs import graph_sizes
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.shape import TreeShape, tree_shape
+from engine.execution import GraphSizes
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 
@@ -103,4 +105,4 @@ def test_which_steps_become_cuda_graphs() -> None:
 @pytest.mark.parametrize("flags", [{"disable_cuda_graph": True}, {"cuda_graph_max_bs": 4}])
 def test_ngram_has_no_cuda_graphs(flags: dict[str, Any]) -> None:
     with pytest.raises(StartupError, match="--cuda-graph-max-bs are for draft models"):
-        factory.make_drafter(DraftArgs(speculative_algorithm="NGRAM", **flags))
+        make_drafter(DraftArgs(speculative_algorithm="NGRAM", **flags))

@@ -404,6 +404,11 @@ def test_a_draft_model_is_needed() -> None:
         standalone.make_drafter(args())
 
 
+def test_graphs_that_cannot_be_are_refused(folder: Path) -> None:
+    with pytest.raises(StartupError, match=r"--cuda-graph-max-bs is given, but .* the device is cpu"):
+        standalone.make_drafter(args(speculative_draft_model_path=str(folder), device="cpu", cuda_graph_max_bs=4))
+
+
 def tokenizer(folder: Path, words: list[str]) -> None:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel

@@ -1,4 +1,4 @@
-"""The pictures of the playground in docs/images: `python -m tests.page.screenshots URL`, `outrider serve` being there."""
+"""Takes docs/images anew: `python -m tests.page.screenshots URL`, where `outrider serve` runs."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ def take(browser: Browser, url: str) -> None:
     """All the pictures."""
     IMAGES.mkdir(exist_ok=True)
     shots = (("playground.png", "light", PROMPT, "compare"), ("playground-dark.png", "dark", POEM, "on"))
-    for name, scheme, prompt, mode in shots:
-        page = browser.new_page(viewport={"width": 1360, "height": 860}, color_scheme=scheme, reduced_motion="reduce")
+    for name, theme, prompt, mode in shots:
+        page = browser.new_page(viewport={"width": 1360, "height": 860}, reduced_motion="reduce")
         page.goto(url)
+        page.get_by_label("Theme").select_option(theme)
         ask(page, prompt, mode)
         most_interesting_step(page)
         save(page, name)

@@ -81,20 +81,18 @@ def test_a_refused_setting_is_told(visit: Visit) -> None:
     visit.problems.clear()  # Chromium's own line about the status 400
 
 
-def test_an_answer_that_breaks_off_keeps_what_came(gateway: RunningGateway, open_page: OpenPage) -> None:
-    visit, (verify,) = open_page(), gateway.verify
-    verify.hold_after = 2
+def test_an_error_halfway_is_told_and_keeps_what_came(gateway: RunningGateway, visit: Visit) -> None:
+    page, (verify,) = visit.page, gateway.verify
+    verify.hold_after, verify.break_after = 2, [3]
     visit.ask("Hello?")
-    expect(visit.page.locator(".answer .token")).to_have_count(4)
-
-    async def break_off() -> None:
-        verify.refuse = Unavailable("gone for good")
-        verify.release.set()
-
-    verify.break_after = [2]
-    gateway.loop.run(break_off())
+    gateway.wait(verify.holding)
+    verify.refuse = Unavailable("gone for good")
+    gateway.set(verify.release)
     visit.wait_done()
-    assert visit.page.locator(".answer .token").count() >= 4
+    expect(page.get_by_role("alert")).not_to_be_empty()
+    expect(page.locator(".answer .token")).to_have_count(7)
+    expect(page.locator(".answer")).to_have_attribute("aria-busy", "false")
+    expect(page.get_by_label("Message")).to_have_value("")
 
 
 def test_a_server_that_is_gone_is_told(open_page: OpenPage) -> None:
@@ -104,23 +102,6 @@ def test_a_server_that_is_gone_is_told(open_page: OpenPage) -> None:
     visit.wait_done()
     expect(visit.page.get_by_role("alert")).to_have_text("The server cannot be reached.")
     expect(visit.page.get_by_label("Message")).to_have_value("Hello?")
-
-
-def test_an_error_in_the_stream_is_told(open_page: OpenPage) -> None:
-    events = (
-        'data: {"choices": [{"delta": {"content": "Half an"}, "finish_reason": null}]}\n\n'
-        'data: {"error": {"message": "The server is shutting down."}}\n\n'
-    )
-    visit = open_page()
-    visit.page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(status=200, content_type="text/event-stream", body=events),
-    )
-    visit.ask("Hello?")
-    visit.wait_done()
-    expect(visit.page.get_by_role("alert")).to_have_text("The server is shutting down.")
-    expect(visit.page.locator(".answer .text:not(.reasoning)")).to_have_text("Half an")
-    assert visit.problems == []
 
 
 def test_reasoning_is_shown_apart(open_page: OpenPage) -> None:

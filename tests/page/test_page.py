@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, expect
 
 from tests.gateway.fakes import RunningGateway
 from tests.page.browser import Visit
@@ -17,6 +17,13 @@ from tests.page.conftest import ANSWER, Say
 def answer_of(page: Page, index: int = 0) -> str:
     """The text of an answer."""
     return page.locator(".answer .text:not(.reasoning)").nth(index).text_content() or ""
+
+
+def body_of(request: Request) -> dict[str, Any]:
+    """The JSON that the page sent."""
+    body = request.post_data_json
+    assert body is not None
+    return body
 
 
 def origins_of(page: Page) -> list[tuple[str, str]]:
@@ -129,7 +136,7 @@ def test_settings_reach_the_server(gateway: RunningGateway, visit: Visit) -> Non
     page.locator("[name=algorithm]").select_option("EAGLE3")
     with page.expect_request("**/v1/chat/completions") as sent:
         visit.ask("Hello?")
-    body = sent.value.post_data_json
+    body = body_of(sent.value)
     visit.wait_done()
     assert body["messages"] == [
         {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello?"},
@@ -163,14 +170,14 @@ def test_the_conversation_goes_on(gateway: RunningGateway, visit: Visit) -> None
     with page.expect_request("**/v1/chat/completions") as sent:
         visit.ask("Two?", mode="off")
     visit.wait_done()
-    body = sent.value.post_data_json
+    body = body_of(sent.value)
     assert [message["content"] for message in body["messages"]] == ["One?", ANSWER, "Two?"]
     assert body["speculative"]["enabled"] is False
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".turn")).to_have_count(0)
     with page.expect_request("**/v1/chat/completions") as sent:
         visit.ask("Three?")
-    assert [message["content"] for message in sent.value.post_data_json["messages"]] == ["Three?"]
+    assert [message["content"] for message in body_of(sent.value)["messages"]] == ["Three?"]
     visit.wait_done()
 
 
