@@ -17,7 +17,7 @@ from bench._systems import Launch
 from outrider.errors import StartupError
 
 _POLL_S = 0.1
-_END_S = 30.0
+_END_S = 10.0
 _TAIL_CHARS = 2000
 
 

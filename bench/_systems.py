@@ -81,6 +81,8 @@ def _vllm(*flags: str) -> Callable[[Setup, int, int], Launch]:
                 "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
                 # Else the model runs in a worker process of its own, which is one more to share the cores with.
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                # On CPUs 0.32 cannot load what this saves, and compiles at each start; inductor's own cache works.
+                "VLLM_USE_AOT_COMPILE": "0",
             },
         )  # fmt: skip
 

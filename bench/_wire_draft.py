@@ -8,7 +8,6 @@ Ends on SIGTERM and then writes REPORT: when each frame came and went, and what 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import signal
 import sys
@@ -25,7 +24,7 @@ import uvloop
 
 from bench._wire_clock import Clock
 from bench._wire_script import VOCAB_SIZE, Script, Setting
-from bench._wire_verify import AUX_LAYERS, frame_key, round_key, target_config
+from bench._wire_verify import AUX_LAYERS, frame_key, round_key, target_config, write_report
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.kv import DraftCache
@@ -96,7 +95,7 @@ class ScriptedModel:
 
 
 class Stamping(Drafting):
-    """Notes when rounds come and frames go, their sizes, and how verdicts compare with what `next` foretold."""
+    """Notes when rounds come and frames go, their sizes, and what verdicts verified, beside what `next` foretold."""
 
     def __init__(self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor) -> None:
         super().__init__(drafter, early=early, executor=executor)
@@ -124,11 +123,15 @@ class Stamping(Drafting):
         for round in verdicts:
             self.round_bytes.append(round.ByteSize())
             for verdict in round.verdicts:
-                self._compare(verdict)
+                self._compare(table, verdict)
 
-    def _compare(self, verdict: verify_pb2.Verdict) -> None:
+    def _compare(self, table: SessionTable, verdict: verify_pb2.Verdict) -> None:
+        session = table.get(verdict.session, verdict.generation)
         told = self._next.pop(verdict.session, None)
         used = [credit.proposal_id for credit in verdict.credits]
+        sent = None if session is None or not used else session.sent.get(used[-1])
+        self.foretold["rounds"] += 1
+        self.foretold["early"] += sent is not None and len(sent.assumed) > 0
         if told is not None:
             self.foretold["told"] += 1
             wrong = {
@@ -180,7 +183,7 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
         await stopping.wait()
         await worker.drain(5.0)
         working.cancel()
-    report.write_text(json.dumps(_report(drafting, model)), encoding="utf-8")
+    write_report(report, _report(drafting, model))
     return 0
 
 

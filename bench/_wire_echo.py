@@ -1,6 +1,8 @@
 """A bare grpc.aio echo over a stream: what gRPC alone takes for a round's bytes.
 
     python -m bench._wire_echo ADDRESS
+
+Serves until SIGTERM.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ async def round_trips_ms(address: str, *, up: int, down: int, count: int, pause_
     request = down.to_bytes(_SIZE_BYTES, "little") + bytes(max(0, up - _SIZE_BYTES))
     times: list[float] = []
     async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
-        call: Any = channel.stream_stream(_METHOD)()
+        stream: Any = channel.stream_stream(_METHOD, request_serializer=None, response_deserializer=None)
+        call = stream()
         for _ in range(count):
             await asyncio.sleep(pause_ms / 1000)
             start_ns = time.monotonic_ns()

@@ -87,12 +87,14 @@ async def play(setting: Setting, folder: Path) -> Played:
     name = "overlap" if setting.early else "sequential"
     address = f"unix:{folder}/{name}"
     reports = folder / f"{name}-verify.json", folder / f"{name}-draft.json"
-    async with process("bench._wire_verify", address, str(reports[0]), setting.to_json()):
-        async with process("bench._wire_draft", address, str(reports[1]), setting.to_json()):
-            async with rpc.create_channel(address) as channel:
-                stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
-                await _enlisted(stub)
-                streams = await asyncio.gather(*(_stream(stub, setting, 1 + i) for i in range(setting.batch)))
+    async with (
+        process("bench._wire_verify", address, str(reports[0]), setting.to_json()),
+        process("bench._wire_draft", address, str(reports[1]), setting.to_json()),
+        rpc.create_channel(address) as channel,
+    ):
+        stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
+        await _enlisted(stub)
+        streams = await asyncio.gather(*(_stream(stub, setting, 1 + i) for i in range(setting.batch)))
     verify, draft = (json.loads(report.read_text(encoding="utf-8")) for report in reports)
     return Played(setting, list(streams), verify, draft)
 
@@ -100,7 +102,7 @@ async def play(setting: Setting, folder: Path) -> Played:
 async def _enlisted(stub: verify_pb2_grpc.VerifyServiceAsyncStub) -> None:
     async with asyncio.timeout(_ENLIST_TIMEOUT_S):
         request = verify_pb2.VerifyServiceGetServerInfoRequest()
-        while not (await stub.GetServerInfo(request, timeout=_ENLIST_TIMEOUT_S)).drafters:
+        while not (await stub.GetServerInfo(request, timeout=_ENLIST_TIMEOUT_S)).drafters:  # noqa: ASYNC110  none tells
             await asyncio.sleep(_POLL_S)
 
 

@@ -79,7 +79,8 @@ class Text:
         self.tokens = rng.integers(0, half, count).astype(np.int32)
         self.ends = np.zeros(count, np.bool_)
         # The first token of the output comes from the prompt: rounds begin after it.
-        lengths = rng.choice(np.arange(1, setting.num_steps + 2), count, p=setting.round_lengths / setting.round_lengths.sum())
+        chances = setting.round_lengths / setting.round_lengths.sum()
+        lengths = rng.choice(np.arange(1, setting.num_steps + 2), count, p=chances)
         last = PROMPT_LEN + np.cumsum(lengths)
         self.ends[last[last < count]] = True
         whole = np.zeros(count, np.bool_)  # ends of rounds whose drafts are all accepted

@@ -65,7 +65,7 @@ class ScriptedRunner:
     def __init__(self, setting: Setting, num_slots: int) -> None:
         self.config = target_config(setting)
         self.slot_table = np.zeros((max(setting.batch, 2), setting.max_len), np.int32)
-        self.steps_ms: list[float] = []
+        self.steps_ns: list[tuple[int, int]] = []  # begin and end
         self._script = Script(setting)
         self._clock = Clock(setting.verify_ms, burn=setting.burn)
         self._keys: dict[int, int] = {}  # by table row
@@ -99,7 +99,7 @@ class ScriptedRunner:
         for segment in segments:
             self._numbers[segment.slots, :1] = _ONE
         self._clock.spend(start_ns)
-        self.steps_ms.append((time.monotonic_ns() - start_ns) / 1e6)
+        self.steps_ns.append((start_ns, time.monotonic_ns()))
         return torch.from_numpy(self._logits[: len(expected)])
 
     def _expected(self, segment: Segment) -> NDArray[np.int32]:
@@ -118,15 +118,34 @@ class Stamped(verify_pb2_grpc.VerifyServiceServicer):
     def __init__(self, servicer: VerifyServicer) -> None:
         self.sent_ns: dict[str, int] = {}
         self.came_ns: dict[str, int] = {}
-        self.StreamFeatures = servicer.StreamFeatures
-        self.GetServerInfo = servicer.GetServerInfo
-        self.Generate = servicer.Generate
-        self._speculate = servicer.Speculate
+        self._servicer = servicer
+
+    async def Generate(
+        self, request: verify_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[verify_pb2.GenerateResponse]:
+        """The service's own, as those below."""
+        async for response in self._servicer.Generate(request, context):
+            yield response
+
+    async def StreamFeatures(
+        self, request: verify_pb2.StreamFeaturesRequest, context: Any
+    ) -> AsyncIterator[verify_pb2.StreamFeaturesResponse]:
+        """See Generate."""
+        async for response in self._servicer.StreamFeatures(request, context):
+            yield response
+
+    async def GetServerInfo(self, request: verify_pb2.VerifyServiceGetServerInfoRequest, context: Any) -> Any:
+        """See Generate."""
+        return await self._servicer.GetServerInfo(request, context)
+
+    async def FlushCache(self, request: verify_pb2.FlushCacheRequest, context: Any) -> Any:
+        """See Generate."""
+        return await self._servicer.FlushCache(request, context)
 
     async def Speculate(
         self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: Any
     ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
-        """The service's own."""
+        """See Generate."""
 
         async def coming() -> AsyncIterator[verify_pb2.SpeculateRequest]:
             async for frame in request_iterator:
@@ -134,7 +153,7 @@ class Stamped(verify_pb2_grpc.VerifyServiceServicer):
                     self.came_ns[frame_key(frame.proposals.proposals[0])] = time.monotonic_ns()
                 yield frame
 
-        async for frame in self._speculate(coming(), context):
+        async for frame in self._servicer.Speculate(coming(), context):
             if frame.WhichOneof("message") == "round" and frame.round.verdicts:
                 self.sent_ns[round_key(frame.round)] = time.monotonic_ns()
             yield frame
@@ -148,6 +167,11 @@ def frame_key(proposal: verify_pb2.Proposal) -> str:
 def round_key(round: verify_pb2.Round) -> str:
     """Names a frame of verdicts by its first."""
     return f"{round.verdicts[0].session}:{round.verdicts[0].base_len}"
+
+
+def write_report(path: Path, report: dict[str, Any]) -> None:
+    """For the process that started this one."""
+    path.write_text(json.dumps(report), encoding="utf-8")
 
 
 def main(words: list[str]) -> int:
@@ -189,7 +213,7 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     inbox.put(Stop(Unavailable("the benchmark is over")))
     await asyncio.to_thread(thread.join)
     await server.stop(grace=1.0)
-    report.write_text(json.dumps(_report(stamped, runner, step_loop)), encoding="utf-8")
+    write_report(report, _report(stamped, runner, step_loop))
     return 0
 
 
@@ -205,7 +229,8 @@ def _report(stamped: Stamped, runner: ScriptedRunner, step_loop: StepLoop) -> di
     return {
         "sent_ns": stamped.sent_ns,
         "came_ns": stamped.came_ns,
-        "steps_ms": runner.steps_ms,
+        "steps_ns": runner.steps_ns,
+        "steps_ms": [(end - begin) / 1e6 for begin, end in runner.steps_ns],
         "verify_steps": stats.verify_steps,
         "committed_tokens": stats.committed_tokens,
         "accepted_tokens": stats.accepted_tokens,

@@ -188,7 +188,10 @@ def main(argv: list[str] | None = None) -> int:
         args.logs.mkdir(parents=True, exist_ok=True)
         rounds, failed = measure_rounds(entries, setup, args)
     of_systems = medians(entries, rounds)
-    print(speed_table(of_systems), ratio_table(ratios(entries, rounds)), sep="\n\n")
+    print(speed_table(of_systems))
+    compared = ratios(entries, rounds)
+    if compared:
+        print("", ratio_table(compared), sep="\n")
     for name, reason in failed.items():
         print(f"\n{name} failed: {reason.splitlines()[0]}")
     if args.plot:

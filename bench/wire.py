@@ -15,15 +15,17 @@ Run twice, each time with processes of its own: one after the other, and with OU
     grpc_ms, grpc_over_echo      a round's time in gRPC (both directions, sequential run), and over that of echo_ms
     echo_ms                      a bare grpc.aio echo of the same bytes, paced like rounds, between and after the runs
 
-V, D and h are the flags', R is --round-trip-ms; the accept length is the script's, so rounds cut short count against us.
-Of several sessions a step that misses one draft waits for it: h there is the chance that none misses. `as_timed` is the
-share with V, D and R as they were in this run, on this machine: it leaves out how late a sleeper is woken.
+    hit_rate, in_time_rate       rounds that verified an early proposal; steps for which verify had a tree at once
+    wrong_next_share             verdicts that did not verify what `next` had foretold
+
+V, D and h are the flags', R is --round-trip-ms; the accept length is the script's, so rounds cut short count against
+the services. Of several sessions a step that misses one draft waits for it: h there is the chance that none misses.
+`share_as_timed` takes V, D and R as they were in this run: it leaves out how late this machine wakes a sleeper.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
@@ -64,8 +66,8 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=positive, default=1, help="sessions at once")
     parser.add_argument("--topk", type=int, choices=range(1, NUM_TOP), default=1, metavar="1..15", help="branches")
     parser.add_argument("--num-steps", type=positive, default=5, help="depth of a tree")
-    parser.add_argument("--num-draft-tokens", type=positive, help="nodes of a tree and its root; default: 16, of a chain all")
-    parser.add_argument("--feature-width", type=int, default=LLAMA_8B_EAGLE3_WIDTH, help="numbers of a feature row; 0: none")
+    parser.add_argument("--num-draft-tokens", type=positive, help="nodes and root; default: 16, of a chain all")
+    parser.add_argument("--feature-width", type=int, default=LLAMA_8B_EAGLE3_WIDTH, help="of a row; 0: none")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each run, by the theory")
     parser.add_argument("--burn", action="store_true", help="burn CPU instead of sleeping")
     parser.add_argument("--seed", type=int, default=0)
@@ -134,7 +136,8 @@ def _figures(played: Played, cycle_ms: float, missed: float, echo_ms: float) -> 
         "script_accept_length": measured.tokens_per_round,
         "num_tokens": sum(stream.num_tokens[-1] for stream in played.streams),
         "verify_steps": verify["verify_steps"],
-        "hit_rate": foretold.get("proposal", 0) / max(1, steps),
+        "hit_rate": foretold.get("early", 0) / max(1, foretold.get("rounds", 0)),
+        "in_time_rate": foretold.get("proposal", 0) / max(1, steps),
         "next": foretold,
         "wrong_next_share": foretold.get("wrong", 0) / max(1, foretold.get("told", 0)),
         "verify_ms": _percentiles(verify["steps_ms"]),

@@ -138,7 +138,7 @@ class SessionTable:
             return None
         coming = self._on_its_way(session)
         if coming is not None:
-            return InVerification(session, coming.tree, np.exp(-coming.tree.raised(coming.scores) / 16.0))
+            return InVerification(session, coming.tree, np.exp(coming.tree.raised(coming.scores) / -16.0))
         sent = session.sent.get(following.proposal_id)
         if (
             following.kind != verify_pb2.NEXT_KIND_PROPOSAL

@@ -130,7 +130,10 @@ class StepLoop:
             raise
 
     def step(self) -> None:
-        """One step; waits for a command when there is nothing to run."""
+        """One step; waits for a command when there is nothing to run.
+
+        Clients get a step's tokens once the drafters are told of it: the next step waits for a drafter, not for them.
+        """
         self._obey(self.inbox.take(0 if self.scheduler.running or self.scheduler.waiting else None))
         for session in self.scheduler.admit():
             session.started_ns = session.started_ns or time.monotonic_ns()
@@ -138,9 +141,11 @@ class StepLoop:
         waited_ms, late = self._gather()
         works = self._planner.plan()
         self._teller.tell(works)
+        self.flush()
         if works:
             self._run(works, waited_ms, late)
-        self._flush()
+        if not (self.scheduler.running or self.scheduler.waiting):
+            self.flush()
 
     def _run(self, works: list[Work], waited_ms: float, late: list[Assignment]) -> None:
         start_ns = time.monotonic_ns()
@@ -163,6 +168,7 @@ class StepLoop:
         waited_for, start_ns = late, time.monotonic_ns()
         deadline_ns = start_ns + int(self._planner.wait_ms(late) * 1e6)
         self._teller.tell_waiting(late)
+        self.flush()
         while late and self._stopped_by is None:
             commands = self.inbox.take(deadline_ns)
             if not commands:
@@ -260,7 +266,7 @@ class StepLoop:
         for session in list(self.scheduler.sessions()):
             self._end(session, verify_pb2.CLOSE_REASON_ERROR)
             self._responses.append((session, error if isinstance(error, OutriderError) else Unavailable(str(error))))
-        self._flush()
+        self.flush()
 
     def _read_features(self, command: ReadFeatures) -> None:
         plane = self._runner.features
@@ -275,7 +281,8 @@ class StepLoop:
                 return
         command.answer(None)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Hands clients what was committed."""
         if self._responses:
             self._deliver(list(self._responses))
             self._responses.clear()

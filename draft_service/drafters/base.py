@@ -127,7 +127,7 @@ class Drafter(Protocol):
         ...
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
-        """Trees for likely outcomes, for each request; likeliest first. Stops between steps when a request's are left."""
+        """Trees for likely outcomes, for each request; likeliest first. Stops when all of a request's are left."""
         ...
 
     def num_nodes(self, wishes: Wishes) -> int:

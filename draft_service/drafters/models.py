@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 
 from draft_service.drafters.kv import DraftCache, Sequence
@@ -191,7 +190,7 @@ def as_ids(tokens: torch.Tensor) -> Ids:
 
 def one_each(tokens: torch.Tensor) -> list[Ids]:
     """Ids [B] as B arrays of one."""
-    return list(np.split(as_ids(tokens), len(tokens)))
+    return list(as_ids(tokens)[:, None])
 
 
 def _likeliest_on(device: torch.device) -> Likeliest:

@@ -51,6 +51,8 @@ export class AnswerView {
   constructor(conversation, title) {
     this.conversation = conversation;
     this.spans = []; // by step
+    this.marked = -1; // the step whose tokens are marked
+    this.waiting = []; // what is shown with the next frame
     this.places = {
       reasoning: element("div", { class: "text reasoning", hidden: "" }),
       content: element("div", { class: "text" }),
@@ -66,7 +68,29 @@ export class AnswerView {
     });
   }
 
+  // Shows what came, a frame's worth at a time: laying the page out for every token would slow a fast stream.
   show(pieces) {
+    if (!this.waiting.length) requestAnimationFrame(() => this.#flush());
+    this.waiting.push(...pieces);
+  }
+
+  // Nothing more comes. What is said below the answer stays if nothing is given.
+  end(summary) {
+    this.#flush();
+    this.root.setAttribute("aria-busy", "false");
+    if (summary) this.conversation.keepEnd(() => this.summary.replaceChildren(summary));
+  }
+
+  // Marks the tokens of one step; of -1, none.
+  mark(step) {
+    this.spans[this.marked]?.forEach((span) => span.classList.remove("current"));
+    this.marked = step;
+    this.spans[step]?.forEach((span) => span.classList.add("current"));
+  }
+
+  #flush() {
+    const pieces = this.waiting.splice(0);
+    if (!pieces.length) return;
     this.conversation.keepEnd(() => {
       for (const { kind, text, token } of pieces) {
         this.places[kind].hidden = false;
@@ -75,22 +99,10 @@ export class AnswerView {
     });
   }
 
-  finish(summary) {
-    this.root.setAttribute("aria-busy", "false");
-    this.conversation.keepEnd(() => this.summary.replaceChildren(summary));
-  }
-
-  // Marks the tokens of one step, or none.
-  mark(step) {
-    this.marked?.forEach((span) => span.classList.remove("current"));
-    this.marked = this.spans[step];
-    this.marked?.forEach((span) => span.classList.add("current"));
-  }
-
   #span(text, token) {
     const drafter = token.drafter && token.origin === "accepted" ? `, ${token.drafter}` : "";
     const span = element("span", {
-      class: `token ${token.origin}`, "data-step": token.step,
+      class: `token ${token.origin}${token.step === this.marked ? " current" : ""}`, "data-step": token.step,
       title: `${visible(text)}: ${token.origin}, step ${token.step}${drafter}`,
     }, text);
     (this.spans[token.step] ??= []).push(span);

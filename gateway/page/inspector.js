@@ -31,11 +31,14 @@ export class Inspector {
 
   // Shows an answer, and the one beside it if there is one.
   select(run, view, other = null) {
-    if (view !== this.view) this.view?.mark(-1);
-    Object.assign(this, { run, view, other, step: 0 });
-    this.tree.clear();
-    showFigures(byId("node"), []);
-    byId("tree-caption").textContent = "";
+    if (run !== this.run) {
+      this.view?.mark(-1);
+      this.step = 0;
+      this.tree.clear();
+      showFigures(byId("node"), []);
+      byId("tree-caption").textContent = "";
+    }
+    Object.assign(this, { run, view, other });
     this.update({ finished: true });
   }
 
@@ -61,8 +64,8 @@ export class Inspector {
       this.#figures();
     }
     const newest = this.run.steps.length - 1;
-    const due = finished || (nowMs - this.treeAtMs >= TREE_PACE_MS && !this.tree.busy);
-    if (this.follow.checked && due && newest > 0 && (finished || newest !== this.step)) {
+    const due = finished || (newest !== this.step && nowMs - this.treeAtMs >= TREE_PACE_MS);
+    if (this.follow.checked && due && newest > 0 && !this.tree.busy) {
       this.treeAtMs = nowMs;
       this.#draw(newest);
     }

@@ -41,34 +41,31 @@ async function answer() {
   if (!text || running || !settingsAreValid()) return;
   const mode = new FormData(byId("composer")).get("mode");
   const settings = mode === "compare" ? withSeed(readSettings(settingsForm)) : readSettings(settingsForm);
-  const asked = [...messages, { role: "user", content: text }];
+  const before = messages;
+  const asked = [...before, { role: "user", content: text }];
   byId("error").textContent = "";
   prompt.value = "";
   setRunning(new AbortController());
   const question = conversation.addUser(text);
   const titles = mode === "compare" ? ["With speculation", "Without speculation"] : ["Answer"];
   const { turn, answers } = conversation.addAnswers(titles);
-  const first = new Run({ speculation: mode !== "off" });
+  const first = { run: new Run({ speculation: mode !== "off" }), view: answers[0] };
   let failure = null;
   try {
     byId("status").textContent = mode === "compare" ? "Answering with speculation…" : "Answering…";
-    await stream(first, answers[0], settings, asked, null);
-    if (mode === "compare") {
-      // One after the other: side by side they would slow each other.
-      byId("status").textContent = "Answering without speculation…";
-      const second = new Run({ speculation: false });
-      await stream(second, answers[1], settings, asked, first);
-      inspector.select(first, answers[0], second);
-      conversation.addNote(comparison(first, second));
-    }
-    byId("status").textContent = summaryOf(first);
+    runs.set(first.view, { run: first.run, other: null });
+    inspector.begin(first.run, first.view);
+    await stream(first, settings, asked);
+    if (mode === "compare") await compare(first, answers[1], settings, asked);
+    byId("status").textContent = summaryOf(first.run);
   } catch (error) {
     failure = error;
   }
-  answers.filter((view) => view.root.ariaBusy === "true").forEach((view) => view.finish("")); // never begun
+  answers.forEach((view) => view.end()); // one may never have begun
   setRunning(null);
-  if (first.content) {
-    messages = [...asked, { role: "assistant", content: first.content }];
+  if (messages !== before) return; // a new chat has begun meanwhile
+  if (first.run.content) {
+    messages = [...asked, { role: "assistant", content: first.run.content }];
   } else if (failure) { // nothing came of it: the question may be asked again
     question.remove();
     turn.remove();
@@ -77,23 +74,33 @@ async function answer() {
   if (failure) showError(failure);
 }
 
-// Streams one answer into its column. `beside` is the run that it is compared with, and which stays in sight.
-async function stream(run, view, settings, asked, beside) {
-  runs.set(view, { run, other: null });
-  if (beside) inspector.select(beside, inspector.view, run);
-  else inspector.begin(run, view);
-  let ending = "stopped";
+// Answers again without speculation: afterwards, for at the same time they would slow each other.
+async function compare(first, view, settings, asked) {
+  const second = { run: new Run({ speculation: false }), view };
+  byId("status").textContent = "Answering without speculation…";
+  runs.set(first.view, { run: first.run, other: second.run });
+  runs.set(view, { run: second.run, other: null });
+  inspector.select(first.run, first.view, second.run);
+  await stream(second, settings, asked);
+  conversation.addNote(comparison(first.run, second.run));
+}
+
+// Streams one answer into its column.
+async function stream({ run, view }, settings, asked) {
+  let ending = "";
   try {
     for await (const chunk of streamChat(chatBody(settings, asked, model, run.speculation), key, running.signal)) {
       const pieces = run.add(chunk, performance.now());
       if (pieces.length) view.show(pieces);
       inspector.update();
     }
-    ending = run.finishReason === "length" ? "cut at its length" : "";
+    if (run.finishReason === "length") ending = "cut at its length";
+  } catch (error) {
+    ending = error.name === "AbortError" ? "stopped" : "broken off";
+    throw error;
   } finally {
-    view.finish([summaryOf(run), ending].filter(Boolean).join("; "));
+    view.end([summaryOf(run), ending].filter(Boolean).join("; "));
     inspector.update({ finished: true });
-    if (beside) runs.set(inspector.view, { run: beside, other: run });
   }
 }
 

@@ -11,6 +11,7 @@ const CHAR = 7.3; // of the node's 12 px letters
 const PADDING = 14;
 const TOLD_WIDTH = 70; // for the probability beside the node
 const LABEL_CHARS = 18;
+const LEAST = 0.001; // of a probability that is told beside its node; the details have all
 const MARKS = { [ROOT]: "●", [ACCEPTED]: "✓", [REJECTED]: "✗", [UNREACHED]: "–", [BONUS]: "+", [TARGET]: "●" };
 
 export const VERDICTS = {
@@ -34,7 +35,7 @@ export class TreeView {
   }
 
   get busy() { // someone looks at a node: not the time to draw another tree
-    return this.box.contains(document.activeElement) || this.box.matches(":hover");
+    return this.items.length > 0 && (this.box.contains(document.activeElement) || this.box.matches(":hover"));
   }
 
   draw(step, before, label) {
@@ -115,7 +116,7 @@ export function nodeFigures(item) {
     ["Id", item.id],
     ["Draft rank", item.rank === null || item.siblings === null ? null : `${item.rank} of ${item.siblings}`],
     ["Depth", item.depth || null],
-    ["Target probability", item.probability === null ? null : percent(item.probability)],
+    ["Target probability", item.probability === null ? null : item.probability.toPrecision(3)],
     ["Verdict", VERDICTS[item.verdict]],
   ];
 }
@@ -128,7 +129,7 @@ function words(item) {
 }
 
 function percent(probability) {
-  return `${(probability * 100).toPrecision(3)} %`;
+  return probability < LEAST ? `< ${LEAST * 100} %` : `${(probability * 100).toFixed(1)} %`;
 }
 
 function labelOf(item) {

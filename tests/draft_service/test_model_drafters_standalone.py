@@ -273,7 +273,7 @@ def test_trees_that_do_not_fit_together_grow_in_turns(small: Path, target: Targe
 
 def ahead(drafter: StandaloneDrafter, opened: Any, draft: Draft, **limits: int) -> list[Draft]:
     verifying = InVerification(opened, draft.tree, draft.probabilities)
-    bounds = {"num_nodes": 5, "max_assumed": 8, "max_outcomes": 2} | limits
+    bounds: dict[str, Any] = {"num_nodes": 5, "max_assumed": 8, "max_outcomes": 2} | limits
     return drafter.draft_ahead([AheadRequest(verifying, **bounds)])[0]
 
 
@@ -428,3 +428,31 @@ def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     tokenizer(tmp_path / "target", ["a", "c"])
     with pytest.raises(StartupError, match="have different vocabularies"):
         standalone.make_drafter(args(speculative_draft_model_path=own, model_path=str(tmp_path / "target")))
+
+
+@pytest.mark.parametrize("shape", [TreeShape(4, 1, 5), TreeShape(4, 2, 6)])
+def test_a_verdict_ends_drafting_ahead_between_two_steps(folder: Path, target: Target, shape: TreeShape) -> None:
+    drafter = make(folder, shape)
+    (opened,) = Game(drafter, target).open(PROMPTS[0])
+    (draft,) = drafter.draft([DraftRequest(opened, 5)])
+    verifying = InVerification(opened, draft.tree, draft.probabilities)
+    rows = drafter._model.cache.num_free
+    steps: list[int] = []
+
+    def verdict_after(count: int, left: bool) -> list[Draft]:
+        """Drafts ahead; a verdict comes when `count` steps were begun."""
+        steps.clear()
+
+        def leaves(assumed: Any) -> bool:
+            steps.append(len(assumed))
+            return left and len(steps) > count
+
+        return drafter.draft_ahead([AheadRequest(verifying, 5, 8, 1, left=leaves)])[0]
+
+    assert len(verdict_after(0, left=False)) == 1
+    most = len(steps)
+    for count in range(most):
+        assert verdict_after(count, left=True) == []
+        assert len(steps) == count + 1  # nothing was run after it
+        assert drafter._model.cache.num_free == rows
+    assert drafter.draft([DraftRequest(opened, 5)])[0].tokens.tolist() == draft.tokens.tolist()

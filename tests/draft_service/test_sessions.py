@@ -50,11 +50,15 @@ def open_one(sessions: SessionTable, **more: Any) -> Session:
     return session
 
 
-def send(sessions: SessionTable, session: Session, tree: TokenTree, scores: list[int] | None = None) -> pb.Proposal:
+def send(
+    sessions: SessionTable, session: Session, tree: TokenTree, scores: list[int] | None = None,
+    assumed: list[int] | None = None,
+) -> pb.Proposal:  # fmt: skip
     probabilities = np.exp(-np.array(scores if scores is not None else [0] * len(tree)) / 16.0)
     return sessions.propose(
-        session, tree.tokens, tree.parents, probabilities, NO_IDS, np.zeros(len(tree), np.bool_), draft_us=5
-    )
+        session, tree.tokens, tree.parents, probabilities, np.array(assumed or [], np.int32),
+        np.zeros(len(tree), np.bool_), draft_us=5,
+    )  # fmt: skip
 
 
 def reasons(changes: Changes) -> list[tuple[int, int, int]]:
@@ -261,6 +265,27 @@ def test_nothing_is_in_verification_when_next_does_not_fit(wrong: dict[str, Any]
     fields = {"kind": pb.NEXT_KIND_PROPOSAL, "base_len": 4, "proposal_id": 1, "root_node": 0, "nodes_kept": 3}
     sessions.apply([pb.Round(verdicts=[verdict(tokens=[10], next=pb.Next(**(fields | wrong)))])])
     assert sessions.in_verification(session) is None
+
+
+@pytest.mark.parametrize(("assumed", "kind", "coming"), [
+    ([4, 5], pb.NEXT_KIND_WAITING, True),
+    ([4, 6], pb.NEXT_KIND_WAITING, False),
+    ([4], pb.NEXT_KIND_WAITING, False),
+    ([4, 5], pb.NEXT_KIND_PLAIN, False),
+])  # fmt: skip
+def test_an_early_proposal_on_its_way_is_what_a_waiting_verify_takes(
+    assumed: list[int], kind: pb.NextKind, coming: bool
+) -> None:
+    sessions = table()
+    session = open_one(sessions)
+    send(sessions, session, TokenTree.chain(np.array([10, 20], np.int32)), [0, 16], assumed)
+    sessions.apply([pb.Round(verdicts=[verdict(tokens=[4, 5], next=pb.Next(kind=kind, base_len=5))])])
+    assert sessions.has_tree(session) is coming
+    verifying = sessions.in_verification(session)
+    assert (verifying is not None) is coming
+    if verifying is not None:
+        assert verifying.tree.tokens.tolist() == [10, 20]
+        assert verifying.probabilities.tolist() == pytest.approx(np.exp([0, -1]).tolist())
 
 
 def test_a_prefix_is_shared_only_with_a_session_that_is_open() -> None:

@@ -43,6 +43,7 @@ def most_interesting_step(page: Page) -> None:
     else:
         page.keyboard.press("End")
     page.locator(".node:is(.accepted, .rejected)").last.focus()
+    page.locator("#inspector").evaluate("inspector => inspector.scrollTop = 0")
 
 
 def take(browser: Browser, url: str) -> None:

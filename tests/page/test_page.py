@@ -77,7 +77,7 @@ def test_the_tree_tells_of_its_nodes(gateway: RunningGateway, visit: Visit) -> N
     page.keyboard.press("End")
     expect(nodes.nth(4)).to_be_focused()
     details = page.locator("#node")
-    for told in ("2 of 2", "50.0 %", "rejected"):
+    for told in ("2 of 2", "0.500", "rejected"):
         expect(details).to_contain_text(told)
     nodes.nth(1).hover()
     expect(details).to_contain_text("1 of 2")
@@ -198,6 +198,24 @@ def test_stop_cancels(gateway: RunningGateway, visit: Visit, by_key: bool) -> No
     expect(page.locator(".summary")).to_contain_text("stopped")
     expect(page.get_by_label("Message")).to_be_focused()
     assert answer_of(page) != ""
+
+
+def test_a_new_chat_stops_and_forgets(gateway: RunningGateway, visit: Visit) -> None:
+    page, (verify,) = visit.page, gateway.verify
+    verify.hold_after = 2
+    visit.ask("One?", mode="compare")
+    expect(page.locator(".answer .token")).to_have_count(4)
+    page.get_by_role("button", name="New chat").click()
+    visit.wait_done()
+    gateway.wait(verify.idle)
+    verify.reset()
+    expect(page.get_by_role("treeitem")).to_have_count(0)
+    with page.expect_request("**/v1/chat/completions") as sent:
+        visit.ask("Two?")
+    assert [message["content"] for message in body_of(sent.value)["messages"]] == ["Two?"]
+    visit.wait_done()
+    assert answer_of(page) == ANSWER
+    expect(page.get_by_role("alert")).to_be_empty()
 
 
 ATTACK = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>{{constructor}}'

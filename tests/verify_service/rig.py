@@ -176,13 +176,15 @@ class Rig:
         return not (self.loop.scheduler.running or self.loop.scheduler.waiting)
 
     def step(self) -> None:
-        """One step of the loop."""
+        """One step of the loop, and clients get what it committed."""
         self.loop.step()
+        self.loop.flush()
         self.check()
 
     def run(self, most_steps: int = 5000) -> None:
         """Steps until all that was submitted has ended; drafters hear the end."""
         self.loop.step()
+        self.loop.flush()
         for _ in range(most_steps):
             if self.is_idle:
                 self.act()

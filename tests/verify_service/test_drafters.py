@@ -16,7 +16,7 @@ from tests.drafter_view import Draft, Seen
 from tests.fakes import ToyModel, toy_config
 from tests.verify_service.rig import MAX_KEPT, Sim, build_factory, build_rig, expected, request
 from verify_service.commands import Arrived
-from verify_service.drafters import MAX_REFUSALS_IN_A_ROW, Drafter, Drafters
+from verify_service.drafters import MAX_REFUSALS_IN_A_ROW, MAX_UNANSWERED, Drafter, Drafters
 from verify_service.intake import take_proposals, take_releases
 from verify_service.proposals import Proposal
 from verify_service.session import Session
@@ -244,3 +244,24 @@ def test_a_drafter_that_proposes_much_and_sensibly_is_no_flood() -> None:
     assert sim.ended is None
     assert sim.drafter.counts["crowded"] > 1000
     assert [rig.output(one) for one in sessions] == [expected(rig, one) for one in sessions]
+
+
+def test_answers_are_timed_also_when_nobody_waits_any_more() -> None:
+    """A drafter slower than the bound on its reply would else be thought as fast as ever, and never be waited for."""
+    everybody = drafters(drafter())
+    assignment = everybody.assign(session())
+    assert assignment is not None
+    replies = assignment.drafter.replies
+    before_ms = replies.mean_ms
+    for length in (4, 5, 6):
+        assignment.asked(length, now_ns=length * 1_000_000)
+    assignment.answered(5, now_ns=45_000_000)
+    assert replies.mean_ms == pytest.approx(before_ms + (40.0 - before_ms) / 8)
+    assert replies.bound_ms > 40.0
+    after_ms = replies.mean_ms
+    assignment.answered(5, now_ns=90_000_000)
+    assignment.answered(4, now_ns=90_000_000)  # it went on to 5 since
+    assert replies.mean_ms == after_ms
+    for length in range(7, 200):
+        assignment.asked(length, now_ns=0)
+    assert len(assignment.asked_ns) <= MAX_UNANSWERED

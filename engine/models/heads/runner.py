@@ -51,9 +51,7 @@ class HeadRunner:
         )  # fmt: skip
         sizes = usable_sizes(Execution(AttentionChoice(attention), graphs=graphs), head.device)
         with torch.inference_mode():
-            self.pool = KVPool(
-                block, FeatureSpec(), num_slots, head.dtype, head.device, with_padding=sizes is not None
-            )
+            self.pool = KVPool(block, FeatureSpec(), num_slots, head.dtype, head.device, with_padding=sizes is not None)
         self._attention = _attention(attention, head)
         self._scale = block.head_dim**-0.5
         self._graphs = None

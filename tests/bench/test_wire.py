@@ -1,0 +1,62 @@
+"""`outrider bench wire`: the script that both processes play, and one small run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench import wire
+from bench._wire_script import NUM_TOP, PROMPT_LEN, Script, Setting
+
+SETTING = Setting(
+    verify_ms=1.0, draft_ms=1.0, accept_length=2.5, hit_rate=0.8, batch=1, topk=4, num_steps=4, num_draft_tokens=16,
+    feature_width=0, num_tokens=20_000, burn=False, early=True, seed=1,
+)  # fmt: skip
+
+
+def test_the_script_has_the_wished_means_and_is_the_same_everywhere() -> None:
+    assert Setting.from_json(SETTING.to_json()) == SETTING
+    chances = SETTING.round_lengths
+    assert chances.sum() == pytest.approx(1.0)
+    assert chances @ np.arange(1, SETTING.num_steps + 2) == pytest.approx(SETTING.accept_length)
+    text, same = Script(SETTING).text(3), Script(SETTING).text(3)
+    assert text.tokens.tolist() == same.tokens.tolist()
+    ends = np.flatnonzero(text.ends)
+    assert np.diff(ends).mean() == pytest.approx(SETTING.accept_length, rel=0.03)
+    assert ends[0] > PROMPT_LEN
+
+
+def test_the_drafter_errs_at_the_ends_of_rounds_and_guesses_them_below() -> None:
+    text = Script(SETTING).text(1)
+    assert all(len(set(row)) == NUM_TOP for row in text.top_tokens[:500].tolist())
+    inside = ~text.ends
+    assert (text.top_tokens[inside, 0] == text.tokens[inside]).all()
+    lengths = np.diff(np.flatnonzero(text.ends), prepend=PROMPT_LEN)
+    whole = lengths == SETTING.num_steps + 1
+    for ends, place in ((np.flatnonzero(text.ends)[whole], 0), (np.flatnonzero(text.ends)[~whole], SETTING.topk)):
+        right = text.top_tokens[ends] == text.tokens[ends, None]
+        assert np.flatnonzero(right.any(axis=0)).tolist() == [place]
+        assert right[:, place].mean() == pytest.approx(SETTING.hit_rate, abs=0.04)
+
+
+@pytest.mark.parametrize(("topk", "width"), [(1, 96), (4, 0)])
+def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: int, width: int) -> None:
+    output = tmp_path / "figures.json"
+    words = [
+        "--verify-ms", "2", "--draft-ms", "1", "--accept-length", "2.5", "--batch", "2", "--topk", str(topk),
+        "--num-steps", "4", "--feature-width", str(width), "--seconds", "0.1", "--output", str(output),
+    ]  # fmt: skip
+    assert wire.main(words) == 0
+    figures = json.loads(output.read_text(encoding="utf-8"))
+    assert set(figures["grpc_over_echo"]) == set(figures["grpc_ms"]) == {"p50", "p99"}
+    for way in ("sequential", "overlap"):
+        found = figures[way]
+        assert found["share_of_theory"] > 0
+        # Of each session the first token comes from its prompt.
+        assert found["accept_length"] * found["verify_steps"] == pytest.approx(found["num_tokens"] - 2)
+        assert 0 <= found["hit_rate"] <= 1
+        assert found["bytes_a_round"]["to_drafter"] > 2 * 2 * width
+    assert figures["sequential"]["hit_rate"] == 0
