@@ -93,9 +93,7 @@ def test_accept_length_from_sglangs_info(tmp_path: Path) -> None:
     assert document["loads"][0]["accept_length"] == 2.25
 
 
-@pytest.mark.parametrize(
-    ("stand_in", "says"), [(StandIn(status=429), "429"), (StandIn(cut=True), "without its usage")]
-)
+@pytest.mark.parametrize(("stand_in", "says"), [(StandIn(status=429), "429"), (StandIn(cut=True), "without its usage")])
 def test_a_failed_request_fails_the_run(stand_in: StandIn, says: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=says):
         measured(stand_in, tmp_path, "--concurrency", "2", "--warm-up", "0")
