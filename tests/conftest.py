@@ -1,13 +1,17 @@
 """Settings for all tests: property tests may take as long as a busy machine makes them; torch uses one thread.
 
-Tests share the cores with one another's processes, where OpenMP's barriers cost more than a second thread brings.
+Tests share the cores with one another's processes, where OpenMP's barriers cost more than a second thread brings. What
+numba compiles is kept in one place, since compiling it in the middle of a test takes a minute.
 """
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+# Before torch and numba are imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "tests" / "numba"))
 
 from hypothesis import HealthCheck, settings
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from draft_service.app import cache_kernels, main
+from draft_service.app import cache_kernels, describe, inspect, main
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.v1 import verify_pb2 as pb
@@ -82,11 +82,11 @@ def test_it_imports_no_torch() -> None:
 def test_what_verify_must_keep_is_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = make.write_target(tmp_path / "target")
     head = make.eagle3(tmp_path / "head")
-    flags = [f"--model-path={target.folder}", f"--speculative-draft-model-path={head.folder}", "--describe"]
-    assert main(DraftArgs.parse([*flags, "--speculative-algorithm=EAGLE3"])) == 0
+    flags = [f"--model-path={target.folder}", f"--speculative-draft-model-path={head.folder}"]
+    assert described([*flags, "--speculative-algorithm=EAGLE3"]) == 0
     assert json.loads(capsys.readouterr().out) == {"algorithm": "EAGLE3", "features": "aux:2,4,5"}
     with pytest.raises(StartupError, match="of family eagle3: use EAGLE3"):
-        main(DraftArgs.parse([*flags, "--speculative-algorithm=EAGLE"]))
+        described([*flags, "--speculative-algorithm=EAGLE"])
 
 
 def test_corpus_files_are_drawn_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,16 +96,16 @@ def test_corpus_files_are_drawn_from(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "b.jsonl").write_text('"the dog ran"\n\n{"text": "a dog sat"}\n')
     corpora = [f"--speculative-ngram-external-corpus-path={tmp_path / name}" for name in ("a.txt", "b.jsonl")]
     flags = [f"--model-path={folder}", "--speculative-ngram-capacity=5000"]
-    assert main(DraftArgs.parse([*flags, *corpora, "--inspect=cat sat on"])) == 0
+    assert inspected([*flags, *corpora, "--inspect=cat sat on"]) == 0
     assert [line.split()[-2] for line in capsys.readouterr().out.splitlines()[1:]] == ['"a"', '"mat"']
     for name, words in (("c.txt", "cannot read"), ("d.jsonl", "line 1: a string, or"), ("e.jsonl", "line 1: no JSON")):
         (tmp_path / "d.jsonl").write_text('{"txt": 1}')
         (tmp_path / "e.jsonl").write_text("{")
         with pytest.raises(StartupError, match=words):
-            main(DraftArgs.parse([*flags, f"--speculative-ngram-external-corpus-path={tmp_path / name}"]))
+            inspected([*flags, f"--speculative-ngram-external-corpus-path={tmp_path / name}"])
     few = "--speculative-ngram-external-corpus-max-tokens=5"
     with pytest.raises(StartupError, match="at most 5 are taken"):
-        main(DraftArgs.parse([*flags, corpora[0], few]))
+        inspected([*flags, corpora[0], few])
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
@@ -118,12 +118,23 @@ def test_a_tree_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str], alg
         "--speculative-num-steps=3", "--speculative-eagle-topk=2", "--speculative-num-draft-tokens=6",
         "--dtype=float32", "--device=cpu", "--draft-max-total-tokens=512", "--max-sessions=2",
     ]  # fmt: skip
-    assert main(DraftArgs.parse([*flags, "--inspect=w5 w9 w33"])) == 0
+    assert inspected([*flags, "--inspect=w5 w9 w33"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == '"w33"'
     assert len(lines) == 6
     with pytest.raises(StartupError, match="--inspect has 0 tokens"):
-        main(DraftArgs.parse([*flags, "--inspect= "]))
+        inspected([*flags, "--inspect= "])
+
+
+def described(words: list[str]) -> int:
+    """What `outrider draft --describe` does, its log left as tests have it."""
+    return describe(DraftArgs.parse(words))
+
+
+def inspected(words: list[str]) -> int:
+    """What `outrider draft --inspect` does."""
+    args = DraftArgs.parse(words)
+    return inspect(args, args.inspect or "")
 
 
 def save_words(folder: Path, words: list[str]) -> None:

@@ -173,7 +173,8 @@ def test_a_draft_models_attention_is_the_targets_unless_it_is_named() -> None:
 
 
 def test_flags_of_cuda_graphs_are_for_both_models() -> None:
-    for given in ({"cuda_graph_max_bs": 4}, {"disable_cuda_graph": True}):
+    settings: list[dict[str, Any]] = [{"cuda_graph_max_bs": 4}, {"disable_cuda_graph": True}]
+    for given in settings:
         for algorithm, reaches in (("STANDALONE", True), ("EAGLE3", True), ("NGRAM", False)):
             args = ServeArgs(speculative_algorithm=algorithm, **given)
             verify, draft, _ = launcher.parts_of(args, "unix:/v", "unix:/d", 1)
