@@ -80,6 +80,20 @@ def test_a_perfect_drafter_commits_a_whole_chain_and_the_bonus_each_round(
     assert_empty(drafter)
 
 
+def test_the_targets_own_int8_copy_is_nearly_perfect(folder: Path, target: Target) -> None:
+    """Of at most 4 tokens a round; how many, the rounding of these random weights decides."""
+    runner = ModelRunner.load(
+        folder, dtype="float32", num_slots=NUM_SLOTS, max_sessions=24, max_len=200, quantization="int8"
+    )
+    drafter = StandaloneDrafter(
+        LanguageModel(runner, NUM_SLOTS, max_batch_tokens=512), CHAIN, draft_model="int8", target=common_pb2.ModelInfo()
+    )
+    game = Game(drafter, target)
+    game.open(*PROMPTS)
+    committed = [length for _ in range(8) for length in game.round()]
+    assert 3.5 <= np.mean(committed) <= 4.0
+
+
 def test_output_is_the_targets_whatever_the_drafter_says(small: Path, target: Target) -> None:
     drafter = make(small, TreeShape(4, 3, 12))
     game = Game(drafter, target)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from outrider.args import Args, ChatArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args import Args, ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
 
 KINDS: list[type[Args]] = [VerifyArgs, DraftArgs, GatewayArgs, ServeArgs, ChatArgs]
@@ -120,3 +120,16 @@ def test_settings_as_flags() -> None:
     flags = VerifyArgs(dtype="float32").as_flags()
     assert flags["dtype"] == "float32"
     assert flags["max-running-requests"] == "48"
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "NGRAM"])
+def test_data_parallel_attention_is_refused(algorithm: str) -> None:
+    """SGLang refuses it with these two; here replicas take its place, whatever drafts."""
+    with pytest.raises(StartupError, match=f"--enable-dp-attention is not supported with {algorithm}"):
+        DraftArgs(speculative_algorithm=algorithm, enable_dp_attention=True)
+
+
+def test_a_head_is_converted_by_words_and_both_folders_are_needed() -> None:
+    with pytest.raises(StartupError, match="--destination is needed"):
+        ConvertArgs(source="head")
+    assert ConvertArgs.parse(["--source=a", "--destination=b"]).destination == "b"
