@@ -28,9 +28,9 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Generator[Browser]:
-    """Chromium for all tests."""
+    """Chromium for a file's tests: while it runs, so does an event loop, and tests of other files want their own."""
     with chromium() as browser:
         yield browser
 
