@@ -305,7 +305,6 @@ def test_keys(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
         ("GET", CHAT, 405, "POST"),
         ("DELETE", "/v1/models", 405, "GET, HEAD"),
         ("POST", "/health", 405, "GET, HEAD"),
-        ("GET", "/", 404, None),
         ("POST", "/v1/embeddings", 404, None),
         ("GET", "/v1/chat/completions/", 404, None),
     ],
