@@ -6,17 +6,15 @@ near-equal logits; embedding, norms and biases stay as they are.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 
 import torch
 
+from engine.cpu_kernels import cpu_kernels
 from kernels.linear import Linear
-from kernels.native.build import CannotBuild, build_key
-from kernels.native.library import open_library
+from kernels.native.build import build_key
 from kernels.native_linear import NativeLinear, ProductTeam, fits
 from kernels.quantized_linear import Float8Linear, Int4Linear, Int8DynamicLinear, Int8Linear
-from outrider import env
 from outrider.errors import StartupError
 
 METHODS = ("int8", "int8_dynamic", "int4", "fp8")
@@ -30,8 +28,8 @@ _OF_SGLANG = frozenset({
 _FLOAT8_CAPABILITY = (8, 9)
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Callable[[torch.Tensor], torch.Tensor]]
-_PLAIN: dict[str, MakeLinear] = {
-    "int8": Int8Linear, "int8_dynamic": Int8DynamicLinear, "int4": Int4Linear, "fp8": Float8Linear,
+_PLAIN: dict[str | None, MakeLinear] = {
+    None: Linear, "int8": Int8Linear, "int8_dynamic": Int8DynamicLinear, "int4": Int4Linear, "fp8": Float8Linear,
 }  # fmt: skip
 
 
@@ -60,11 +58,8 @@ def draft_quantization(draft: str | None, target: str | None) -> str | None:
 
 
 def linear_maker(method: str | None) -> MakeLinear:
-    """Makes the linear layers of a model quantised so, for any device: weight [out, in], bias [out] or None.
-
-    Those made by one maker share threads: one at a time may be called.
-    """
-    return Linear if method is None else _Maker(method)
+    """Makes the linear layers of a model quantised so, for any device: weight [out, in], bias [out] or None."""
+    return Linear if method is None else KernelLinears(method)
 
 
 def head_maker(method: str | None) -> MakeLinear:
@@ -74,28 +69,26 @@ def head_maker(method: str | None) -> MakeLinear:
 
 def kernels_used(method: str | None, device: torch.device) -> str:
     """What computes the layers that linear_maker makes on a device, for numerics_id; empty: torch."""
-    library = _library() if method is not None and device.type == "cpu" else None
+    library = cpu_kernels() if method is not None and device.type == "cpu" else None
     return "" if library is None else f"products {library.outrider_instructions().decode()} {build_key(library)}"
 
 
-class _Maker:
-    def __init__(self, method: str) -> None:
+class KernelLinears:
+    """Makes linear layers by the C kernels where they can be had and a weight suits them, else by torch's operators.
+
+    method: None or one of METHODS; num_threads: default torch's. All layers share the threads: one at a time may be
+    called.
+    """
+
+    def __init__(self, method: str | None, num_threads: int | None = None) -> None:
         self._method = method
+        self._num_threads = num_threads
         self._team: ProductTeam | None = None
 
     def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
-        library = _library() if fits(weight) else None
+        """A layer of weight [out, in] and bias [out] or None."""
+        library = cpu_kernels() if fits(weight) else None
         if library is None:
             return _PLAIN[self._method](weight, bias)
-        self._team = self._team or ProductTeam(library, torch.get_num_threads())
+        self._team = self._team or ProductTeam(library, self._num_threads or torch.get_num_threads())
         return NativeLinear(self._team, weight, bias, self._method)
-
-
-def _library() -> ctypes.CDLL | None:
-    """The C kernels, where they are wanted and can be had."""
-    if not env.cpu_kernel():
-        return None
-    try:
-        return open_library(env.home() / "kernels")
-    except (CannotBuild, OSError):
-        return None

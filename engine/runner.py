@@ -17,6 +17,7 @@ from engine.attention import build_attention, check_fp8, fused_rope
 from engine.batch import Batch, BatchBuffers, Segment
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import FeatureSpec, ModelConfig, RopeScaling
+from engine.cpu_kernels import cpu_kernels, warn_without_kernels
 from engine.execution import Execution
 from engine.fingerprint import numerics_id
 from engine.graphs import usable_sizes, with_cuda_graphs
@@ -26,10 +27,8 @@ from engine.models.llama import TorchLlama
 from engine.models.llama_native import NativeLlama, is_supported
 from engine.models.llama_weights import LlamaWeights, tensor_shapes
 from engine.quantization import check_quantization, kernels_used
-from kernels.native.build import CannotBuild, build_key
-from kernels.native.library import open_library
+from kernels.native.build import build_key
 from kernels.rope import rope_frequencies
-from outrider import env
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 
@@ -70,6 +69,11 @@ class ModelRunner:
         self.slot_table = slot_table
         self._buffers = buffers
         self._decoder = decoder
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether the C kernels compute the whole step, on threads of their own."""
+        return self.backend.startswith("native")
 
     @property
     def features(self) -> torch.Tensor | None:
@@ -241,16 +245,11 @@ def _cpu_kernels(
     """The C kernels, or None, saying why, where torch's operators have to do."""
     if torch_only is not None:
         reason = torch_only
-    elif not env.cpu_kernel():
-        reason = "OUTRIDER_CPU_KERNEL is off"
     elif not is_supported(config, dtype, quantization):
         reason = f"no kernel for this model in {dtype}"
     else:
-        try:
-            return open_library(env.home() / "kernels")
-        except (CannotBuild, OSError) as error:
-            reason = str(error)
-    log.warning("CPU kernels not used, decoding is slower", reason=reason)
+        return cpu_kernels()
+    warn_without_kernels(reason)
     return None
 
 

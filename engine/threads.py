@@ -11,11 +11,11 @@ import torch
 _BY_DEFAULT = torch.get_num_threads()
 
 
-def kernel_threads(asked: int | None) -> int:
-    """Threads for a team: as asked, else as many as torch takes by default (OMP_NUM_THREADS, or the cores)."""
-    return asked or _BY_DEFAULT
+def share_cores(asked: int | None, *, by_kernels: bool) -> int:
+    """Threads for the kernels' team: as asked, else as many as torch takes by default (OMP_NUM_THREADS, or the cores).
 
-
-def leave_cores_to_kernels() -> None:
-    """Has torch use one thread from now on, in this process."""
-    torch.set_num_threads(1)
+    From now on torch has one thread in this process; without kernels, all of them.
+    """
+    count = asked or _BY_DEFAULT
+    torch.set_num_threads(1 if by_kernels else count)
+    return count

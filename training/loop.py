@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -37,6 +35,7 @@ from training.optimizers import Optimizers, clip, schedule
 from training.plot import plot
 from training.ranks import Ranks, join
 from training.state_store import StateStore
+from training.stopping import Stopping
 from training.target_states import States, TargetStates
 
 EXPORT_FOLDER = "export"
@@ -99,7 +98,7 @@ class Trainer:
     def run(self, writer: Writer) -> None:
         """Steps until the end, evaluating and saving on the way."""
         args, at = self.args, self.checkpoint
-        batches, stopping = self.dataset.batches(at.plan), _Stopping()
+        batches, stopping = self.dataset.batches(at.plan), Stopping()
         saved = evaluated = at.seen
         if not at.history:
             self._evaluate(writer)
@@ -253,20 +252,6 @@ def _writer(args: HeadArgs, ranks: Ranks, first_step: int) -> Iterator[Writer]:
         yield writer
     finally:
         writer.close()
-
-
-class _Stopping:
-    """Whether SIGINT or SIGTERM asked for an end: the step under way is finished and saved."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
 
 
 def facts_of(args: HeadArgs, model_path: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import uvloop
 
 from engine.attention import AttentionChoice
@@ -22,7 +21,7 @@ from engine.loader import resolve_model
 from engine.pages import PagePool
 from engine.radix_cache import RadixCache
 from engine.runner import ModelRunner, model_shapes
-from engine.threads import leave_cores_to_kernels
+from engine.threads import share_cores
 from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.errors import Unavailable
@@ -52,8 +51,6 @@ _GRAPH_SESSIONS = 160  # SGLang's most
 def main(args: VerifyArgs) -> int:
     """Runs the process; returns its exit code."""
     configure_logging("verify")
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
     engine = load_engine(args)
     return uvloop.run(_serve(args, engine))
 
@@ -85,12 +82,12 @@ def load_engine(args: VerifyArgs) -> Engine:
         features=FeatureSpec.parse(args.features),
         load_format=args.load_format,
         max_batch_tokens=args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk,
+        threads=args.threads,
         quantization=args.quantization,
         trust_remote_code=args.trust_remote_code,
         execution=execution_of(args),
     )
-    if runner.backend.startswith("native"):
-        leave_cores_to_kernels()
+    share_cores(args.threads, by_kernels=runner.uses_kernels)
     if runner.device.type == "cuda":
         DeviceSampler(runner.device).warm_up(config.vocab_size, args.max_verify_nodes)
     costs = measure_costs(runner, sizes)

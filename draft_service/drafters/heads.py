@@ -11,18 +11,17 @@ from draft_service.drafters.mtp import MultiLayerDrafter
 from draft_service.drafters.shape import TreeShape, tree_shape
 from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION
 from engine.config import FeatureSpec
+from engine.cpu_kernels import cpu_kernels
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.models.heads.base import Head
-from engine.models.heads.linears import head_linears
 from engine.models.heads.load import HeadFolder, load_head
 from engine.models.heads.runner import HeadRunner
 from engine.models.heads.target import TargetShape
-from engine.quantization import draft_quantization
+from engine.quantization import KernelLinears, check_quantization, draft_quantization
 from engine.runner import pick_device
 from engine.shipped import shipped_head
-from engine.threads import kernel_threads, leave_cores_to_kernels
-from outrider import env
+from engine.threads import share_cores
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.v1 import common_pb2
@@ -44,14 +43,15 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     target_folder, folder, load_format = _folders(args)
     target = TargetShape.from_folder(target_folder)
     device = pick_device(args.device)
-    quantization = draft_quantization(args.speculative_draft_model_quantization, args.quantization)
+    method = check_quantization(
+        draft_quantization(args.speculative_draft_model_quantization, args.quantization), device
+    )
+    threads = share_cores(args.threads, by_kernels=device.type == "cpu" and cpu_kernels() is not None)
     head, spec = load_head(
         folder, target_folder, max_len=args.draft_max_total_tokens, dtype=args.dtype, device=device,
         load_format=load_format, target_load_format=args.load_format, token_map=args.speculative_token_map,
-        make_linear=head_linears(device, quantization, kernel_threads(args.threads)),
+        make_linear=KernelLinears(method, threads),
     )  # fmt: skip
-    if device.type == "cpu" and env.cpu_kernel():
-        leave_cores_to_kernels()
     _check_family(args, folder, head.config.family)
     shape = _shape(args, head, target)
     runner = HeadRunner(

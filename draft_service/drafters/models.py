@@ -12,16 +12,11 @@ import torch
 
 from draft_service.drafters.kv import DraftCache, Sequence
 from engine.batch import Segment
+from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.runner import HeadRunner
 from engine.runner import ModelRunner
 from kernels.likeliest import Likeliest, likeliest, native_likeliest
-from kernels.native.build import CannotBuild
-from kernels.native.library import open_library
-from outrider import env
-from outrider.telemetry import get_logger
 from outrider.wire import Ids
-
-log = get_logger(__name__)
 
 
 class Tips(NamedTuple):
@@ -195,13 +190,8 @@ def one_each(tokens: torch.Tensor) -> list[Ids]:
 
 def _likeliest_on(device: torch.device) -> Likeliest:
     """The C kernel on CPU, where it can be had."""
-    if device.type != "cpu" or not env.cpu_kernel():
-        return likeliest
-    try:
-        return native_likeliest(open_library(env.home() / "kernels"))
-    except (CannotBuild, OSError) as error:
-        log.warning("CPU kernels not used, drafting is slower", reason=str(error))
-        return likeliest
+    library = cpu_kernels() if device.type == "cpu" else None
+    return likeliest if library is None else native_likeliest(library)
 
 
 def _named(

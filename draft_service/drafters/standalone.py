@@ -26,7 +26,7 @@ from engine.models.heads.token_map import load_token_map
 from engine.quantization import draft_quantization
 from engine.runner import ModelRunner
 from engine.shipped import shipped_head
-from engine.threads import kernel_threads, leave_cores_to_kernels
+from engine.threads import share_cores
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.v1 import common_pb2
@@ -73,15 +73,14 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
         folder, dtype=args.dtype, device=args.device, num_slots=args.draft_max_total_tokens,
         max_sessions=ROWS_PER_SESSION * args.max_sessions, max_len=args.draft_max_total_tokens,
         load_format=args.speculative_draft_load_format or args.load_format, max_batch_tokens=MAX_BATCH_TOKENS,
-        threads=kernel_threads(args.threads),
+        threads=args.threads,
         quantization=draft_quantization(args.speculative_draft_model_quantization, args.quantization),
         execution=Execution(
             AttentionChoice(args.speculative_draft_attention_backend or "auto"), graphs=graph_sizes(args, shape)
         ),
         trust_remote_code=args.trust_remote_code,
     )  # fmt: skip
-    if runner.backend.startswith("native"):
-        leave_cores_to_kernels()
+    share_cores(args.threads, by_kernels=runner.uses_kernels)
     token_map = None
     if args.speculative_token_map is not None:
         token_map = load_token_map(args.speculative_token_map, config.vocab_size)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
@@ -28,6 +26,7 @@ from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages
 from training.data.store import DataFolder
 from training.data.templates import Composer
+from training.stopping import Stopping
 
 SHARD_TOKENS = 50_000
 SHARD_SECONDS = 300.0
@@ -35,7 +34,7 @@ SHARD_SECONDS = 300.0
 
 def main(args: DataArgs) -> int:
     """Makes or goes on making data; SIGINT and SIGTERM end it with what there is written out."""
-    stopping = _Stopping()
+    stopping = Stopping("finishing the conversations under way; once more to end at once")
     model_path = resolve_model(args.model_path, revision=args.revision)
     runner = ModelRunner.load(
         model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,
@@ -77,7 +76,7 @@ def data_facts(args: DataArgs, model_path: Path, vocab_size: int) -> dict[str, A
 
 
 def _numbered(
-    script: Script, ended: set[int], share: tuple[int, int], stopping: _Stopping, report: _Report
+    script: Script, ended: set[int], share: tuple[int, int], stopping: Stopping, report: _Report
 ) -> Iterator[Conversation]:
     """Conversations that have not ended before, numbers beside their results, until enough or told to stop.
 
@@ -94,21 +93,6 @@ def _numbered(
 def _with_number(index: int, conversation: Conversation) -> Conversation:
     records: list[Record] = yield from conversation
     return index, records
-
-
-class _Stopping:
-    """Whether a signal asked for an end; conversations under way are finished, a second signal ends at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-        print("finishing the conversations under way; once more to end at once", file=sys.stderr, flush=True)
 
 
 class _Report:

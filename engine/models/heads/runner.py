@@ -15,6 +15,7 @@ import torch
 from engine.attention import Attention, AttentionChoice, attention_backend
 from engine.batch import BatchBuffers, Segment
 from engine.config import FeatureSpec
+from engine.cpu_kernels import cpu_kernels
 from engine.execution import Execution, GraphSizes
 from engine.graphs import usable_sizes
 from engine.kv_pool import KVPool
@@ -24,9 +25,6 @@ from engine.models.heads.step import HeadStep
 from engine.models.llama import StepRows
 from kernels.attention import cpu
 from kernels.attention.layout import AttentionLayout
-from kernels.native.build import CannotBuild
-from kernels.native.library import open_library
-from outrider import env
 from outrider.telemetry import get_logger
 
 DEFAULT_MAX_BATCH_TOKENS = 4096
@@ -102,12 +100,6 @@ class HeadRunner:
 
 def _attention(name: str, head: Head) -> Attention:
     """The backend of that name; auto on CPU: the C kernel, which reads keys where they lie, wherever it can be used."""
-    if name != "auto" or head.device.type != "cpu" or not env.cpu_kernel():
-        return attention_backend(name, head.device)
-    if head.dtype not in cpu.POOL_DTYPES or head.config.block.head_dim % 16:
-        return attention_backend(name, head.device)
-    try:
-        return partial(cpu.attention, library=open_library(env.home() / "kernels"))
-    except (CannotBuild, OSError) as error:
-        log.warning("C attention not used, drafting is slower", reason=str(error))
-        return attention_backend(name, head.device)
+    fits = head.device.type == "cpu" and head.dtype in cpu.POOL_DTYPES and head.config.block.head_dim % 16 == 0
+    library = cpu_kernels() if name == "auto" and fits else None
+    return attention_backend(name, head.device) if library is None else partial(cpu.attention, library=library)
