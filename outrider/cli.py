@@ -13,8 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 import outrider
-from outrider.args import Args, ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
+from outrider.flags import Args
 from outrider.supervisor import die_with_parent
 from outrider.wire import WIRE_VERSION
 

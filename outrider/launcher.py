@@ -20,8 +20,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider import env
-from outrider.args import HEAD_ALGORITHMS, Args, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
+from outrider.flags import Args
 from outrider.model_name import default_model_name
 from outrider.supervisor import Part, PartFailed, Supervisor
 from outrider.telemetry import announce

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from outrider.args import Args
+from outrider.flags import Args
 from outrider.telemetry import configure_logging
 from training.args import DataArgs, EvalArgs, ExportArgs, HeadArgs, PackArgs, TokenMapArgs
 

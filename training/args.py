@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from outrider.args import Args, arg, at_least
 from outrider.errors import StartupError
+from outrider.flags import Args, arg, at_least
 
 if TYPE_CHECKING:
     from training.data.conversations import Mix
@@ -63,6 +63,9 @@ class DataArgs(TargetArgs):
         "1/1",
         "data",
         "K/N: make every Nth conversation from the Kth on; N processes with one --output fill it together.",
+    )
+    quantization: str | None = arg(
+        None, "data", "Quantise the target that writes the data: int8_dynamic makes a quarter more of it on a CPU."
     )
     batch_size: int = arg(64, "data", "Conversations at a time.")
     max_len: int = arg(1024, "data", "Longest conversation, in tokens.")

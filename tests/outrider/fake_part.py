@@ -12,7 +12,8 @@ import sys
 import grpc
 from google.protobuf.message import Message
 
-from outrider.args import Args, DraftArgs, GatewayArgs, VerifyArgs
+from outrider.args import DraftArgs, GatewayArgs, VerifyArgs
+from outrider.flags import Args
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
 from outrider.supervisor import die_with_parent
 from outrider.v1 import common_pb2, draft_pb2, verify_pb2

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from outrider.args import Args, ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
+from outrider.flags import Args
 
 KINDS: list[type[Args]] = [VerifyArgs, DraftArgs, GatewayArgs, ServeArgs, ChatArgs]
 ADDRESSES = {"listen", "verify_address", "uds"}

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from outrider import launcher
-from outrider.args import Args, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args import DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
+from outrider.flags import Args
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
 
 FAKE_PART = Path(__file__).with_name("fake_part.py")

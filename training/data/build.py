@@ -39,6 +39,7 @@ def main(args: DataArgs) -> int:
     runner = ModelRunner.load(
         model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,
         num_slots=(args.batch_size + 1) * args.max_len, max_sessions=args.batch_size, load_format=args.load_format,
+        quantization=args.quantization,
     )  # fmt: skip
     chat = ChatFormat.of_model(model_path)
     folder = DataFolder(Path(args.output), data_facts(args, model_path, runner.config.vocab_size))

@@ -1,0 +1,66 @@
+"""Flags of `outrider draft`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from outrider.args.speculation import SpeculativeArgs
+from outrider.args.verify import check_graphs
+from outrider.flags import arg, at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftArgs(SpeculativeArgs):
+    """Settings of `outrider draft`."""
+
+    command: ClassVar[str] = "draft"
+    summary: ClassVar[str] = "Serve drafts: dials verify services and proposes token trees for their sessions."
+
+    listen: str = arg("127.0.0.1:50052", "network", "Address to serve gRPC on: host:port or unix:/path.")
+    verify_address: tuple[str, ...] = arg(
+        ("127.0.0.1:50051",), "network", "Verify service to enlist with; a DNS name may stand for several. Repeatable."
+    )
+    model_path: str | None = arg(
+        None, "model", "The target that is drafted for: a head shares its files. Default: the embedded model.",
+        aliases=("--model",),
+    )  # fmt: skip
+    revision: str | None = arg(None, "model", "Revision of the target's hub id.")
+    load_format: Literal["auto", "safetensors", "pt", "dummy"] = arg("auto", "model", "Form of the target's weights.")
+    dtype: Literal["auto", "bfloat16", "float32", "float16"] = arg(
+        "auto", "model", "Compute dtype of the draft model. Default: its own; of a head, the target's."
+    )
+    quantization: str | None = arg(None, "model", "What the target is quantised to; a draft model is too, by default.")
+    trust_remote_code: bool = arg(False, "model", "Run Python code that comes in the draft model's folder.")
+    device: str = arg("auto", "model", "cpu, cuda or cuda:N.")
+    threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
+    disable_cuda_graph: bool = arg(False, "model", "Launch each step's kernels one by one.")
+    cuda_graph_max_bs: int | None = arg(
+        None, "model", "Most sessions of a step replayed from a CUDA graph. Default: --max-sessions, at most 64."
+    )
+    draft_max_total_tokens: int = arg(65_536, "model", "Tokens that the draft model's KV pool holds.")
+    max_sessions: int = arg(256, "network", "Sessions taken at once from each verify service.")
+    describe: bool = arg(
+        False, "more", "Print what these drafts need of verify (its --features) as JSON, and exit; nothing is loaded."
+    )
+    inspect: str | None = arg(None, "more", "Print the tree that would be proposed after this text, and exit.")
+    shutdown_grace_s: float = arg(5.0, "network", "Time that verify services get to end the streams on SIGTERM.")
+    speculative_ngram_external_corpus_path: tuple[str, ...] = arg(
+        (), "speculation: NGRAM",
+        "Text to draw drafts from: a .txt file, or a .jsonl file of strings or of objects with `text`. Repeatable.",
+    )  # fmt: skip
+    speculative_ngram_external_corpus_max_tokens: int = arg(
+        10_000_000, "speculation: NGRAM", "Most tokens that corpora hold, files and AddCorpus together."
+    )
+    max_pending_tokens: int = arg(
+        8_000_000, "speculation: NGRAM", "Tokens waiting to be inserted into the trie; texts over it are left out."
+    )
+
+    def check(self) -> None:
+        """Bounds."""
+        super().check()
+        at_least(
+            self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads", "cuda_graph_max_bs"
+        )  # fmt: skip
+        check_graphs(self)
+        at_least(self, 0, "shutdown_grace_s", "speculative_ngram_external_corpus_max_tokens")

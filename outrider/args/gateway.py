@@ -1,0 +1,63 @@
+"""Flags of `outrider gateway`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outrider.flags import Args, arg, at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayArgs(Args):
+    """Settings of `outrider gateway`."""
+
+    command: ClassVar[str] = "gateway"
+    summary: ClassVar[str] = "Serve the OpenAI API over HTTP in front of verify services."
+
+    host: str = arg("127.0.0.1", "network", "Address to serve HTTP on.")
+    port: int = arg(8000, "network", "Port to serve HTTP on; 0 takes a free one.")
+    uds: str | None = arg(None, "network", "Unix socket to serve HTTP on, instead of host and port.")
+    verify_address: tuple[str, ...] = arg(
+        ("127.0.0.1:50051",), "network", "Verify service; a DNS name may stand for several. Repeatable."
+    )
+    served_model_name: str | None = arg(
+        None, "model", "Name in the API. Default: the hub id, or the model folder's name."
+    )
+    tokenizer_path: str | None = arg(None, "model", "Folder with tokenizer.json. Default: the verify service's model.")
+    chat_template: str | None = arg(None, "model", "File with a chat template. Default: the model's.")
+    tool_call_parser: str | None = arg(
+        None, "model", "How the model writes calls of tools: hermes, llama3_json, mistral, pythonic, qwen3_coder, "
+        "deepseekv3, kimi_k2... Default: what the chat template shows.",
+    )  # fmt: skip
+    reasoning_parser: str | None = arg(
+        None,
+        "model",
+        "How the model marks its reasoning: deepseek-r1, qwen3, mistral... Default: it is not told apart.",
+    )
+    api_key: tuple[str, ...] = arg((), "limits", "Key that clients must send. Repeatable. Default: none.")
+    api_key_file: str | None = arg(
+        None, "limits", "File with such keys, one on a line, each with limits of its own if need be: "
+        "KEY name=WHO requests_per_minute=N tokens_per_minute=N.",
+    )  # fmt: skip
+    requests_per_minute: int | None = arg(None, "limits", "Requests of one key in a minute. Default: no limit.")
+    tokens_per_minute: int | None = arg(
+        None, "limits", "Tokens of one key in a minute, of prompts and answers. Default: no limit."
+    )
+    max_prompt_tokens: int | None = arg(None, "limits", "Longest prompt. Default: as the context holds.")
+    max_schema_bytes: int = arg(64 * 1024, "limits", "Largest JSON schema or grammar of a request.")
+    max_body_bytes: int = arg(8 * 2**20, "limits", "Largest request body.")
+    max_connections: int = arg(2048, "limits", "HTTP connections open at once.")
+    stream_buffer_bytes: int = arg(2**20, "limits", "Bytes that wait for a slow reader before its stream is dropped.")
+    receive_timeout_s: float = arg(30.0, "limits", "Time for a request's headers to arrive, and again for its body.")
+    request_timeout_s: float = arg(600.0, "limits", "Time for an answer, waiting included.")
+    strict_fields: bool = arg(False, "limits", "Refuse unknown body fields instead of ignoring them.")
+    shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
+
+    def check(self) -> None:
+        """Bounds."""
+        at_least(self, 0, "port", "shutdown_grace_s", "receive_timeout_s", "request_timeout_s")
+        at_least(
+            self, 1, "max_body_bytes", "max_connections", "stream_buffer_bytes", "requests_per_minute",
+            "tokens_per_minute", "max_prompt_tokens", "max_schema_bytes",
+        )  # fmt: skip

@@ -1,0 +1,57 @@
+"""Flags of `outrider serve`: those of its parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outrider.args.draft import DraftArgs
+from outrider.args.gateway import GatewayArgs
+from outrider.args.verify import VerifyArgs
+from outrider.flags import ArgsT, arg, at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
+    """Settings of `outrider serve`: those of its three parts, less the addresses between them."""
+
+    command: ClassVar[str] = "serve"
+    summary: ClassVar[str] = "Serve a model on this machine: verify, draft and gateway as processes of their own."
+
+    # No fields here: the launcher chooses these addresses.
+    listen: ClassVar[str] = ""  # pyright: ignore[reportIncompatibleVariableOverride]
+    verify_address: ClassVar[tuple[str, ...]] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+    uds: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    describe: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleVariableOverride]
+    inspect: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    speculative_algorithm: str | None = arg(
+        "NGRAM", "speculation", "How drafts are made: NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN, or NONE for none."
+    )
+    features: str = arg(
+        "auto", "speculation", "Hidden states kept for drafters: auto (as these need them), none, last or aux:I,J,K."
+    )
+    grpc_address: str | None = arg(
+        None, "network", "Address for gRPC clients: host:port or unix:/path. Default: none from outside."
+    )
+    startup_timeout_s: float = arg(900.0, "network", "Time to become ready, a model's first download included.")
+
+    def check(self) -> None:
+        """Bounds of all parts."""
+        VerifyArgs.check(self)
+        DraftArgs.check(self)
+        GatewayArgs.check(self)
+        at_least(self, 1, "startup_timeout_s")
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a draft service runs."""
+        return (self.speculative_algorithm or "NONE").upper() != "NONE"
+
+    def part(self, cls: type[ArgsT], **fixed: Any) -> ArgsT:
+        """The settings of one part: `fixed`, what was given here, and the part's own defaults for the rest."""
+        defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
+        own = {spec.name for spec in dataclasses.fields(cls)} & defaults.keys()
+        given = {name: getattr(self, name) for name in own if getattr(self, name) != defaults[name]}
+        return cls(**{**given, **fixed})

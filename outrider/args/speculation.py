@@ -1,0 +1,128 @@
+"""Flags of speculation, which `draft` and `serve` take."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from outrider.errors import StartupError
+from outrider.flags import Args, arg, at_least, flag_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeArgs(Args):
+    """Flags of speculation, named as SGLang names them."""
+
+    speculative_algorithm: str | None = arg(
+        None,
+        "speculation",
+        "NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN (the same as EAGLE), or none for no speculation. "
+        "Default: NGRAM with `serve`.",
+    )
+    speculative_num_steps: int | None = arg(
+        None, "speculation", "Depth of a drafted tree. Default: as suits the algorithm and the target; set all three."
+    )
+    speculative_eagle_topk: int | None = arg(None, "speculation", "Branches of each node that a tree is grown from.")
+    speculative_num_draft_tokens: int | None = arg(
+        None, "speculation", "Nodes verified in one step, root included. NGRAM: 12."
+    )
+    speculative_draft_model_path: str | None = arg(
+        None, "speculation: draft model", "Folder or hub id of the draft model or head. Default: the target's own.",
+        aliases=("--speculative-draft-model",),
+    )  # fmt: skip
+    speculative_draft_model_revision: str | None = arg(None, "speculation: draft model", "Revision of its hub id.")
+    speculative_draft_load_format: Literal["auto", "safetensors", "pt", "dummy"] | None = arg(
+        None, "speculation: draft model", "As --load-format. Default: the target's."
+    )
+    speculative_draft_attention_backend: str | None = arg(
+        None, "speculation: draft model", "As --attention-backend. Default: as suits the device; `serve`: the target's."
+    )
+    speculative_draft_model_quantization: str | None = arg(
+        None, "speculation: draft model", "As --quantization, or unquant for none. Default: as --quantization."
+    )
+    speculative_moe_runner_backend: str | None = arg(
+        None, "speculation: draft model", "What runs a draft model's experts: auto (torch's grouped products)."
+    )
+    speculative_moe_a2a_backend: str | None = arg(
+        None, "speculation: draft model", "What moves rows between experts on several devices: none (they are on one)."
+    )
+    speculative_token_map: str | None = arg(
+        None, "speculation: draft model", "File with the token ids that may be drafted (FR-Spec)."
+    )
+    enable_multi_layer_eagle: bool = arg(
+        False, "speculation: draft model", "Require a head with a layer for each step; one that has them is used so."
+    )
+    enable_dp_attention: bool = arg(
+        False, "speculation", "SGLang's; refused: replicas of the verify service take the place of data parallelism."
+    )
+    speculative_ngram_min_match_window_size: int = arg(1, "speculation: NGRAM", "Shortest suffix that is looked up.")
+    speculative_ngram_max_match_window_size: int = arg(12, "speculation: NGRAM", "Longest suffix that is looked up.")
+    speculative_ngram_min_bfs_breadth: int = arg(1, "speculation: NGRAM", "Fewest branches followed at a node.")
+    speculative_ngram_max_bfs_breadth: int = arg(10, "speculation: NGRAM", "Most branches followed at a node.")
+    speculative_ngram_match_type: Literal["BFS", "PROB"] = arg(
+        "BFS", "speculation: NGRAM", "Which continuations are taken: the most recent (BFS) or most frequent (PROB)."
+    )
+    speculative_ngram_branch_length: int = arg(18, "speculation: NGRAM", "Depth of the trie.")
+    speculative_ngram_capacity: int = arg(10_000_000, "speculation: NGRAM", "Nodes of the trie, least used go first.")
+    speculative_ngram_scope: Literal["global", "session"] = arg(
+        "global", "speculation: NGRAM", "Whether requests draw drafts from one another's text."
+    )
+
+    def check(self) -> None:
+        """Ranges of trees, and of SGLang's n-gram cache."""
+        at_least(self, 1, "speculative_num_steps", "speculative_eagle_topk")
+        at_least(self, 2, "speculative_num_draft_tokens", "speculative_ngram_branch_length")
+        at_least(self, 1, "speculative_ngram_min_match_window_size", "speculative_ngram_min_bfs_breadth")
+        low, high = self.speculative_ngram_min_match_window_size, self.speculative_ngram_max_match_window_size
+        if high < low:
+            raise StartupError(f"--speculative-ngram-max-match-window-size is {high}, below the minimum window, {low}")
+        if high >= self.speculative_ngram_branch_length:
+            raise StartupError(
+                f"--speculative-ngram-max-match-window-size is {high}; it must be below "
+                f"--speculative-ngram-branch-length, {self.speculative_ngram_branch_length}"
+            )
+        low, high = self.speculative_ngram_min_bfs_breadth, self.speculative_ngram_max_bfs_breadth
+        if high < low:
+            raise StartupError(f"--speculative-ngram-max-bfs-breadth is {high}, below the minimum breadth, {low}")
+        at_least(self, self.speculative_ngram_branch_length + 1, "speculative_ngram_capacity")
+        check_algorithm(self.speculative_algorithm)
+        for name, value, there in _MOE_BACKENDS:
+            given = getattr(self, name)
+            if given not in (None, value):
+                raise StartupError(
+                    f"--{name.replace('_', '-')} is {given!r}, which is not offered here; {value!r}, {there}, is"
+                )
+        algorithm = (self.speculative_algorithm or "").upper()
+        if self.enable_dp_attention:
+            with_it = f" with {algorithm}" if algorithm not in ("", "NONE") else ""
+            raise StartupError(
+                f"--enable-dp-attention is not supported{with_it}: run several verify services (--verify-address "
+                "may be repeated) instead of data-parallel attention in one"
+            )
+        if algorithm in ("NGRAM", "NONE"):
+            self.refuse_draft_model_flags()
+
+    def refuse_draft_model_flags(self) -> None:
+        """StartupError for a flag that only draft models have."""
+        for spec in dataclasses.fields(SpeculativeArgs):
+            needs_model = spec.metadata["group"] == "speculation: draft model" or spec.name in _TREE_FLAGS
+            if needs_model and getattr(self, spec.name) != spec.default:
+                raise StartupError(f"{flag_of(spec)} is for draft models; --speculative-algorithm NGRAM has none")
+
+
+_TREE_FLAGS = ("speculative_num_steps", "speculative_eagle_topk")
+# NEXTN is EAGLE's other name in SGLang's flags: which kind of head it is, its checkpoint says.
+HEAD_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN")
+ALGORITHMS = ("NGRAM", "STANDALONE", *HEAD_ALGORITHMS, "NONE")
+# SGLang has many; of each, this one is there.
+_MOE_BACKENDS = (
+    ("speculative_moe_runner_backend", "auto", "torch's own operators"),
+    ("speculative_moe_a2a_backend", "none", "all experts on one device"),
+)
+
+
+def check_algorithm(name: str | None) -> None:
+    """StartupError for a --speculative-algorithm that there is not."""
+    if name is not None and name.upper() not in ALGORITHMS:
+        raise StartupError(f"--speculative-algorithm is {name!r}; it must be one of {', '.join(ALGORITHMS)}")

@@ -1,0 +1,49 @@
+"""Flags of the commands that serve nothing: `outrider chat` and `outrider convert`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outrider.errors import StartupError
+from outrider.flags import Args, arg, at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatArgs(Args):
+    """Settings of `outrider chat`."""
+
+    command: ClassVar[str] = "chat"
+    summary: ClassVar[str] = "Chat with a running server; the answer's tokens are coloured by where they came from."
+
+    url: str = arg("http://127.0.0.1:8000", "connection", "Address of the gateway.")
+    api_key: str | None = arg(None, "connection", "Key, where the server asks for one.")
+    model: str | None = arg(None, "connection", "Model to talk to. Default: the first that the server names.")
+    prompt: str | None = arg(None, "conversation", "Ask this once and end, instead of a conversation.")
+    system: str | None = arg(None, "conversation", "System message.")
+    max_tokens: int | None = arg(None, "conversation", "Longest answer, in tokens. Default: as the context allows.")
+    temperature: float = arg(0.0, "conversation", "Sampling temperature; 0 always takes the likeliest token.")
+    no_speculation: bool = arg(False, "conversation", "Ask the server to decode plainly.")
+
+    def check(self) -> None:
+        """Bounds."""
+        at_least(self, 1, "max_tokens")
+        at_least(self, 0, "temperature")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertArgs(Args):
+    """Settings of `outrider convert`."""
+
+    command: ClassVar[str] = "convert"
+    summary: ClassVar[str] = "Write a published draft head (EAGLE's own files, speculators', SGLang's) as safetensors."
+
+    source: str | None = arg(None, "files", "Folder or hub id of the head.")
+    destination: str | None = arg(None, "files", "Folder to write, which must not exist.")
+    revision: str | None = arg(None, "files", "Revision of the hub id.")
+
+    def check(self) -> None:
+        """Both sides are needed."""
+        for name in ("source", "destination"):
+            if getattr(self, name) is None:
+                raise StartupError(f"--{name} is needed")

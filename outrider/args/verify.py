@@ -1,0 +1,125 @@
+"""Flags of `outrider verify`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from outrider.args.speculation import check_algorithm
+from outrider.errors import StartupError
+from outrider.flags import Args, arg, at_least
+
+if TYPE_CHECKING:
+    from outrider.args.draft import DraftArgs
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyArgs(Args):
+    """Settings of `outrider verify`."""
+
+    command: ClassVar[str] = "verify"
+    summary: ClassVar[str] = "Serve the target model: prefill, verification of drafts, the truth about every session."
+
+    listen: str = arg("127.0.0.1:50051", "network", "Address to serve gRPC on: host:port or unix:/path.")
+    model_path: str | None = arg(
+        None, "model", "Local Hugging Face folder, or a hub id. Default: the embedded SmolLM2-135M-Instruct.",
+        aliases=("--model",),
+    )  # fmt: skip
+    revision: str | None = arg(None, "model", "Revision of a hub id.")
+    load_format: Literal["auto", "safetensors", "pt", "dummy"] = arg(
+        "auto", "model", "`pt` allows pickled weights (read with weights_only); `dummy` makes random ones."
+    )
+    dtype: Literal["auto", "bfloat16", "float32", "float16"] = arg("auto", "model", "Compute dtype.")
+    quantization: str | None = arg(
+        None, "model",
+        "Quantise the weights at load: int8, int8_dynamic (activations too), int4, or fp8 on a GPU. Default: none.",
+    )  # fmt: skip
+    trust_remote_code: bool = arg(False, "model", "Run Python code that comes in the model's folder.")
+    device: str = arg("auto", "model", "cpu, cuda or cuda:N.")
+    context_length: int | None = arg(None, "model", "Longest session, prompt and output. Default: the model's.")
+    threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
+    max_total_tokens: int | None = arg(
+        None, "memory and scheduling", "Tokens that the KV pool holds. Default: as memory allows."
+    )
+    mem_fraction_static: float | None = arg(
+        None, "memory and scheduling",
+        "Share of the free memory for weights and KV pool. Default: by SGLang's rule; on CPU a quarter for the pool.",
+    )  # fmt: skip
+    speculative_algorithm: str | None = arg(
+        None, "memory and scheduling", "Whose drafter GPU memory is left for; drafters themselves say what they are."
+    )
+    page_size: Literal[1, 16, 32, 64] = arg(1, "memory and scheduling", "Tokens in a page of the KV pool.")
+    disable_radix_cache: bool = arg(
+        False, "memory and scheduling", "Share no KV between requests with the same beginning."
+    )
+    schedule_policy: Literal["fcfs", "lpm"] = arg(
+        "fcfs", "memory and scheduling", "Who is admitted next: first come, or longest cached prefix."
+    )
+    max_running_requests: int = arg(48, "memory and scheduling", "Sessions that run at once.")
+    max_queued_requests: int = arg(1024, "memory and scheduling", "Sessions that may wait; more are refused.")
+    max_choices: int = arg(64, "memory and scheduling", "Most choices (n) of one request.")
+    chunked_prefill_size: int | None = arg(
+        None, "memory and scheduling", "Most prompt tokens computed in one step. Default: 256 on CPU, 2048 on a GPU."
+    )
+    attention_backend: str = arg(
+        "auto", "kernels",
+        "auto, torch_native, triton or flashinfer. auto: triton on a GPU; on CPU the C decoder where it has the model.",
+    )  # fmt: skip
+    prefill_attention_backend: str | None = arg(
+        None, "kernels", "Attention of prompts' chunks. Default: --attention-backend."
+    )
+    decode_attention_backend: str | None = arg(
+        None, "kernels", "Attention of single tokens. Default: --attention-backend."
+    )
+    speculative_attention_mode: Literal["prefill", "decode"] = arg(
+        "prefill", "kernels",
+        "Whose attention verifies trees, prefill's or decode's; of one backend, triton's wide or its narrow tiles.",
+    )  # fmt: skip
+    kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = arg(
+        "auto",
+        "kernels",
+        "What keys and values are kept in; fp8 needs torch_native or triton. auto: the compute dtype.",
+    )
+    disable_cuda_graph: bool = arg(False, "kernels", "Launch each step's kernels one by one.")
+    cuda_graph_max_bs: int | None = arg(
+        None, "kernels",
+        "Most sessions of a step that is replayed from a CUDA graph. Default: --max-running-requests, at most 160.",
+    )  # fmt: skip
+    enable_torch_compile: bool = arg(
+        False, "kernels", "Run layers compiled by torch.compile; on CPU this replaces the C decoder, which is faster."
+    )
+    torch_compile_max_bs: int = arg(32, "kernels", "Most sessions of a step that runs compiled layers.")
+    features: str = arg(
+        "none", "speculation", "Hidden states kept for drafters: none, last, or aux:I,J,K (entering those layers)."
+    )
+    max_verify_nodes: int = arg(32, "speculation", "Most draft nodes verified for one session in one step.")
+    max_proposal_nodes: int = arg(256, "speculation", "Most nodes of a proposal.")
+    max_assumed_tokens: int = arg(64, "speculation", "Most tokens that a proposal may assume.")
+    max_proposals_per_session: int = arg(8, "speculation", "Proposals kept beside the one being verified.")
+    drafter_outbox_bytes: int = arg(8 * 2**20, "speculation", "Bytes waiting for a slow drafter before it is dropped.")
+    max_draft_wait_ms: float = arg(
+        20.0, "speculation", "Longest wait for a drafter; measured savings bound it further."
+    )
+    disable_speculation_brake: bool = arg(False, "speculation", "Verify drafts as they come, whether or not they pay.")
+    shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
+
+    def check(self) -> None:
+        """Bounds."""
+        at_least(
+            self, 1, "max_total_tokens", "max_running_requests", "max_choices", "context_length", "threads",
+            "chunked_prefill_size", "max_verify_nodes", "max_proposal_nodes", "max_proposals_per_session",
+            "cuda_graph_max_bs", "torch_compile_max_bs",
+        )  # fmt: skip
+        check_algorithm(self.speculative_algorithm)
+        if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
+            raise StartupError(f"--mem-fraction-static is {self.mem_fraction_static}; it must lie between 0 and 1")
+        at_least(self, 0, "max_queued_requests", "max_assumed_tokens", "max_draft_wait_ms", "shutdown_grace_s")
+        check_graphs(self)
+        if self.torch_compile_max_bs != VerifyArgs.torch_compile_max_bs and not self.enable_torch_compile:
+            raise StartupError("--torch-compile-max-bs needs --enable-torch-compile")
+
+
+def check_graphs(settings: VerifyArgs | DraftArgs) -> None:
+    """StartupError for graphs that are both wanted and not."""
+    if settings.disable_cuda_graph and settings.cuda_graph_max_bs is not None:
+        raise StartupError("--cuda-graph-max-bs and --disable-cuda-graph exclude each other; give one")

@@ -1,0 +1,123 @@
+"""Settings as frozen dataclasses that refuse nonsense, and the command-line flags made from them.
+
+A dataclass field `max_running_requests` is the flag `--max-running-requests`; its group, help and choices stand in the
+field's metadata.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from outrider.errors import StartupError
+
+ArgsT = TypeVar("ArgsT", bound="Args")
+
+
+def arg(default: Any, group: str, help: str, *, flag: str | None = None, aliases: tuple[str, ...] = ()) -> Any:
+    """A field that is a flag. A bool is a switch; a tuple is a flag that may be repeated."""
+    return field(default=default, metadata={"group": group, "help": help, "flag": flag, "aliases": aliases})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Args:
+    """Settings of one process."""
+
+    command: ClassVar[str]
+    summary: ClassVar[str]
+
+    def check(self) -> None:
+        """Raises StartupError naming the flag and the fix."""
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> Self:
+        """From command-line words; exits with 2 and a usage line when they are wrong."""
+        namespace = parser_for(cls).parse_args(argv)
+        return cls(**{f.name: getattr(namespace, f.name) for f in dataclasses.fields(cls)})
+
+    def to_argv(self) -> list[str]:
+        """The command-line words that give these settings; defaults are left out."""
+        words: list[str] = []
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if value == spec.default:
+                continue
+            for item in value if isinstance(value, tuple) else (value,):
+                words += [flag_of(spec)] if item is True else [f"{flag_of(spec)}={item}"]
+        return words
+
+    def as_flags(self) -> dict[str, str]:
+        """Every setting by flag, for server info."""
+        return {flag_of(spec).lstrip("-"): str(getattr(self, spec.name)) for spec in dataclasses.fields(self)}
+
+
+def parser_for(cls: type[Args]) -> argparse.ArgumentParser:
+    """The argument parser of a settings class, grouped as its fields say."""
+    parser = argparse.ArgumentParser(
+        prog=f"outrider {cls.command}", usage="%(prog)s [FLAGS]", description=cls.summary, allow_abbrev=False
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    hints = get_type_hints(cls)
+    for spec in dataclasses.fields(cls):
+        name = spec.metadata["group"]
+        if name not in groups:
+            groups[name] = parser.add_argument_group(name)
+        groups[name].add_argument(
+            flag_of(spec), *spec.metadata["aliases"], dest=spec.name, default=spec.default,
+            help=_help(spec), **_kind(hints[spec.name]),
+        )  # fmt: skip
+    return parser
+
+
+def _help(spec: dataclasses.Field[Any]) -> str:
+    text = spec.metadata["help"].replace("%", "%%")
+    if spec.default in (None, False, ()):
+        return text
+    default = " ".join(spec.default) if isinstance(spec.default, tuple) else spec.default
+    return f"{text} (default: {default})"
+
+
+def flag_of(spec: dataclasses.Field[Any]) -> str:
+    """The command-line flag of a field."""
+    return spec.metadata["flag"] or "--" + spec.name.replace("_", "-")
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    """argparse's keywords for a field's type."""
+    if hint is bool:
+        return {"action": "store_true"}
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = [option for option in get_args(hint) if option is not type(None)]
+    if get_origin(hint) is tuple:
+        return {"action": _Repeat, "type": get_args(hint)[0], "metavar": _metavar(get_args(hint)[0])}
+    if get_origin(hint) is Literal:
+        return {"choices": list(get_args(hint)), "type": type(get_args(hint)[0])}
+    return {"type": hint, "metavar": _metavar(hint)}
+
+
+def _metavar(kind: type) -> str:
+    return {int: "N", float: "X", str: "TEXT", Path: "PATH"}[kind]
+
+
+class _Repeat(argparse.Action):
+    """Collects a repeated flag in a tuple; the default goes when the flag is given."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        given = getattr(namespace, f"_{self.dest}_given", ())
+        setattr(namespace, f"_{self.dest}_given", (*given, values))
+        setattr(namespace, self.dest, (*given, values))
+
+
+def at_least(settings: Args, minimum: int, *names: str) -> None:
+    """StartupError for the first of the named settings that is below `minimum`."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < minimum:
+            raise StartupError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
