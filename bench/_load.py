@@ -77,11 +77,15 @@ def poisson_moments(count: int, rate: float, seed: int) -> list[float]:
 
 
 def open_client(url: str, *, api_key: str | None = None, timeout_s: float = 600) -> httpx.AsyncClient:
-    """A client for any number of streams. `url` may end in /v1, as OpenAI's base URLs do."""
+    """A client for any number of streams. `url` may end in /v1, as OpenAI's base URLs do.
+
+    Each request opens a connection of its own: servers differ in when they close an idle one, and llama.cpp's does so
+    just as the next request is sent.
+    """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.AsyncClient(
         base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout_s,
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )  # fmt: skip
 
 

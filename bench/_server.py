@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -28,9 +29,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server that is up: where it listens, and its first process."""
+
+    url: str
+    pid: int
+
+
 @contextlib.contextmanager
-def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[str]:
-    """Yields the URL once `/health` says 200. StartupError, with its log's end, for a server that does not come up.
+def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[Served]:
+    """Yields once `/health` says 200. StartupError, with its log's end, for a server that does not come up.
 
     The server has a process group of its own, which is killed where it does not end by SIGTERM. A SIGTERM to us is for
     the time of the block as Ctrl-C is, so that no server outlives us.
@@ -47,7 +56,7 @@ def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[
         if trouble:
             tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
             raise StartupError(f"{' '.join(launch.command[:4])} ... {trouble}; {log} ends with:\n{tail}")
-        yield url
+        yield Served(url, process.pid)
     finally:
         _end(process)
         signal.signal(signal.SIGTERM, before)

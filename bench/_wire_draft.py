@@ -62,7 +62,7 @@ class ScriptedModel:
         self._hidden = target_config(setting).hidden_size
         self._ahead = 1 + self.reads_states
         self._script = Script(setting)
-        self.steps_ms: list[float] = []
+        self.steps_ns: list[tuple[int, int]] = []  # begin and end
         self._clock = Clock(setting.draft_ms / setting.num_steps, burn=setting.burn)
         self._keys = np.zeros(num_slots, np.int64)  # of the session that a first row's slot belongs to
 
@@ -83,7 +83,7 @@ class ScriptedModel:
         tips = self._script.tips(keys, positions, num_top) if keys else (torch.empty(0, 1), torch.empty(0, 1).long())
         carried = torch.zeros(len(keys), self._hidden, dtype=torch.bfloat16) if self.reads_states else None
         self._clock.spend(start_ns)
-        self.steps_ms.append((time.monotonic_ns() - start_ns) / 1e6)
+        self.steps_ns.append((start_ns, time.monotonic_ns()))
         return Tips(*tips, carried)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
@@ -193,7 +193,8 @@ def _report(drafting: Stamping, model: ScriptedModel) -> dict[str, Any]:
         "round_bytes": drafting.round_bytes,
         "proposal_bytes": drafting.proposal_bytes,
         "foretold": drafting.foretold,
-        "steps_ms": model.steps_ms,
+        "steps_ns": model.steps_ns,
+        "steps_ms": [(end - begin) / 1e6 for begin, end in model.steps_ns],
     }
 
 

@@ -5,6 +5,8 @@
 A verify service without a model speaks as fast as it is read. Measured is the CPU time of the gateway's process, so
 that neither the speaker nor the clients count; for the bare stream, that of a process that reads and drops it. The cost
 of a token is what long answers take beyond short ones, that of a request what remains.
+
+With --vllm-python the same requests go to vLLM, its engine in a process of its own: counted is its HTTP front alone.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import grpc.aio
 import httpx
 
+from bench._gguf import ensure_gguf
+from bench._load import model_of, open_client
+from bench._server import Served, free_port, serving
+from bench._systems import SYSTEMS, Setup
 from bench.stand_in import TOKEN
 from engine.loader import resolve_model
 from outrider.rpc import create_channel
@@ -76,11 +82,14 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-def over_http(client: httpx.AsyncClient) -> Ask:
+def over_http(client: httpx.AsyncClient, model: str) -> Ask:
     """Streams a chat and drops it."""
 
     async def ask(tokens: int) -> None:
-        body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": tokens, "stream": True}
+        body = {
+            "model": model, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": tokens, "stream": True,
+            "temperature": 0, "ignore_eos": True,
+        }  # fmt: skip
         async with client.stream("POST", "/v1/chat/completions", json=body) as response:
             response.raise_for_status()
             async for _ in response.aiter_raw():
@@ -135,10 +144,28 @@ async def compare(args: argparse.Namespace, step: int, folder: Path) -> list[Cos
         transport = httpx.AsyncHTTPTransport(uds=http, limits=httpx.Limits(max_connections=None))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=600) as client:
             await until_healthy(client, time.monotonic() + 60)
-            through = await measure("gateway", over_http(client), lambda: cpu_of(gateway.pid), args, step)
+            through = await measure(
+                "gateway", over_http(client, await model_of(client)), lambda: cpu_of(gateway.pid), args, step
+            )
         async with create_channel(verify) as channel:
             bare = await measure("bare gRPC", over_grpc(channel), time.process_time, args, step)
         return [through, bare]
+
+
+async def measure_vllm(args: argparse.Namespace, model_path: Path, served: Served) -> Cost:
+    """vLLM's front: its first process, the engine being another."""
+    async with open_client(served.url) as client:
+        return await measure("vLLM front", over_http(client, str(model_path)), lambda: cpu_of(served.pid), args, 1)
+
+
+def beside_vllm(args: argparse.Namespace, model_path: Path) -> Cost:
+    """Starts vLLM for it."""
+    setup = Setup(model_path, ensure_gguf, vllm_python=args.vllm_python, vllm_eager=True)
+    port = free_port()
+    launch = SYSTEMS["vllm"].launch(setup, port, args.streams)
+    apart = replace(launch, environment=launch.environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"})
+    with tempfile.TemporaryDirectory() as logs, serving(apart, port, Path(logs) / "vllm.log", 600.0) as served:
+        return asyncio.run(measure_vllm(args, model_path, served))
 
 
 def main(words: list[str] | None = None) -> int:
@@ -149,11 +176,14 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--short-requests", type=int, default=512, help="answers of one token")
     parser.add_argument("--streams", type=int, default=32, help="requests at once")
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 4], help="tokens in a response")
+    parser.add_argument("--vllm-python", type=Path, help="interpreter of an environment with vLLM")
     parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
     args = parser.parse_args(words)
     os.environ.setdefault("OUTRIDER_LOG_LEVEL", "error")
     folder = resolve_model(None)
     costs = [cost for step in args.steps for cost in asyncio.run(compare(args, step, folder))]
+    if args.vllm_python is not None:
+        costs.append(beside_vllm(args, folder))
     print(f"{'':10} {'tokens/response':>15} {'us/token':>9} {'us/request':>11}")
     for cost in costs:
         print(f"{cost.way:10} {cost.step:15} {cost.token_us:9.1f} {cost.request_us:11.0f}")

@@ -121,9 +121,9 @@ def measure_round(
         try:
             port = free_port()
             launch = entry.system.launch(setup, port, max(entry.streams))
-            with serving(launch, port, args.logs / f"{name}.log", args.startup_timeout_s) as url:
+            with serving(launch, port, args.logs / f"{name}.log", args.startup_timeout_s) as served:
                 ready = time.monotonic()
-                measured[name] = asyncio.run(measure(url, entry, args, prompts))
+                measured[name] = asyncio.run(measure(served.url, entry, args, prompts))
         except (StartupError, httpx.HTTPError, ServerRefused) as error:
             failed[name] = f"{type(error).__name__}: {error}"
             print(f"{name} failed: {failed[name]}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ import uvloop
 from outrider import env, rpc
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
+from outrider.metrics_http import serve_metrics
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
@@ -69,6 +70,7 @@ async def _serve(args: DraftArgs) -> int:
     from draft_service.drafters.factory import make_drafter
     from draft_service.drafting import Drafting
     from draft_service.link import Identity
+    from draft_service.metrics import make_registry
     from draft_service.service import DraftServicer
     from draft_service.worker import Worker
 
@@ -84,16 +86,20 @@ async def _serve(args: DraftArgs) -> int:
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(args, drafter, worker, identity), server)
         health = rpc.add_health_and_reflection(server, [SERVICE])
         address = rpc.bind(server, args.listen)
-        await server.start()
-        await rpc.set_serving(health, [SERVICE], True)
-        name = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
-        announce(f"draft serves {name} at {address} for {', '.join(args.verify_address)}")
-        working = asyncio.create_task(worker.run())
-        await _first_of(working, asyncio.create_task(stopping.wait()))
-        await rpc.set_serving(health, [SERVICE], False)
-        draining = asyncio.create_task(worker.drain(args.shutdown_grace_s))
-        await _first_of(draining, asyncio.create_task(hurry.wait()))
-        await server.stop(grace=None)
+        registry = make_registry(drafter, drafting, worker)
+        async with serve_metrics(registry, args.metrics_host, args.metrics_port) as metrics_address:
+            await server.start()
+            await rpc.set_serving(health, [SERVICE], True)
+            name = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
+            announce(f"draft serves {name} at {address} for {', '.join(args.verify_address)}")
+            if metrics_address is not None:
+                announce(f"draft tells metrics at {metrics_address}")
+            working = asyncio.create_task(worker.run())
+            await _first_of(working, asyncio.create_task(stopping.wait()))
+            await rpc.set_serving(health, [SERVICE], False)
+            draining = asyncio.create_task(worker.drain(args.shutdown_grace_s))
+            await _first_of(draining, asyncio.create_task(hurry.wait()))
+            await server.stop(grace=None)
         if not working.done():
             return 0
         log.error("the worker failed", exc_info=working.exception())

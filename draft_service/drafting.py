@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from draft_service.counting import DraftCounts
 from draft_service.drafters.base import AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
 from draft_service.session import Session
@@ -35,6 +36,7 @@ class Drafting:
         if executor is None and not drafter.inline:
             raise ValueError("a drafter that is not inline needs an executor")
         self.drafter = drafter
+        self.counts = DraftCounts()
         self._early = early
         self._executor = executor
         self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
@@ -96,6 +98,8 @@ class Drafting:
         start_ns = time.perf_counter_ns()
         # One visit to the drafter's thread for all: each costs its waking up and ours.
         *_, drafts = await self._guarded(table, changes, [*news, _Call(fresh, self.drafter.draft, requests)])
+        if fresh:
+            self.counts.took("tree", start_ns)
         self._release_given_up(table, changes)
         return drafts or [], _us_each(start_ns, len(fresh))
 
@@ -114,7 +118,7 @@ class Drafting:
                 session.declined_len = len(session.tokens)
             proposals.append(_propose(table, session, draft, draft_us))
             if self._early and len(draft) and session.following.kind == verify_pb2.NEXT_KIND_WAITING:
-                taken.append(InVerification(session, draft.tree, draft.probabilities))
+                taken.append(InVerification.whole(session, draft.tree, draft.probabilities, draft.memo))
         return proposals, taken
 
     async def _draft_ahead(
@@ -131,6 +135,8 @@ class Drafting:
         start_ns = time.perf_counter_ns()
         (found,) = await self._guarded(table, changes, [_Call(sessions, self.drafter.draft_ahead, requests)])
         outcomes: list[list[Draft]] = found or []
+        if sessions:
+            self.counts.took("early", start_ns)
         self._release_given_up(table, changes)
         draft_us = _us_each(start_ns, sum(map(len, outcomes)))
         return [
@@ -210,7 +216,8 @@ def proposed(proposals: Sequence[verify_pb2.Proposal]) -> verify_pb2.SpeculateRe
 
 def _propose(table: SessionTable, session: Session, draft: Draft, draft_us: int) -> verify_pb2.Proposal:
     return table.propose(
-        session, draft.tokens, draft.parents, draft.probabilities, draft.assumed, draft.from_prediction, draft_us
+        session, draft.tokens, draft.parents, draft.probabilities, draft.assumed, draft.from_prediction, draft_us,
+        draft.memo,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -56,6 +57,7 @@ class LinkStats:
     rounds: int = 0
     connects: int = 0
     last_error: str = ""
+    counters: Counter[str] = field(default_factory=Counter)  # of all its streams' tables
 
 
 @dataclass(eq=False)
@@ -172,7 +174,7 @@ class VerifyLink:
 
     async def _exchange(self, call: Call, enlisted: verify_pb2.Enlisted) -> None:
         """Rounds in, proposals out, until the stream ends. Rounds that came meanwhile are taken in together."""
-        self._table = table = SessionTable(enlisted, max_sessions=self.max_sessions)
+        self._table = table = SessionTable(enlisted, max_sessions=self.max_sessions, counters=self.stats.counters)
         self.target = enlisted.target
         self.stats.state = draft_pb2.VERIFY_LINK_STATE_ENLISTED
         self.stats.connects += 1
@@ -187,6 +189,7 @@ class VerifyLink:
                 self.stats.rounds += len(rounds)
                 async for frame in self.drafting.frames(table, rounds, lost):
                     self.stats.proposals += len(frame.proposals.proposals)
+                    self.drafting.counts.sent(frame.proposals.proposals)
                     await self._send(call, frame)
                 if end is not None:
                     break

@@ -35,7 +35,7 @@ class Wishes:
 
 @dataclass(frozen=True)
 class Sent:
-    """A proposal as it went out. scores: uint8 [n], empty: none were sent."""
+    """A proposal as it went out. scores: uint8 [n]; memo: what its draft came with."""
 
     proposal_id: int
     base_len: int
@@ -43,11 +43,17 @@ class Sent:
     tokens: Ids
     parents: Ids
     scores: NDArray[np.uint8]
+    memo: object = None
 
     @cached_property
     def tree(self) -> TokenTree:
         """The tree, with its links."""
         return TokenTree(self.tokens, self.parents)
+
+    @cached_property
+    def raised_scores(self) -> NDArray[np.uint8]:
+        """uint8 [n]: each node's score, at least its parent's."""
+        return self.tree.raised(self.scores)
 
 
 @dataclass(eq=False)

@@ -40,24 +40,38 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class InVerification:
-    """A tree that the step now starting verifies, and the path probabilities of its nodes, float64 [n]."""
+    """A tree that the step now starting verifies, and the path probabilities of its nodes, float64 [n].
+
+    memo: what came with the draft that it is of; nodes: int32 [n], the nodes' indices in that draft.
+    """
 
     session: Session
     tree: TokenTree
     probabilities: NDArray[np.float64]
+    memo: object = None
+    nodes: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+
+    @classmethod
+    def whole(
+        cls, session: Session, tree: TokenTree, probabilities: NDArray[np.float64], memo: object
+    ) -> InVerification:
+        """All nodes of a draft."""
+        return cls(session, tree, probabilities, memo, np.arange(len(tree), dtype=np.int32))
 
 
 class SessionTable:
     """All sessions of one stream. Counters: `foreign`, `replayed`, `refused`, rejections by reason, credits' sums."""
 
-    def __init__(self, enlisted: verify_pb2.Enlisted, *, max_sessions: int) -> None:
+    def __init__(
+        self, enlisted: verify_pb2.Enlisted, *, max_sessions: int, counters: Counter[str] | None = None
+    ) -> None:
         limits = enlisted.limits
         self.target = enlisted.target
         self.max_sessions = max_sessions
         self.max_assumed = limits.max_assumed_tokens
         self.draining = False
         self.news = News()
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter() if counters is None else counters
         self._max_nodes = min(limits.max_proposal_nodes or _INT31, limits.max_verify_nodes or _INT31)
         self._max_kept = limits.max_proposals_per_session + 1
         self._sessions: dict[int, Session] = {}
@@ -138,7 +152,7 @@ class SessionTable:
             return None
         coming = self._on_its_way(session)
         if coming is not None:
-            return InVerification(session, coming.tree, np.exp(coming.tree.raised(coming.scores) / -16.0))
+            return InVerification.whole(session, coming.tree, np.exp(coming.raised_scores / -16.0), coming.memo)
         sent = session.sent.get(following.proposal_id)
         if (
             following.kind != verify_pb2.NEXT_KIND_PROPOSAL
@@ -147,10 +161,10 @@ class SessionTable:
         ):
             return None
         below, nodes = sent.tree.subtree(following.root_node)
-        scores = sent.tree.raised(sent.scores) if len(sent.scores) else np.zeros(len(sent.tokens), np.uint8)
+        scores = sent.raised_scores
         tree, kept = below.trimmed(scores[nodes], following.nodes_kept)
         above = float(scores[following.root_node]) if following.root_node >= 0 else 0.0
-        return InVerification(session, tree, np.exp((above - scores[nodes[kept]]) / 16.0))
+        return InVerification(session, tree, np.exp((above - scores[nodes[kept]]) / 16.0), sent.memo, nodes[kept])
 
     def _on_its_way(self, session: Session) -> Sent | None:
         """Where verify waits: the early proposal that has come true, which it did not have when it said so."""
@@ -165,13 +179,14 @@ class SessionTable:
 
     def propose(
         self, session: Session, tokens: Ids, parents: Ids, probabilities: NDArray[np.float64], assumed: Ids,
-        from_prediction: NDArray[np.bool_], draft_us: int,
+        from_prediction: NDArray[np.bool_], draft_us: int, memo: object = None,
     ) -> verify_pb2.Proposal:  # fmt: skip
         """The next proposal of an open session: its id is drawn, and it is remembered as sent."""
         session.last_proposal_id += 1
         scores = pack_scores(probabilities)
         session.sent[session.last_proposal_id] = Sent(
-            session.last_proposal_id, len(session.tokens), assumed, tokens, parents, np.frombuffer(scores, np.uint8)
+            session.last_proposal_id, len(session.tokens), assumed, tokens, parents, np.frombuffer(scores, np.uint8),
+            memo,
         )
         while len(session.sent) > self._max_kept:
             del session.sent[next(iter(session.sent))]

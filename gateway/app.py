@@ -28,6 +28,7 @@ from gateway.replicas import ProbeTimes
 from gateway.service import Gateway
 from outrider.args import GatewayArgs
 from outrider.errors import StartupError
+from outrider.metrics_http import serve_metrics
 from outrider.telemetry import announce, configure_logging
 
 KEEP_ALIVE_S = 30
@@ -71,10 +72,17 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         await gateway.start()
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(gateway.close)
+            try:
+                metrics = serve_metrics(gateway.metrics.registry, args.metrics_host, args.metrics_port)
+                address = await stack.enter_async_context(metrics)
+            except StartupError as error:
+                gateway.fail(error)
+            else:
+                if address is not None:
+                    announce(f"gateway tells metrics at {address}")
             yield
-        finally:
-            await gateway.close()
 
     edge = Middleware(Edge, callers=callers_of(args), metrics=gateway.metrics, routes=_PATHS)
     app = Starlette(

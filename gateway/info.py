@@ -9,12 +9,12 @@ from starlette.types import ASGIApp
 import outrider
 from gateway.answer import collect
 from gateway.exchange import json_response, request_id, until_disconnect
-from gateway.metrics import CONTENT_TYPE
 from gateway.plan import Prompt, make_plan
 from gateway.responses import ModelCard, ModelList
 from gateway.schemas import SamplingFields
 from gateway.service import Ready, gateway_of
 from outrider.errors import NotFound, Unavailable
+from outrider.metrics import CONTENT_TYPE
 
 
 def _card(ready: Ready) -> ModelCard:

@@ -8,36 +8,23 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-import outrider
 from gateway.replicas import ReplicaSet
 from gateway.text_stream import SpeculationCount
+from outrider.metrics import SECONDS, new_registry, text
 from outrider.v1 import common_pb2
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-
-
-disable_created_metrics()  # a time beside every counter, which nobody reads
 
 
 class Metrics:
     """One gateway's registry."""
 
     def __init__(self, replicas: ReplicaSet) -> None:
-        self._registry = registry = CollectorRegistry()
+        self.registry = registry = new_registry()
         registry.register(_Replicas(replicas))
 
         def counter(name: str, help: str, *labels: str) -> Counter:
@@ -46,7 +33,6 @@ class Metrics:
         def histogram(name: str, help: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(f"outrider_{name}", help, registry=registry, buckets=buckets)
 
-        Info("outrider_build", "This release.", registry=registry).info({"version": outrider.__version__})
         self.requests = counter("requests_total", "Requests answered.", "route", "code", "finish_reason")
         self.in_flight = Gauge("outrider_http_requests_in_flight", "Requests being answered.", registry=registry)
         self.unknown_fields = counter("unknown_fields_total", "Body fields that are not known.")
@@ -54,9 +40,9 @@ class Metrics:
         self.generation_tokens = counter("generation_tokens_total", "Tokens given to clients.")
         self.cache_queries = counter("prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache.")
         self.cache_hits = counter("prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache.")
-        self.first_token = histogram("time_to_first_token_seconds", "From a request to its first token.", _SECONDS)
-        self.gap = histogram("inter_token_latency_seconds", "Between one response with tokens and the next.", _SECONDS)
-        self.whole = histogram("e2e_request_latency_seconds", "From a request to its last token.", _SECONDS)
+        self.first_token = histogram("time_to_first_token_seconds", "From a request to its first token.", SECONDS)
+        self.gap = histogram("inter_token_latency_seconds", "Between one response with tokens and the next.", SECONDS)
+        self.whole = histogram("e2e_request_latency_seconds", "From a request to its last token.", SECONDS)
         self.prompt_size = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self.answer_size = histogram("request_generation_tokens", "Tokens of an answer, all choices.", _TOKENS)
         self._steps = counter("spec_verify_calls_total", "Verify steps, plain ones included.")
@@ -79,7 +65,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return text(self.registry)
 
 
 class Stopwatch:

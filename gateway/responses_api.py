@@ -12,7 +12,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from gateway.chat import Chat, begin_chat
+from gateway.chat import Chat, begin_chat, extension_of
+from gateway.chunks import Extension
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.message import Message
 from gateway.parts import CallBegin
@@ -56,11 +57,13 @@ class _Run:
     created_at: int = field(default_factory=lambda: int(time.time()))
     message: Message = field(init=False)
     transcript: Transcript = field(init=False)
+    extension: Extension = field(init=False)
     num_events: int = 0
 
     def __post_init__(self) -> None:
         (self.message,) = self.chat.messages()
         self.transcript = Transcript(self.chat.ready.codec.piece, logprobs=wants_logprobs(self.body))
+        self.extension = extension_of(self.chat.body, self.chat.ready)
 
     async def collect(self) -> ResponseObject:
         """The whole response."""
@@ -74,7 +77,7 @@ class _Run:
         """The stream. It begins with the first tokens, and ends with the event that has the whole response."""
         async with contextlib.aclosing(self._deltas()) as deltas:
             async for delta in deltas:
-                yield self._beginning() + b"".join(map(self._encode, self._step(delta)))
+                yield self._beginning() + b"".join(map(self._encode, self._step(delta))) + self._told(delta)
         whole = self.response(done=True)
         yield self._encode({"type": f"response.{whole.status}", "response": whole})
 
@@ -84,6 +87,11 @@ class _Run:
             return b""
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._encode({"type": kind, "response": self.response(done=False)}) for kind in kinds)
+
+    def _told(self, delta: Delta) -> bytes:
+        """The event with origins and trees, for who asked for them."""
+        told = self.extension.of(delta) if self.extension.asked else b""
+        return self._encode({"type": "response.outrider", "outrider": msgspec.Raw(told)}) if told else b""
 
     async def _deltas(self) -> AsyncGenerator[Delta]:
         try:

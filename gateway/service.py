@@ -100,16 +100,17 @@ class Gateway:
         try:
             self._ready = await self._load(info)
         except StartupError as error:
-            self._fail(error)
+            self.fail(error)
             return
         except Exception as error:
             log.error("unexpected error while loading the model's text files", exc_info=error)
-            self._fail(StartupError("cannot load the model's text files; the log says why"))
+            self.fail(StartupError("cannot load the model's text files; the log says why"))
             return
         log.info("ready", model=self._ready.model_name, context_length=self._ready.codec.context_length)
 
-    def _fail(self, error: StartupError) -> None:
-        log.error("the gateway cannot serve this model", reason=error.message)
+    def fail(self, error: StartupError) -> None:
+        """The gateway cannot serve, because of `error`."""
+        log.error("the gateway cannot serve", reason=error.message)
         if self._on_failure is not None:
             self._on_failure(error)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import outrider
-from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, HealthArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
 from outrider.flags import Args
 from outrider.supervisor import die_with_parent
@@ -109,6 +109,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "gateway": _of(GatewayArgs, "gateway.app"),
     },
     "more": {
+        "health": _of(HealthArgs, "outrider.health"),
         "convert": _of(ConvertArgs, "engine.convert"),
         "train": Command("Make draft heads: `outrider train` lists the steps.", _train),
         "bench": Command("Measure: `outrider bench` lists what.", _bench),

@@ -45,6 +45,7 @@ class Served:
     url: str
     model: str
     stop: Callable[[], None]
+    metrics: tuple[str, ...] = ()  # where each part tells its own, verify's first and the gateway's last
 
 
 def main(args: ServeArgs) -> int:
@@ -55,6 +56,7 @@ def main(args: ServeArgs) -> int:
         drafts = f"{args.speculative_algorithm} drafts" if args.drafts else "no drafts"
         seconds = time.monotonic() - started
         announce(f"Outrider serves {served.model} with {drafts} at {served.url} (ready in {seconds:.1f} s)")
+        announce(f"Metrics at {' '.join(served.metrics)}")
 
     return asyncio.run(serve(args, when_ready))
 
@@ -76,18 +78,20 @@ async def serve(
     Raises StartupError when the port is taken or the parts do not become ready in time.
     """
     port = choose_port(args.host, args.port)
+    metrics = choose_metrics_ports(args)
     features = await features_of(args, command)
     folder = make_runtime_dir()
     verify = args.grpc_address or f"unix:{folder}/verify.sock"
     supervisor = Supervisor(
-        parts_of(args, verify, f"unix:{folder}/draft.sock", port, command, features=features),
+        parts_of(args, verify, f"unix:{folder}/draft.sock", port, command, features=features, metrics=metrics),
         startup_timeout_s=args.startup_timeout_s,
         stop_timeout_s=args.shutdown_grace_s + _END_MARGIN_S,
     )
 
     async def report() -> None:
         model = args.served_model_name or await model_name(verify)
-        await when_ready(Served(f"http://{_url_host(args.host)}:{port}", model, supervisor.stop))
+        url = f"http://{_url_host(args.host)}:{port}"
+        await when_ready(Served(url, model, supervisor.stop, metrics_of(args, url, metrics)))
 
     try:
         await supervisor.run(report)
@@ -127,14 +131,20 @@ def _draft_args(args: ServeArgs, **fixed: object) -> DraftArgs:
 
 
 def parts_of(
-    args: ServeArgs, verify: str, draft: str, port: int, command: CommandOf = command_of, *, features: str = "none"
-) -> list[Part]:
-    """The processes, those that others rely on first. `verify` and `draft` are gRPC addresses."""
-    parts = [_part(args.part(VerifyArgs, listen=verify, features=features), lambda: wait_serving(verify), command)]
+    args: ServeArgs, verify: str, draft: str, port: int, command: CommandOf = command_of, *, features: str = "none",
+    metrics: tuple[int, int] | None = None,
+) -> list[Part]:  # fmt: skip
+    """The processes, those that others rely on first. `verify` and `draft` are gRPC addresses.
+
+    metrics: the ports of verify's and of draft's; the gateway's are where its HTTP is.
+    """
+    verify_port, draft_port = metrics or (None, None)
+    target = args.part(VerifyArgs, listen=verify, features=features, metrics_port=verify_port)
+    parts = [_part(target, lambda: wait_serving(verify), command)]
     if args.drafts:
-        own = _draft_args(args, listen=draft, verify_address=(verify,))
+        own = _draft_args(args, listen=draft, verify_address=(verify,), metrics_port=draft_port)
         parts.append(_part(own, lambda: wait_enlisted(draft), command, disposable=True))
-    gateway = args.part(GatewayArgs, port=port, verify_address=(verify,))
+    gateway = args.part(GatewayArgs, port=port, verify_address=(verify,), metrics_port=None)
     return [*parts, _part(gateway, lambda: wait_healthy(_dial_host(args.host), port), command)]
 
 
@@ -222,14 +232,40 @@ def choose_port(host: str, port: int) -> int:
     """`port`, or a free one for 0. StartupError at once when it cannot be had, not after the model was loaded."""
     if not 0 <= port < 2**16:
         raise StartupError(f"--port is {port}; it must be from 0 to 65535")
+    with _listener(host, port) as probe:
+        return probe.getsockname()[1]
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket bound there. StartupError when it cannot be."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with contextlib.closing(socket.socket(family, kind, proto)) as probe:
+        probe = socket.socket(family, kind, proto)
+        try:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
-            return probe.getsockname()[1]
+        except OSError:
+            probe.close()
+            raise
     except OSError as error:
         raise StartupError(f"cannot listen on {host}:{port}: {error}") from error
+    return probe
+
+
+def choose_metrics_ports(args: ServeArgs) -> tuple[int, int]:
+    """For verify and draft: as --metrics-port says, or two free ones. StartupError when they cannot be had."""
+    if args.metrics_port:
+        first = args.metrics_port
+        return choose_port(args.metrics_host, first), choose_port(args.metrics_host, first + 1)
+    with _listener(args.metrics_host, 0) as first, _listener(args.metrics_host, 0) as second:
+        return first.getsockname()[1], second.getsockname()[1]
+
+
+def metrics_of(args: ServeArgs, url: str, ports: tuple[int, int]) -> tuple[str, ...]:
+    """The addresses of the parts' metrics."""
+    host = _url_host(_dial_host(args.metrics_host))
+    used = ports if args.drafts else ports[:1]
+    return (*(f"http://{host}:{port}/metrics" for port in used), f"{url}/metrics")
 
 
 def make_runtime_dir() -> Path:

@@ -67,6 +67,9 @@ class DataArgs(TargetArgs):
     quantization: str | None = arg(
         None, "data", "Quantise the target that writes the data: int8_dynamic makes a quarter more of it on a CPU."
     )
+    store_states: str | None = arg(
+        None, "data", "Folder to keep the target's states in, for `train head --store-states`: they are there anyway."
+    )
     batch_size: int = arg(64, "data", "Conversations at a time.")
     max_len: int = arg(1024, "data", "Longest conversation, in tokens.")
 
@@ -132,6 +135,13 @@ class HeadArgs(TargetArgs):
     batch_tokens: int = arg(2048, "training", "Most tokens of a batch, padding counted.")
     accumulate: int = arg(1, "training", "Batches whose gradients make one step.")
     unroll: int = arg(3, "training", "Steps that a head goes on from its own outputs; STANDALONE needs one.")
+    unroll_every: int = arg(
+        3, "training", "Of so many rows one goes on from its own outputs; the others teach the first step alone."
+    )
+    average_tokens: int = arg(
+        200_000, "training", "Parameters that are measured and exported are a running mean over about so many tokens, "
+        "over a quarter of all at first; 0: they are the last ones.",
+    )  # fmt: skip
     learning_rate: float = arg(1e-3, "training", "Highest learning rate, after the warm-up.")
     warmup_tokens: int = arg(50_000, "training", "Tokens over which it rises.")
     weight_decay: float = arg(0.01, "training", "Of matrices that Muon moves.")
@@ -145,8 +155,13 @@ class HeadArgs(TargetArgs):
         "bfloat16", "training", "What the head computes in; parameters and optimizers stay in float32."
     )
     store_states: str | None = arg(
-        None, "training", "Folder to keep the target's states in: from the second epoch on the target is not run."
-    )
+        None, "training", "Folder for the target's states: what `train data` kept there, and what is missing. The "
+        "target runs once for each conversation at most, whatever heads and epochs there are.",
+    )  # fmt: skip
+    quantization: str | None = arg(
+        None, "training", "Quantise the target that states and distributions come from; as in `train data` where both "
+        "share --store-states. Accept length is always measured on the target as it is.",
+    )  # fmt: skip
     seed: int = arg(0, "training", "Order of the data, and noise at the start.")
     max_len: int = arg(1024, "training", "Conversations are cut to so many tokens.")
     eval_every: int = arg(100_000, "evaluation", "Tokens between evaluations.")
@@ -166,9 +181,10 @@ class HeadArgs(TargetArgs):
             raise StartupError("--data and --output are needed: the folder with the data, and the one for the head")
         at_least(
             self, 1, "draft_vocab_size", "num_kv_heads", "num_layers", "tokens", "batch_tokens", "accumulate", "unroll",
+            "unroll_every",
             "eval_every", "eval_conversations", "eval_answer_tokens", "save_every",
         )  # fmt: skip
-        at_least(self, 0, "warmup_tokens", "seed", "weight_decay", "token_loss", "feature_loss")
+        at_least(self, 0, "warmup_tokens", "average_tokens", "seed", "weight_decay", "token_loss", "feature_loss")
         at_least(self, 16, "max_len")
         if self.learning_rate <= 0 or self.clip_norm <= 0:
             raise StartupError("--learning-rate and --clip-norm must be above 0")

@@ -30,7 +30,14 @@ class Checkpoint:
     seen: int = 0
     step: int = 0
     optimizers: list[dict[str, Any]] = field(default_factory=list)
+    averaged: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Running means of `tensors`, where they are kept."""
     history: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def measured(self) -> dict[str, torch.Tensor]:
+        """The tensors that accept length is of, and that are exported."""
+        return self.averaged or self.tensors
 
     def save(self, path: Path) -> None:
         """Whole or not at all."""

@@ -22,6 +22,11 @@ class Evaluation:
 
     def __init__(self, args: HeadArgs, target: TargetStates, dataset: Dataset) -> None:
         self._target = target
+        if args.quantization is not None:  # accept length counts on the target that is served
+            self._target = TargetStates(
+                target.folder, target.features, dtype=args.dtype, device=str(target.device), load_format=args.load_format,
+                max_tokens=args.batch_tokens, max_len=args.max_len, threads=args.threads,
+            )  # fmt: skip
         self._batch_tokens = args.batch_tokens
         self._held_out = dataset.held_out(args.eval_conversations)
         self._prompts: list[Example] = []

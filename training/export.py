@@ -59,7 +59,7 @@ def kind_of(checkpoint: Checkpoint, target: Path) -> Kind:
 def export(kind: Kind, checkpoint: Checkpoint, folder: Path, *, target: Path, load_format: str = "auto") -> None:
     """Writes the head and its card to `folder`, which is replaced as a whole."""
     drafted = checkpoint.drafted
-    stored = published(kind, checkpoint.tensors, drafted, target=target, load_format=load_format)
+    stored = published(kind, checkpoint.measured, drafted, target=target, load_format=load_format)
     partial = folder.with_name(folder.name + ".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

@@ -17,11 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from engine.checkpoint import open_checkpoint
+from engine.config import ModelConfig
 from engine.fingerprint import numerics_id
 from engine.loader import resolve_model
 from engine.models.heads.target import EMBEDDING, OUTPUT_HEAD
 from outrider.telemetry import announce, get_logger
 from training.args import HeadArgs
+from training.averages import Averages
 from training.batches import Batch, Dataset
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.evaluation import Evaluation
@@ -34,7 +36,7 @@ from training.network import DraftNetwork
 from training.optimizers import Optimizers, clip, schedule
 from training.plot import plot
 from training.ranks import Ranks, join
-from training.state_store import StateStore
+from training.state_store import StateStore, stored_layers
 from training.stopping import Stopping
 from training.target_states import States, TargetStates
 
@@ -74,16 +76,17 @@ class Trainer:
             args.algorithm, model_path, draft_vocab_size=args.draft_vocab_size, num_kv_heads=args.num_kv_heads,
             num_layers=args.num_layers, fc_norm=not args.no_fc_norm,
         )  # fmt: skip
+        stored, target_layers = args.store_states, ModelConfig.from_folder(model_path).num_layers
         self.target = TargetStates(
             model_path, self.kind.features, dtype=args.dtype, device=ranks.device, load_format=args.load_format,
-            max_tokens=args.batch_tokens, max_len=args.max_len, threads=args.threads,
+            max_tokens=args.batch_tokens, max_len=args.max_len, threads=args.threads, quantization=args.quantization,
+            more_layers=stored_layers(target_layers) if stored else (),
         )  # fmt: skip
         self.dataset = Dataset(
             Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
             num_ranks=ranks.num_ranks,
         )  # fmt: skip
-        stored = args.store_states
-        self.store = None if stored is None else StateStore(Path(stored), self.target, self.dataset)
+        self.store = StateStore(Path(stored), self.target, self.dataset) if stored else None
         self.checkpoint = self._begin_or_resume(facts_of(args, model_path))
         self.network = _network(self.kind, self.checkpoint, self.target, args)
         self.module = ranks.wrapped(_LossModule(self.network, args))
@@ -93,6 +96,9 @@ class Trainer:
         )  # fmt: skip
         if self.checkpoint.optimizers:
             self.optimizers.load_state_dict(self.checkpoint.optimizers)
+        self.averages = None
+        if args.average_tokens:
+            self.averages = Averages(self.network, self.checkpoint.averaged, args.average_tokens)
         self.evaluation = Evaluation(args, self.target, self.dataset) if ranks.is_first else None
 
     def run(self, writer: Writer) -> None:
@@ -136,13 +142,16 @@ class Trainer:
         self.optimizers.step(schedule(at.seen, args.tokens, args.warmup_tokens))
         count = self.ranks.total(count)
         at.seen += count
+        if self.averages is not None:
+            self.averages.take(self.network, at.seen, count)
         at.step += 1
         return report, count  # pyright: ignore[reportPossiblyUnboundVariable]  accumulate is at least 1
 
     def _evaluate(self, writer: Writer) -> None:
         if self.evaluation is None:
             return
-        figures = {"seen": self.checkpoint.seen, **self.evaluation(self.network)}
+        with self._measured():
+            figures = {"seen": self.checkpoint.seen, **self.evaluation(self.network)}
         history = self.checkpoint.history
         is_best = all(figures["chain"] > row["chain"] for row in history)
         history.append(figures)
@@ -151,11 +160,15 @@ class Trainer:
         if is_best:
             self._save(BEST)
 
+    def _measured(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.averages is None else self.network.using(self.averages.tensors)
+
     def _save(self, name: str) -> None:
         if not self.ranks.is_first:
             return
         at = self.checkpoint
         at.tensors = {key: tensor.cpu() for key, tensor in self.network.trained().items()}
+        at.averaged = {} if self.averages is None else {k: t.cpu() for k, t in self.averages.tensors.items()}
         at.optimizers = self.optimizers.state_dict()
         at.save(self.folder / name)
 
@@ -184,11 +197,14 @@ class _LossModule(nn.Module):
         super().__init__()
         self.network = network
         self._num_steps = args.unroll
+        self._every = args.unroll_every
         self._weights = Weights(args.token_loss, args.feature_loss)
 
     def forward(self, batch: Batch, states: States) -> Report:
         """See losses."""
-        return batch_loss(self.network, batch, states, num_steps=self._num_steps, weights=self._weights)
+        return batch_loss(
+            self.network, batch, states, num_steps=self._num_steps, weights=self._weights, unroll_every=self._every
+        )
 
 
 class Writer:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import log_softmax, smooth_l1_loss
+from torch.nn.functional import smooth_l1_loss
 
 from engine.models.heads.base import Head
 from training.attending import Branches, RootRows
 from training.batches import Batch
+from training.cross_entropy import CHUNK_ROWS, SoftCrossEntropy
 from training.kinds import EAGLE, Kind
 from training.network import DraftNetwork
 from training.target_states import States
@@ -55,7 +56,7 @@ class Wanted(NamedTuple):
     states: torch.Tensor
     """[n, hidden]: the target's state before each."""
     probabilities: torch.Tensor
-    """fp32 [n, drafted]: its distribution over the tokens that can be drafted."""
+    """[n, drafted]: its distribution over the tokens that can be drafted, as the network computes."""
     can_be_drafted: torch.Tensor
     """bool [n]"""
 
@@ -66,7 +67,11 @@ class Wanted(NamedTuple):
         mask = batch.wanted
         number = mask.flatten().cumsum(0).view(mask.shape) - 1
         tokens, before = batch.tokens[mask], states.last.roll(1, dims=1)[mask]
-        probabilities = (before.to(network.head.dtype) @ network.head.T).float().softmax(dim=-1)
+        read = before.to(network.head.dtype)
+        probabilities = read.new_empty((len(read), len(network.head)))
+        for start in range(0, len(read), CHUNK_ROWS):
+            logits = read[start : start + CHUNK_ROWS] @ network.head.T
+            probabilities[start : start + CHUNK_ROWS] = logits.softmax(dim=-1, dtype=torch.float32)
         return cls(number, tokens, before, probabilities, torch.isin(tokens, network.drafted))
 
 
@@ -80,8 +85,10 @@ class Report(NamedTuple):
     feature_losses: list[float]
 
 
-def unrolled(kind: Kind, head: Head, batch: Batch, states: States, num_steps: int) -> Iterator[StepRows]:
-    """The steps of every row at once."""
+def unrolled(
+    kind: Kind, head: Head, batch: Batch, states: States, num_steps: int, going_on: torch.Tensor | None = None
+) -> Iterator[StepRows]:  # fmt: skip
+    """The steps of every row at once; going_on: rows that take more than the first, int64 [R], default all."""
     batch_size, length = batch.tokens.shape
     num_rows = length - kind.shift
     roots = torch.arange(num_rows, device=batch.tokens.device)
@@ -90,37 +97,43 @@ def unrolled(kind: Kind, head: Head, batch: Batch, states: States, num_steps: in
     fused = head.fuse(states.features[:, :num_rows].flatten(0, 1).to(head.dtype)) if kind.shift else None
     carried = fused
     for step in range(num_steps):
+        if step == 1:
+            if going_on is not None and carried is not None:
+                carried = carried.unflatten(0, (batch_size, num_rows))[:, going_on].flatten(0, 1)
+                roots = going_on
+            branches = Branches(below, roots)
         # Past the end a row reads token 0; it predicts nothing there.
         places = (roots + kind.shift + step).clamp(max=length - 1)
         tokens = batch.tokens[:, places].flatten()
         positions = (roots + step).repeat(batch_size)
-        if step == 0:
-            attend = below.attend
-        else:
-            branches = branches or Branches(below, roots)
-            attend = branches.attend
+        attend = below.attend if branches is None else branches.attend
         outputs = head.forward(tokens, _or_empty(carried, tokens), positions, attend)
         predicted = roots + kind.shift + 1 + step
         there = predicted < batch.lengths[:, None]
         rows = there & batch.wanted[:, predicted.clamp(max=length - 1)]
-        yield StepRows(outputs.unflatten(0, (batch_size, num_rows))[rows], rows, predicted)
+        yield StepRows(outputs.unflatten(0, (batch_size, len(roots)))[rows], rows, predicted)
         carried = head.carried(outputs)
 
 
-def batch_loss(network: DraftNetwork, batch: Batch, states: States, *, num_steps: int, weights: Weights) -> Report:
-    """The loss of a batch, and how it went."""
-    kind, head = network.kind, network.built()
+def batch_loss(
+    network: DraftNetwork, batch: Batch, states: States, *, num_steps: int, weights: Weights, unroll_every: int = 1
+) -> Report:  # fmt: skip
+    """The loss of a batch, and how it went. unroll_every: one row of so many takes more than the first step."""
+    kind, (head, output_head) = network.kind, network.built_for_loss()
+    going_on = _going_on(batch, kind.shift, unroll_every)
+    num_steps = num_steps if kind.shift and len(going_on) else 1
     wanted = Wanted.of(network, batch, states)
     total = states.last.new_zeros((), dtype=torch.float32)
     token_losses, accuracies, feature_losses = [], [], []
-    for step, found in enumerate(unrolled(kind, head, batch, states, num_steps if kind.shift else 1)):
+    for step, found in enumerate(unrolled(kind, head, batch, states, num_steps, going_on)):
         if not len(found.outputs):
             break  # every answer of the batch is over
         index = wanted.number[:, found.predicted_pos.clamp(max=batch.tokens.shape[1] - 1)][found.rows]
-        logits = head.logits(found.outputs)
-        losses = -(wanted.probabilities[index] * log_softmax(logits, dim=-1)).sum(dim=-1)
-        counted = wanted.can_be_drafted[index]
-        token_loss = (losses * counted).sum() / counted.sum().clamp(min=1)
+        counted = wanted.can_be_drafted[index].float()
+        token_loss, likeliest = SoftCrossEntropy.apply(
+            head.logits(found.outputs).to(output_head.dtype), output_head, wanted.probabilities[index],
+            counted / counted.sum().clamp(min=1),
+        )  # fmt: skip
         loss = weights.token * token_loss
         if kind.algorithm == EAGLE:
             feature_loss = smooth_l1_loss(found.outputs.float(), wanted.states[index].float())
@@ -128,8 +141,14 @@ def batch_loss(network: DraftNetwork, batch: Batch, states: States, *, num_steps
             feature_losses.append(float(feature_loss.detach()))
         total = total + STEP_DECAY**step * loss
         token_losses.append(float(token_loss.detach()))
-        accuracies.append(float((network.drafted[logits.argmax(dim=-1)] == wanted.tokens[index]).float().mean()))
+        accuracies.append(float((network.drafted[likeliest] == wanted.tokens[index]).float().mean()))
     return Report(total, token_losses, accuracies, feature_losses)
+
+
+def _going_on(batch: Batch, shift: int, every: int) -> torch.Tensor:
+    """Rows that go on from their own outputs: those before an answer's tokens, one of `every`, others in other batches."""
+    second = batch.wanted[:, shift + 2 :].any(dim=0).nonzero()[:, 0]
+    return second[int(batch.tokens.sum()) % every :: every] if len(second) > every else second
 
 
 def _or_empty(carried: torch.Tensor | None, tokens: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -45,9 +46,40 @@ class DraftNetwork(nn.Module):
         vocabulary = Vocabulary(self.embedding, head, self.drafted)
         return self.kind.config.build(tensors, vocabulary, self.max_len, _linear)
 
+    def built_for_loss(self) -> tuple[Head, torch.Tensor]:
+        """The network with `logits` that gives the rows which its output head would read, and that output head."""
+        tensors = {name: self.tensors[key].to(self.dtype) for name, key in self._names.items()}
+        output_head = tensors.pop(OUTPUT_HEAD) if self.kind.has_output_head else self.head
+        vocabulary = Vocabulary(self.embedding, output_head, self.drafted)
+
+        def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Rows:
+            return _as_they_are if weight is output_head else _linear(weight, bias)
+
+        return self.kind.config.build(tensors, vocabulary, self.max_len, make_linear), output_head
+
+    @contextmanager
+    def using(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Computes with other values of the parameters for a while."""
+        kept = {name: tensor.clone() for name, tensor in self.trained().items()}
+        self.load(tensors)
+        try:
+            yield
+        finally:
+            self.load(kept)
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Sets the parameters."""
+        for name, key in self._names.items():
+            self.tensors[key].copy_(tensors[name])
+
     def trained(self) -> dict[str, torch.Tensor]:
         """The parameters by the engine's names, detached."""
         return {name: self.tensors[key].detach() for name, key in self._names.items()}
+
+
+def _as_they_are(rows: torch.Tensor) -> torch.Tensor:
+    return rows
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Rows:

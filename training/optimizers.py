@@ -1,7 +1,4 @@
-"""How parameters move: Muon on the matrices of layers, AdamW on everything else, one warm-up and cosine for both.
-
-Muon (Jordan et al., 2024), scaled to AdamW's step size (Liu et al., 2025), so one learning rate serves both.
-"""
+"""How parameters move: Muon on the matrices of layers, AdamW on everything else, one warm-up and cosine for both."""
 
 from __future__ import annotations
 
@@ -10,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 
 from training.kinds import OUTPUT_HEAD
+from training.muon import Muon
 from training.network import DraftNetwork
 
 FINAL_SHARE = 0.05
@@ -29,12 +27,11 @@ class Optimizers:
             if name == OUTPUT_HEAD.replace(".", "/"):
                 heads.append(parameter)
             else:
-                (matrices if use_muon and parameter.ndim == 2 else others).append(parameter)
+                matrices.append((name, parameter)) if use_muon and parameter.ndim == 2 else others.append(parameter)
         self._every: list[Optimizer] = []
         if matrices:
-            self._every.append(
-                Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-            )
+            head_dim = network.kind.config.block.head_dim
+            self._every.append(Muon(matrices, lr=learning_rate, weight_decay=weight_decay, head_dim=head_dim))
         groups = [{"params": others, "share": 1.0}, {"params": heads, "share": OUTPUT_HEAD_SHARE}]
         self._every.append(
             AdamW([g for g in groups if g["params"]], lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)

@@ -1,38 +1,48 @@
-"""The target's states kept on disk, so that from the second epoch on the target need not be run.
+"""The target's states kept on disk, so that a head is trained without running the target.
 
 Beside each shard of data stands a file of rows, bf16 or as the target computes, and one that says how many rows of each
-conversation are there. EAGLE-3's take (3 + 1) * hidden * 2 bytes a token: 4.6 GB for a million tokens of SmolLM2-135M.
+conversation are there. `train data` may write them as it goes, for it computes them anyway; what is missing is computed
+while training and kept. They hold what every kind of head reads: the states entering EAGLE-3's usual layers, and the
+last one. (3 + 1) * hidden * 2 bytes a token: 4.6 GB for a million tokens of SmolLM2-135M.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from engine.runner import ModelRunner
 from outrider.errors import StartupError
 from training.batches import Batch, Dataset
 from training.data.store import Origin
+from training.kinds import usual_aux_layers
 from training.target_states import States, TargetStates
 
 _META = "states.json"
 
 
-class StateStore:
-    """Called with a batch of a dataset as a target is with conversations: computes what is not there, and keeps it."""
+def stored_layers(num_layers: int) -> tuple[int, ...]:
+    """Layers whose entering states are kept, for a target of that many; num_layers stands for the last state."""
+    return (*(usual_aux_layers(num_layers) if num_layers >= 3 else ()), num_layers)
 
-    def __init__(self, folder: Path, target: TargetStates, dataset: Dataset) -> None:
+
+class StateFiles:
+    """Rows of the conversations of a data folder, as `runner` computes them; its features are `layers`."""
+
+    def __init__(self, folder: Path, runner: ModelRunner, layers: Sequence[int], data: Path) -> None:
         self._folder = folder
-        self._target = target
-        self._dataset = dataset
-        self._row_bytes = target.row_width * target.runner.dtype.itemsize
+        self._dtype = runner.dtype
+        self._row_bytes = len(layers) * runner.config.hidden_size * runner.dtype.itemsize
         self._open: dict[int, tuple[np.memmap[Any, Any], np.memmap[Any, Any]]] = {}
         facts = {
-            "target": target.runner.numerics_id, "features": str(target.features), "row_bytes": self._row_bytes,
-            "data": str(dataset.folder.resolve()),
+            "target": runner.numerics_id, "layers": list(layers), "row_bytes": self._row_bytes,
+            "data": str(data.resolve()),
         }  # fmt: skip
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -45,41 +55,80 @@ class StateStore:
         if found != facts:
             raise StartupError(f"{folder} holds states of {found}, not of {facts}; name another --store-states")
 
+    def add_shard(self, number: int, conversations: Sequence[tuple[int, torch.Tensor | None]]) -> None:
+        """A new shard's: lengths of its conversations, and each one's first rows [<= length, width], if there are any."""
+        rows, counts = self._paths(number)
+        found = [0 if states is None else len(states) for _, states in conversations]
+        with _partial(rows).open("wb") as file:
+            for count, (length, states) in zip(found, conversations, strict=True):
+                if states is not None:
+                    file.write(_bytes(states).tobytes())
+                file.write(bytes((length - count) * self._row_bytes))
+        np.array(found, np.int32).tofile(_partial(counts))
+        for path in (rows, counts):
+            os.replace(_partial(path), path)
+
+    def map_shard(self, number: int, num_tokens: int, num_conversations: int) -> None:
+        """Opens a shard's files, made of zeros where there are none."""
+        if number not in self._open:
+            rows, counts = self._paths(number)
+            self._open[number] = (
+                _mapped(rows, "uint8", (num_tokens, self._row_bytes)), _mapped(counts, "int32", (num_conversations,)),
+            )  # fmt: skip
+
+    def has(self, origin: Origin, count: int) -> bool:
+        """Whether the first `count` rows of a conversation are there."""
+        return bool(self._open[origin.shard][1][origin.conversation] >= count)
+
+    def read(self, origin: Origin, count: int) -> torch.Tensor:
+        """Those rows [count, width]."""
+        stored = np.array(self._open[origin.shard][0][origin.first_token : origin.first_token + count])
+        return torch.from_numpy(stored).view(self._dtype)
+
+    def write(self, origin: Origin, states: torch.Tensor) -> None:
+        """The first rows [count, width] of a conversation."""
+        stored, counts = self._open[origin.shard]
+        stored[origin.first_token : origin.first_token + len(states)] = _bytes(states)
+        counts[origin.conversation] = len(states)
+
+    def _paths(self, number: int) -> tuple[Path, Path]:
+        return self._folder / f"rows-{number:05}.bin", self._folder / f"counts-{number:05}.bin"
+
+
+class StateStore:
+    """Called with a batch of a dataset as a target is with conversations: computes what is not there, and keeps it.
+
+    The last token's state has no use, nothing follows it; its row may be zeros.
+    """
+
+    def __init__(self, folder: Path, target: TargetStates, dataset: Dataset) -> None:
+        self._files = StateFiles(folder, target.runner, target.kept_layers, dataset.folder)
+        self._target = target
+        self._dataset = dataset
+
     def __call__(self, batch: Batch) -> States:
         """See TargetStates."""
-        places = batch.origins
-        lengths = [len(tokens) for tokens in batch.conversations]
-        if all(self._has(origin, length) for origin, length in zip(places, lengths, strict=True)):
-            rows = torch.zeros((len(places), max(lengths), self._target.row_width), dtype=self._target.runner.dtype)
-            for row, (origin, length) in enumerate(zip(places, lengths, strict=True)):
-                rows[row, :length] = self._read(origin, length)
-            return self._target.of_rows(rows.to(self._target.device))
-        rows = self._target.rows(batch.conversations)
-        for row, (origin, length) in enumerate(zip(places, lengths, strict=True)):
-            self._write(origin, rows[row, :length])
-        return self._target.of_rows(rows)
+        places = list(zip(batch.origins, map(len, batch.conversations), strict=True))
+        for origin, _ in places:
+            self._files.map_shard(origin.shard, *self._dataset.shard_size(origin.shard))
+        if not all(self._files.has(origin, length - 1) for origin, length in places):
+            rows = self._target.rows(batch.conversations)
+            for row, (origin, length) in enumerate(places):
+                self._files.write(origin, rows[row, :length])
+            return self._target.of_rows(rows)
+        longest = max(length for _, length in places)
+        rows = torch.zeros((len(places), longest, self._target.row_width), dtype=self._target.runner.dtype)
+        for row, (origin, length) in enumerate(places):
+            rows[row, : length - 1] = self._files.read(origin, length - 1)
+        return self._target.of_rows(rows.to(self._target.device))
 
-    def _files(self, shard: int) -> tuple[np.memmap[Any, Any], np.memmap[Any, Any]]:
-        """Rows uint8 [tokens, bytes] and counts int32 [conversations] of a shard, both zeros at first."""
-        if shard not in self._open:
-            num_tokens, num_conversations = self._dataset.shard_size(shard)
-            self._open[shard] = (
-                _mapped(self._folder / f"rows-{shard:05}.bin", "uint8", (num_tokens, self._row_bytes)),
-                _mapped(self._folder / f"counts-{shard:05}.bin", "int32", (num_conversations,)),
-            )
-        return self._open[shard]
 
-    def _has(self, origin: Origin, length: int) -> bool:
-        return bool(self._files(origin.shard)[1][origin.conversation] >= length)
+def _bytes(rows: torch.Tensor) -> np.ndarray:
+    return rows.cpu().contiguous().view(torch.uint8).numpy()
 
-    def _read(self, origin: Origin, length: int) -> torch.Tensor:
-        stored = np.array(self._files(origin.shard)[0][origin.first_token : origin.first_token + length])
-        return torch.from_numpy(stored).view(self._target.runner.dtype)
 
-    def _write(self, origin: Origin, rows: torch.Tensor) -> None:
-        stored, counts = self._files(origin.shard)
-        stored[origin.first_token : origin.first_token + len(rows)] = rows.cpu().contiguous().view(torch.uint8).numpy()
-        counts[origin.conversation] = len(rows)
+def _partial(path: Path) -> Path:
+    return path.with_suffix(".partial")
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> np.memmap[Any, Any]:

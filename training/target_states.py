@@ -32,11 +32,14 @@ class States(NamedTuple):
 
 
 class TargetStates:
-    """A target, for batches of at most max_tokens tokens in conversations of at most max_len."""
+    """A target, for batches of at most max_tokens tokens in conversations of at most max_len.
+
+    more_layers: layers whose entering states are kept beside those that `features` names.
+    """
 
     def __init__(
         self, model_path: Path, features: FeatureSpec, *, dtype: str, device: str, load_format: str, max_tokens: int,
-        max_len: int, threads: int | None,
+        max_len: int, threads: int | None, quantization: str | None = None, more_layers: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.folder = model_path
         self.config = ModelConfig.from_folder(model_path)
@@ -44,10 +47,12 @@ class TargetStates:
         self.load_format = load_format
         layers = features.layers if features.kind == "aux" else ()
         self._feature_layers = layers
-        kept = FeatureSpec("aux", tuple(sorted({*layers, self.config.num_layers})))
+        self.kept_layers = tuple(sorted({*layers, *more_layers, self.config.num_layers}))
+        kept = FeatureSpec("aux", self.kept_layers)
         self.runner = ModelRunner.load(
             model_path, dtype=dtype, device=device, num_slots=max_tokens, max_sessions=max_tokens, max_len=max_len,
             features=kept, load_format=load_format, max_batch_tokens=max_tokens, threads=threads,
+            quantization=quantization,
         )  # fmt: skip
         self.device = self.runner.device
         self._final_norm = tensor_of(model_path, "model.norm.weight", load_format).to(self.device, self.runner.dtype)
@@ -55,7 +60,7 @@ class TargetStates:
     @property
     def row_width(self) -> int:
         """Numbers kept of a token."""
-        return self.config.hidden_size * len({*self._feature_layers, self.config.num_layers})
+        return self.config.hidden_size * len(self.kept_layers)
 
     def vocabulary_rows(self, name: str) -> torch.Tensor:
         """The target's embedding or output head [vocab, hidden], by engine.models.heads.target's names, as stored."""
@@ -71,8 +76,11 @@ class TargetStates:
         """The states in kept rows [B, L, row_width]."""
         hidden = self.config.hidden_size
         last = rms_norm(rows[..., -hidden:], self._final_norm, self.config.rms_eps)
-        width = hidden * len(self._feature_layers)
-        return States(rows[..., :width] if width else last, last)
+        if not self._feature_layers:
+            return States(last, last)
+        parts = rows.split(hidden, dim=-1)
+        wanted = [parts[self.kept_layers.index(layer)] for layer in self._feature_layers]
+        return States(torch.cat(wanted, dim=-1), last)
 
     @torch.no_grad()
     def size_of_stream(self, conversations: Sequence[np.ndarray]) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from engine.threads import share_cores
 from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.errors import Unavailable
+from outrider.metrics_http import serve_metrics
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service.brake import CostTable
@@ -33,6 +34,7 @@ from verify_service.device_sampler import DeviceSampler
 from verify_service.drafters import Drafters
 from verify_service.features import feature_layout
 from verify_service.grammar import GrammarCompiler
+from verify_service.metrics import make_registry
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.scheduler import Scheduler
 from verify_service.service import VerifyServicer, new_boot_id
@@ -149,21 +151,27 @@ async def _serve(args: VerifyArgs, engine: Engine) -> int:
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     health = rpc.add_health_and_reflection(server, [SERVICE])
     address = rpc.bind(server, args.listen)
-    await server.start()
-    failed: list[BaseException] = []
-    thread = threading.Thread(target=_run, args=(step_loop, failed, lambda: loop.call_soon_threadsafe(stopping.set)))
-    thread.start()
-    await rpc.set_serving(health, [SERVICE], True)
-    announce(f"verify serves {servicer.model_name} at {address}")
-    await stopping.wait()
+    registry = make_registry(step_loop, servicer.totals, servicer.model_name)
+    async with serve_metrics(registry, args.metrics_host, args.metrics_port) as metrics_address:
+        await server.start()
+        failed: list[BaseException] = []
+        thread = threading.Thread(
+            target=_run, args=(step_loop, failed, lambda: loop.call_soon_threadsafe(stopping.set))
+        )
+        thread.start()
+        await rpc.set_serving(health, [SERVICE], True)
+        announce(f"verify serves {servicer.model_name} at {address}")
+        if metrics_address is not None:
+            announce(f"verify tells metrics at {metrics_address}")
+        await stopping.wait()
 
-    servicer.draining = True
-    await rpc.set_serving(health, [SERVICE], False)
-    if not failed:
-        await _first_of(servicer.idle.wait(), hurry.wait(), timeout_s=args.shutdown_grace_s)
-    inbox.put(Stop(Unavailable("this server is shutting down")))
-    await asyncio.to_thread(thread.join)
-    await server.stop(grace=1.0)
+        servicer.draining = True
+        await rpc.set_serving(health, [SERVICE], False)
+        if not failed:
+            await _first_of(servicer.idle.wait(), hurry.wait(), timeout_s=args.shutdown_grace_s)
+        inbox.put(Stop(Unavailable("this server is shutting down")))
+        await asyncio.to_thread(thread.join)
+        await server.stop(grace=1.0)
     return 1 if failed else 0
 
 
@@ -197,6 +205,7 @@ def build_step_loop(args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Cal
         max_verify_nodes=args.max_verify_nodes,
         max_draft_wait_ms=args.max_draft_wait_ms,
         brake=not args.disable_speculation_brake,
+        decode_log_interval=args.decode_log_interval,
     )
 
 

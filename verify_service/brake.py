@@ -1,15 +1,19 @@
-"""What drafts are worth: how many nodes pay for themselves, and how long a wait does.
+"""What drafts are worth: how many nodes pay for themselves, how long a wait does, and whether to listen at all.
 
-A drafter can only help. Verify measures what a step costs by the rows in it and how often drafts of a given score are
-accepted, keeps the nodes whose expected tokens are worth their cost, none included, and probes a silenced session at
-growing intervals. It takes nobody's word: reply times are its own too.
+A drafter can only help. Verify measures what a step costs by the rows in it, how often drafts of a given score come
+true, and what listening to a drafter costs beside that (weighing.py): the drafter's work on shared cores, frames, the
+time that verify spends on them. It keeps the nodes whose expected tokens are worth their cost, none included, silences
+a session for which all that does not pay, and takes nobody's word: reply times are its own too.
+
+A silenced session is probed at growing intervals. A probe verifies nothing: output depends on no draft, so what is
+committed later tells what a tree would have given (hindsight.py). It costs one draft.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +21,13 @@ from numpy.typing import NDArray
 _ALPHA = 0.1  # weight of a new measurement in a moving average
 _BINS = 16  # scores 0..255 fall in bins of 16: a factor of e in probability each
 _SETTLED = 6  # rounds before a session can be silenced
-_FIRST_PROBE, _LAST_PROBE = 8, 512  # steps between probes of a silenced session
-_PROBE_NODES = 4  # of the likeliest
-_PROBE_SHARE = 0.02  # of the step time that probes may cost
+_FIRST_PROBE, _LAST_PROBE = 8, 64  # plain steps between probes of a silenced session, at least
+_PROBE_PATIENCE = 16  # plain steps in which a probe must have brought a tree
+_PROBE_SHARE = 0.02  # of the plain steps' time, which what a session has cost may take
+_TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
+_OWN_WEIGHT = 4.0  # nodes of its own after which a session counts as much as all others of its drafter
+_FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
+_TAX_WINDOW = 256.0  # told sessions that the tax is averaged over
 
 
 class CostTable:
@@ -54,89 +62,194 @@ class CostTable:
 
 
 class Acceptance:
-    """How often a drafter's nodes are accepted, by score."""
+    """How often a drafter's nodes come true, by score; `shared`: of all its sessions, where this is one's own."""
 
-    def __init__(self) -> None:
-        # The prior trusts scores half: exp(-score / 16) of the bin's middle, worth eight nodes.
-        middles = np.exp(-np.arange(_BINS, dtype=np.float64))
-        self._verified = np.full(_BINS, 8.0)
-        self._accepted = 8.0 * 0.5 * middles
+    def __init__(self, shared: Acceptance | None = None) -> None:
+        self._shared = shared
+        self._window = 64.0 if shared else 512.0
+        self._verified = np.zeros(_BINS)
+        self._accepted = np.zeros(_BINS)
+        if shared is None:
+            # The prior trusts scores half: exp(-score / 16) of the bin's middle, worth eight nodes.
+            self._verified += 8.0
+            self._accepted = 8.0 * 0.5 * np.exp(-np.arange(_BINS, dtype=np.float64))
 
     def probabilities(self, scores: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """float64 [n]: estimated probability that each node is accepted; it never rises with the score."""
-        return np.minimum.accumulate(self._accepted / self._verified)[scores >> 4]
+        """float64 [n]: estimated probability that each node comes true; it never rises with the score."""
+        return np.minimum.accumulate(self._rates())[scores >> 4]
 
     def observe(self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_]) -> None:
-        """Takes in the outcome of verified nodes; old ones fade."""
+        """Takes in what became of a tree's nodes; old ones fade."""
         bins = scores >> 4
         self._verified += np.bincount(bins, minlength=_BINS)
         self._accepted += np.bincount(bins, weights=accepted, minlength=_BINS)
-        fade = np.where(self._verified > 512.0, 0.5, 1.0)
+        fade = np.where(self._verified > self._window, 0.5, 1.0)
         self._verified *= fade
         self._accepted *= fade
+        if self._shared is not None:
+            self._shared.observe(scores, accepted)
+
+    def _rates(self) -> NDArray[np.float64]:
+        if self._shared is None:
+            return self._accepted / self._verified
+        return (_OWN_WEIGHT * self._shared._rates() + self._accepted) / (_OWN_WEIGHT + self._verified)
+
+
+@dataclass(slots=True)
+class DrafterRecord:
+    """What one drafter's sessions have shown together."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    hushed: bool = False  # all its sessions, for a few steps: what plain steps take is measured
+    worth: float = 0.0  # moving average of what a round saved, in steps per session
+    rounds: int = 0
+    expected_accepted: float = 1.0  # drafts accepted per round
+    expected_nodes: float = 4.0  # nodes verified per round
+    silenced: int = 0  # how often a session was
+    probes: int = 0
+    # A tenth of a millisecond is what frames and bookkeeping of one session take, until it is measured.
+    _extra_ms: float = 0.8
+    _num_told: float = 8.0
+
+    @property
+    def tax_ms(self) -> float:
+        """What telling one session costs a step beside nodes and waits."""
+        return max(0.0, self._extra_ms / self._num_told)
+
+    def observe_tax(self, extra_ms: float, num_told: float) -> None:
+        """Takes in how much longer than expected a step took in which so many sessions were told."""
+        self._extra_ms += extra_ms
+        self._num_told += num_told
+        if self._num_told > _TAX_WINDOW:
+            self._extra_ms *= 0.5
+            self._num_told *= 0.5
+
+    def open(self) -> SessionBrake:
+        """A new session's: it begins in silence where the others have gained nothing."""
+        silent = self.rounds >= _FEW_ROUNDS and self.worth < -_TOLERANCE
+        return SessionBrake(
+            self, Acceptance(self.acceptance), silent=silent, expected_accepted=self.expected_accepted,
+            expected_nodes=self.expected_nodes,
+        )  # fmt: skip
+
+    def round_done(self, worth: float) -> None:
+        """Takes in what a round of any session saved, in steps per session."""
+        self.rounds += 1
+        self.worth += max(0.01, 1.0 / self.rounds) * (worth - self.worth)
 
 
 @dataclass(slots=True)
 class SessionBrake:
     """Whether one drafter's work on one session pays, as a moving average of milliseconds saved per round.
 
-    A session for which it does not is silenced: no waiting, no nodes, a node budget of 0. A probe lifts that for one
-    round, at intervals that grow up to where probes cost `_PROBE_SHARE` of the time. A session whose trees are trimmed
-    away is probed too: estimates that nothing is verified for would never rise again.
+    A session for which it does not is silenced: no waiting, a node budget of 0. What it has cost until then is its
+    debt; it is paid off by a small share of the plain steps' time, and nothing new is tried before. Then a probe asks
+    for one tree. When hindsight finds that its nodes would have paid, the session is heard again.
     """
 
+    record: DrafterRecord
     acceptance: Acceptance
-    factor: float = 1.0  # accepted over expected
+    silent: bool = False
     expected_accepted: float = 1.0  # drafts accepted per round
     expected_nodes: float = 4.0  # nodes verified per round
+    fixed: bool = False  # by the user: neither trimmed nor silenced
+    probing: bool = False  # one tree is asked for in spite of the silence
+    asked: bool = False  # the probe has been sent
+    told: bool = False  # drafts are asked for, for the step under way
     saved_ms: float = 0.0
-    lost_ms: float = 0.0  # what a round costs beside its gain
+    debt_ms: float = 0.0
     rounds: int = 0
-    silent: bool = False
-    probing: bool = False  # the next tree is verified in part, whatever it seems worth
     probe_after: int = _FIRST_PROBE
     plain_steps: int = 0  # in a row
 
+    @property
+    def listens(self) -> bool:
+        """Whether drafts are wanted for each step, and worth a wait."""
+        return self.fixed or not (self.silent or self.record.hushed)
+
     def probabilities(self, scores: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """float64 [n]: estimated probability that each node is accepted in this session."""
-        return np.minimum(1.0, self.acceptance.probabilities(scores) * self.factor)
+        """float64 [n]: estimated probability that each node comes true in this session."""
+        return self.acceptance.probabilities(scores)
 
-    def least_nodes(self) -> int:
-        """Nodes of the next tree that are verified whatever they seem worth."""
-        return _PROBE_NODES if self.probing else 0
+    @property
+    def asks(self) -> bool:
+        """Whether the next verdict asks for drafts."""
+        return self.listens or (self.probing and not self.asked)
 
-    def verified(self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_]) -> None:
-        """Takes in which nodes of a tree were accepted."""
-        expected = float(self.acceptance.probabilities(scores).sum())
-        ratio = (float(accepted.sum()) + 0.25) / (expected + 0.25)
-        self.factor += _ALPHA * (min(4.0, ratio) - self.factor)
-        self.acceptance.observe(scores, accepted)
+    def tell(self) -> bool:
+        """Called with each verdict that is sent: whether it asks for drafts."""
+        asks = self.asks
+        if asks and not self.listens:
+            self.asked = True
+            self.debt_ms += self.record.tax_ms
+        self.told = self.told or asks
+        return asks
 
-    def round_done(self, *, nodes: int, accepted: int, gain_ms: float, loss_ms: float, step_ms: float) -> None:
-        """Takes in a round that used or awaited drafts: what the accepted tokens saved, what nodes and wait cost."""
+    def judged(self, scores: NDArray[np.uint8], true: NDArray[np.bool_], *, value_ms: float, node_ms: float) -> None:
+        """Takes in which of a tree's nodes came true. value_ms, node_ms: what a token is worth, and a row costs."""
+        self.acceptance.observe(scores, true)
+        if not self.silent:
+            return
+        # With what has just been learnt: too much hope costs a few rounds, too little another probe.
+        worth_it = self.probabilities(scores) * value_ms > node_ms
+        gained = float(true[worth_it].sum())
+        net_ms = gained * value_ms - float(worth_it.sum()) * node_ms - self.record.tax_ms
+        self.record.round_done(net_ms / value_ms)
+        if net_ms > 0.0:
+            self.silent = self.probing = self.asked = False
+            self.saved_ms, self.rounds = net_ms, _SETTLED
+            self.expected_accepted, self.expected_nodes = gained, float(worth_it.sum())
+        elif self.probing:
+            self._probe_failed()
+
+    def round_done(self, *, nodes: int, accepted: int, net_ms: float, step_ms: float) -> bool:
+        """Takes in a round that used, awaited or asked for drafts. Returns whether the session falls silent by it.
+
+        net_ms: what the accepted tokens saved, less what nodes, wait and telling cost; step_ms: a session's share of a
+        plain step.
+        """
         self.rounds += 1
         self.plain_steps = 0
-        self.probing = self.probing and not nodes
-        probing = self.rounds > _SETTLED and self.probe_after > _FIRST_PROBE
-        alpha = 0.5 if probing else _ALPHA
+        alpha = 0.5 if self.probe_after > _FIRST_PROBE else _ALPHA
         self.expected_accepted += alpha * (accepted - self.expected_accepted)
         self.expected_nodes += alpha * (nodes - self.expected_nodes)
-        self.saved_ms += alpha * (gain_ms - loss_ms - self.saved_ms)
-        self.lost_ms += alpha * (loss_ms - self.lost_ms)
-        if self.rounds < _SETTLED:
-            return
-        if self.saved_ms >= 0.0:
-            self.probe_after = _FIRST_PROBE
-            return
-        self.silent, self.probing = True, False
-        affordable = self.lost_ms / (_PROBE_SHARE * step_ms) if step_ms > 0 else _LAST_PROBE
-        self.probe_after = int(min(_LAST_PROBE, max(_FIRST_PROBE + 1, min(2 * self.probe_after, affordable))))
+        self.record.expected_accepted += 0.01 * (accepted - self.record.expected_accepted)
+        self.record.expected_nodes += 0.01 * (nodes - self.record.expected_nodes)
+        self.saved_ms += alpha * (net_ms - self.saved_ms)
+        self.debt_ms = max(0.0, self.debt_ms - net_ms)
+        self.record.round_done(net_ms / step_ms)
+        if self.silent or self.rounds < _SETTLED:
+            return False
+        if self.saved_ms >= -_TOLERANCE * step_ms:
+            if self.saved_ms > 0.0 and self.debt_ms == 0.0:
+                self.probe_after = _FIRST_PROBE
+            return False
+        self.silent = True
+        self.record.silenced += 1
+        self.probe_after = min(2 * self.probe_after, _LAST_PROBE)
+        return True
 
-    def plain_step(self) -> None:
-        """Counts a step without drafts; lifts the silence when a probe is due."""
+    def plain_step(self, step_ms: float) -> bool:
+        """Counts a step without drafts, of which step_ms is the session's share. Returns whether a probe is due."""
         self.plain_steps += 1
-        if self.plain_steps >= self.probe_after:
-            self.silent, self.probing = False, True
+        self.debt_ms = max(0.0, self.debt_ms - _PROBE_SHARE * step_ms)
+        if not self.silent:
+            return False
+        if self.probing:
+            if self.plain_steps >= self.probe_after + _PROBE_PATIENCE:
+                self._probe_failed()
+            return False
+        if self.plain_steps < self.probe_after or self.debt_ms > 0.0:
+            return False
+        self.probing, self.asked = True, False
+        self.plain_steps = self.probe_after
+        self.record.probes += 1
+        return True
+
+    def _probe_failed(self) -> None:
+        self.probing = self.asked = False
+        self.plain_steps = 0
+        self.probe_after = min(2 * self.probe_after, _LAST_PROBE)
 
 
 @dataclass(slots=True)

@@ -103,6 +103,11 @@ class Inbox:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
 
+    @property
+    def num_waiting(self) -> int:
+        """Commands that wait, about."""
+        return self._queue.qsize()
+
     def put(self, command: Command) -> None:
         """Hands a command over; any thread may."""
         self._queue.put(command)

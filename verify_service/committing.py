@@ -6,10 +6,12 @@ A session's end, its stop and its failure leave by this path.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.acceptance import Accepted
 from outrider.errors import Internal
+from outrider.tree import ROOT
 from outrider.v1 import verify_pb2
 from verify_service.drafters import Assignment, Drafters
 from verify_service.features import send_features
@@ -26,12 +28,14 @@ class Committer:
     """Applies a step's outcomes."""
 
     def __init__(
-        self, scheduler: Scheduler, drafters: Drafters, runner: Runner, stats: Stats, responses: Responses
-    ) -> None:
+        self, scheduler: Scheduler, drafters: Drafters, runner: Runner, stats: Stats, responses: Responses,
+        *, by_algorithm: defaultdict[int, Stats],
+    ) -> None:  # fmt: skip
         self._scheduler = scheduler
         self._drafters = drafters
         self._runner = runner
         self._stats = stats
+        self._by_algorithm = by_algorithm
         self._responses = responses
 
     def commit(self, works: list[Work], outcomes: list[Accepted | None], *, step_us: int, batch_tokens: int) -> None:
@@ -87,7 +91,8 @@ class Committer:
         if first_output:
             self._scheduler.share(session)
         else:
-            for stats in (session.stats, self._stats):
+            algorithm = work.assignment.drafter.algorithm if drafted and work.assignment is not None else 0
+            for stats in (session.stats, self._stats, self._by_algorithm[algorithm]):
                 stats.count(drafted=drafted, accepted=len(accepted), committed=len(taken))
             self._count_prediction(work, accepted)
         tree = self._verified_tree(work, accepted, step_us) if session.include_trees and drafted else None
@@ -104,7 +109,7 @@ class Committer:
         self._respond(session, response)
         assignment = self._drafters.of(session)
         if assignment is not None and assignment is work.assignment:  # not closed to it since the step was planned
-            self._judge(work, assignment, base_len, taken, accepted, step_us, batch_tokens)
+            self._judge(work, assignment, base_len, accepted, step_us, batch_tokens)
         if session.finish is not None:
             self._end(session)
 
@@ -113,33 +118,35 @@ class Committer:
         work: Work,
         assignment: Assignment,
         base_len: int,
-        taken: list[int],
         accepted: list[int],
         step_us: int,
         batch_tokens: int,
     ) -> None:
-        """Prepares the verdict; it is told when the next step is known."""
+        """Prepares the verdict; it is told when the next step is known, or with later ones where it is silenced."""
         session, match = work.session, work.match
-        verdict = verify_pb2.Verdict(
-            session=session.session_id,
-            generation=assignment.generation,
-            base_len=base_len,
-            tokens=taken,
-            verify_us=step_us,
-            batch_tokens=batch_tokens,
-            steps=1,
-        )
+        assignment.leave_out(base_len, step_us, batch_tokens)
+        if assignment.is_silenced and match is None and session.finish is None:
+            self._advance(assignment)
+            return
+        verdict = assignment.take_untold()
+        base_len = verdict.base_len
         if match is not None:
             credit = verdict.credits.add(
                 proposal_id=match.proposal.proposal_id, root_node=match.root_node, nodes_verified=len(match.tree)
             )
             credit.accepted_nodes.extend(match.nodes[accepted].tolist())
+            early = match.root_node != ROOT or len(match.proposal.assumed) > 0
+            assignment.drafter.totals.count_used(early=early)
             assignment.drafter.counts["used"] += 1
             assignment.drafter.counts["drafted_tokens"] += len(match.tree)
             assignment.drafter.counts["accepted_tokens"] += len(accepted)
         if session.finish is None:
             send_features(self._runner, assignment, base_len - 1, verdict)
         assignment.verdict = verdict
+        self._advance(assignment)
+
+    def _advance(self, assignment: Assignment) -> None:
+        session = assignment.session
         for proposal_id in assignment.book.advance(session.committed):
             assignment.drafter.refuse(session.session_id, assignment.generation, proposal_id, Refusal.STALE)
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from outrider.v1 import common_pb2, verify_pb2
-from verify_service.brake import Acceptance, ReplyTimes, SessionBrake
+from verify_service.brake import DrafterRecord, ReplyTimes, SessionBrake
+from verify_service.counting import DraftTotals
+from verify_service.hindsight import Hindsight
 from verify_service.outbox import RoundOutbox
 from verify_service.proposals import Match, ProposalBook, Refusal
 from verify_service.session import Session
@@ -22,6 +24,22 @@ MAX_UNANSWERED = 8
 MAX_MISSED_IN_A_ROW = 2
 
 
+@dataclass(slots=True)
+class Untold:
+    """Steps of a silenced session that its drafter has not been told of; their tokens are the session's newest."""
+
+    base_len: int
+    steps: int = 0
+    verify_us: int = 0
+    batch_tokens: int = 0
+
+    def add(self, step_us: int, batch_tokens: int) -> None:
+        """One step more."""
+        self.steps += 1
+        self.verify_us += step_us
+        self.batch_tokens += batch_tokens
+
+
 @dataclass(slots=True, eq=False)
 class Assignment:
     """One session in one drafter's hands, for one generation."""
@@ -31,11 +49,33 @@ class Assignment:
     generation: int
     book: ProposalBook
     brake: SessionBrake
+    hindsight: Hindsight = field(default_factory=Hindsight)
     features_sent: int = 0  # positions whose rows were sent or announced
     match: Match | None = None  # verified in the step under way
     verdict: verify_pb2.Verdict | None = None  # committed, not yet told
+    untold: Untold | None = None  # committed before that, while it is silenced: no verdict is made of each step
+    is_silenced: bool = False  # so it was told last
     asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet
     waited_len: int = -1  # committed length for which a wait has run out
+
+    def leave_out(self, base_len: int, step_us: int, batch_tokens: int) -> None:
+        """Notes a step that a silenced drafter is not told of."""
+        self.untold = self.untold or Untold(base_len)
+        self.untold.add(step_us, batch_tokens)
+
+    def take_untold(self) -> verify_pb2.Verdict:
+        """The verdict of all steps that were left out."""
+        untold, self.untold = self.untold, None
+        assert untold is not None
+        return verify_pb2.Verdict(
+            session=self.session.session_id,
+            generation=self.generation,
+            base_len=untold.base_len,
+            tokens=self.session.tokens[untold.base_len : self.session.committed_len].tolist(),
+            verify_us=untold.verify_us,
+            batch_tokens=untold.batch_tokens,
+            steps=untold.steps,
+        )
 
     def asked(self, committed_len: int, now_ns: int) -> None:
         """Notes that the drafter is told of a length."""
@@ -49,6 +89,7 @@ class Assignment:
         if asked_ns is None:
             return
         self.drafter.replies.observe((now_ns - asked_ns) / 1e6)
+        self.drafter.totals.ages.observe((now_ns - asked_ns) / 1e9)
         self.asked_ns = {length: ns for length, ns in self.asked_ns.items() if length > tree_len}
 
 
@@ -66,9 +107,10 @@ class Drafter:
     taken: Callable[[], object]  # tells the event loop that a frame was handled
     outbox: RoundOutbox = field(default_factory=RoundOutbox)
     assignments: dict[int, Assignment] = field(default_factory=dict)  # by session id
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    record: DrafterRecord = field(default_factory=DrafterRecord)
     replies: ReplyTimes = field(default_factory=ReplyTimes)
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    totals: DraftTotals = field(default_factory=DraftTotals)  # its algorithm's, once it is enlisted
     refusals_in_a_row: int = 0
     missed_in_a_row: int = 0  # waits that ran out since its last answer
 
@@ -113,6 +155,7 @@ class Drafters:
         self._max_kept = max_kept
         self._max_assumed = max_assumed
         self._outbox_bytes = outbox_bytes
+        self.totals: collections.defaultdict[int, DraftTotals] = collections.defaultdict(DraftTotals)  # by algorithm
         self._drafters: list[Drafter] = []
         self._by_session: dict[int, Assignment] = {}
         self._generations: dict[int, int] = {}
@@ -126,6 +169,7 @@ class Drafters:
 
     def enlist(self, drafter: Drafter) -> None:
         """Takes a drafter on."""
+        drafter.totals = self.totals[drafter.algorithm]
         self._drafters.append(drafter)
 
     def leave(self, drafter: Drafter) -> list[Session]:
@@ -133,6 +177,7 @@ class Drafters:
         if drafter not in self._drafters:
             return []
         self._drafters.remove(drafter)
+        drafter.totals.counts.update(drafter.counts)
         sessions = [assignment.session for assignment in drafter.assignments.values()]
         for session in sessions:
             del self._by_session[session.session_id]
@@ -160,7 +205,7 @@ class Drafters:
         generation = self._generations.get(session.session_id, 0) + 1
         self._generations[session.session_id] = generation
         book = ProposalBook(prompt_len=session.prompt_len, max_kept=self._max_kept, max_assumed=self._max_assumed)
-        assignment = Assignment(session, drafter, generation, book, SessionBrake(drafter.acceptance))
+        assignment = Assignment(session, drafter, generation, book, drafter.record.open())
         drafter.assignments[session.session_id] = assignment
         self._by_session[session.session_id] = assignment
         drafter.outbox.open(self._opened(assignment))
@@ -176,6 +221,11 @@ class Drafters:
         del drafter.assignments[session.session_id]
         if bar:
             self._bar(session, drafter)
+        if assignment.untold is not None:
+            verdict = assignment.take_untold()
+            verdict.next.CopyFrom(verify_pb2.Next(kind=verify_pb2.NEXT_KIND_NONE, base_len=session.committed_len))
+            verdict.node_budget = 0
+            drafter.outbox.verdict(verdict)
         drafter.outbox.close(session.session_id, assignment.generation, reason)
         drafter.wake()
 

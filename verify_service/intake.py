@@ -57,5 +57,6 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
         drafter.refusals_in_a_row = 0
     if all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
         drafter.counts["kept"] += 1
+        drafter.totals.proposed_tokens += len(arrived.proposal.tree)
     if not isinstance(arrived.proposal, InvalidArgument) and not len(arrived.proposal.assumed):
         assignment.answered(arrived.proposal.tree_len, time.monotonic_ns())

@@ -20,6 +20,7 @@ from verify_service.scheduler import Scheduler
 from verify_service.session import Session
 
 _NS_PER_MS = 1e6
+_FEW_NODES = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +91,7 @@ class Planner:
 
     def match(self) -> list[Assignment]:
         """Sets each decoding session's match, trimmed to what pays; returns the assignments still waited for."""
+        value_ms, node_ms = self._worths()
         late: list[Assignment] = []
         matched: list[Assignment] = []
         for session in self._scheduler.running:
@@ -97,6 +99,10 @@ class Planner:
             if assignment is None:
                 continue
             assignment.match = None
+            assignment.brake.fixed = self.is_fixed(session)
+            judged = assignment.hindsight.follow(session.committed)
+            if judged is not None:
+                assignment.brake.judged(judged.scores, judged.true, value_ms=value_ms, node_ms=node_ms)
             if session.needs_prefill != 1 or session.output_len == 0:
                 continue
             found = assignment.book.match() if session.remaining > 1 else None
@@ -105,6 +111,7 @@ class Planner:
                     found = found.allowed_by(session.grammar)
                 limit = min(self._max_nodes, (session.speculation.num_draft_tokens or self._max_nodes + 1) - 1)
                 assignment.match = found.kept(limit, session.remaining - 1)
+                assignment.hindsight.watch(assignment.match, session.committed_len)
                 matched.append(assignment)
             elif self._may_wait(assignment):
                 late.append(assignment)
@@ -157,11 +164,17 @@ class Planner:
         session = assignment.session
         return (
             session.remaining > 1
-            and not assignment.brake.silent
+            and assignment.brake.listens
             and not assignment.drafter.stalled
             and assignment.waited_len != session.committed_len
             and not assignment.book.declined()
         )
+
+    def _worths(self) -> tuple[float, float]:
+        """What a token is worth in milliseconds of a plain step, and about what a row more costs."""
+        sessions = max(1, sum(session.needs_prefill == 1 for session in self._scheduler.running))
+        plain_ms = float(self._costs.ms(sessions))
+        return plain_ms / sessions, (float(self._costs.ms(sessions + _FEW_NODES)) - plain_ms) / _FEW_NODES
 
     def _trim(self, matched: list[Assignment]) -> None:
         likely: list[NDArray[np.float64]] = []
@@ -172,7 +185,6 @@ class Planner:
         rows, tokens = self._ready(without=matched)
         for assignment, count in zip(matched, choose_nodes(self._costs, rows, tokens, likely), strict=True):
             assert assignment.match is not None
-            count = max(count, assignment.brake.least_nodes())
             assignment.match = assignment.match.kept(count, assignment.session.remaining)
 
     def _ready(self, without: list[Assignment] | None = None) -> tuple[int, float]:

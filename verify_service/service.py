@@ -18,6 +18,7 @@ from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import INLINE_FEATURE_BYTES, WIRE_VERSION
 from verify_service.commands import Cancel, FlushCache, Inbox, ReadFeatures, Submit
+from verify_service.counting import CallTotals
 from verify_service.requests import SessionFactory
 from verify_service.session import Session
 from verify_service.speculate import DrafterStream, Target
@@ -59,6 +60,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._inbox = inbox
         self._calls: dict[int, Call] = {}  # by session id
         self._streams: set[DrafterStream] = set()
+        self.totals = CallTotals()
         self.draining = False
         self.idle = asyncio.Event()
         self.idle.set()
@@ -89,14 +91,17 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._calls.update(dict.fromkeys(call.sessions, call))
         self.idle.clear()
         self._inbox.put(Submit(sessions))
+        left_by = "cancelled"
         try:
             started: set[int] = set()
             while call.sessions:
                 session, response = await call.responses.get()
                 if isinstance(response, Exception):
+                    left_by = "error"
                     raise response
                 if session.session_id not in started:
                     started.add(session.session_id)
+                    self.totals.began(session)
                     response.start.CopyFrom(
                         verify_pb2.GenerateStart(
                             seed=session.seed,
@@ -106,10 +111,12 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                         )
                     )
                 if response.HasField("finish"):
+                    self.totals.ended(response.finish)
                     del call.sessions[session.session_id], self._calls[session.session_id]
                 yield response
         finally:
             if call.sessions:
+                self.totals.finished[left_by] += len(call.sessions)
                 self._inbox.put(Cancel(list(call.sessions.values())))
                 for session_id in call.sessions:
                     del self._calls[session_id]

@@ -53,6 +53,7 @@ class Stats:
     """What speculation did for one session, or all of them together."""
 
     verify_steps: int = 0
+    drafts: int = 0  # steps that verified a tree
     draft_tokens: int = 0
     accepted_tokens: int = 0
     committed_tokens: int = 0
@@ -63,6 +64,7 @@ class Stats:
     def count(self, *, drafted: int, accepted: int, committed: int) -> None:
         """Counts one verify step."""
         self.verify_steps += 1
+        self.drafts += drafted > 0
         self.draft_tokens += drafted
         self.accepted_tokens += accepted
         self.committed_tokens += committed

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from engine.batch import Segment
-from kernels.acceptance import Accepted
 from outrider.errors import Internal, OutriderError, Unavailable
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
@@ -35,6 +33,7 @@ from verify_service.commands import (
     Submit,
 )  # fmt: skip
 from verify_service.committing import Committer
+from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, WAIT, Counters, DecodeLog
 from verify_service.drafters import Assignment, Drafters
 from verify_service.features import read_rows
 from verify_service.intake import take_proposals, take_releases
@@ -43,6 +42,7 @@ from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
 from verify_service.telling import Teller
+from verify_service.weighing import Weigher
 
 log = get_logger(__name__)
 
@@ -64,27 +64,6 @@ class Runner(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals since start, read by the event loop for server info."""
-
-    steps: int = 0
-    output_tokens: int = 0
-    tokens_per_s: float = 0.0  # over about the last second of work
-    _window_ns: int = 0
-    _window_tokens: int = 0
-
-    def count(self, tokens: int, elapsed_ns: int) -> None:
-        """Counts one step that sent `tokens`."""
-        self.steps += 1
-        self.output_tokens += tokens
-        self._window_ns += elapsed_ns
-        self._window_tokens += tokens
-        if self._window_ns >= 1_000_000_000:
-            self.tokens_per_s = self._window_tokens * 1e9 / self._window_ns
-            self._window_ns = self._window_tokens = 0
-
-
 class StepLoop:
     """See the module's text. `deliver` is called from the engine thread with each step's responses."""
 
@@ -100,6 +79,7 @@ class StepLoop:
         max_verify_nodes: int,
         max_draft_wait_ms: float,
         brake: bool = True,
+        decode_log_interval: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.drafters = drafters
@@ -108,14 +88,17 @@ class StepLoop:
         self.counters = Counters()
         self._runner = runner
         self._deliver = deliver
-        self._costs = costs
         self._planner = Planner(
             scheduler, drafters, costs, max_nodes=max_verify_nodes, max_wait_ms=max_draft_wait_ms, brake=brake
         )
         self._sampler = Sampler()
+        self._weigher = Weigher(drafters, costs, self.counters)
         self._teller = Teller(drafters, runner)
         self._responses: Responses = []
-        self._committer = Committer(scheduler, drafters, runner, self.stats, self._responses)
+        self._committer = Committer(
+            scheduler, drafters, runner, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
+        )
+        self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
 
     def run(self) -> None:
@@ -134,14 +117,18 @@ class StepLoop:
 
         Clients get a step's tokens once the drafters are told of it: the next step waits for a drafter, not for them.
         """
-        self._obey(self.inbox.take(0 if self.scheduler.running or self.scheduler.waiting else None))
+        commands = self.inbox.take(0 if self.scheduler.running or self.scheduler.waiting else None)
+        self.counters.lap(IDLE)
+        self._obey(commands)
         for session in self.scheduler.admit():
             session.started_ns = session.started_ns or time.monotonic_ns()
         self._assign()
         waited_ms, late = self._gather()
         works = self._planner.plan()
+        self.counters.lap(PLAN)
         self._teller.tell(works)
         self.flush()
+        self.counters.lap(TELL)
         if works:
             self._run(works, waited_ms, late)
         if not (self.scheduler.running or self.scheduler.waiting):
@@ -152,19 +139,29 @@ class StepLoop:
         logits = self._runner.forward([work.segment() for work in works])
         outcomes = self._sampler.accept(works, logits)
         step_ms = ms_since(start_ns)
+        self.counters.lap(FORWARD)
         rows = sum(work.num_rows for work in works)
-        if all(work.session.needs_prefill == 1 for work in works):
-            self._costs.observe(rows, step_ms)
-            self._weigh(works, outcomes, waited_ms, late)
+        decoding = all(work.session.needs_prefill == 1 for work in works)
+        (self.counters.decode_s if decoding else self.counters.prefill_s).observe(step_ms / 1000)
+        self._weigher.weigh(works, outcomes, step_ms=step_ms, waited_ms=waited_ms, late=late)
         self._committer.commit(works, outcomes, step_us=int(step_ms * 1000), batch_tokens=rows)
         sent = sum(len(response.tokens) for _, response in self._responses if not isinstance(response, Exception))
         self.counters.count(sent, time.monotonic_ns() - start_ns)
+        self.counters.lap(COMMIT)
+        pool = self.scheduler.pool
+        self._decode_log.step(
+            running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
+            tokens=(pool.num_pages - self.scheduler.num_available) * pool.page_size,
+            pool_tokens=pool.num_pages * pool.page_size,
+        )  # fmt: skip
 
     def _gather(self) -> tuple[float, list[Assignment]]:
         """Matches proposals and waits for late ones as long as that pays: the time waited, and for whom."""
         late = self._planner.match()
         if not late:
             return 0.0, []
+        self.counters.lap(PLAN)
+        self.counters.waits += 1
         waited_for, start_ns = late, time.monotonic_ns()
         deadline_ns = start_ns + int(self._planner.wait_ms(late) * 1e6)
         self._teller.tell_waiting(late)
@@ -175,45 +172,13 @@ class StepLoop:
                 break
             self._obey(commands)
             late = self._planner.match()
+        self.counters.missing += len(late)
+        self.counters.lap(WAIT)
         for assignment in late:
             assignment.waited_len = assignment.session.committed_len
         for drafter in {assignment.drafter for assignment in late}:
             drafter.missed_in_a_row += 1
         return ms_since(start_ns), waited_for
-
-    def _weigh(
-        self, works: list[Work], outcomes: list[Accepted | None], waited_ms: float, late: list[Assignment]
-    ) -> None:
-        """Tells each session's brake what its drafts saved and cost in this step."""
-        decoding = [work for work in works if work.samples]
-        nodes = sum(work.num_rows - 1 for work in decoding if work.match is not None)
-        rows = sum(work.num_rows for work in works)
-        plain_ms = float(self._costs.ms(max(1, rows - nodes)))
-        node_ms = max(0.0, float(self._costs.ms(rows)) - plain_ms) / max(1, nodes)
-        value_ms = plain_ms / max(1, len(decoding))
-        wait_ms = waited_ms / max(1, len(late))
-        for work, outcome in zip(works, outcomes, strict=True):
-            assignment = work.assignment
-            if assignment is None or not work.samples:
-                continue
-            brake = assignment.brake
-            drafted = work.num_rows - 1 if work.match is not None else 0
-            accepted = len(outcome.nodes) if outcome is not None else 0
-            if work.match is not None:
-                hit = np.zeros(drafted, np.bool_)
-                hit[outcome.nodes if outcome is not None else []] = True
-                brake.verified(work.match.scores, hit)
-            elif assignment not in late:
-                brake.plain_step()
-                continue
-            if not self._planner.is_fixed(work.session):
-                brake.round_done(
-                    nodes=drafted,
-                    accepted=accepted,
-                    gain_ms=accepted * value_ms,
-                    loss_ms=drafted * node_ms + (wait_ms if assignment in late else 0.0),
-                    step_ms=value_ms,
-                )
 
     def _assign(self) -> None:
         """Opens running sessions that have no drafter to one that fits."""

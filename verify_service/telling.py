@@ -43,6 +43,9 @@ class Teller:
                 work = working.get(assignment.session.session_id)
                 if work is not None and work.match is not None:
                     assignment.book.begin(work.match)
+                if assignment.verdict is None and assignment.untold is not None and assignment.brake.asks:
+                    assignment.verdict = verdict = assignment.take_untold()
+                    send_features(self._runner, assignment, verdict.base_len - 1, verdict)
                 if assignment.verdict is not None:
                     self._tell(assignment, _next(assignment, work))
                     told.append(assignment)
@@ -54,11 +57,13 @@ class Teller:
         if verdict is None:
             return
         verdict.next.CopyFrom(following)
-        if assignment.brake.silent:
+        asks = assignment.brake.tell()
+        if not asks:
             verdict.node_budget = 0
         assignment.drafter.outbox.verdict(verdict)
         assignment.verdict = None
-        if not assignment.brake.silent:
+        assignment.is_silenced = not asks
+        if asks:
             assignment.asked(assignment.session.committed_len, time.monotonic_ns())
 
     @staticmethod

@@ -1,24 +1,32 @@
-"""Drafting for a step that has not ended: along its likeliest accepted paths, a guess at the bonus, and trees below.
+"""Drafting for a step that has not ended: along its likeliest accepted paths, guesses at the bonus, and trees below.
 
 Everything lies on forks of the sessions' rows, which are given back at once: when the verdict comes, committed tokens
 are run again on the target's own states. A verdict that comes meanwhile ends the work between two steps, unless what is
 being drafted is just what it commits: then it is finished, since verify waits for no more than that.
+
+A language model runs a path's tokens in one step. So does a head where it is known what came out of the path's nodes
+when their tree was drafted: the first row goes on from the corrected state at the root, those below it from the head's
+own states then. For a tree drafted from the same root these are the states that row after row would give. Where nothing
+is known, a head runs row after row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
 from draft_service.drafters.base import AheadRequest, Draft
+from draft_service.drafters.growing import Carried
 from draft_service.drafters.kv import NoRoom, Sequence
-from draft_service.drafters.models import Tips, advance
-from draft_service.drafters.outcomes import likely_outcomes
+from draft_service.drafters.models import Tips
+from draft_service.drafters.outcomes import likely_ends, likely_outcomes
 from draft_service.drafters.trees import TreeGrower
+from engine.batch import Segment
+from outrider.tree import ROOT
 from outrider.wire import Ids
 
 
@@ -30,15 +38,39 @@ class Start:
     tips: Tips
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class _Trunk:
+    """A path of request number `request`: its nodes, their rows on a fork, and tips by depth, the root's first."""
+
+    request: int
+    nodes: list[int]
+    rows: Sequence
+    num_below: int  # rows before the path's
+    tips: list[Tips]
+
+    @property
+    def num_run(self) -> int:
+        """Nodes of the path that were run."""
+        return len(self.tips) - 1
+
+
+@dataclass(slots=True, eq=False)
+class _End:
+    """Where acceptance may end: at depth `depth` of a trunk, with `chance`."""
+
+    trunk: _Trunk
+    depth: int
+    chance: float
+
+
+@dataclass(slots=True, eq=False)
 class _Outcome:
-    """A way that request number `request` may end: accepted tokens int32 [n], then none of those that were offered."""
+    """A way that request number `request` may end: accepted tokens and the bonus, int32 [n], and rows up to there."""
 
     request: int
     rows: Sequence
-    tips: Tips
+    tips: Tips  # of the last row
     assumed: Ids
-    offered: set[int]
 
 
 class Preempted(Exception):
@@ -50,97 +82,210 @@ def trees_ahead(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[S
 
     None at all when a verdict leaves all of one session's outcomes.
     """
-    drafts: list[list[Draft]] = [[] for _ in requests]
-    outcomes = _outcomes(grower, requests, starts)
+    return _Ahead(grower, requests).run(starts)
 
-    def check() -> None:
-        for index, request in enumerate(requests):
-            own = [outcome for outcome in outcomes if outcome.request == index]
-            if own and all(request.left(outcome.assumed) for outcome in own):
+
+@dataclass(slots=True, eq=False)
+class _Ahead:
+    """One call's work. `opened`: forks to give back, in the order in which they were made."""
+
+    grower: TreeGrower
+    requests: Many[AheadRequest]
+    opened: list[Sequence] = field(default_factory=list)
+    paths: dict[int, list[Ids]] = field(default_factory=dict)  # by request: what its outcomes assume, as far as known
+
+    def run(self, starts: Many[Start | None]) -> list[list[Draft]]:
+        """See trees_ahead."""
+        drafts: list[list[Draft]] = [[] for _ in self.requests]
+        try:
+            ends = self._ends(starts)
+            self._follow({id(end.trunk): end.trunk for end in ends}.values())
+            outcomes = self._choose(ends)
+            self._run_bonus(outcomes)
+            for outcome, draft in self._grown(outcomes):
+                drafts[outcome.request].append(replace(draft, assumed=outcome.assumed))
+        except Preempted:
+            return [[] for _ in self.requests]
+        finally:
+            for rows in reversed(self.opened):
+                self.grower.model.cache.close(rows)
+        return drafts
+
+    def _check(self) -> None:
+        for index, paths in self.paths.items():
+            if all(map(self.requests[index].left, paths)):
                 raise Preempted
 
-    try:
-        _follow_paths(grower, outcomes, check)
-        check()
-        guessed = _guess_bonus(grower, outcomes)
-        trees = []
-        for outcome in guessed:
-            request = requests[outcome.request]
-            session = request.verifying.session
-            trees.append(
-                grower.plan(
-                    outcome.rows, outcome.tips, session.wishes, max_depth=session.max_depth(len(outcome.assumed)),
-                    num_nodes=request.num_nodes,
-                )
-            )  # fmt: skip
-        room = grower.model.cache.num_free
-        wanted = [(o, tree) for o, tree in zip(guessed, trees, strict=True) if tree is not None and tree.slots <= room]
-        for (outcome, _), draft in zip(wanted, grower.grow([tree for _, tree in wanted], check), strict=True):
-            drafts[outcome.request].append(replace(draft, assumed=outcome.assumed))
-    except Preempted:
-        return [[] for _ in requests]
-    finally:
+    def _ends(self, starts: Many[Start | None]) -> list[_End]:
+        """Likely ends, on as few trunks as hold them: at most max_outcomes for each, as many as there is room for."""
+        cache = self.grower.model.cache
+        room = min(cache.num_free, self.grower.model.max_batch_tokens)
+        found: list[_End] = []
+        for index, (request, start) in enumerate(zip(self.requests, starts, strict=True)):
+            if start is None:
+                continue
+            tree = request.verifying.tree
+            ends: list[tuple[list[int], float]] = []
+            for node, chance in likely_ends(tree, request.verifying.probabilities, request.max_assumed - 1):
+                nodes = tree.path(node)
+                needed = self._slots_below(request, start, len(nodes) + 1)
+                if needed is not None and needed <= room:
+                    room -= len(nodes) + 1
+                    ends.append((nodes, chance))
+            for nodes in _trunks([nodes for nodes, _ in ends], request.max_outcomes):
+                try:
+                    rows = self._fork(start.rows, start.rows.num_rows)
+                except NoRoom:
+                    return found
+                trunk = _Trunk(index, nodes, rows, start.rows.num_rows, [start.tips])
+                on_it = [(own, chance) for own, chance in ends if own == nodes[: len(own)]]
+                ends = [end for end in ends if end not in on_it]
+                found += [_End(trunk, len(own), chance) for own, chance in on_it]
+                self.paths.setdefault(index, []).extend(tree.tokens[own].astype(np.int32) for own, _ in on_it)
+        return found
+
+    def _slots_below(self, request: AheadRequest, start: Start, num_assumed: int) -> int | None:
+        """Slots for so many assumed tokens and a tree below; None where no tree can be there."""
+        session = request.verifying.session
+        below = self.grower.plan(
+            start.rows, start.tips, session.wishes, max_depth=session.max_depth(num_assumed),
+            num_nodes=request.num_nodes,
+        )  # fmt: skip
+        if below is None or num_assumed > self.grower.model.cache.max_len - start.rows.num_rows:
+            return None
+        return num_assumed + below.slots
+
+    def _follow(self, trunks: Many[_Trunk]) -> None:
+        """Runs the trunks' paths: all at once where that can be, then row after row."""
+        model = self.grower.model
+        whole: list[tuple[_Trunk, torch.Tensor | None]] = []
+        for trunk in trunks:
+            states = self._path_states(trunk) if model.reads_states else None
+            if trunk.nodes and (states is not None or not model.reads_states):
+                whole.append((trunk, states))
+        if whole:
+            self._extend([trunk for trunk, _ in whole], [len(trunk.nodes) for trunk, _ in whole], [s for _, s in whole])
+        while behind := [trunk for trunk in trunks if trunk.num_run < len(trunk.nodes)]:
+            self._extend(behind, [1] * len(behind), [trunk.tips[-1].states for trunk in behind])
+
+    def _path_states(self, trunk: _Trunk) -> torch.Tensor | None:
+        """What the path's rows go on from, [len(nodes), hidden], where all of it is known."""
+        verifying, root = self.requests[trunk.request].verifying, trunk.tips[0].states
+        if root is None or len(trunk.nodes) < 2:
+            return root
+        if not isinstance(verifying.memo, Carried):
+            return None
+        above = verifying.memo.rows([int(verifying.nodes[node]) for node in trunk.nodes[:-1]])
+        return None if above is None else torch.cat([root, above.to(root.dtype)])
+
+    def _extend(self, trunks: Many[_Trunk], counts: Many[int], states: Many[torch.Tensor | None]) -> None:
+        """Runs the next counts[i] nodes of each trunk."""
+        self._check()
+        model, segments = self.grower.model, []
+        for trunk, count in zip(trunks, counts, strict=True):
+            tree = self.requests[trunk.request].verifying.tree
+            words = tree.tokens[trunk.nodes[trunk.num_run : trunk.num_run + count]].astype(np.int32)
+            prefix_len = trunk.rows.num_rows
+            slots = model.cache.append(trunk.rows, count)
+            segments.append(Segment(trunk.rows.table_row, prefix_len, words, slots, num_logits=count))
+        tips = model.run(segments, _joined(states), self.grower.num_top)
+        first = 0
+        for trunk, count in zip(trunks, counts, strict=True):
+            trunk.tips += [tips.at(slice(row, row + 1)) for row in range(first, first + count)]
+            first += count
+
+    def _choose(self, ends: Many[_End]) -> list[_Outcome]:
+        """The likeliest outcomes of each request, each on rows of its own that end before the bonus."""
+        chosen: list[tuple[_End, int]] = []
+        for index in sorted({end.trunk.request for end in ends}):
+            own = [end for end in ends if end.trunk.request == index]
+            guesses = [self._guesses(end) for end in own]
+            most = self.requests[index].max_outcomes
+            best = likely_outcomes([end.chance for end in own], guesses, most)
+            chosen += [(own[at], token) for at, token in best]
+            self.paths[index] = []
+        outcomes: list[_Outcome] = []
+        lent: set[int] = set()  # trunks whose own rows an outcome goes on with: the first that ends where they do
+        for end, token in chosen:
+            trunk = end.trunk
+            whole = end.depth == len(trunk.nodes) and id(trunk) not in lent
+            try:
+                rows = trunk.rows if whole else self._fork(trunk.rows, trunk.num_below + end.depth)
+            except NoRoom:
+                continue
+            if whole:
+                lent.add(id(trunk))
+            tree = self.requests[trunk.request].verifying.tree
+            assumed = np.append(tree.tokens[trunk.nodes[: end.depth]], token).astype(np.int32)
+            self.paths[trunk.request].append(assumed)
+            outcomes.append(_Outcome(trunk.request, rows, trunk.tips[end.depth], assumed))
+        return outcomes
+
+    def _guesses(self, end: _End) -> list[tuple[int, float]]:
+        """Tokens that may follow where acceptance ends: none that a child holds, for that would have been accepted."""
+        tree, trunk = self.requests[end.trunk.request].verifying.tree, end.trunk
+        offered = {int(tree.tokens[child]) for child in tree.children(trunk.nodes[end.depth - 1] if end.depth else ROOT)}
+        tips = trunk.tips[end.depth]
+        named = zip(tips.tokens[0].tolist(), tips.probabilities[0].tolist(), strict=True)
+        return [(token, chance) for token, chance in named if token not in offered]
+
+    def _run_bonus(self, outcomes: list[_Outcome]) -> None:
+        """Runs each outcome's bonus token; those that have no room are dropped."""
+        if not outcomes:
+            return
+        self._check()
+        model, segments, able = self.grower.model, [], []
         for outcome in outcomes:
-            grower.model.cache.close(outcome.rows)
-    return drafts
+            prefix_len = outcome.rows.num_rows
+            try:
+                slots = model.cache.append(outcome.rows, 1)
+            except NoRoom:
+                continue
+            segments.append(Segment(outcome.rows.table_row, prefix_len, outcome.assumed[-1:], slots))
+            able.append(outcome)
+        outcomes[:] = able
+        if not able:
+            return
+        tips = model.run(segments, _joined([outcome.tips.states for outcome in able]), self.grower.num_top)
+        for row, outcome in enumerate(able):
+            outcome.tips = tips.at(slice(row, row + 1))
 
-
-def _outcomes(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Start | None]) -> list[_Outcome]:
-    """Likely outcomes on forks, as many as pool, table and one step have room for."""
-    cache = grower.model.cache
-    room = min(cache.num_free, grower.model.max_batch_tokens)
-    found: list[_Outcome] = []
-    for index, (request, start) in enumerate(zip(requests, starts, strict=True)):
-        if start is None:
-            continue
-        tree, session = request.verifying.tree, request.verifying.session
-        nodes = likely_outcomes(tree, request.verifying.probabilities, request.max_assumed - 1)
-        for node in nodes[: request.max_outcomes]:
-            path = tree.path(node)
-            needed = len(path) + 1
-            below = grower.plan(
-                start.rows, start.tips, session.wishes, max_depth=session.max_depth(needed),
+    def _grown(self, outcomes: Many[_Outcome]) -> list[tuple[_Outcome, Draft]]:
+        """The trees below outcomes, of those that have room."""
+        wanted = []
+        for outcome in outcomes:
+            request = self.requests[outcome.request]
+            session = request.verifying.session
+            tree = self.grower.plan(
+                outcome.rows, outcome.tips, session.wishes, max_depth=session.max_depth(len(outcome.assumed)),
                 num_nodes=request.num_nodes,
             )  # fmt: skip
-            fits = below is not None and needed + below.slots <= room
-            if not fits or needed > cache.max_len - start.rows.num_rows:
-                continue
-            try:
-                rows = cache.fork(start.rows)
-            except NoRoom:
-                return found
-            room -= needed
-            offered = {int(tree.tokens[child]) for child in tree.children(node)}
-            found.append(_Outcome(index, rows, start.tips, tree.tokens[path].astype(np.int32), offered))
-    return found
+            if tree is not None and tree.slots <= self.grower.model.cache.num_free:
+                wanted.append((outcome, tree))
+        grown = self.grower.grow([tree for _, tree in wanted], self._check)
+        return [(outcome, draft) for (outcome, _), draft in zip(wanted, grown, strict=True)]
+
+    def _fork(self, rows: Sequence, num_rows: int) -> Sequence:
+        forked = self.grower.model.cache.fork(rows, num_rows)
+        self.opened.append(forked)
+        return forked
 
 
-def _follow_paths(grower: TreeGrower, outcomes: Many[_Outcome], check: Callable[[], None]) -> None:
-    """Runs the accepted tokens: all at once, or, where each row goes on from the one before, row by row."""
-    longest = max((len(outcome.assumed) for outcome in outcomes), default=0)
-    step = 1 if grower.model.reads_states else max(1, longest)
-    for first in range(0, longest, step):
-        check()
-        running = [outcome for outcome in outcomes if len(outcome.assumed) > first]
-        _run(grower, running, [outcome.assumed[first : first + step] for outcome in running])
+def _trunks(paths: Many[list[int]], count: int) -> list[list[int]]:
+    """At most `count` of the paths, likeliest first, that hold as many of the others as they can; each at its longest."""
+    trunks: list[list[int]] = []
+    for path in paths:
+        for index, trunk in enumerate(trunks):
+            shared = min(len(trunk), len(path))
+            if trunk[:shared] == path[:shared]:
+                trunks[index] = max(trunk, path, key=len)
+                break
+        else:
+            if len(trunks) < count:
+                trunks.append(path)
+    return trunks
 
 
-def _guess_bonus(grower: TreeGrower, outcomes: Many[_Outcome]) -> list[_Outcome]:
-    """Appends to each the likeliest token that its tree did not offer there; those that have one."""
-    guessed: list[_Outcome] = []
-    for outcome in outcomes:
-        bonus = next((token for token in outcome.tips.tokens[0].tolist() if token not in outcome.offered), None)
-        if bonus is not None:
-            outcome.assumed = np.append(outcome.assumed, np.int32(bonus))
-            guessed.append(outcome)
-    if guessed:
-        _run(grower, guessed, [outcome.assumed[-1:] for outcome in guessed])
-    return guessed
-
-
-def _run(grower: TreeGrower, outcomes: Many[_Outcome], tokens: Many[Ids]) -> None:
-    states = [outcome.tips.states for outcome in outcomes if outcome.tips.states is not None]
-    rows = [outcome.rows for outcome in outcomes]
-    tips = advance(grower.model, rows, tokens, torch.cat(states) if states else None, grower.num_top)
-    for index, outcome in enumerate(outcomes):
-        outcome.tips = tips.at(slice(index, index + 1))
+def _joined(states: Many[torch.Tensor | None]) -> torch.Tensor | None:
+    found = [own for own in states if own is not None]
+    return torch.cat(found) if found else None

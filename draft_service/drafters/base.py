@@ -30,7 +30,8 @@ class Draft:
     """A tree below the last of `assumed`, or below the newest committed token when that is empty.
 
     tokens, parents: int32 [n], -1 the root; probabilities: float64 [n], of the paths; from_prediction: bool [n], or
-    empty for none; assumed: int32 [a], guesses for what will be committed next.
+    empty for none; assumed: int32 [a], guesses for what will be committed next; memo: what the drafter wants back with
+    the tree when it is being verified.
     """
 
     tokens: Ids = field(default_factory=lambda: _NO_IDS)
@@ -38,6 +39,7 @@ class Draft:
     probabilities: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     from_prediction: NDArray[np.bool_] = field(default_factory=lambda: _NO_BITS)
     assumed: Ids = field(default_factory=lambda: _NO_IDS)
+    memo: object = None
 
     def __len__(self) -> int:
         return len(self.tokens)

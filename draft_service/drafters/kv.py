@@ -67,10 +67,13 @@ class DraftCache:
         self._pages.free(self.slot_table[sequence.table_row, first : sequence.num_rows])
         sequence.num_rows = first
 
-    def fork(self, sequence: Sequence) -> Sequence:
-        """Another sequence over the same rows, which goes its own way after them and is closed before the first is."""
+    def fork(self, sequence: Sequence, num_rows: int | None = None) -> Sequence:
+        """Another sequence over its first `num_rows` rows (None: all); it goes its own way after them.
+
+        It is closed before the first one is.
+        """
         forked = self.open()
-        count = sequence.num_rows
+        count = sequence.num_rows if num_rows is None else num_rows
         self.slot_table[forked.table_row, :count] = self.slot_table[sequence.table_row, :count]
         forked.num_rows = forked.first_own = count
         return forked

@@ -18,7 +18,7 @@ import numpy as np
 
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.corpus import Corpus, Name
-from draft_service.drafters.outcomes import likely_outcomes
+from draft_service.drafters.outcomes import likely_ends, likely_outcomes
 from draft_service.drafters.trie import MatchRules, NgramTrie
 from draft_service.session import Extension, Session, Wishes
 from outrider.args import DraftArgs
@@ -233,16 +233,18 @@ class NgramDrafter:
 
     def _ahead(self, request: AheadRequest) -> list[Draft]:
         session, tree = request.verifying.session, request.verifying.tree
-        drafts: list[Draft] = []
-        for node in likely_outcomes(tree, request.verifying.probabilities, request.max_assumed - 1):
-            path = tree.path(node)
+        ends = likely_ends(tree, request.verifying.probabilities, request.max_assumed - 1)
+        paths = [tree.tokens[tree.path(node)] for node, _ in ends]
+        guesses: list[list[tuple[int, float]]] = []
+        for (node, _), path in zip(ends, paths, strict=True):
             offered = {int(tree.tokens[child]) for child in tree.children(node)}
-            accepted = np.concatenate([session.tokens[-self._rules.max_match :], tree.tokens[path]])
-            guesses = self._draft(session, accepted, len(offered) + 1, 1)
-            bonus = next((token for token in guesses.tokens.tolist() if token not in offered), None)
-            if bonus is None:
-                continue
-            assumed = np.array([*tree.tokens[path], bonus], np.int32)
+            accepted = np.concatenate([session.tokens[-self._rules.max_match :], path])
+            named = self._draft(session, accepted, len(offered) + request.max_outcomes, 1)
+            tokens = zip(named.tokens.tolist(), named.probabilities.tolist(), strict=True)
+            guesses.append([(token, chance) for token, chance in tokens if token not in offered])
+        drafts: list[Draft] = []
+        for at, bonus in likely_outcomes([chance for _, chance in ends], guesses, len(ends) * request.max_outcomes):
+            assumed = np.array([*paths[at], bonus], np.int32)
             context = np.concatenate([session.tokens[-self._rules.max_match :], assumed])
             draft = self._draft(session, context, request.num_nodes, session.max_depth(len(assumed)))
             if len(draft):

@@ -7,9 +7,10 @@ from outrider.args.draft import DraftArgs
 from outrider.args.gateway import GatewayArgs
 from outrider.args.serve import ServeArgs
 from outrider.args.speculation import ALGORITHMS, HEAD_ALGORITHMS
-from outrider.args.tools import ChatArgs, ConvertArgs
+from outrider.args.tools import ChatArgs, ConvertArgs, HealthArgs
 from outrider.args.verify import VerifyArgs
 
 __all__ = [
-    "ALGORITHMS", "HEAD_ALGORITHMS", "ChatArgs", "ConvertArgs", "DraftArgs", "GatewayArgs", "ServeArgs", "VerifyArgs",
+    "ALGORITHMS", "HEAD_ALGORITHMS", "ChatArgs", "ConvertArgs", "DraftArgs", "GatewayArgs", "HealthArgs", "ServeArgs",
+    "VerifyArgs",
 ]  # fmt: skip

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import SpeculativeArgs
 from outrider.args.verify import check_graphs
 from outrider.flags import arg, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftArgs(SpeculativeArgs):
+class DraftArgs(SpeculativeArgs, ObservingArgs):
     """Settings of `outrider draft`."""
 
     command: ClassVar[str] = "draft"
@@ -58,7 +59,8 @@ class DraftArgs(SpeculativeArgs):
 
     def check(self) -> None:
         """Bounds."""
-        super().check()
+        SpeculativeArgs.check(self)
+        ObservingArgs.check(self)
         at_least(
             self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads", "cuda_graph_max_bs"
         )  # fmt: skip

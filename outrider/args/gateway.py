@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.flags import Args, arg, at_least
+from outrider.args.observing import ObservingArgs
+from outrider.flags import arg, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayArgs(Args):
+class GatewayArgs(ObservingArgs):
     """Settings of `outrider gateway`."""
 
     command: ClassVar[str] = "gateway"
@@ -56,6 +57,7 @@ class GatewayArgs(Args):
 
     def check(self) -> None:
         """Bounds."""
+        ObservingArgs.check(self)
         at_least(self, 0, "port", "shutdown_grace_s", "receive_timeout_s", "request_timeout_s")
         at_least(
             self, 1, "max_body_bytes", "max_connections", "stream_buffer_bytes", "requests_per_minute",

@@ -35,6 +35,11 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     grpc_address: str | None = arg(
         None, "network", "Address for gRPC clients: host:port or unix:/path. Default: none from outside."
     )
+    metrics_port: int | None = arg(
+        0, "observing",
+        "Port of the verify service's Prometheus metrics, without key or TLS; the draft service's are on the next one, "
+        "the gateway's at its own /metrics. 0 takes free ones.",
+    )  # fmt: skip
     startup_timeout_s: float = arg(900.0, "network", "Time to become ready, a model's first download included.")
 
     def check(self) -> None:

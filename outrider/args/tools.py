@@ -1,4 +1,4 @@
-"""Flags of the commands that serve nothing: `outrider chat` and `outrider convert`."""
+"""Flags of the commands that serve nothing: `outrider chat`, `outrider convert`, `outrider health`."""
 
 from __future__ import annotations
 
@@ -47,3 +47,22 @@ class ConvertArgs(Args):
         for name in ("source", "destination"):
             if getattr(self, name) is None:
                 raise StartupError(f"--{name} is needed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthArgs(Args):
+    """Settings of `outrider health`."""
+
+    command: ClassVar[str] = "health"
+    summary: ClassVar[str] = "Say whether services answer: exit code 0 when all do, else 1."
+
+    address: tuple[str, ...] = arg((), "services", "gRPC address of a verify or draft service. Repeatable.")
+    url: tuple[str, ...] = arg((), "services", "Whole URL that must answer 200: a gateway's /health. Repeatable.")
+    timeout_s: float = arg(3.0, "services", "Time for an answer.")
+
+    def check(self) -> None:
+        """Something must be asked."""
+        if not self.address and not self.url:
+            raise StartupError("--address or --url is needed")
+        if not self.timeout_s > 0:
+            raise StartupError(f"--timeout-s is {self.timeout_s}; it must be above 0")

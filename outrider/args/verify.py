@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import check_algorithm
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, at_least
+from outrider.flags import arg, at_least
 
 if TYPE_CHECKING:
     from outrider.args.draft import DraftArgs
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyArgs(Args):
+class VerifyArgs(ObservingArgs):
     """Settings of `outrider verify`."""
 
     command: ClassVar[str] = "verify"
@@ -102,9 +103,11 @@ class VerifyArgs(Args):
     )
     disable_speculation_brake: bool = arg(False, "speculation", "Verify drafts as they come, whether or not they pay.")
     shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
+    decode_log_interval: int = arg(40, "observing", "Steps between log lines about decoding; 0: none.")
 
     def check(self) -> None:
         """Bounds."""
+        ObservingArgs.check(self)
         at_least(
             self, 1, "max_total_tokens", "max_running_requests", "max_choices", "context_length", "threads",
             "chunked_prefill_size", "max_verify_nodes", "max_proposal_nodes", "max_proposals_per_session",
@@ -113,7 +116,10 @@ class VerifyArgs(Args):
         check_algorithm(self.speculative_algorithm)
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise StartupError(f"--mem-fraction-static is {self.mem_fraction_static}; it must lie between 0 and 1")
-        at_least(self, 0, "max_queued_requests", "max_assumed_tokens", "max_draft_wait_ms", "shutdown_grace_s")
+        at_least(
+            self, 0, "max_queued_requests", "max_assumed_tokens", "max_draft_wait_ms", "shutdown_grace_s",
+            "decode_log_interval",
+        )  # fmt: skip
         check_graphs(self)
         if self.torch_compile_max_bs != VerifyArgs.torch_compile_max_bs and not self.enable_torch_compile:
             raise StartupError("--torch-compile-max-bs needs --enable-torch-compile")

@@ -60,7 +60,7 @@ def test_metrics_and_cache(gateway: RunningGateway) -> None:
         assert (sum(positions), positions) == (accepted, sorted(positions, reverse=True))
         (up,) = (value for name, value in after.items() if name.startswith("outrider_verify_up"))
         assert up == 1
-        assert all(name.startswith("outrider_") for name in after)
+        assert all(name.startswith(("outrider_", "process_")) for name in after)
         assert http.post("/flush_cache").json() == {"success": True, "freed_pages": 7}
         assert gateway.verify[0].flushed == 1
 

@@ -48,6 +48,25 @@ def test_text(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokeniz
     )
 
 
+def test_origins_come_when_asked(client: openai.OpenAI) -> None:
+    def events(**speculative: Any) -> list[dict[str, Any]]:
+        stream = client.responses.create(
+            model="small", input="Hi!", stream=True, extra_body={"speculative": speculative}
+        )
+        return [event.to_dict() for event in stream]
+
+    assert not any("outrider" in event for event in events())
+    asked = events(include_origins=True, include_trees=True)
+    told = [event["outrider"] for event in asked if event["type"] == "response.outrider"]
+    tokens = [token for one in told for token in one.get("tokens", ())]
+    assert "".join(token["text"] for token in tokens) == ANSWER
+    assert [event["sequence_number"] for event in asked] == list(range(len(asked)))
+    with client.responses.stream(
+        model="small", input="Hi!", extra_body={"speculative": {"include_origins": True}}
+    ) as stream:
+        assert stream.get_final_response().output_text == ANSWER
+
+
 def test_items_go_back(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
     say(gateway, tokenizer, f"<think>Hm.</think>{CALL}")
     first = client.responses.create(model="small", input="Hi!", tools=[WEATHER])

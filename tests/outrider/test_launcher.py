@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import stat
 import sys
@@ -86,7 +87,9 @@ async def test_clients_reach_verify_at_the_grpc_address() -> None:
     assert names == ["a-model"]
 
 
-def test_main_says_one_line_when_ready(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_says_where_it_serves_when_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def serve(args: ServeArgs, when_ready: Callable[[launcher.Served], Awaitable[None]]) -> int:
         async def stop_then(served: launcher.Served) -> None:
             await when_ready(served)
@@ -97,9 +100,13 @@ def test_main_says_one_line_when_ready(monkeypatch: pytest.MonkeyPatch, capsys: 
     real_serve = launcher.serve
     monkeypatch.setattr(launcher, "serve", serve)
     assert launcher.main(ServeArgs(port=0, served_model_name="a-model")) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    line, metrics = capsys.readouterr().out.splitlines()
     assert line.startswith("Outrider serves a-model with NGRAM drafts at http://127.0.0.1:")
     assert "(ready in " in line
+    url = line.split()[7]
+    assert re.fullmatch(
+        rf"Metrics at (http://127.0.0.1:\d+/metrics) (http://127.0.0.1:\d+/metrics) {url}/metrics", metrics
+    )
 
 
 VERIFY, DRAFT = "unix:/run/verify.sock", "unix:/run/draft.sock"

@@ -103,7 +103,8 @@ def test_states_may_come_from_the_disk(
     monkeypatch.setattr(trainer.target, "rows", None)
     assert trainer._step(trainer.dataset.batches(trainer.checkpoint.plan))[1] > 0
     with pytest.raises(StartupError, match="holds states of"):
-        Trainer(head_args("EAGLE", target, data, tmp_path / "3", store_states=str(tmp_path / "states")), ALONE)
+        changes = {"store_states": str(tmp_path / "states"), "quantization": "int8"}
+        Trainer(head_args("EAGLE", target, data, tmp_path / "3", **changes), ALONE)
 
 
 def test_data_that_comes_while_training_is_taken_in_at_the_next_epoch(target: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from engine.checkpoint import open_checkpoint
+from engine.config import FeatureSpec, ModelConfig
 from engine.fingerprint import numerics_id
 from engine.loader import resolve_model
 from engine.runner import ModelRunner
@@ -26,6 +27,7 @@ from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages
 from training.data.store import DataFolder
 from training.data.templates import Composer
+from training.state_store import StateFiles, stored_layers
 from training.stopping import Stopping
 
 SHARD_TOKENS = 50_000
@@ -36,13 +38,16 @@ def main(args: DataArgs) -> int:
     """Makes or goes on making data; SIGINT and SIGTERM end it with what there is written out."""
     stopping = Stopping("finishing the conversations under way; once more to end at once")
     model_path = resolve_model(args.model_path, revision=args.revision)
+    layers = () if args.store_states is None else stored_layers(ModelConfig.from_folder(model_path).num_layers)
     runner = ModelRunner.load(
         model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,
         num_slots=(args.batch_size + 1) * args.max_len, max_sessions=args.batch_size, load_format=args.load_format,
-        quantization=args.quantization,
+        quantization=args.quantization, features=FeatureSpec("aux", layers) if layers else None,
     )  # fmt: skip
     chat = ChatFormat.of_model(model_path)
-    folder = DataFolder(Path(args.output), data_facts(args, model_path, runner.config.vocab_size))
+    output, kept = Path(args.output), args.store_states
+    states = None if kept is None else StateFiles(Path(kept), runner, layers, output)
+    folder = DataFolder(output, data_facts(args, model_path, runner.config.vocab_size), states)
     script = make_script(args, chat, folder)
     completer = Completer(runner, shared=chat.opening)
     report = _Report(folder, args.tokens, completer)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from engine.batch import Segment
 from engine.runner import ModelRunner
@@ -34,14 +35,19 @@ class Completion:
     seed: int = 0
     cuts_loops: bool = True
     """Whether it ends when it repeats itself."""
+    wants_states: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """New ids, the stop id included; `reason`: stop, length, loop or context."""
+    """New ids, the stop id included; `reason`: stop, length, loop or context.
+
+    states [prompt and new ids but the last, width]: the runner's features, where they were wanted and it has any.
+    """
 
     tokens: list[int]
     reason: str
+    states: torch.Tensor | None = None
 
 
 Conversation = Generator[Completion, Completed, Any]
@@ -179,12 +185,20 @@ class Completer:
         row.new.append(token)
         self.num_generated += 1
         if token in row.asked.stops:
-            return Completed(row.new, "stop")
+            return self._completed(row, "stop")
         if len(row.new) >= row.asked.max_tokens:
-            return Completed(row.new, "length")
+            return self._completed(row, "length")
         if len(row.prompt) + len(row.new) >= self.max_len:
-            return Completed(row.new, "context")
-        return Completed(row.new, "loop") if row.asked.cuts_loops and is_looping(row.new) else None
+            return self._completed(row, "context")
+        return self._completed(row, "loop") if row.asked.cuts_loops and is_looping(row.new) else None
+
+    def _completed(self, row: _Row, reason: str) -> Completed:
+        """Features lie in the pool where keys and values do."""
+        pool, states = self.runner.features, None
+        if pool is not None and row.asked is not None and row.asked.wants_states:
+            slots = torch.from_numpy(self.runner.slot_table[row.index, : len(row.cached)].astype(np.int64))
+            states = pool[slots.to(pool.device)].cpu()
+        return Completed(row.new, reason, states)
 
 
 def is_looping(tokens: list[int]) -> bool:

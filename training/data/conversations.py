@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kernels.sampling import Filters
 from training.chat_format import ChatFormat, Message
@@ -18,11 +18,14 @@ from training.data.overlap import OverlapFilter
 from training.data.quality import is_sensible, normalized
 from training.data.templates import Composer
 
+if TYPE_CHECKING:
+    import torch
+
 SAMPLED, COMPOSED, PASSAGE, GIVEN = "sampled", "composed", "passage", "given"
 PROMPT_FILTERS: Final = (Filters(0.7, top_p=0.95), Filters(0.8, top_p=0.95), Filters(0.9, top_p=0.9))
 ANSWER_FILTERS: Final = Filters(0.7)
 MAX_PROMPT_TOKENS: Final = 160
-ANSWER_LIMITS: Final = (128, 192, 256, 384)
+ANSWER_LIMITS: Final = (96, 128, 192, 256)
 
 
 @dataclass(slots=True)
@@ -37,6 +40,8 @@ class Record:
     """[start, end) of each answer within `tokens`, its end mark included."""
     key: int | None = None
     """Of its first prompt: what two conversations that ask the same have in common."""
+    states: torch.Tensor | None = None
+    """The target's, of all tokens but the last, where they are kept."""
 
     @property
     def num_answer_tokens(self) -> int:
@@ -155,10 +160,13 @@ class Script:
         if prompt[: len(record.tokens)] != record.tokens:
             return False  # the template rewrites earlier turns: they would not be what the target saw
         filters = GREEDY if record.temperature == 0 else ANSWER_FILTERS
-        done = yield Completion(prompt, rng.choice(ANSWER_LIMITS), self._chat.stops, filters, rng.getrandbits(63))
+        done = yield Completion(
+            prompt, rng.choice(ANSWER_LIMITS), self._chat.stops, filters, rng.getrandbits(63), wants_states=True
+        )
         if not done.tokens:
             return False
         record.tokens = [*prompt, *done.tokens]
+        record.states = done.states
         record.answers.append((len(prompt), len(record.tokens)))
         messages[:] = [*asked, {"role": "assistant", "content": self._chat.decode(done.tokens)}]
         # After an answer that was cut, another turn would continue nothing.

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -28,6 +28,9 @@ from safetensors.numpy import load_file, save_file
 
 from outrider.errors import StartupError
 from training.data.conversations import COMPOSED, GIVEN, PASSAGE, SAMPLED, Record
+
+if TYPE_CHECKING:
+    from training.state_store import StateFiles
 
 SOURCES: Final = (SAMPLED, COMPOSED, PASSAGE, GIVEN)
 META = "data.json"
@@ -56,10 +59,14 @@ class Example:
 
 
 class DataFolder:
-    """A folder of shards, which several processes may fill. `facts` must be those that it was begun with."""
+    """A folder of shards, which several processes may fill. `facts` must be those that it was begun with.
 
-    def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
+    states: takes the states of the records that have them.
+    """
+
+    def __init__(self, folder: Path, facts: dict[str, Any], states: StateFiles | None = None) -> None:
         self.folder = folder
+        self._states = states
         self._facts = facts
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -109,6 +116,8 @@ class DataFolder:
             final = self.folder / f"shard-{number:05}.safetensors"
             partial = final.with_suffix(".partial")
             save_file(self._arrays(records), partial)
+            if self._states is not None:
+                self._states.add_shard(number, [(len(record.tokens), record.states) for record in records])
             os.replace(partial, final)
         self._known.add(final.name)
         self.keys.update(record.key for record in records if record.key is not None)

@@ -9,18 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from draft_service.drafters import trie_match, trie_nodes
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
 from draft_service.drafters.ngram import NgramDrafter
-from draft_service.drafters.outcomes import likely_outcomes
 from draft_service.session import Extension, Session, Wishes
 from draft_service.sessions import InVerification
 from outrider.args import DraftArgs
 from outrider.errors import ResourceExhausted
-from outrider.tree import ROOT, TokenTree
+from outrider.tree import TokenTree
 from outrider.v1 import verify_pb2
 
 uids = count(1)
@@ -255,22 +252,3 @@ def test_warming_up_compiles_every_form_that_is_used(make: Any) -> None:
     drafter.close([target])
     drafter.corpus.flush()
     assert [len(loop.signatures) for loop in loops] == compiled
-
-
-@given(st.data())
-def test_outcomes_come_in_order_of_probability(data: st.DataObject) -> None:
-    size = data.draw(st.integers(0, 6))
-    parents = [data.draw(st.integers(-1, node - 1)) for node in range(size)]
-    shares = [data.draw(st.floats(0.01, 0.3)) for _ in range(size)]
-    probabilities: list[float] = []
-    for node, parent in enumerate(parents):
-        probabilities.append(shares[node] * (probabilities[parent] if parent >= 0 else 1.0))
-    tree = TokenTree(np.arange(size, dtype=np.int32), np.array(parents, np.int32))
-    outcomes = likely_outcomes(tree, np.array(probabilities), max_accepted=2)
-    ends = {ROOT: 1.0} | dict(enumerate(probabilities))
-    for node, parent in enumerate(parents):
-        ends[parent] -= probabilities[node]
-    deep = [node for node in range(size) if tree.depths[node] > 2]
-    expected = sorted((value for node, value in ends.items() if node not in deep), reverse=True)[:4]
-    assert [ends[node] for node in outcomes] == pytest.approx(expected)
-    assert not set(deep) & set(outcomes)

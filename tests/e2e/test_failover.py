@@ -1,0 +1,129 @@
+"""A verify service goes away in the middle of answers of every kind: each goes on elsewhere, and is what it would have
+been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.e2e.asking import Lost, Question, Said, chat, every_kind
+from tests.e2e.cluster import Cluster, running, until
+from tests.e2e.small_model import write_small_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+QUESTIONS = every_kind(300)
+Fault = Callable[[Cluster], Awaitable[object]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
+    """Two replicas and a drafter."""
+    model: Path = write_small_model(tmp_path_factory.mktemp("small"))
+    async with running(model, verify=("--shutdown-grace-s=0.2",)) as cluster:
+        await cluster.draft()
+        yield cluster
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undisturbed(cluster: Cluster) -> list[Said]:
+    """What is answered to QUESTIONS when nothing goes wrong, one at a time."""
+    return [await cluster.ask(question) for question in QUESTIONS]
+
+
+async def _kill(cluster: Cluster) -> None:
+    await cluster.replicas[0].stop(signal.SIGKILL)
+    cluster.replicas[0].front.heal()
+
+
+async def _terminate(cluster: Cluster) -> None:
+    """SIGTERM; its grace is too short for what runs, so that the rest is handed over."""
+    replica = cluster.replicas[0]
+    process, replica.process = replica.process, None
+    assert process is not None
+    process.popen.send_signal(signal.SIGTERM)
+    replica.front.heal()
+    assert await asyncio.to_thread(process.stop) == 0
+
+
+async def _reset(cluster: Cluster) -> None:
+    cluster.replicas[0].front.refuse()
+
+
+async def _cut(cluster: Cluster) -> None:
+    cluster.replicas[0].front.cut()
+    cluster.replicas[0].front.refuse()
+
+
+async def _all_on_the_first(cluster: Cluster) -> None:
+    """The gateway finds only the first replica."""
+    if cluster.replicas[0].process is None:
+        await cluster.replicas[0].start()
+    cluster.replicas[0].front.heal()
+    cluster.replicas[1].front.refuse()
+    await cluster.until_up(0)
+
+
+async def _ask_until(cluster: Cluster, questions: list[Question], num_events: int) -> list[asyncio.Task[Said]]:
+    """Asks all; returns when the first replica has some of them, and the clients that many events; no more come."""
+    first = cluster.replicas[0]
+    count, reached = itertools.count(1), asyncio.Event()
+
+    def on_event() -> None:
+        if next(count) == num_events:
+            first.front.hold_answers()
+            reached.set()
+
+    if num_events == 0:
+        first.front.hold_answers()
+    asked = [asyncio.create_task(cluster.ask(question, on_event)) for question in questions]
+    if num_events == 0:
+        await first.until(lambda info: info.state.running_requests)
+    else:
+        await reached.wait()
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("fault", "num_events"), [(_reset, 0), (_cut, 1), (_kill, 40), (_reset, 150), (_terminate, 60)]
+)
+async def test_answers_go_on(cluster: Cluster, undisturbed: list[Said], fault: Fault, num_events: int) -> None:
+    await _all_on_the_first(cluster)
+    first, second = cluster.replicas
+    seen = len(cluster.gateway.lines)
+    asked = await _ask_until(cluster, QUESTIONS, num_events)
+    second.front.heal()
+    await until(cluster.up, lambda up: 1 in up)
+    await fault(cluster)
+    for question, task, known in zip(QUESTIONS, asked, undisturbed, strict=True):
+        assert await task == known, question.name
+    cluster.gateway.wait_for("a generate call broke", after=seen)
+    await second.until_idle()
+    if first.process is not None:
+        await first.until_idle()
+
+
+async def test_no_other_replica(cluster: Cluster, undisturbed: list[Said]) -> None:
+    """The only one goes and does not come back: a clear error, in the stream and before it."""
+    await _all_on_the_first(cluster)
+    first = cluster.replicas[0]
+    streamed = [question for question in QUESTIONS if question.body.get("stream")]
+    asked = await _ask_until(cluster, streamed[:1], 1)
+    whole = asyncio.create_task(cluster.ask(QUESTIONS[0]))
+    await first.until(lambda info: info.state.running_requests)
+    first.front.refuse()
+    for task in (*asked, whole):
+        with pytest.raises(Lost, match="service_unavailable"):
+            await task
+    with pytest.raises(Lost, match="503"):
+        await cluster.ask(chat("new", "Hello", 5))
+    first.front.heal()
+    await cluster.until_up(0)
+    assert await cluster.ask(QUESTIONS[0]) == undisturbed[0]

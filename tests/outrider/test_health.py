@@ -1,0 +1,73 @@
+"""`outrider health` against a real gRPC server and a real HTTP one."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Generator
+
+import pytest
+
+from outrider.args import HealthArgs
+from outrider.errors import StartupError
+from outrider.health import grpc_health, http_health, main
+from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+
+TIMEOUT_S = 10.0
+
+
+class Site(http.server.BaseHTTPRequestHandler):
+    """/health is well, anything else is not."""
+
+    def do_GET(self) -> None:
+        """200 or 503."""
+        self.send_response(200 if self.path == "/health" else 503)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def site() -> Generator[str]:
+    """A web server's URL."""
+    with http.server.HTTPServer(("127.0.0.1", 0), Site) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.asyncio
+async def test_a_grpc_server_says_how_it_is() -> None:
+    server = create_server()
+    health = add_health_and_reflection(server, ["outrider.v1.VerifyService"])
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    await set_serving(health, [], True)
+    assert await grpc_health(address, TIMEOUT_S) is None
+    await set_serving(health, [], False)
+    assert await grpc_health(address, TIMEOUT_S) == f"{address}: NOT_SERVING"
+    await server.stop(None)
+    assert await grpc_health(address, TIMEOUT_S) in {f"{address}: UNAVAILABLE", f"{address}: DEADLINE_EXCEEDED"}
+
+
+def test_a_url_says_how_it_is(site: str) -> None:
+    assert http_health(f"{site}/health", TIMEOUT_S) is None
+    assert http_health(f"{site}/other", TIMEOUT_S) == f"{site}/other: 503"
+    assert "unknown url type" in (http_health("health", TIMEOUT_S) or "")
+
+
+def test_one_that_does_not_serve_is_named(site: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(HealthArgs(url=(f"{site}/health",))) == 0
+    assert capsys.readouterr().err == ""
+    assert main(HealthArgs(url=(f"{site}/health", f"{site}/other"))) == 1
+    assert capsys.readouterr().err == f"outrider health: {site}/other: 503\n"
+
+
+def test_something_must_be_asked() -> None:
+    with pytest.raises(StartupError, match="--address or --url"):
+        HealthArgs()
+    with pytest.raises(StartupError, match="--timeout-s"):
+        HealthArgs(address=("127.0.0.1:1",), timeout_s=0)

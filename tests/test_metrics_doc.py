@@ -1,0 +1,65 @@
+"""docs/metrics.md names every metric that a process tells, and none besides, with its kind and labels."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client.core import Metric
+
+from draft_service import metrics as draft_metrics
+from gateway.metrics import Metrics
+from gateway.replicas import ReplicaSet
+from outrider.metrics import Family
+from verify_service import metrics as verify_metrics
+
+PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
+ROW = re.compile(r"\| `(outrider_\w+)` \| (\w+) \| ([^|]*)\| ([a-z, ]+) \| [^|]+ \|")
+EVERYWHERE = {"outrider_build_info"}
+
+
+class Row(NamedTuple):
+    kind: str
+    labels: tuple[str, ...]
+    told_by: frozenset[str]
+
+
+def documented() -> dict[str, Row]:
+    rows = ROW.findall(PAGE.read_text())
+    assert len({name for name, *_ in rows}) == len(rows)
+    return {
+        name: Row(kind, tuple(re.findall(r"`(\w+)`", labels)), frozenset(who.split(", ")))
+        for name, kind, labels, who in rows
+    }
+
+
+def of_tables(service: str, families: tuple[Family, ...]) -> None:
+    told = {name: (row.kind, row.labels) for name, row in documented().items() if service in row.told_by}
+    assert told == {family.name: (family.kind, family.labels) for family in families}
+
+
+def test_verify() -> None:
+    of_tables("verify", verify_metrics.FAMILIES)
+
+
+def test_draft() -> None:
+    of_tables("draft", draft_metrics.FAMILIES)
+
+
+def test_gateway() -> None:
+    metrics = list(Metrics(ReplicaSet([])).registry.collect())
+    ours = {scraped_name(metric): metric.type for metric in metrics if metric.name.startswith("outrider_")}
+    told = {name: row.kind for name, row in documented().items() if "gateway" in row.told_by}
+    assert told == {name: kind for name, kind in ours.items() if name not in EVERYWHERE}
+
+
+def scraped_name(metric: Metric) -> str:
+    return metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
+
+
+def test_queries_name_metrics_that_there_are() -> None:
+    known = documented().keys()
+    for name in re.findall(r"(outrider_\w+)", PAGE.read_text()):
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        assert name in known or base in known or name in EVERYWHERE, name

@@ -1,0 +1,121 @@
+"""Plain numbers that the engine's loop keeps as it goes: for server info, metrics and the decode log line.
+
+Owned by the engine thread; others read them without a lock, and may see a step half counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outrider.metrics import Buckets
+from outrider.v1 import verify_pb2
+from verify_service.session import Session, Stats
+
+# Phases of the loop, in the order in which a step goes through them.
+PHASES = ("idle", "plan", "wait", "tell", "forward", "commit")
+IDLE, PLAN, WAIT, TELL, FORWARD, COMMIT = range(len(PHASES))
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start."""
+
+    steps: int = 0
+    output_tokens: int = 0
+    tokens_per_s: float = 0.0  # over about the last second of work
+    waits: int = 0  # for drafters
+    missing: int = 0  # drafts that a wait ended without
+    silenced: int = 0  # times that the brake silenced a session's drafter
+    probes: int = 0  # times that it lifted a silence, or tried a trimmed session again
+    phase_ns: list[int] = field(default_factory=lambda: [0] * len(PHASES))
+    decode_s: Buckets = field(default_factory=Buckets)  # forward passes without prompts' chunks
+    prefill_s: Buckets = field(default_factory=Buckets)  # those with some
+    by_algorithm: defaultdict[int, Stats] = field(default_factory=lambda: defaultdict(Stats))  # 0: plain steps
+    _lap_ns: int = field(default_factory=time.monotonic_ns)
+    _window_ns: int = 0
+    _window_tokens: int = 0
+
+    def lap(self, phase: int) -> None:
+        """The time since the last lap was spent in `phase`."""
+        now_ns = time.monotonic_ns()
+        self.phase_ns[phase] += now_ns - self._lap_ns
+        self._lap_ns = now_ns
+
+    def count(self, tokens: int, elapsed_ns: int) -> None:
+        """Counts one step that sent `tokens`."""
+        self.steps += 1
+        self.output_tokens += tokens
+        self._window_ns += elapsed_ns
+        self._window_tokens += tokens
+        if self._window_ns >= 1_000_000_000:
+            self.tokens_per_s = self._window_tokens * 1e9 / self._window_ns
+            self._window_ns = self._window_tokens = 0
+
+
+@dataclass(slots=True)
+class DraftTotals:
+    """What became of one algorithm's drafts; drafters that left are counted too."""
+
+    counts: Counter[str] = field(default_factory=Counter)  # of drafters that left
+    ages: Buckets = field(default_factory=Buckets)  # from being told of a length to a proposal for it, in seconds
+    proposed_tokens: int = 0  # nodes of proposals that were kept
+    overlap_hits: int = 0  # trees verified that were drafted before the newest token was known
+    overlap_misses: int = 0
+
+    def count_used(self, *, early: bool) -> None:
+        """Counts a tree that is verified; `early`: it was drafted before its root was known."""
+        self.overlap_hits += early
+        self.overlap_misses += not early
+
+
+@dataclass(slots=True)
+class CallTotals:
+    """What the rpc handlers saw; owned by the event loop."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finished: Counter[str] = field(default_factory=Counter)  # sessions by how they ended
+    stages_s: dict[str, Buckets] = field(
+        default_factory=lambda: {stage: Buckets(_STAGE_BOUNDS) for stage in ("queue", "prefill", "decode")}
+    )
+
+    def began(self, session: Session) -> None:
+        """The first response of a session passed."""
+        self.prompt_tokens += session.prompt_len
+        self.cached_tokens += session.cached_len
+
+    def ended(self, finish: verify_pb2.GenerateFinish) -> None:
+        """Its last one did."""
+        self.finished[verify_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()] += 1
+        for stage, spent_us in (
+            ("queue", finish.queue_us), ("prefill", finish.prefill_us), ("decode", finish.decode_us)
+        ):  # fmt: skip
+            self.stages_s[stage].observe(spent_us / 1e6)
+
+
+_STAGE_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+
+
+class DecodeLog:
+    """SGLang's line about decoding, once in `interval` steps; 0: never."""
+
+    def __init__(self, interval: int, counters: Counters, stats: Stats, say: Callable[..., object]) -> None:
+        self._interval = interval
+        self._counters, self._stats, self._say = counters, stats, say
+        self._last = (0, 0, 0)  # verify steps, drafted, accepted at the last line
+
+    def step(self, *, running: int, waiting: int, tokens: int, pool_tokens: int) -> None:
+        """Counts a step; says the line when it is due. tokens: those in the pool's pages that are in use."""
+        if not self._interval or self._counters.steps % self._interval:
+            return
+        stats, (calls, drafted, accepted) = self._stats, self._last
+        self._last = (stats.verify_steps, stats.draft_tokens, stats.accepted_tokens)
+        calls, drafted, accepted = self._last[0] - calls, self._last[1] - drafted, self._last[2] - accepted
+        self._say(
+            "decode batch", running_req=running, token=tokens, token_usage=round(tokens / max(1, pool_tokens), 2),
+            accept_len=round(1 + accepted / max(1, calls), 2), accept_rate=round(accepted / max(1, drafted), 2),
+            gen_throughput=round(self._counters.tokens_per_s, 2), queue_req=waiting,
+        )  # fmt: skip

@@ -1,0 +1,151 @@
+"""What a step cost and gave, told to the brakes of the sessions in it.
+
+A step's time is measured from the one before it, so that nothing is left out: waiting, frames, Python. Steps in which
+no drafter was asked for anything say what plain decoding takes with so many sessions; how much longer others take than
+that, their nodes and their wait allowed for, is what telling drafters costs: on cores that they share with verify,
+mostly their drafting. Where every step asks drafters, they are hushed for a few, rarely, to measure it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from kernels.acceptance import Accepted
+from verify_service.brake import CostTable
+from verify_service.counting import Counters
+from verify_service.drafters import Assignment, Drafters
+from verify_service.planner import Work
+
+_ALPHA = 0.1
+_HUSH_STEPS = 8  # at most; the first two may still be disturbed by drafts under way
+_QUIET_SAMPLES = 3  # that end a hush
+_FIRST_HUSH, _HUSH_EVERY = 64, 2048  # steps with so many sessions of which none was quiet
+
+
+class QuietTimes:
+    """Milliseconds of a whole step in which no drafter had anything to do, by its number of sessions."""
+
+    def __init__(self) -> None:
+        self._ms: dict[int, float] = {}
+        self._since: Counter[int] = Counter()  # steps that were not quiet
+
+    def ms(self, sessions: int) -> float | None:
+        """As measured; None where it was not."""
+        return self._ms.get(sessions)
+
+    def observe(self, sessions: int, ms: float) -> None:
+        """Takes in a quiet step's time."""
+        known = self._ms.get(sessions, ms)
+        self._ms[sessions] = known + _ALPHA * (min(ms, 2 * known) - known)
+        self._since[sessions] = 0
+
+    def is_old(self, sessions: int) -> bool:
+        """Counts a step that was not quiet; whether it is time for one that is."""
+        self._since[sessions] += 1
+        return self._since[sessions] >= (_HUSH_EVERY if sessions in self._ms else _FIRST_HUSH)
+
+
+class Weigher:
+    """Owned by the engine thread. clock: monotonic nanoseconds."""
+
+    def __init__(
+        self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.quiet = QuietTimes()
+        self._drafters = drafters
+        self._costs = costs
+        self._counters = counters
+        self._clock = clock
+        self._last_ns = clock()
+        self._sessions: set[int] = set()
+        self._told_before: Counter[int] = Counter()  # sessions told in the last step, by their record's id
+        self._hush_left = 0
+        self._quiet_left = 0
+
+    def weigh(
+        self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,
+        late: list[Assignment],
+    ) -> None:  # fmt: skip
+        """Takes in a step, before its outcomes are committed. step_ms: of forward pass and sampling."""
+        now_ns = self._clock()
+        wall_ms, self._last_ns = (now_ns - self._last_ns) / 1e6, now_ns
+        sessions = {work.session.session_id for work in works}
+        steady, self._sessions = sessions <= self._sessions, sessions
+        told = Counter(id(a.drafter.record) for work in works if (a := work.assignment) is not None and a.brake.told)
+        if all(work.session.needs_prefill == 1 for work in works):
+            self._measure(works, told, step_ms, wall_ms - waited_ms if steady else None, waited=bool(late))
+            self._weigh(works, outcomes, waited_ms, late)
+        self._told_before = told
+        for work in works:
+            if work.assignment is not None:
+                work.assignment.brake.told = False
+
+    def _measure(
+        self, works: list[Work], told: Counter[int], step_ms: float, own_ms: float | None, *, waited: bool
+    ) -> None:
+        """own_ms: of the whole step without its wait, where nothing else came between."""
+        count, rows = len(works), sum(work.num_rows for work in works)
+        is_quiet = rows == count and not (told or self._told_before or waited)
+        quiet_ms = self.quiet.ms(count)
+        if is_quiet or rows > count or quiet_ms is None:
+            self._costs.observe(rows, step_ms)
+        if is_quiet and own_ms is not None:
+            self.quiet.observe(count, own_ms)
+            self._quiet_left -= 1
+        elif own_ms is not None and quiet_ms is not None:
+            nodes_ms = float(self._costs.ms(rows)) - float(self._costs.ms(count))
+            # A step that stood still for other reasons says little.
+            extra_ms = max(-0.5 * quiet_ms, min(own_ms - quiet_ms - nodes_ms, quiet_ms))
+            self._tax(told, extra_ms)
+        self._hush(works, count, is_quiet=is_quiet)
+
+    def _tax(self, told: Counter[int], extra_ms: float) -> None:
+        """Shares out what a step took beside what was expected; drafts asked for in the last one may still be made."""
+        shares = told or self._told_before
+        total = shares.total()
+        for drafter in self._drafters:
+            if total and (count := shares[id(drafter.record)]):
+                drafter.record.observe_tax(extra_ms * count / total, told[id(drafter.record)])
+
+    def _hush(self, works: list[Work], count: int, *, is_quiet: bool) -> None:
+        if self._hush_left:
+            self._hush_left -= 1
+            if not self._hush_left or self._quiet_left <= 0:
+                self._hush_left = 0
+                self._set_hushed(False)
+            return
+        fixed = any(work.assignment is not None and work.assignment.brake.fixed for work in works)
+        if not is_quiet and not fixed and self.quiet.is_old(count):
+            self._hush_left, self._quiet_left = _HUSH_STEPS, _QUIET_SAMPLES
+            self._set_hushed(True)
+
+    def _set_hushed(self, hushed: bool) -> None:
+        for drafter in self._drafters:
+            drafter.record.hushed = hushed
+
+    def _weigh(
+        self, works: list[Work], outcomes: list[Accepted | None], waited_ms: float, late: list[Assignment]
+    ) -> None:
+        """Tells each session's brake what its drafts saved and cost in this step."""
+        rows = sum(work.num_rows for work in works)
+        nodes = rows - len(works)
+        plain_ms = float(self._costs.ms(len(works)))
+        node_ms = max(0.0, float(self._costs.ms(rows)) - plain_ms) / max(1, nodes)
+        share_ms = plain_ms / len(works)
+        wait_ms = waited_ms / max(1, len(late))
+        for work, outcome in zip(works, outcomes, strict=True):
+            assignment = work.assignment
+            if assignment is None or assignment.brake.fixed:
+                continue
+            brake, drafted = assignment.brake, work.num_rows - 1
+            waited = assignment in late
+            if not (drafted or waited or (brake.told and brake.listens)):
+                self._counters.probes += brake.plain_step(share_ms)
+                continue
+            accepted = len(outcome.nodes) if outcome is not None else 0
+            lost_ms = drafted * node_ms + waited * wait_ms + brake.told * assignment.drafter.record.tax_ms
+            self._counters.silenced += brake.round_done(
+                nodes=drafted, accepted=accepted, net_ms=accepted * share_ms - lost_ms, step_ms=share_ms
+            )
