@@ -45,7 +45,7 @@ class Committer:
                 self._scheduler.keep(work.session, work.slots, list(range(work.num_rows)))
                 assignment = self._drafters.of(work.session)
                 if assignment is not None and assignment is work.assignment:
-                    send_features(self._runner, assignment, work.session.kv_len)
+                    send_features(self._runner, assignment, min(work.session.kv_len, assignment.told_len - 1))
             elif outcome is None:
                 self._scheduler.keep(work.session, work.slots, [])
                 self.fail(work.session, Internal("the model gave no finite logits for this request"))

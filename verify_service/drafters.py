@@ -58,6 +58,11 @@ class Assignment:
     asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet
     waited_len: int = -1  # committed length for which a wait has run out
 
+    @property
+    def told_len(self) -> int:
+        """Committed length that the drafter knows of, or will by the verdict that is being completed."""
+        return self.session.committed_len if self.untold is None else self.untold.base_len
+
     def leave_out(self, base_len: int, step_us: int, batch_tokens: int) -> None:
         """Notes a step that a silenced drafter is not told of."""
         self.untold = self.untold or Untold(base_len)

@@ -1,4 +1,4 @@
-"""docker-compose.yml as it is, on real containers: `make test-compose` (scripts/test-compose.sh) builds the images first.
+"""docker-compose.yml as it is, in containers: `make test-compose` (scripts/test-compose.sh) builds the images first.
 
 Not among the tests that pytest finds by itself: it takes minutes, and needs Docker.
 """

@@ -1,0 +1,136 @@
+"""Which steps, topk and draft tokens are fastest here, by batch size: SGLang's bench_speculative.py for Outrider.
+
+    outrider bench speculative --speculative-algorithm EAGLE3 --batch-size 1 4 --output output.jsonl
+
+Its grid, its two skipping rules and its fields. Unlike it, one server runs for the whole grid and each request asks for
+its setting, so that settings are compared within one process; flags that are not named here go to `outrider serve`.
+A line of the output has batch_size, steps, topk, num_draft_tokens, acc_length, step_time (seconds, the 20th
+percentile of the time between a stream's events), speed (acc_length / step_time: tokens/s of a stream) and
+completion_tokens, the mean. At the end: the best setting of each batch size, as flags to paste.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench._figures import percentile
+from bench._flags import positive
+from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
+from bench._load import Load, Run, model_of, open_client, run
+from bench._prompts import Prompt, from_file, mt_bench
+from bench._server import free_port, serving
+from bench._stream import Asked, ServerRefused
+from bench._systems import Launch
+from outrider.args import ServeArgs
+from outrider.errors import StartupError
+
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The command line, and the words that are the server's."""
+    parser = argparse.ArgumentParser(prog="outrider bench speculative", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--speculative-algorithm", default="NGRAM", help="how drafts are made")
+    add("--batch-size", type=int, nargs="+", default=BATCH_SIZES, help="streams at once")
+    add("--steps", type=int, nargs="+", default=STEPS, help="depths of a tree; 0, with the two others: plain decoding")
+    add("--topk", type=int, nargs="+", default=TOPKS, help="branches of a node")
+    add("--num-draft-tokens", type=int, nargs="+", default=DRAFT_TOKENS, help="nodes of a tree, root included")
+    add("--start", type=int, default=0, help="the first setting of the grid to measure")
+    add("--end", type=int, help="the one not measured any more")
+    add("--num-prompts", type=positive, default=16, help="requests of a setting, at least the batch size")
+    add("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
+    add("--max-tokens", type=positive, default=512, help="tokens of an answer")
+    add("--output", type=Path, default=Path("output.jsonl"), help="JSON Lines file, one line added for each setting")
+    return parser.parse_known_args(argv)
+
+
+def server_flags(args: argparse.Namespace, settings: Sequence[Setting], rest: Sequence[str]) -> list[str]:
+    """`outrider serve`'s words: room for the largest setting. StartupError for words that it refuses."""
+    words = [f"--speculative-algorithm={args.speculative_algorithm}"]
+    words += [f"--max-running-requests={max(setting.batch_size for setting in settings)}"]
+    speculating = [setting for setting in settings if setting.speculates]
+    if args.speculative_algorithm.upper() == "NGRAM":
+        # Each question is asked once with each setting: its answer must not be drafted from itself.
+        words.append("--speculative-ngram-scope=session")
+    elif speculating:
+        steps, topk = max(setting.steps for setting in speculating), max(setting.topk for setting in speculating)
+        words += [f"--speculative-num-steps={steps}", f"--speculative-eagle-topk={topk}"]
+    if speculating:
+        words.append(f"--speculative-num-draft-tokens={max(setting.num_draft_tokens for setting in speculating)}")
+    words += rest
+    ServeArgs.parse(words)
+    return words
+
+
+def line(setting: Setting, done: Run) -> dict[str, Any]:
+    """One setting's figures, named and rounded as SGLang's. StartupError when no stream had two steps."""
+    gaps = sorted(gap for answer in done.answers for gap in answer.gaps_s)
+    if not gaps:
+        raise StartupError("no answer took more than one step: raise --max-tokens")
+    told = [answer for answer in done.answers if answer.verify_steps]
+    steps = sum(answer.verify_steps or 0 for answer in told)
+    accept = sum(answer.completion_tokens - 1 for answer in told) / steps if steps and setting.speculates else 1.0
+    step_s = percentile(gaps, 20)
+    return {
+        **asdict(setting), "acc_length": round(accept, 3), "step_time": round(step_s, 5),
+        "speed": round(accept / step_s, 3),
+        "completion_tokens": round(statistics.fmean(answer.completion_tokens for answer in done.answers), 3),
+    }  # fmt: skip
+
+
+async def measure(
+    url: str, settings: Sequence[Setting], prompts: Sequence[Prompt], args: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Every setting: one batch to warm up, then its requests; a line is written as soon as it is known."""
+    rows: list[dict[str, Any]] = []
+    async with open_client(url) as client:
+        model = await model_of(client)
+        for number, setting in enumerate(settings, 1):
+            count = max(args.num_prompts, setting.batch_size)
+            asked = Asked(model, args.max_tokens, ignore_eos=True, extra={"speculative": setting.asked()})
+            load = Load(setting.batch_size)
+            dealt = [prompts[index % len(prompts)] for index in range(count)]
+            await run(client, dealt[: setting.batch_size], asked, load)
+            rows.append(line(setting, await run(client, dealt, asked, load)))
+            with args.output.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
+            print(f"{number}/{len(settings)} {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures, and prints the best."""
+    args, rest = parse(argv)
+    ngram = args.speculative_algorithm.upper() == "NGRAM"
+    settings = grid(args.batch_size, args.steps, args.topk, args.num_draft_tokens, ngram=ngram)[args.start : args.end]
+    if not settings:
+        raise StartupError("the grid holds no setting: SGLang's rules leave out trees that cannot hold their tokens")
+    prompts = from_file(args.prompts) if args.prompts else mt_bench()
+    words = server_flags(args, settings, rest)
+    port = free_port()
+    launch = Launch([sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *words])
+    with tempfile.TemporaryDirectory() as logs, serving(launch, port, Path(logs) / "serve.log", 900.0) as served:
+        try:
+            rows = asyncio.run(measure(served.url, settings, prompts, args))
+        except (httpx.HTTPError, ServerRefused) as failure:
+            raise StartupError(f"outrider serve: {failure!r}") from failure
+    print("| streams | steps | topk | draft tokens | accept length | tokens/s a stream | flags |\n" + "|---" * 7 + "|")
+    for batch, row in best(rows).items():
+        setting = Setting(batch, row["steps"], row["topk"], row["num_draft_tokens"])
+        cells = [batch, *(row[key] for key in ("steps", "topk", "num_draft_tokens", "acc_length", "speed"))]
+        print("| " + " | ".join(map(str, [*cells, f"`{setting.flags(args.speculative_algorithm)}`"])) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

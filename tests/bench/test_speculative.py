@@ -1,0 +1,68 @@
+"""The tuner: SGLang's grid and rules, its fields, and a run over a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import speculative
+from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
+from outrider.errors import StartupError
+
+
+def test_the_grid_is_sglangs() -> None:
+    settings = grid(BATCH_SIZES, STEPS, TOPKS, DRAFT_TOKENS)
+    assert settings[0] == Setting(1, 0, 0, 0)
+    assert all(s.num_draft_tokens <= s.steps * s.topk + 1 for s in settings)
+    assert all((s.steps > 0) == (s.topk > 0) == (s.num_draft_tokens > 0) for s in settings)
+    one = {(s.steps, s.topk, s.num_draft_tokens) for s in settings if s.batch_size == 1}
+    assert len(settings) == len(one) * len(BATCH_SIZES)
+    assert {(1, 1, 2), (7, 8, 32), (3, 1, 4)} <= one
+    assert not {(1, 1, 4), (3, 0, 0), (0, 0, 2), (5, 4, 32)} & one
+
+
+def test_ngram_has_draft_tokens_alone() -> None:
+    assert grid([2], STEPS, TOPKS, [0, 4], ngram=True) == [Setting(2, 0, 0, 0), Setting(2, 0, 0, 4)]
+    assert Setting(2, 0, 0, 4).asked() == {"num_draft_tokens": 4}
+    assert Setting(2, 0, 0, 4).flags("NGRAM") == "--speculative-algorithm NGRAM --speculative-num-draft-tokens 4"
+
+
+def test_settings_as_requests_and_flags() -> None:
+    plain, tree = Setting(1, 0, 0, 0), Setting(4, 5, 4, 8)
+    assert (plain.asked(), plain.flags("EAGLE3")) == ({"enabled": False}, "--speculative-algorithm NONE")
+    assert tree.asked() == {"num_steps": 5, "topk": 4, "num_draft_tokens": 8}
+    args, rest = speculative.parse(["--speculative-algorithm", "EAGLE3", "--dtype", "float32"])
+    assert speculative.server_flags(args, [plain, tree, Setting(2, 7, 1, 8)], rest) == [
+        "--speculative-algorithm=EAGLE3", "--max-running-requests=4", "--speculative-num-steps=7",
+        "--speculative-eagle-topk=4", "--speculative-num-draft-tokens=8", "--dtype", "float32",
+    ]  # fmt: skip
+
+
+def test_the_best_of_each_batch_size() -> None:
+    rows = [{"batch_size": batch, "speed": speed} for batch, speed in ((1, 2.0), (1, 3.0), (8, 1.0))]
+    assert best(rows) == {1: rows[1], 8: rows[2]}
+
+
+def test_an_empty_grid_is_refused() -> None:
+    with pytest.raises(StartupError, match="holds no setting"):
+        speculative.main(
+            ["--speculative-algorithm", "EAGLE3", "--steps", "1", "--topk", "1", "--num-draft-tokens", "9"]
+        )
+
+
+def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "output.jsonl"
+    words = ["--batch-size", "1", "--num-draft-tokens", "0", "4", "--num-prompts", "1", "--max-tokens", "8"]
+    assert speculative.main([*words, "--output", str(output)]) == 0
+    rows = [json.loads(row) for row in output.read_text().splitlines()]
+    assert [row["num_draft_tokens"] for row in rows] == [0, 4]
+    for row in rows:
+        assert list(row) == [
+            "batch_size", "steps", "topk", "num_draft_tokens", "acc_length", "step_time", "speed", "completion_tokens",
+        ]  # fmt: skip
+        assert row["completion_tokens"] == 8
+        assert row["speed"] == pytest.approx(row["acc_length"] / row["step_time"], rel=0.01)
+    assert rows[0]["acc_length"] == 1.0
+    assert "--speculative-algorithm" in capsys.readouterr().out
