@@ -2,14 +2,14 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench protos clean
+.PHONY: help setup demo test test-compose test-ray soak lint format bench protos clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
 help: ## List what there is to make
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything in it (Python 3.11 or 3.12; PYTHON=... to choose)
 
@@ -24,6 +24,16 @@ demo: setup ## Serve the embedded model and stream an answer, with speculation a
 
 test: setup ## Run the tests (ARGS="-k tree -x" passes words on to pytest)
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile $(ARGS)
+
+test-compose: setup ## Build the images, run docker-compose.yml and break it (root; docker.io, docker-compose, debootstrap)
+	PYTHON=$(BIN)/python scripts/test-compose.sh $(ARGS)
+
+test-ray: setup ## Run deploy/ray on a local cluster of two nodes and kill one
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,ray]'
+	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/deploy/ray_cluster.py $(ARGS)
+
+soak: setup ## Mixed load with faults for SECONDS (600): no wrong answer, flat memory and file descriptors
+	$(BIN)/python -m tests.deploy.soak --seconds $(or $(SECONDS),600) $(ARGS)
 
 lint: setup ## Check style, types and the wire contract
 	BIN=$(BIN) scripts/lint.sh

@@ -29,12 +29,12 @@ from engine.config import ModelConfig
 from engine.runner import ModelRunner
 from outrider import rpc
 from outrider.args import VerifyArgs
+from outrider.cost_table import CostTable
 from outrider.errors import Unavailable
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.app import Engine, build_servicer, build_step_loop
-from verify_service.brake import CostTable
 from verify_service.commands import Inbox, Stop
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
@@ -42,7 +42,6 @@ from verify_service.step_loop import Responses, StepLoop
 
 AUX_LAYERS = (2, 16, 29)
 NUM_LAYERS = 32
-_ONE = 0x3F80  # 1.0 in bf16
 
 
 def target_config(setting: Setting) -> ModelConfig:
@@ -72,8 +71,8 @@ class ScriptedRunner:
         self._logits = np.zeros((setting.batch * (setting.num_draft_tokens + 1), VOCAB_SIZE), np.float32)
         self._written: NDArray[np.intp] = np.empty(0, np.intp)
         width = setting.feature_width
-        self._numbers = np.zeros((num_slots, width), np.int16)  # bf16, and memory only where it is written
-        self._plane = torch.from_numpy(self._numbers).view(torch.bfloat16) if width else None
+        # Each slot holds the same row: pages that a network would have written long ago are not touched first here.
+        self._plane = torch.ones(1, width, dtype=torch.bfloat16).expand(num_slots, width) if width else None
 
     @property
     def pool(self) -> ScriptedRunner:
@@ -81,8 +80,7 @@ class ScriptedRunner:
         return self
 
     def move(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
-        """Copies what slots hold."""
-        self._numbers[target] = self._numbers[source]
+        """Nothing to copy: all slots hold the same."""
 
     @property
     def features(self) -> torch.Tensor | None:
@@ -96,8 +94,6 @@ class ScriptedRunner:
         expected = np.concatenate([self._expected(segment) for segment in segments])
         self._written = np.arange(len(expected)) * VOCAB_SIZE + expected
         self._logits.reshape(-1)[self._written] = 1.0
-        for segment in segments:
-            self._numbers[segment.slots, :1] = _ONE
         self._clock.spend(start_ns)
         self.steps_ns.append((start_ns, time.monotonic_ns()))
         return torch.from_numpy(self._logits[: len(expected)])

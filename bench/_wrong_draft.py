@@ -111,7 +111,7 @@ def _chain(num_nodes: int, max_depth: int, assumed: Ids | None = None) -> Draft:
     return Draft(
         np.arange(_FIRST_TOKEN, _FIRST_TOKEN + count, dtype=np.int32),
         np.arange(-1, count - 1, dtype=np.int32),
-        _CHANCE ** np.arange(1, count + 1),
+        np.cumprod(np.full(count, _CHANCE, np.float64)),
         assumed=np.empty(0, np.int32) if assumed is None else assumed,
     )
 
@@ -129,7 +129,7 @@ async def _serve(address: str, draft_ms: float) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     with ThreadPoolExecutor(1, thread_name_prefix="drafter") as executor:
         drafter = WrongDrafter(draft_ms)
-        drafting = Drafting(drafter, early=env.early_proposals(), executor=None if drafter.inline else executor)
+        drafting = Drafting(drafter, early=bool(env.early_proposals()), executor=None if drafter.inline else executor)
         identity = Identity(f"wrong:{os.getpid()}", "bench", secrets.token_hex(8))
         worker = Worker([address], drafting, identity, max_sessions=MAX_SESSIONS)
         working = asyncio.create_task(worker.run())

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import uvloop
 
-from outrider import env, rpc
+from outrider import env, rpc, serving
 from outrider.args import DraftArgs
+from outrider.dialing import dialer_of
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
 from outrider.telemetry import announce, configure_logging, get_logger
@@ -71,6 +72,7 @@ async def _serve(args: DraftArgs) -> int:
     from draft_service.drafting import Drafting
     from draft_service.link import Identity
     from draft_service.metrics import make_registry
+    from draft_service.planners import make_planner
     from draft_service.service import DraftServicer
     from draft_service.worker import Worker
 
@@ -80,12 +82,13 @@ async def _serve(args: DraftArgs) -> int:
     executor = None if drafter.inline else ThreadPoolExecutor(1, thread_name_prefix="drafter")
     try:
         drafter.warm_up()
-        drafting = Drafting(drafter, early=env.early_proposals(), executor=executor)
-        worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions)
-        server = rpc.create_server()
+        drafting = Drafting(drafter, executor=executor, planner=make_planner(args, drafter))
+        dial = dialer_of(args, args.verify_address, args.token_file)
+        worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial)
+        server = serving.create_server(args)
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(args, drafter, worker, identity), server)
         health = rpc.add_health_and_reflection(server, [SERVICE])
-        address = rpc.bind(server, args.listen)
+        (address,) = serving.listen(server, args, args.listen)
         registry = make_registry(drafter, drafting, worker)
         async with serve_metrics(registry, args.metrics_host, args.metrics_port) as metrics_address:
             await server.start()

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from draft_service.counting import DraftCounts
 from draft_service.drafters.base import AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
+from draft_service.planning import MAX_OUTCOMES, FixedPlanner, Plan, Planner
 from draft_service.session import Session
 from draft_service.sessions import Changes, InVerification, SessionTable
 from outrider.telemetry import get_logger
@@ -20,24 +21,25 @@ from outrider.v1 import verify_pb2
 
 log = get_logger(__name__)
 
-MAX_OUTCOMES = 2  # drafted below ahead of each step: the likeliest one, and the next in case
-
 A = TypeVar("A")
 T = TypeVar("T")
 
 
 class Drafting:
-    """Feeds a drafter from any number of tables. `early`: draft for a step's likely outcomes while it runs.
+    """Feeds a drafter from any number of tables, as its planner says.
 
+    Without a planner `early` says whether to draft for a step's likely outcomes while it runs.
     A drafter whose calls take long runs in `executor`, which must have a single thread.
     """
 
-    def __init__(self, drafter: Drafter, *, early: bool, executor: Executor | None = None) -> None:
+    def __init__(
+        self, drafter: Drafter, *, early: bool = False, executor: Executor | None = None, planner: Planner | None = None
+    ) -> None:
         if executor is None and not drafter.inline:
             raise ValueError("a drafter that is not inline needs an executor")
         self.drafter = drafter
         self.counts = DraftCounts()
-        self._early = early
+        self.planner = planner or FixedPlanner(Plan(outcomes=MAX_OUTCOMES if early else 0))
         self._executor = executor
         self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
 
@@ -53,22 +55,28 @@ class Drafting:
             session = table.get(gone.session, gone.generation)
             if session is not None:
                 table.release(session, verify_pb2.RELEASE_REASON_FEATURES, gone.detail, changes)
+        plan = self.planner.plan(changes.extended)
         due = table.take_due()
         fresh = [session for session in due if not table.has_tree(session)]
-        drafts, draft_us = await self._take_in(table, changes, fresh)
-        proposals, drafted = self._proposals(table, fresh, drafts, draft_us)
-        for frame in (released(changes), proposed(proposals)):
-            if frame is not None:
-                yield frame
-        if not self._early or table.max_assumed < 1:
-            return
-        changes = Changes()
-        known = [session for session in due if table.get(*session.key) is session and table.has_tree(session)]
-        verifying = drafted + [tree for session in known if (tree := table.in_verification(session)) is not None]
-        proposals = await self._draft_ahead(table, changes, verifying)
-        for frame in (released(changes), proposed(proposals)):
-            if frame is not None:
-                yield frame
+        # Whoever is not drafted for is declined, so that verify does not wait.
+        left_out = [] if plan.speculate else [session for session in fresh if not session.wishes.has_any]
+        fresh = [session for session in fresh if session not in left_out] if left_out else fresh
+        known = [tree for session in due if table.has_tree(session) and (tree := table.in_verification(session))]
+        early = plan.outcomes > 0 and table.max_assumed > 0
+        if fresh or left_out or not (early and known):
+            drafts, draft_us = await self._take_in(table, changes, fresh)
+            proposals, drafted = self._proposals(table, fresh, drafts, draft_us)
+            proposals += self._proposals(table, left_out, [Draft()] * len(left_out), 0)[0]
+            for frame in (released(changes), proposed(proposals)):
+                if frame is not None:
+                    yield frame
+            changes = Changes()
+            known = [*drafted, *(tree for tree in known if table.get(*tree.session.key) is tree.session)]
+        if early and known:
+            proposals = await self._draft_ahead(table, changes, known)
+            for frame in (released(changes), proposed(proposals)):
+                if frame is not None:
+                    yield frame
 
     async def forget(self, sessions: Sequence[Session]) -> None:
         """Takes sessions away from the drafter."""
@@ -85,6 +93,19 @@ class Drafting:
         self, table: SessionTable, changes: Changes, fresh: Sequence[Session]
     ) -> tuple[Sequence[Draft], int]:
         """Tells the drafter what changed, and has it draft for `fresh`; drafts, and microseconds for each."""
+        requests = [DraftRequest(session, self._num_nodes(table, session)) for session in fresh]
+        start_ns = time.perf_counter_ns()
+        drafts = await self._visit(table, changes, _Call(fresh, self.drafter.draft, requests))
+        if fresh:
+            self.counts.took("tree", start_ns)
+            self.planner.drafted("tree", len(fresh), (time.perf_counter_ns() - start_ns) / 1e6)
+        return drafts or [], _us_each(start_ns, len(fresh))
+
+    async def _visit(self, table: SessionTable, changes: Changes, call: _Call) -> Any:
+        """Tells the drafter what changed, and makes a call; its result, or None where it failed or is for nobody.
+
+        All in one visit to the drafter's thread, unless sessions are closed: each visit costs its waking up and ours.
+        """
         news = [
             _Call(changes.opened, self.drafter.open, changes.opened),
             _Call([session for session, _ in changes.features], self.drafter.add_features, changes.features),
@@ -94,14 +115,9 @@ class Drafting:
             await self._guarded(table, changes, news)
             await self.forget(changes.closed)
             news = []
-        requests = [DraftRequest(session, self._num_nodes(table, session)) for session in fresh]
-        start_ns = time.perf_counter_ns()
-        # One visit to the drafter's thread for all: each costs its waking up and ours.
-        *_, drafts = await self._guarded(table, changes, [*news, _Call(fresh, self.drafter.draft, requests)])
-        if fresh:
-            self.counts.took("tree", start_ns)
+        *_, result = await self._guarded(table, changes, [*news, call])
         self._release_given_up(table, changes)
-        return drafts or [], _us_each(start_ns, len(fresh))
+        return result
 
     def _proposals(
         self, table: SessionTable, sessions: Sequence[Session], drafts: Sequence[Draft], draft_us: int
@@ -117,27 +133,28 @@ class Drafting:
                     continue  # nothing is verified below a prompt, and once is enough
                 session.declined_len = len(session.tokens)
             proposals.append(_propose(table, session, draft, draft_us))
-            if self._early and len(draft) and session.following.kind == verify_pb2.NEXT_KIND_WAITING:
+            if self.planner.current.outcomes and len(draft) and session.following.kind == verify_pb2.NEXT_KIND_WAITING:
                 taken.append(InVerification.whole(session, draft.tree, draft.probabilities, draft.memo))
         return proposals, taken
 
     async def _draft_ahead(
         self, table: SessionTable, changes: Changes, verifying: Sequence[InVerification]
     ) -> list[verify_pb2.Proposal]:
+        """Tells the drafter what changed, and has it draft below the likely outcomes of what is being verified."""
         requests = [
             AheadRequest(
-                item, self._num_nodes(table, item.session), table.max_assumed, MAX_OUTCOMES,
+                item, self._num_nodes(table, item.session), table.max_assumed, self.planner.current.outcomes,
                 left=partial(table.news.leaves, item.session),
             )
             for item in verifying
         ]  # fmt: skip
         sessions = [item.session for item in verifying]
         start_ns = time.perf_counter_ns()
-        (found,) = await self._guarded(table, changes, [_Call(sessions, self.drafter.draft_ahead, requests)])
-        outcomes: list[list[Draft]] = found or []
-        if sessions:
-            self.counts.took("early", start_ns)
-        self._release_given_up(table, changes)
+        outcomes: list[list[Draft]] = (
+            await self._visit(table, changes, _Call(sessions, self.drafter.draft_ahead, requests)) or []
+        )
+        self.counts.took("early", start_ns)
+        self.planner.drafted("early", len(sessions), (time.perf_counter_ns() - start_ns) / 1e6)
         draft_us = _us_each(start_ns, sum(map(len, outcomes)))
         return [
             _propose(table, session, draft, draft_us)
@@ -216,7 +233,13 @@ def proposed(proposals: Sequence[verify_pb2.Proposal]) -> verify_pb2.SpeculateRe
 
 def _propose(table: SessionTable, session: Session, draft: Draft, draft_us: int) -> verify_pb2.Proposal:
     return table.propose(
-        session, draft.tokens, draft.parents, draft.probabilities, draft.assumed, draft.from_prediction, draft_us,
+        session,
+        draft.tokens,
+        draft.parents,
+        draft.probabilities,
+        draft.assumed,
+        draft.from_prediction,
+        draft_us,
         draft.memo,
     )
 

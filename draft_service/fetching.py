@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import grpc.aio
 
 from outrider import rpc
+from outrider.dialing import Dial
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 
 FETCH_TIMEOUT_S = 60.0
@@ -35,11 +36,14 @@ class FeatureFetcher:
     One task for each session, however often its rows are announced.
     """
 
-    def __init__(self, address: str, drafter_id: str, boot_id: str, deliver: Deliver) -> None:
+    def __init__(
+        self, address: str, drafter_id: str, boot_id: str, deliver: Deliver, dial: Dial = rpc.create_channel
+    ) -> None:
         self._address = address
         self._drafter_id = drafter_id
         self._boot_id = boot_id
         self._deliver = deliver
+        self._dial = dial
         self._channel: grpc.aio.Channel | None = None
         self._ends: dict[Key, int] = {}  # of sessions being fetched for: position after the last row wanted
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,7 +96,7 @@ class FeatureFetcher:
 
     def _connect(self) -> grpc.aio.Channel:
         if self._channel is None:
-            self._channel = rpc.create_channel(self._address, own_connection=True)
+            self._channel = self._dial(self._address, own_connection=True)
         return self._channel
 
 

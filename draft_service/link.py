@@ -16,6 +16,7 @@ from draft_service.fetching import FeatureFetcher, Lost
 from draft_service.news import News
 from draft_service.sessions import SessionTable
 from outrider import rpc
+from outrider.dialing import Dial
 from outrider.errors import (
     BY_STATUS,
     DeadlineExceeded,
@@ -71,6 +72,7 @@ class VerifyLink:
     enlisted: set[str]
     backoff: Backoff = field(default_factory=Backoff)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    dial: Dial = rpc.create_channel
     stats: LinkStats = field(default_factory=LinkStats)
     target: common_pb2.ModelInfo = field(default_factory=common_pb2.ModelInfo)  # of the stream that was enlisted last
     _table: SessionTable | None = None
@@ -119,7 +121,7 @@ class VerifyLink:
         """One stream from dialling to its end; returns why it ended, None when verify just closed it."""
         boot_id = ""
         try:
-            async with rpc.create_channel(self.address) as channel:
+            async with self.dial(self.address) as channel:
                 self._call = call = verify_pb2_grpc.VerifyServiceStub(channel).Speculate()  # pyright: ignore[reportCallIssue]
                 try:
                     enlisted = await self._enlist(call)
@@ -181,7 +183,7 @@ class VerifyLink:
         self.backoff.reset()
         log.info("enlisted", address=self.address, verify_boot_id=enlisted.boot_id)
         arrivals: asyncio.Queue[Arrival] = asyncio.Queue(ROUNDS_IN_FLIGHT)
-        fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted.boot_id, arrivals.put)
+        fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted.boot_id, arrivals.put, self.dial)
         reader = asyncio.create_task(_read(call, arrivals, fetcher, table.news))
         try:
             while True:

@@ -26,9 +26,12 @@ class News:
 
     def leaves(self, session: Session, assumed: Ids) -> bool:
         """Whether a verdict has come for the session that commits something else than `assumed` and what follows it."""
+        rounds = self._rounds
+        if not rounds:
+            return False
         verdicts = [
             verdict
-            for round in self._rounds
+            for round in rounds
             for verdict in round.verdicts
             if (verdict.session, verdict.generation) == session.key
         ]

@@ -26,6 +26,11 @@ class Wishes:
     topk: int | None = None
     num_draft_tokens: int | None = None  # root included
 
+    @property
+    def has_any(self) -> bool:
+        """Whether the request fixes anything."""
+        return any(wish is not None for wish in (self.num_steps, self.topk, self.num_draft_tokens))
+
     @classmethod
     def from_proto(cls, pb: common_pb2.SpeculativeParams) -> Wishes:
         """From the wire, each held to what a drafter can do (1 to MAX_WISH)."""

@@ -185,7 +185,12 @@ class SessionTable:
         session.last_proposal_id += 1
         scores = pack_scores(probabilities)
         session.sent[session.last_proposal_id] = Sent(
-            session.last_proposal_id, len(session.tokens), assumed, tokens, parents, np.frombuffer(scores, np.uint8),
+            session.last_proposal_id,
+            len(session.tokens),
+            assumed,
+            tokens,
+            parents,
+            np.frombuffer(scores, np.uint8),
             memo,
         )
         while len(session.sent) > self._max_kept:

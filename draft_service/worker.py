@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
 from draft_service.link import Identity, VerifyLink
+from outrider.dialing import Dial
 from outrider.errors import StartupError
+from outrider.rpc import create_channel
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, draft_pb2
 
@@ -39,6 +41,7 @@ class Worker:
     def __init__(
         self, addresses: Sequence[str], drafting: Drafting, identity: Identity, *, max_sessions: int,
         resolve: Resolve | None = None, sleep: Sleep = asyncio.sleep, backoff: Callable[[], Backoff] = Backoff,
+        dial: Dial = create_channel,
     ) -> None:  # fmt: skip
         for address in addresses:
             check_address(address)
@@ -48,6 +51,7 @@ class Worker:
         self._max_sessions = max_sessions
         self._resolve = resolve or resolve_address
         self._sleep = sleep
+        self._dial = dial
         self._backoff = backoff
         self._enlisted: set[str] = set()
         self._running: dict[str, _Running] = {}
@@ -103,7 +107,7 @@ class Worker:
             if endpoint not in self._running:
                 link = VerifyLink(
                     endpoint, self._drafting, self._identity, self._max_sessions, self._enlisted,
-                    backoff=self._backoff(), sleep=self._sleep,
+                    backoff=self._backoff(), sleep=self._sleep, dial=self._dial,
                 )  # fmt: skip
                 self._running[endpoint] = _Running(link, asyncio.create_task(link.run(), name=f"link {endpoint}"))
         for endpoint, running in list(self._running.items()):

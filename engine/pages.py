@@ -54,11 +54,12 @@ class PagePool:
         pages = np.asarray(pages, dtype=np.int32)
         if pages.size == 0:
             return
-        if pages.ndim != 1 or pages.min() < 0 or pages.max() >= self.num_pages:
+        ids = pages.tolist()
+        if pages.ndim != 1 or min(ids) < 0 or max(ids) >= self.num_pages:
             raise ValueError(f"page ids must be one row within 0..{self.num_pages - 1}")
         if self._is_free[pages].any():
             raise ValueError(f"page {pages[self._is_free[pages]][0]} is free already")
-        if np.unique(pages).size != pages.size:
+        if len(set(ids)) != pages.size:
             raise ValueError("a page is freed twice in one call")
         # The last one freed is on top of the stack.
         self._free[self._num_free : self._num_free + pages.size] = pages[::-1]

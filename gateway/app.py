@@ -29,7 +29,11 @@ from gateway.service import Gateway
 from outrider.args import GatewayArgs
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
-from outrider.telemetry import announce, configure_logging
+from outrider.serving import is_loopback
+from outrider.telemetry import announce, configure_logging, get_logger
+from outrider.tls import http_context, server_files
+
+log = get_logger(__name__)
 
 KEEP_ALIVE_S = 30
 _BACKLOG = 2048
@@ -141,6 +145,8 @@ def main(args: GatewayArgs) -> int:
     listener, address = listen(args)
     server = _Server(uvicorn_config(app, args), app.state.gateway)
     announce(f"gateway listens on {address}")
+    if args.uds is None and not is_loopback(f"{args.host}:{args.port}") and not (args.api_key or args.api_key_file):
+        log.warning("other machines can reach the gateway without a key (--api-key-file)")
     try:
         server.run(sockets=[listener])
     finally:
@@ -153,12 +159,19 @@ def main(args: GatewayArgs) -> int:
 
 
 def uvicorn_config(app: Starlette, args: GatewayArgs) -> uvicorn.Config:
-    """How the application is served: uvloop, httptools behind our guard, no lines of uvicorn's own."""
+    """How the application is served: uvloop, httptools behind our guard, no lines of uvicorn's own.
+
+    StartupError for a certificate that cannot be used.
+    """
+    files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
+    if files is not None:
+        files.read()
     return uvicorn.Config(
         app, loop="uvloop", lifespan="on", ws="none", log_config=None, access_log=False, server_header=False,
         http=guarded(max_connections=args.max_connections, header_timeout_s=args.receive_timeout_s),
         proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(args.shutdown_grace_s),
+        ssl_context_factory=None if files is None else lambda *_: http_context(files),
     )  # fmt: skip
 
 
@@ -176,7 +189,7 @@ def listen(args: GatewayArgs) -> tuple[socket.socket, str]:
     except OSError as error:
         raise StartupError(f"cannot listen on {args.uds or f'{args.host}:{args.port}'}: {error.strerror}") from error
     host = f"[{args.host}]" if ":" in args.host else args.host
-    return listener, f"http://{host}:{listener.getsockname()[1]}"
+    return listener, f"http{'s' if args.ssl_certfile else ''}://{host}:{listener.getsockname()[1]}"
 
 
 def _remove_dead_socket(path: Path) -> None:

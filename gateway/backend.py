@@ -18,7 +18,7 @@ import grpc.aio
 
 from gateway.merge import merge
 from gateway.replicas import Replica, ReplicaSet
-from outrider.errors import DeadlineExceeded, ResourceExhausted, Unavailable
+from outrider.errors import ENGINE_FAILED, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from outrider.rpc import error_from_rpc
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
@@ -26,6 +26,7 @@ from outrider.wire import pack_ids, unpack_ids
 
 log = get_logger(__name__)
 
+_MAX_ENGINES = 2  # that may fail while they compute a request: it may be the cause, and must not go through them all
 _BREAKS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 
@@ -41,7 +42,11 @@ class RetryPolicy:
 
 
 class _Broken(Exception):
-    """The stream ended before the output did; another replica may go on."""
+    """The stream ended before the output did; another replica may go on. `engine`: since the engine failed."""
+
+    def __init__(self, reason: str, *, engine: bool = False) -> None:
+        super().__init__(reason)
+        self.engine = engine
 
 
 class Backend:
@@ -97,7 +102,7 @@ class Backend:
                             return
                 route.failed(replica, "the stream ended before the output")
             except _Broken as error:
-                route.failed(replica, str(error))
+                route.failed(replica, str(error), engine=error.engine)
             except ResourceExhausted as error:
                 route.refused(replica, error)
             if len(given) > 1 and progress:
@@ -120,6 +125,7 @@ class _Route:
         self._replicas = replicas
         self._retry = retry
         self._failures = 0  # in a row
+        self._engines = 0  # that failed, in all
         self._numerics_id: str | None = None
         self._full: list[Replica] = []
         self._refusal: ResourceExhausted | None = None
@@ -129,7 +135,7 @@ class _Route:
         """A route for one choice that goes on from here."""
         route = _Route(self._replicas, self._retry, self.deadline, self._prompt_tokens)
         route._failures, route._numerics_id = self._failures, self._numerics_id
-        route._give_up_at = self._give_up_at
+        route._give_up_at, route._engines = self._give_up_at, self._engines
         return route
 
     async def next_replica(self) -> Replica:
@@ -170,13 +176,16 @@ class _Route:
         if response.HasField("start"):
             self._numerics_id = self._numerics_id or response.start.numerics_id
 
-    def failed(self, replica: Replica, reason: str) -> None:
-        """The call broke. Unavailable when that happened too often in a row."""
+    def failed(self, replica: Replica, reason: str, *, engine: bool = False) -> None:
+        """The call broke. Unavailable when that happened too often in a row, Internal when engines fail on it."""
         self._replicas.broke(replica)
         self._count_failure()
         log.warning("a generate call broke", address=replica.address, reason=reason, failures=self._failures)
         if self._failures > self._retry.max_failures:
             raise Unavailable("The verify services failed on this request.")
+        self._engines += engine
+        if self._engines >= _MAX_ENGINES:
+            raise Internal("The engines of several verify services failed while they computed this request.")
 
     def refused(self, replica: Replica, error: ResourceExhausted) -> None:
         """The replica is full. A new request tries the others and is refused; one under way waits its turn."""
@@ -208,7 +217,8 @@ async def _call(
             yield response
     except grpc.aio.AioRpcError as error:
         if error.code() in _BREAKS:
-            raise _Broken(error.details() or error.code().name) from error
+            engine = error_from_rpc(error).code == ENGINE_FAILED
+            raise _Broken(error.details() or error.code().name, engine=engine) from error
         raise error_from_rpc(error) from error
     finally:
         replica.outstanding -= 1

@@ -11,6 +11,7 @@ import msgspec
 from starlette.requests import Request
 
 from gateway.errors import HttpError, from_validation
+from gateway.shown import shown
 from outrider.errors import InvalidArgument
 from outrider.telemetry import get_logger
 
@@ -67,7 +68,7 @@ class BodyDecoder:
         try:
             decoded = msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
-            raise from_validation(error) from None
+            raise from_validation(error, fields) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise _invalid_json() from None
         for name in fields.keys() - set(kind.__struct_fields__):
@@ -77,7 +78,9 @@ class BodyDecoder:
     def _unknown(self, name: str) -> None:
         name = name[:64].encode(errors="replace").decode()
         if self._strict:
-            raise InvalidArgument("The body has an unknown field.", field=name, code="unknown_parameter")
+            raise InvalidArgument(
+                f"The body has an unknown field, {shown(name)}.", field=name, code="unknown_parameter"
+            )
         self._on_unknown()
         if name not in self._logged and len(self._logged) < _MAX_LOGGED_FIELDS:
             self._logged.add(name)

@@ -22,6 +22,7 @@ from gateway.plan import Prompt, Report, check_stream_options, make_plan, refuse
 from gateway.responses import AssistantMessage, ChatChoice, ChatCompletion, Usage
 from gateway.schemas import ChatCompletionRequest, Prediction
 from gateway.service import Gateway, Ready, gateway_of
+from gateway.shown import shown
 from outrider.errors import InvalidArgument
 
 
@@ -94,7 +95,9 @@ async def begin_chat(gateway: Gateway, body: ChatCompletionRequest, ready: Ready
 async def _encode_prediction(prediction: Prediction, ready: Ready) -> list[int]:
     """Ids of the predicted text, cut at the context: it is only a hint."""
     if prediction.type != "content":
-        raise InvalidArgument("The only type is 'content'.", field="prediction.type", code="invalid_value")
+        raise InvalidArgument(
+            f"The only type is 'content', not {shown(prediction.type)}.", field="prediction.type", code="invalid_value"
+        )
     content = prediction.content
     text = content if isinstance(content, str) else text_of(content, "prediction.content")
     return await ready.codec.encode_plain(text[: ready.codec.max_chars])

@@ -10,6 +10,7 @@ import msgspec
 from gateway.json_schema import JSON_STYLE, check_depth
 from gateway.reasoning import ReasoningFormat
 from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
+from gateway.shown import shown
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
 
@@ -24,8 +25,9 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
         return common_pb2.Grammar(json_object=True)
     if given.type != "json_schema":
         raise InvalidArgument(
-            "The types are 'text', 'json_object' and 'json_schema'.", field="response_format.type", code="invalid_value"
-        )
+            f"The types are 'text', 'json_object' and 'json_schema', not {shown(given.type)}.",
+            field="response_format.type", code="invalid_value",
+        )  # fmt: skip
     schema: Any = (given.json_schema or {}).get("schema")
     if not isinstance(schema, dict):
         raise InvalidArgument(

@@ -12,6 +12,7 @@ from gateway.offload import offload
 from gateway.schemas import ChatCompletionRequest
 from gateway.service import Ready
 from gateway.shield import Cover
+from gateway.shown import shown
 from gateway.tokenizer import TextCodec
 from gateway.tool_prompt import described
 from outrider.errors import InvalidArgument
@@ -106,10 +107,12 @@ def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:
             f"chat_template_kwargs takes at most {_MAX_TEMPLATE_KWARGS} strings, numbers and booleans.",
             field="chat_template_kwargs", code="invalid_value",
         )  # fmt: skip
-    if any(name in _RESERVED or name.endswith("_token") or not name.isidentifier() for name in kwargs):
-        raise InvalidArgument(
-            "chat_template_kwargs has a name that is not allowed.", field="chat_template_kwargs", code="invalid_value"
-        )
+    for name in kwargs:
+        if name in _RESERVED or name.endswith("_token") or not name.isidentifier():
+            raise InvalidArgument(
+                f"chat_template_kwargs has a name that is not allowed, {shown(name)}.",
+                field="chat_template_kwargs", code="invalid_value",
+            )  # fmt: skip
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     return kwargs

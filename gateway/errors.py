@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object and HTTP status, in one place. What a client sent is never repeated to it.
+"""Every failure as OpenAI's error object and HTTP status, in one place. Messages name field, value and limit.
 
 Verify's statuses arrive as OutriderError (outrider.errors has the table); what only HTTP knows is HttpError.
 """
@@ -12,6 +12,7 @@ from http import HTTPStatus
 
 import msgspec
 
+from gateway.shown import found_at
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unimplemented
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 502: "server_error", 503: "server_error", 504: "server_error"}
@@ -85,7 +86,8 @@ def failure(error: BaseException) -> Failure:
     return Failure(status, msgspec.json.encode(ErrorEnvelope(body)), headers)
 
 
-# msgspec's messages hold types, bounds and a path; `Invalid enum value 'x'` and its like hold input and are replaced.
+# msgspec's messages hold types, bounds and a path; `Invalid enum value 'x'` and its like may hold long input and are
+# replaced.
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:\$|key in \$)\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 _BOUND = re.compile(r"^Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<sign>[<>]=?) (?P<bound>[-+.e\d]+)$")
@@ -93,8 +95,8 @@ _WRONG_TYPE = re.compile(r"^Expected `[\w |]+`, got `\w+`$")
 _NAMES = {"int": "integer", "float": "decimal", "str": "string"}
 
 
-def from_validation(error: msgspec.ValidationError) -> InvalidArgument:
-    """OpenAI's code and `param` for a body of the wrong shape."""
+def from_validation(error: msgspec.ValidationError, body: object) -> InvalidArgument:
+    """OpenAI's code and `param` for a body of the wrong shape; `body` is what was read."""
     found = _PATH.match(str(error))
     what, path = (found["what"], found["path"] or None) if found else ("", None)
     if missing := _MISSING.match(what):
@@ -103,11 +105,14 @@ def from_validation(error: msgspec.ValidationError) -> InvalidArgument:
             f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter"
         )
     where = f"'{path}'" if path else "the body"
+    value = found_at(body, path) if path else ""
     if bound := _BOUND.match(what):
-        return InvalidArgument(f"Invalid value for {where}: {_lower_first(what)}.", field=path, code=_bound_code(bound))
+        return InvalidArgument(
+            f"Invalid value for {where}: {_lower_first(what)}{value}.", field=path, code=_bound_code(bound)
+        )
     if _WRONG_TYPE.match(what):
         return InvalidArgument(f"Invalid type for {where}: {_lower_first(what)}.", field=path, code="invalid_type")
-    return InvalidArgument(f"Invalid value for {where}.", field=path, code="invalid_value")
+    return InvalidArgument(f"Invalid value for {where}{value and ':' + value[5:]}.", field=path, code="invalid_value")
 
 
 def _bound_code(bound: re.Match[str]) -> str:

@@ -12,8 +12,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import HttpError, failure
 from gateway.exchange import ABORT_EXTENSION
+from outrider.telemetry import Throttle, get_logger
+
+log = get_logger(__name__)
 
 MAX_HEADER_BYTES = 32 * 1024
+_lines = Throttle()
 
 
 class _Refused(Exception):
@@ -32,6 +36,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal: HttpError | None = None
+        self._spoke = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Refuses the connection past the limit; starts the clock for its first request."""
@@ -42,8 +47,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clock."""
+        """Stops the clock; tells of who asked for nothing, as scanners of ports do."""
         self._stop_timer()
+        if not self._spoke and self._refusal is None and _lines.allows():
+            log.info("a connection ended without a request", peer=self.client)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -59,7 +66,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins: its headers have a limited time."""
         super().on_message_begin()
-        self._in_headers = True
+        self._spoke = self._in_headers = True
         self._header_bytes = 0
         self.scope["extensions"] = {ABORT_EXTENSION: {"call": self.transport.abort}}
         if self._header_timer is None:
@@ -87,6 +94,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, error: HttpError) -> None:
         self._refusal = error
         self._stop_timer()
+        if _lines.allows():
+            log.warning("refused a connection", peer=self.client, status=error.http_status, reason=error.message)
         failed = failure(error)
         headers = [
             b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(failed.body),

@@ -13,7 +13,8 @@ from gateway.plan import Prompt, make_plan
 from gateway.responses import ModelCard, ModelList
 from gateway.schemas import SamplingFields
 from gateway.service import Ready, gateway_of
-from outrider.errors import NotFound, Unavailable
+from gateway.shown import no_such_model
+from outrider.errors import Unavailable
 from outrider.metrics import CONTENT_TYPE
 
 
@@ -30,7 +31,7 @@ async def get_model(request: Request) -> ASGIApp:
     """GET /v1/models/{id}."""
     ready = gateway_of(request).ready()
     if request.path_params["model"] not in ready.names:
-        raise NotFound("The model does not exist.", field="model", code="model_not_found")
+        raise no_such_model(request.path_params["model"], ready.model_name)
     return json_response(_card(ready))
 
 

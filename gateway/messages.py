@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from gateway.schemas import ContentPart, Message
+from gateway.shown import not_text
 from gateway.tool_schemas import ToolCall
 from outrider.errors import InvalidArgument
 
@@ -62,7 +63,7 @@ def text_of(parts: list[ContentPart], path: str) -> str:
 
 def _part_text(part: ContentPart, path: str) -> str:
     if part.type not in ("text", "refusal"):
-        raise InvalidArgument("This server reads only text parts.", field=f"{path}.type", code="unsupported_content")
+        raise not_text(part.type, f"{path}.type")
     text = part.text if part.type == "text" else part.refusal
     if text is None:
         raise _missing(f"{path}.{part.type}")

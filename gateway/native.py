@@ -131,8 +131,10 @@ def _ids(body: GenerateRequest, num_prompts: int, fallback: str) -> list[str]:
     ids = [body.rid] if isinstance(body.rid, str) else body.rid
     if len(ids) != num_prompts:
         raise _wrong_number("rid")
-    if any(len(id) > 256 for id in ids):
-        raise InvalidArgument("A rid has at most 256 characters.", field="rid", code="string_above_max_length")
+    if (longest := max(map(len, ids), default=0)) > 256:
+        raise InvalidArgument(
+            f"A rid has at most 256 characters, not {longest}.", field="rid", code="string_above_max_length"
+        )
     return ids
 
 

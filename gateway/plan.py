@@ -16,6 +16,7 @@ from gateway.schemas import (
     SamplingFields,
     SpeculativeOptions,
 )
+from gateway.shown import no_such_token, shown
 from gateway.text_stream import OutputRules
 from gateway.tokenizer import TextCodec, too_long
 from outrider.errors import InvalidArgument
@@ -155,7 +156,10 @@ def _above_max(message: str) -> InvalidArgument:
 def sampling_params(fields: SamplingFields, max_tokens: int | None, info: ServerInfo) -> SamplingParams:
     """The distribution and its end; a seed is drawn when none is given, so that any replica can go on."""
     if max_tokens is not None and (fields.min_tokens or 0) > max_tokens:
-        raise InvalidArgument("min_tokens is above max_tokens.", field="min_tokens", code="invalid_value")
+        raise InvalidArgument(
+            f"min_tokens is {fields.min_tokens}, above max_tokens, {max_tokens}.",
+            field="min_tokens", code="invalid_value",
+        )  # fmt: skip
     given: dict[str, Any] = {
         name: value
         for name in ("temperature", "min_p", "min_tokens", "ignore_eos", "presence_penalty", "frequency_penalty",
@@ -177,8 +181,12 @@ def sampling_params(fields: SamplingFields, max_tokens: int | None, info: Server
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
     """Keys are token ids in decimal."""
-    if not all(key.isascii() and key.isdigit() and len(key) < 11 for key in given):
-        raise InvalidArgument("The keys of logit_bias must be token ids.", field="logit_bias", code="invalid_value")
+    for key in given:
+        if not (key.isascii() and key.isdigit() and len(key) < 11):
+            raise InvalidArgument(
+                f"The keys of logit_bias must be token ids; {shown(key)} is none.",
+                field="logit_bias", code="invalid_value",
+            )  # fmt: skip
     return {int(key): bias for key, bias in given.items()}
 
 
@@ -199,7 +207,7 @@ def _check_prompt(prompt: Prompt, max_tokens: int | None, context_length: int, v
     if len(prompt.ids) + (max_tokens or 1) > context_length:
         raise too_long(context_length, len(prompt.ids), max_tokens, prompt.field)
     if max(prompt.ids) >= vocab_size:
-        raise InvalidArgument(f"Token ids are from 0 to {vocab_size - 1}.", field=prompt.field, code="invalid_value")
+        raise no_such_token(max(prompt.ids), vocab_size, prompt.field)
 
 
 _NO_OPTIONS = SpeculativeOptions()
@@ -218,7 +226,7 @@ def speculative_params(options: SpeculativeOptions) -> common_pb2.SpeculativePar
         algorithm = ALGORITHMS.get(options.algorithm.upper())
         if algorithm is None:
             raise InvalidArgument(
-                f"Unknown algorithm; it must be one of {', '.join(ALGORITHMS)}.",
+                f"Unknown algorithm {shown(options.algorithm)}; it must be one of {', '.join(ALGORITHMS)}.",
                 field="speculative.algorithm", code="invalid_value",
             )  # fmt: skip
         made.algorithm = algorithm
@@ -292,6 +300,6 @@ def refuse_unsupported(request: Refusable) -> None:
     for name, asked in _REFUSED[type(request)].items():
         if asked(request):
             raise InvalidArgument(
-                f"This server does not support this value of '{name}'.{_HINTS.get(name, '')}",
+                f"This server does not support '{name}': {shown(getattr(request, name))}.{_HINTS.get(name, '')}",
                 field=name, code="unsupported_value",
             )  # fmt: skip

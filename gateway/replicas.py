@@ -1,7 +1,7 @@
 """The verify services behind this gateway: their addresses, which of them serve, and which takes the next call.
 
-An address may be a DNS name for several; it is looked up again and again. Each replica is asked for its server info
-every second, and at once when a call to it broke.
+An address may be a DNS name for several, or `file:PATH` of a file with one on each line; these are looked up again and
+again. Each replica is asked for its server info every second, and at once when a call to it broke.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import random
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import grpc.aio
 
 from gateway.affinity import PrefixMap, block_keys
+from outrider.dialing import Dial
 from outrider.errors import ResourceExhausted, Unavailable
 from outrider.rpc import create_channel, error_from_rpc
 from outrider.telemetry import get_logger
@@ -27,6 +29,7 @@ from outrider.wire import WIRE_VERSION
 log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
+_FILE = "file:"
 _SLACK = 4  # sessions: what a prefill that is saved is worth, about
 ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
 
@@ -77,8 +80,9 @@ class Replica:
 class ReplicaSet:
     """Keeps the list of replicas and their state; `start` and `close` frame its life."""
 
-    def __init__(self, addresses: Iterable[str], times: ProbeTimes | None = None) -> None:
+    def __init__(self, addresses: Iterable[str], times: ProbeTimes | None = None, dial: Dial = create_channel) -> None:
         self._addresses = tuple(addresses)
+        self._dial = dial
         self._times = times or ProbeTimes()
         self._replicas: dict[str, Replica] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -177,9 +181,14 @@ class ReplicaSet:
             self._set_addresses(await self._resolve())
 
     async def _resolve(self) -> set[str]:
-        """Every concrete address now; a name that cannot be looked up keeps what it had."""
+        """Every concrete address now; a name or file that cannot be looked up keeps what it had."""
         found: set[str] = set()
-        for address in self._addresses:
+        try:
+            addresses = [listed for address in self._addresses for listed in _listed(address)]
+        except (OSError, UnicodeError) as error:
+            log.warning("cannot read verify addresses", error=str(error))
+            return set(self._replicas)
+        for address in addresses:
             if not _is_name(address):
                 found.add(address)
                 continue
@@ -194,7 +203,7 @@ class ReplicaSet:
 
     def _set_addresses(self, addresses: set[str]) -> None:
         for address in addresses - self._replicas.keys():
-            channel = create_channel(address)
+            channel = self._dial(address)
             replica = Replica(address, channel, verify_pb2_grpc.VerifyServiceStub(channel))
             replica.watch = asyncio.create_task(self._keep_watching(replica))
             self._replicas[address] = replica
@@ -262,8 +271,16 @@ def _differs(replica: Replica, numerics_id: str | None) -> bool:
     return numerics_id is not None and replica.info is not None and replica.info.model.numerics_id != numerics_id
 
 
+def _listed(address: str) -> list[str]:
+    """The address, or those in the file that it names."""
+    if not address.startswith(_FILE):
+        return [address]
+    lines = Path(address.removeprefix(_FILE)).read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
 def _is_name(address: str) -> bool:
-    """Whether an address holds a host name that DNS may know."""
+    """Whether an address is a file of addresses, or holds a host name that DNS may know."""
     if address.startswith(("unix:", "unix-abstract:")):
         return False
     try:

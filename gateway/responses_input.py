@@ -14,6 +14,7 @@ from gateway.responses_schemas import (
     ResponsesToolChoice,
 )
 from gateway.schemas import ChatCompletionRequest, ContentPart, Message, ResponseFormat, SamplingFields
+from gateway.shown import not_text, shown
 from gateway.tool_schemas import (
     AllowedTools,
     FunctionCall,
@@ -49,7 +50,9 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     for name, asked in _REFUSED.items():
         if asked(body):
             raise InvalidArgument(
-                f"This server does not support this value of '{name}'.", field=name, code="unsupported_value"
+                f"This server does not support '{name}': {shown(getattr(body, name))}.",
+                field=name,
+                code="unsupported_value",
             )
     for index, value in enumerate(body.include or ()):
         if value not in _INCLUDABLE:
@@ -104,7 +107,7 @@ def _messages(body: ResponsesRequest) -> list[Message]:
         elif kind == "function_call_output":
             made.append(_output(item, path))
         else:
-            raise InvalidArgument("This server does not take items of this type.", field=f"{path}.type",
+            raise InvalidArgument(f"This server does not take items of the type {shown(kind)}.", field=f"{path}.type",
                                   code="unsupported_value")  # fmt: skip
         if reasoning and made and made[-1].role == "assistant":
             made[-1].reasoning_content = "\n".join(reasoning)
@@ -131,8 +134,7 @@ def _content(content: InputContent, path: str) -> str | list[ContentPart]:
     for index, part in enumerate(content):
         kind = _TEXT_TYPES.get(part.type)
         if kind is None:
-            raise InvalidArgument("This server reads only text parts.", field=f"{path}[{index}].type",
-                                  code="unsupported_content")  # fmt: skip
+            raise not_text(part.type, f"{path}[{index}].type")
         made.append(ContentPart(type=kind, text=part.text, refusal=part.refusal))
     return made
 
@@ -182,8 +184,10 @@ def _tools(tools: Sequence[ResponsesTool] | None) -> list[Tool] | None:
     made: list[Tool] = []
     for index, tool in enumerate(tools):
         if tool.type != "function":
-            raise InvalidArgument("This server knows only tools of type 'function'.", field=f"tools[{index}].type",
-                                  code="unsupported_value")  # fmt: skip
+            raise InvalidArgument(
+                f"This server knows only tools of type 'function', not {shown(tool.type)}.",
+                field=f"tools[{index}].type", code="unsupported_value",
+            )  # fmt: skip
         if tool.name is None:
             raise _missing(f"tools[{index}].name")
         function = FunctionDefinition(

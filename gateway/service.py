@@ -23,11 +23,13 @@ from gateway.offload import offload
 from gateway.plan import Plan
 from gateway.reasoning import ReasoningFormat, reasoning_format
 from gateway.replicas import ProbeTimes, ReplicaSet, ServerInfo
+from gateway.shown import no_such_model
 from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec, TokenizerFiles
 from gateway.tool_parsers.formats import ToolFormat, tool_format
 from outrider.args import GatewayArgs
-from outrider.errors import InvalidArgument, NotFound, StartupError, Unavailable
+from outrider.dialing import dialer_of
+from outrider.errors import InvalidArgument, StartupError, Unavailable
 from outrider.model_name import default_model_name
 from outrider.telemetry import get_logger
 
@@ -68,8 +70,9 @@ class Gateway:
         on_failure: Callable[[StartupError], None] | None = None,
     ) -> None:  # fmt: skip
         self.args = args
-        self.replicas = ReplicaSet(args.verify_address, probe)
-        self.backend = Backend(self.replicas, retry)
+        self.replicas = ReplicaSet(args.verify_address, probe, dialer_of(args, args.verify_address, args.token_file))
+        patience = RetryPolicy(max_failures=args.max_failovers, patience_s=args.failover_patience_s)
+        self.backend = Backend(self.replicas, retry or patience)
         self.metrics = Metrics(self.replicas)
         self.decoder = BodyDecoder(strict_fields=args.strict_fields, on_unknown=self.metrics.unknown_fields.inc)
         tool_format(args.tool_call_parser, None)  # a name that is not known ends the start
@@ -153,7 +156,7 @@ class Gateway:
         """As `ready`, for a request that names a model: NotFound for another, ResourceExhausted when all is full."""
         ready = self.ready()
         if model is not None and model not in ready.names:
-            raise NotFound("The model does not exist.", field="model", code="model_not_found")
+            raise no_such_model(model, ready.model_name)
         self.backend.check_room()
         return ready
 

@@ -13,6 +13,7 @@ from gateway.exchange import json_response
 from gateway.offload import offload
 from gateway.schemas import ChatCompletionRequest, Message, TokenId
 from gateway.service import Ready, gateway_of
+from gateway.shown import no_such_token
 from gateway.tool_schemas import Tools
 from outrider.errors import InvalidArgument
 
@@ -117,7 +118,7 @@ async def detokenize(request: Request) -> ASGIApp:
 
 def _decode(ids: list[int], ready: Ready, skip_special: bool) -> str:
     most = ready.info.model.vocab_size
-    if any(token >= most for token in ids):
-        raise InvalidArgument(f"Token ids are from 0 to {most - 1}.", field="tokens", code="invalid_value")
+    if max(ids, default=0) >= most:
+        raise no_such_token(max(ids), most, "tokens")
     detokenizer = ready.codec.detokenizer(skip_special=skip_special)
     return "".join(map(detokenizer.push, ids)) + detokenizer.finish()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gateway.json_schema import check_depth, moved
+from gateway.shown import shown
 from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
 from outrider.errors import InvalidArgument
 
@@ -66,7 +67,9 @@ def plan_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel
     for index, tool in enumerate(tools):
         if by_name.setdefault(tool.function.name, tool) is not tool:
             field = f"tools[{index}].function.name"
-            raise InvalidArgument("Two tools have one name.", field=field, code="invalid_value")
+            raise InvalidArgument(
+                f"Two tools have the name {shown(tool.function.name)}.", field=field, code="invalid_value"
+            )
         check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
     mode, allowed = _choose(choice, by_name)
     return ToolPlan(allowed, mode, parallel is not False)
@@ -95,7 +98,7 @@ def _allowed(given: Sequence[NamedTool], by_name: Mapping[str, Tool]) -> tuple[T
 
 def _named(name: str, by_name: Mapping[str, Tool], field: str) -> Tool:
     if name not in by_name:
-        raise InvalidArgument("The function is not among the tools.", field=field, code="invalid_value")
+        raise InvalidArgument(f"The function {shown(name)} is not among the tools.", field=field, code="invalid_value")
     return by_name[name]
 
 

@@ -93,6 +93,11 @@ def _train(words: list[str]) -> int:
     return _load("training.app").main(words)
 
 
+def _drafters(words: list[str]) -> int:
+    """`outrider drafters ACTION ...`."""
+    return _load("outrider.drafters").run(words)
+
+
 def _version(words: list[str]) -> int:
     print(f"outrider {outrider.__version__} (wire version {WIRE_VERSION})")
     return 0
@@ -109,6 +114,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "gateway": _of(GatewayArgs, "gateway.app"),
     },
     "more": {
+        "drafters": Command("Manage a verify service's drafters: list, drain, disable, enable.", _drafters),
         "health": _of(HealthArgs, "outrider.health"),
         "convert": _of(ConvertArgs, "engine.convert"),
         "train": Command("Make draft heads: `outrider train` lists the steps.", _train),

@@ -29,8 +29,16 @@ def log_level() -> str:
     return level
 
 
-def early_proposals() -> bool:
-    """OUTRIDER_ENABLE_SPEC_V2, or SGLang's name for it: draft for a step's likely outcomes while it runs."""
+def early_proposals() -> bool | None:
+    """OUTRIDER_ENABLE_SPEC_V2, or SGLang's name for it: draft for a step's likely outcomes while it runs.
+
+    None, for `auto` and where neither is set: where that is found to pay.
+    """
+    ours, theirs = (
+        os.environ.get(name, "").strip().lower() for name in ("OUTRIDER_ENABLE_SPEC_V2", "SGLANG_ENABLE_SPEC_V2")
+    )
+    if ours == "auto" or not (ours or theirs):
+        return None
     return flag("OUTRIDER_ENABLE_SPEC_V2", sglang_spec_v2())
 
 

@@ -18,6 +18,9 @@ from __future__ import annotations
 
 import grpc
 
+# The code of Unavailable where a verify service's engine has failed: its sessions may have been the cause.
+ENGINE_FAILED = "engine_failed"
+
 
 class OutriderError(Exception):
     """A failure with a status. `field` names the request field at fault, `code` is OpenAI's error code."""

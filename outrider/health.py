@@ -11,6 +11,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.args import HealthArgs
+from outrider.dialing import Dial, Dialer
 from outrider.rpc import create_channel
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -26,14 +27,15 @@ def main(args: HealthArgs) -> int:
 
 async def _ask_all(args: HealthArgs) -> list[str]:
     """What is wrong, in words."""
-    calls = [grpc_health(address, args.timeout_s) for address in args.address]
+    dial = Dialer(tls=args.verify_tls, server_name=args.verify_ssl_server_name)
+    calls = [grpc_health(address, args.timeout_s, dial) for address in args.address]
     calls += [asyncio.to_thread(http_health, url, args.timeout_s) for url in args.url]
     return [wrong for wrong in await asyncio.gather(*calls) if wrong is not None]
 
 
-async def grpc_health(address: str, timeout_s: float) -> str | None:
+async def grpc_health(address: str, timeout_s: float, dial: Dial = create_channel) -> str | None:
     """None when the gRPC server at `address` says SERVING; else what it says instead."""
-    async with create_channel(address) as channel:
+    async with dial(address) as channel:
         try:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

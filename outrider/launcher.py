@@ -7,6 +7,7 @@ import contextlib
 import json
 import shutil
 import socket
+import ssl
 import sys
 import tempfile
 import time
@@ -14,6 +15,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -21,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.auth import Metadata, TokenFile, token_file
 from outrider.errors import StartupError
 from outrider.flags import Args
 from outrider.model_name import default_model_name
@@ -33,6 +36,7 @@ _END_MARGIN_S = 5.0  # beside the grace that running requests get
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 0.5
 _CALL_TIMEOUT_S = 10.0
+_NO_TLS: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None}
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it ended meanwhile; the next one is asked again
 # A child that starts is looked for often; outrider.rpc's back-off suits lost peers.
 _PROBE_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
@@ -80,8 +84,9 @@ async def serve(
     port = choose_port(args.host, args.port)
     metrics = choose_metrics_ports(args)
     features = await features_of(args, command)
+    tokens = token_file(args.token_file, "--token-file")
     folder = make_runtime_dir()
-    verify = args.grpc_address or f"unix:{folder}/verify.sock"
+    verify = f"unix:{folder}/verify.sock"
     supervisor = Supervisor(
         parts_of(args, verify, f"unix:{folder}/draft.sock", port, command, features=features, metrics=metrics),
         startup_timeout_s=args.startup_timeout_s,
@@ -89,8 +94,8 @@ async def serve(
     )
 
     async def report() -> None:
-        model = args.served_model_name or await model_name(verify)
-        url = f"http://{_url_host(args.host)}:{port}"
+        model = args.served_model_name or await model_name(verify, tokens.metadata() if tokens is not None else ())
+        url = f"http{'s' if args.ssl_certfile else ''}://{_url_host(args.host)}:{port}"
         await when_ready(Served(url, model, supervisor.stop, metrics_of(args, url, metrics)))
 
     try:
@@ -112,7 +117,7 @@ async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:
         return args.features
     if (args.speculative_algorithm or "NONE").upper() not in HEAD_ALGORITHMS:
         return "none"
-    words = command(_draft_args(args, describe=True))
+    words = command(_draft_args(args, describe=True, **_NO_TLS))
     process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=PIPE, env=env.for_child())
     out, complaint = await process.communicate()
     if process.returncode != 0:
@@ -139,13 +144,17 @@ def parts_of(
     metrics: the ports of verify's and of draft's; the gateway's are where its HTTP is.
     """
     verify_port, draft_port = metrics or (None, None)
-    target = args.part(VerifyArgs, listen=verify, features=features, metrics_port=verify_port)
+    tokens = token_file(args.token_file, "--token-file")
+    target = args.part(
+        VerifyArgs, listen=verify, features=features, metrics_port=verify_port, **({} if args.grpc_is_tls else _NO_TLS)
+    )
     parts = [_part(target, lambda: wait_serving(verify), command)]
     if args.drafts:
-        own = _draft_args(args, listen=draft, verify_address=(verify,), metrics_port=draft_port)
-        parts.append(_part(own, lambda: wait_enlisted(draft), command, disposable=True))
+        own = _draft_args(args, listen=draft, verify_address=(verify,), metrics_port=draft_port, **_NO_TLS)
+        parts.append(_part(own, lambda: wait_enlisted(draft, tokens), command, disposable=True))
     gateway = args.part(GatewayArgs, port=port, verify_address=(verify,), metrics_port=None)
-    return [*parts, _part(gateway, lambda: wait_healthy(_dial_host(args.host), port), command)]
+    tls = None if args.ssl_certfile is None else _any_certificate()
+    return [*parts, _part(gateway, lambda: wait_healthy(_dial_host(args.host), port, tls), command)]
 
 
 def _part(
@@ -169,7 +178,7 @@ async def wait_serving(address: str) -> None:
         await asyncio.sleep(_FIRST_RETRY_S)
 
 
-async def wait_enlisted(address: str) -> None:
+async def wait_enlisted(address: str, tokens: TokenFile | None = None) -> None:
     """Returns once the draft service at `address` serves and its verify service has taken it; waits for ever.
 
     Raises StartupError when verify refuses it.
@@ -179,8 +188,9 @@ async def wait_enlisted(address: str) -> None:
         async with _probe(address) as channel:
             try:
                 info = await draft_pb2_grpc.DraftServiceStub(channel).GetServerInfo(
-                    draft_pb2.DraftServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S
-                )
+                    draft_pb2.DraftServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S,
+                    metadata=tokens.metadata() if tokens is not None else (),
+                )  # fmt: skip
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _GONE:
                     raise
@@ -192,25 +202,36 @@ async def wait_enlisted(address: str) -> None:
             return
 
 
-async def wait_healthy(host: str, port: int) -> None:
-    """Returns once GET /health answers 200; waits for ever."""
+async def wait_healthy(host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+    """Returns once GET /health answers 200, or wants a client certificate, which we have not; waits for ever."""
     async for _ in _retries():
         try:
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
             with contextlib.closing(writer):
                 writer.write(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
                 status = await reader.readline()
+        except ssl.SSLError as error:
+            if "CERTIFICATE_REQUIRED" in str(error):
+                return
+            continue
         except OSError:
             continue  # not listening yet
         if status.split()[1:2] == [b"200"]:
             return
 
 
-async def model_name(address: str) -> str:
+def _any_certificate() -> ssl.SSLContext:
+    """For asking our own child whether it is up; nothing is entrusted to it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+async def model_name(address: str, metadata: Metadata = ()) -> str:
     """The gateway's default name for the model that the verify service at `address` serves."""
     async with _probe(address) as channel:
         info = await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(
-            verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S
+            verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S, metadata=metadata
         )
     return default_model_name(info)
 

@@ -17,10 +17,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import BY_STATUS, Internal, OutriderError, ResourceExhausted, StartupError
-from outrider.telemetry import get_logger
+from outrider.telemetry import Throttle, get_logger
 from outrider.wire import MAX_MESSAGE_BYTES
 
 log = get_logger(__name__)
+
+_unread_lines = Throttle()
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
@@ -40,6 +42,8 @@ _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    # Who connects has so long for TLS and HTTP/2's first frames; a scanner holds a descriptor no longer.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 )
 _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
@@ -51,19 +55,37 @@ _CHANNEL_OPTIONS = (
 )
 
 
-def create_channel(address: str, *, own_connection: bool = False) -> grpc.aio.Channel:
+def create_channel(
+    address: str,
+    *,
+    own_connection: bool = False,
+    credentials: grpc.ChannelCredentials | None = None,
+    server_name: str | None = None,
+) -> grpc.aio.Channel:
     """A channel to `host:port`, `unix:/path` or `unix-abstract:name`; it connects on first use.
 
-    Channels to one address share a connection, unless they ask for their own.
+    Channels to one address share a connection, unless they ask for their own. With credentials it speaks TLS, and the
+    certificate must name `server_name`, or the host where that is None. outrider/dialing.py makes them from flags.
     """
-    own = [("grpc.use_local_subchannel_pool", 1)] if own_connection else []
-    return grpc.aio.insecure_channel(address, options=[*_CHANNEL_OPTIONS, *own])
+    options: list[tuple[str, Any]] = [*_CHANNEL_OPTIONS]
+    if own_connection:
+        options.append(("grpc.use_local_subchannel_pool", 1))
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if server_name is not None:
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def create_server(*, max_concurrent_rpcs: int | None = None) -> grpc.aio.Server:
-    """A server whose handlers may raise OutriderError; anything else becomes INTERNAL without its text."""
+def create_server(
+    *, max_concurrent_rpcs: int | None = None, auth: grpc.aio.ServerInterceptor | None = None
+) -> grpc.aio.Server:
+    """A server whose handlers may raise OutriderError; anything else becomes INTERNAL without its text.
+
+    auth: stands before everything else (outrider/auth.py).
+    """
     return grpc.aio.server(
-        interceptors=[ErrorInterceptor()],
+        interceptors=[*([auth] if auth is not None else []), ErrorInterceptor()],
         options=list(_SERVER_OPTIONS),
         maximum_concurrent_rpcs=max_concurrent_rpcs,
     )
@@ -84,13 +106,20 @@ async def set_serving(servicer: health_aio.HealthServicer, service_names: Sequen
         await servicer.set(name, status)
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
-    """Listens on `address` and returns it with the port that was chosen for port 0. StartupError if it is taken."""
+def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> str:
+    """Listens on `address` and returns it with the port that was chosen for port 0. StartupError if it is taken.
+
+    credentials: those of TLS; Unix sockets, which the file system guards, go without.
+    """
+    is_socket = address.startswith(("unix:", "unix-abstract:"))
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None or is_socket:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise StartupError(f"cannot listen on {address}: {error}") from error
-    if address.startswith(("unix:", "unix-abstract:")):
+    if is_socket:
         return address
     if port == 0:
         raise StartupError(f"cannot listen on {address}")
@@ -133,9 +162,29 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         )
 
 
+class _Unread:
+    """Lives as long as one call's handler: says so when that goes without having been asked.
+
+    gRPC refuses a request over the limits itself, before any handler hears of it; only here does a line tell of it.
+    """
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self.read = False
+
+    def __del__(self) -> None:
+        if not self.read and _unread_lines.allows():
+            log.warning(
+                "a call ended before its request was read: it was over a limit, or given up", method=self._method
+            )
+
+
 def _wrap_unary(behaviour: Callable[..., Awaitable[Any]], method: str) -> Callable[..., Awaitable[Any]]:
+    unread = _Unread(method)
+
     @functools.wraps(behaviour)
     async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        unread.read = True
         try:
             return await behaviour(request, context)
         except Exception as error:
@@ -148,8 +197,11 @@ def _wrap_stream(behaviour: Callable[..., Any], method: str) -> Callable[..., An
     if not inspect.isasyncgenfunction(behaviour):
         return _wrap_unary(behaviour, method)
 
+    unread = _Unread(method)
+
     @functools.wraps(behaviour)
     async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        unread.read = True
         try:
             async for response in behaviour(request, context):
                 yield response

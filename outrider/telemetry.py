@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
+from dataclasses import dataclass, field
 from typing import cast
 
 import structlog
@@ -41,3 +43,22 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 def announce(line: str) -> None:
     """One line for the person at the terminal, on stdout."""
     print(line, flush=True)
+
+
+@dataclass(slots=True)
+class Throttle:
+    """Lets so many log lines a minute through; a flood of strangers fills no disk."""
+
+    lines_a_minute: int = 20
+    suppressed: int = 0
+    _window: float = field(default_factory=time.monotonic)
+    _said: int = 0
+
+    def allows(self) -> bool:
+        """Whether one more line may be written now."""
+        now = time.monotonic()
+        if now - self._window >= 60:
+            self._window, self._said = now, 0
+        self._said += 1
+        self.suppressed += self._said > self.lines_a_minute
+        return self._said <= self.lines_a_minute

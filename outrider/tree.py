@@ -76,10 +76,15 @@ class TokenTree:
     @cached_property
     def depths(self) -> NDArray[np.int32]:
         """int32 [n]: distance from the root, at least 1."""
-        depths = np.empty(len(self), np.int32)
-        for node, parent in enumerate(self.parents.tolist()):
-            depths[node] = 1 if parent == ROOT else depths[parent] + 1
-        return depths
+        depths: list[int] = []
+        for parent in self.parents.tolist():
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return np.array(depths, np.int32)
+
+    @cached_property
+    def depth(self) -> int:
+        """Of the deepest node; 0 without nodes."""
+        return int(self.depths.max(initial=0))
 
     def ancestor_mask(self) -> NDArray[np.bool_]:
         """bool [n+1, n+1]: row r sees itself, its ancestors and the root (row 0)."""
@@ -112,20 +117,20 @@ class TokenTree:
 
         Ties go to the lower index. A child's score counts as at least its parent's, so what is kept is a tree again.
         """
-        within = np.arange(len(self)) if max_depth is None else np.flatnonzero(self.depths <= max_depth)
-        if count >= len(within) == len(self):
+        if count >= len(self) and (max_depth is None or self.depth <= max_depth):
             return self, np.arange(len(self), dtype=np.int32)
+        within = np.arange(len(self)) if max_depth is None else np.flatnonzero(self.depths <= max_depth)
         raised = self.raised(scores)
         best = within[np.argsort(raised[within], kind="stable")[: max(count, 0)]]
         return self.selected(ROOT, np.sort(best))
 
     def raised(self, scores: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """uint8 [n]: each node's score, at least its parent's."""
-        raised = scores.copy()
+        raised = scores.tolist()
         for node, parent in enumerate(self.parents.tolist()):
-            if parent != ROOT:
-                raised[node] = max(raised[node], raised[parent])
-        return raised
+            if parent != ROOT and raised[parent] > raised[node]:
+                raised[node] = raised[parent]
+        return np.array(raised, np.uint8)
 
     def selected(self, root: int, candidates: NDArray[np.integer]) -> tuple[TokenTree, NDArray[np.int32]]:
         """Those of the ascending `candidates` that hang together below `root`, re-rooted there, and their indices."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from google.protobuf.descriptor import FileDescriptor
 
-from outrider.v1 import common_pb2, draft_pb2, verify_pb2
+from outrider.v1 import admin_pb2, common_pb2, draft_pb2, verify_pb2
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,10 +24,11 @@ def test_generated_code_is_current(tmp_path: Path) -> None:
 
 
 def test_the_package_and_its_services_have_their_names() -> None:
-    files: list[FileDescriptor] = [common_pb2.DESCRIPTOR, draft_pb2.DESCRIPTOR, verify_pb2.DESCRIPTOR]
+    files: list[FileDescriptor] = [module.DESCRIPTOR for module in (admin_pb2, common_pb2, draft_pb2, verify_pb2)]
     assert {file.package for file in files} == {"outrider.v1"}
     services = {name: [m.name for m in service.methods] for f in files for name, service in f.services_by_name.items()}
     assert services == {
         "VerifyService": ["Generate", "Speculate", "StreamFeatures", "GetServerInfo", "FlushCache"],
+        "AdminService": ["ListDrafters", "SetDrafterMode", "SetAlgorithm"],
         "DraftService": ["Propose", "AddCorpus", "GetServerInfo"],
     }

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from engine.models.heads.base import Head
@@ -21,7 +22,7 @@ from training.batches import Batch
 from training.data.store import Example
 from training.kinds import Kind
 from training.losses import unrolled
-from training.target_states import States, TargetStates
+from training.target_states import States
 
 CHAIN_STEPS = 3
 
@@ -33,6 +34,16 @@ class Tree:
     num_steps: int = 5
     topk: int = 4
     num_nodes: int = 8
+
+
+class Target(Protocol):
+    """What states come from."""
+
+    device: torch.device
+
+    def __call__(self, conversations: Sequence[np.ndarray]) -> States:
+        """See TargetStates."""
+        ...
 
 
 class Drafting(Protocol):
@@ -85,7 +96,7 @@ class Rounds:
 
 @torch.inference_mode()
 def chain_rounds(
-    network: Drafting, target: TargetStates, examples: Sequence[Example], *, num_steps: int = CHAIN_STEPS,
+    network: Drafting, target: Target, examples: Sequence[Example], *, num_steps: int = CHAIN_STEPS,
     batch_tokens: int = 2048,
 ) -> Rounds:  # fmt: skip
     """With chains of num_steps drafts."""
@@ -115,9 +126,7 @@ def _chain_accepts(kind: Kind, head: Head, batch: Batch, states: States, num_ste
 
 
 @torch.inference_mode()
-def tree_rounds(
-    network: Drafting, target: TargetStates, examples: Sequence[Example], tree: Tree | None = None
-) -> Rounds:
+def tree_rounds(network: Drafting, target: Target, examples: Sequence[Example], tree: Tree | None = None) -> Rounds:
     """With trees, the likeliest nodes of all steps kept (EAGLE-2)."""
     rounds, tree = Rounds(), tree or Tree()
     for example in examples:

@@ -55,10 +55,10 @@ class DataArgs(TargetArgs):
         (), "data", "JSONL file of a benchmark's prompts; nothing that shares eight words in a row with one is asked. "
         "`none` for no such file. Repeatable. Default: MT-bench's, in a source tree.",
     )  # fmt: skip
-    sampled_share: float = arg(0.6, "data", "Share of conversations whose first prompt the target itself makes up.")
+    sampled_share: float = arg(0.5, "data", "Share of conversations whose first prompt the target itself makes up.")
     passage_share: float = arg(0.06, "data", "Share in which the target writes a text and is then asked about it.")
-    greedy_share: float = arg(0.75, "data", "Share of conversations answered at temperature 0; the others at 0.7.")
-    more_turns_share: float = arg(0.35, "data", "Share of conversations that get a second turn.")
+    greedy_share: float = arg(0.9, "data", "Share of conversations answered at temperature 0; the others at 0.7.")
+    more_turns_share: float = arg(0.2, "data", "Share of conversations that get a second turn.")
     share: str = arg(
         "1/1",
         "data",

@@ -101,6 +101,12 @@ class Dataset:
                 yield Batch.of(groups[plan.num_batches - 1])
             plan.epoch, plan.num_batches = plan.epoch + 1, 0
 
+    def once(self) -> Iterator[Batch]:
+        """All batches of the first epoch, the same on every rank."""
+        alone = Dataset(self.folder, seed=self._seed, batch_tokens=self._batch_tokens, max_len=self._max_len)
+        for group in alone._groups(Plan(num_shards=len(shard_paths(self.folder)))):
+            yield Batch.of(group)
+
     def examples(self, num_shards: int, *, held_out: bool) -> list[Example]:
         """Of the first shards, what is trained on or what is held out; cut to max_len."""
         paths = shard_paths(self.folder)

@@ -50,6 +50,7 @@ class SoftCrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Only the sum has one."""
-        d_outputs, d_head = ctx.saved_tensors
-        scale = gradients[0]
-        return d_outputs * scale.to(d_outputs.dtype), None if d_head is None else d_head * scale.to(d_head.dtype), None, None
+        d_outputs, d_head = (
+            saved if saved is None else saved * gradients[0].to(saved.dtype) for saved in ctx.saved_tensors
+        )
+        return d_outputs, d_head, None, None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from engine.loader import resolve_model
 from training.accept_length import chain_rounds, tree_rounds
@@ -11,22 +14,38 @@ from training.args import HeadArgs
 from training.batches import Dataset
 from training.data.store import Example
 from training.network import DraftNetwork
-from training.target_states import TargetStates
+from training.target_states import States, TargetStates
 
 # Trees cost more to measure than chains, and follow them.
 _TREE_SHARE = 4
+
+
+class _Remembered:
+    """A target that computes each batch once; a training measures the same conversations again and again."""
+
+    def __init__(self, target: TargetStates) -> None:
+        self.device = target.device
+        self._target = target
+        self._found: dict[tuple[bytes, ...], States] = {}
+
+    def __call__(self, conversations: Sequence[np.ndarray]) -> States:
+        """See TargetStates."""
+        key = tuple(tokens.tobytes() for tokens in conversations)
+        if key not in self._found:
+            self._found[key] = self._target(conversations)
+        return self._found[key]
 
 
 class Evaluation:
     """Called with a network: accept length of chains and trees, by name."""
 
     def __init__(self, args: HeadArgs, target: TargetStates, dataset: Dataset) -> None:
-        self._target = target
         if args.quantization is not None:  # accept length counts on the target that is served
-            self._target = TargetStates(
-                target.folder, target.features, dtype=args.dtype, device=str(target.device), load_format=args.load_format,
-                max_tokens=args.batch_tokens, max_len=args.max_len, threads=args.threads,
+            target = TargetStates(
+                target.folder, target.features, dtype=args.dtype, device=str(target.device), threads=args.threads,
+                load_format=args.load_format, max_tokens=args.batch_tokens, max_len=args.max_len,
             )  # fmt: skip
+        self._target = _Remembered(target)
         self._batch_tokens = args.batch_tokens
         self._held_out = dataset.held_out(args.eval_conversations)
         self._prompts: list[Example] = []

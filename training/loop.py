@@ -28,6 +28,7 @@ from training.batches import Batch, Dataset
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.evaluation import Evaluation
 from training.export import export
+from training.fitting import LAYER_SHARE, fitted
 from training.frequencies import answer_counts, hot_tokens
 from training.initial import initial_tensors
 from training.kinds import EAGLE, EAGLE3, Kind, make_kind
@@ -38,7 +39,7 @@ from training.plot import plot
 from training.ranks import Ranks, join
 from training.state_store import StateStore, stored_layers
 from training.stopping import Stopping
-from training.target_states import States, TargetStates
+from training.target_states import States, TargetStates, tensor_of
 
 EXPORT_FOLDER = "export"
 # Settings that may change when training goes on.
@@ -132,7 +133,7 @@ class Trainer:
         args, at, count = self.args, self.checkpoint, 0
         for index in range(args.accumulate):
             batch = next(batches).to(self.target.device)
-            states = self.store(batch) if self.store is not None else self.target(batch.conversations)
+            states = self._states(batch)
             last = index == args.accumulate - 1
             with contextlib.nullcontext() if last else _no_sync(self.module):
                 report: Report = self.module(batch, states)
@@ -187,7 +188,22 @@ class Trainer:
         # What a head's stream begins with: EAGLE the last state, EAGLE-3 without norms a state as it is, others 1.
         start = {EAGLE: after, EAGLE3: before if self.args.no_fc_norm else 1.0}.get(self.kind.algorithm, 1.0)
         tensors = initial_tensors(self.kind, self.target, drafted, seed=self.args.seed, stream_scale=start / before)
+        if self.kind.shift:
+            tensors |= self._fitted(tensors)
         return Checkpoint(facts, tensors, drafted)
+
+    def _fitted(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What least squares over the first batches give, and the layer's own outputs made small beside it."""
+        batches = (batch.to(self.target.device) for batch in self.dataset.once())
+        found = fitted(
+            self.kind, ((batch, self._states(batch)) for batch in batches), self.target.vocabulary_rows(EMBEDDING),
+            tensor_of(self.target.folder, "model.norm.weight", self.target.load_format).float(), seed=self.args.seed,
+        )  # fmt: skip
+        small = [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight")) and name not in found]
+        return found | {name: tensors[name] * LAYER_SHARE for name in small}
+
+    def _states(self, batch: Batch) -> States:
+        return self.store(batch) if self.store is not None else self.target(batch.conversations)
 
 
 class _LossModule(nn.Module):

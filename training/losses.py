@@ -146,7 +146,7 @@ def batch_loss(
 
 
 def _going_on(batch: Batch, shift: int, every: int) -> torch.Tensor:
-    """Rows that go on from their own outputs: those before an answer's tokens, one of `every`, others in other batches."""
+    """Rows that go on from their own outputs: of those before an answer's tokens one of `every`, by turns."""
     second = batch.wanted[:, shift + 2 :].any(dim=0).nonzero()[:, 0]
     return second[int(batch.tokens.sum()) % every :: every] if len(second) > every else second
 

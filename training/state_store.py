@@ -56,7 +56,7 @@ class StateFiles:
             raise StartupError(f"{folder} holds states of {found}, not of {facts}; name another --store-states")
 
     def add_shard(self, number: int, conversations: Sequence[tuple[int, torch.Tensor | None]]) -> None:
-        """A new shard's: lengths of its conversations, and each one's first rows [<= length, width], if there are any."""
+        """A new shard's: lengths of its conversations, and of each the first rows [<= length, width], if any."""
         rows, counts = self._paths(number)
         found = [0 if states is None else len(states) for _, states in conversations]
         with _partial(rows).open("wb") as file:

@@ -22,13 +22,15 @@ from engine.pages import PagePool
 from engine.radix_cache import RadixCache
 from engine.runner import ModelRunner, model_shapes
 from engine.threads import share_cores
-from outrider import rpc
+from outrider import rpc, serving
 from outrider.args import VerifyArgs
+from outrider.auth import token_file
+from outrider.cost_table import CostTable
 from outrider.errors import Unavailable
 from outrider.metrics_http import serve_metrics
 from outrider.telemetry import announce, configure_logging, get_logger
-from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from verify_service.brake import CostTable
+from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
+from verify_service import admin
 from verify_service.commands import Inbox, Stop
 from verify_service.device_sampler import DeviceSampler
 from verify_service.drafters import Drafters
@@ -147,10 +149,14 @@ async def _serve(args: VerifyArgs, engine: Engine) -> int:
     inbox = Inbox()
     step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch))
     servicer = build_servicer(args, engine, step_loop, inbox)
-    server = rpc.create_server()
+    admin_tokens = token_file(args.admin_token_file, "--admin-token-file")
+    server = serving.create_server(args, apart=[(admin.PATH, admin_tokens)])
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
-    health = rpc.add_health_and_reflection(server, [SERVICE])
-    address = rpc.bind(server, args.listen)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(
+        admin.AdminServicer(inbox, has_token=admin_tokens is not None), server
+    )
+    health = rpc.add_health_and_reflection(server, [SERVICE, admin.SERVICE])
+    addresses = serving.listen(server, args, args.listen, *([args.grpc_address] if args.grpc_address else []))
     registry = make_registry(step_loop, servicer.totals, servicer.model_name)
     async with serve_metrics(registry, args.metrics_host, args.metrics_port) as metrics_address:
         await server.start()
@@ -160,7 +166,7 @@ async def _serve(args: VerifyArgs, engine: Engine) -> int:
         )
         thread.start()
         await rpc.set_serving(health, [SERVICE], True)
-        announce(f"verify serves {servicer.model_name} at {address}")
+        announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
         if metrics_address is not None:
             announce(f"verify tells metrics at {metrics_address}")
         await stopping.wait()

@@ -11,54 +11,24 @@ committed later tells what a tree would have given (hindsight.py). It costs one 
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.cost_table import CostTable
+
 _ALPHA = 0.1  # weight of a new measurement in a moving average
 _BINS = 16  # scores 0..255 fall in bins of 16: a factor of e in probability each
 _SETTLED = 6  # rounds before a session can be silenced
 _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain steps between probes of a silenced session, at least
 _PROBE_PATIENCE = 16  # plain steps in which a probe must have brought a tree
-_PROBE_SHARE = 0.02  # of the plain steps' time, which what a session has cost may take
+_PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
 _TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
 _OWN_WEIGHT = 4.0  # nodes of its own after which a session counts as much as all others of its drafter
 _FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
 _TAX_WINDOW = 256.0  # told sessions that the tax is averaged over
-
-
-class CostTable:
-    """Milliseconds of a step by its rows, measured, between the points by straight lines."""
-
-    POINTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
-
-    def __init__(self, measured_ms: dict[int, float] | None = None) -> None:
-        self._ms: dict[int, float] = dict(measured_ms or {})
-        self._refresh()
-
-    def observe(self, rows: int, ms: float) -> None:
-        """Takes in a step's time."""
-        point = self.POINTS[min(bisect.bisect_left(self.POINTS, rows), len(self.POINTS) - 1)]
-        known = self._ms.get(point)
-        # One slow step (a page fault, a busy core) moves the table little.
-        self._ms[point] = ms if known is None else known + _ALPHA * (min(ms, 2 * known) - known)
-        self._refresh()
-
-    def ms(self, rows: int | NDArray[np.integer]) -> NDArray[np.float64]:
-        """Expected time of a step with that many rows; 1 where nothing is measured yet."""
-        if not self._xs:
-            return np.ones_like(rows, np.float64)
-        ms = np.interp(rows, self._xs, self._ys)
-        beyond = np.maximum(0, np.asarray(rows) - self._xs[-1])
-        return ms + beyond * (self._ys[-1] / self._xs[-1])
-
-    def _refresh(self) -> None:
-        self._xs = sorted(self._ms)
-        # More rows never cost less: the table is made monotone from the left.
-        self._ys = np.maximum.accumulate([self._ms[x] for x in self._xs]).tolist() if self._xs else []
 
 
 class Acceptance:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2, verify_pb2
-from verify_service.drafters import Drafter
+from verify_service.drafters import Drafter, Drafters
 from verify_service.proposals import Proposal
 from verify_service.session import Session
 
@@ -88,13 +88,23 @@ class FlushCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Administer:
+    """An operator looks at the drafters, or changes what they get; `run` answers by itself and raises nothing."""
+
+    run: Callable[[Drafters], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The thread is to end; sessions that still run get `error`."""
 
     error: Exception
 
 
-Command = Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | ReadFeatures | FlushCache | Stop
+Command = (
+    Submit | Cancel | DrafterJoined | DrafterLeft | ProposalsArrived | Released | ReadFeatures | FlushCache
+    | Administer | Stop
+)  # fmt: skip
 
 
 class Inbox:

@@ -146,6 +146,8 @@ class Committer:
         self._advance(assignment)
 
     def _advance(self, assignment: Assignment) -> None:
+        if not len(assignment.book):
+            return
         session = assignment.session
         for proposal_id in assignment.book.advance(session.committed):
             assignment.drafter.refuse(session.session_id, assignment.generation, proposal_id, Refusal.STALE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -38,6 +39,14 @@ class Untold:
         self.steps += 1
         self.verify_us += step_us
         self.batch_tokens += batch_tokens
+
+
+class Mode(enum.Enum):
+    """What an operator lets a drafter have."""
+
+    ENABLED = "enabled"
+    DRAINING = "draining"  # no new sessions
+    DISABLED = "disabled"  # none
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +125,7 @@ class Drafter:
     replies: ReplyTimes = field(default_factory=ReplyTimes)
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     totals: DraftTotals = field(default_factory=DraftTotals)  # its algorithm's, once it is enlisted
+    mode: Mode = Mode.ENABLED
     refusals_in_a_row: int = 0
     missed_in_a_row: int = 0  # waits that ran out since its last answer
 
@@ -161,6 +171,7 @@ class Drafters:
         self._max_assumed = max_assumed
         self._outbox_bytes = outbox_bytes
         self.totals: collections.defaultdict[int, DraftTotals] = collections.defaultdict(DraftTotals)  # by algorithm
+        self.disabled_algorithms: set[int] = set()  # by the operator
         self._drafters: list[Drafter] = []
         self._by_session: dict[int, Assignment] = {}
         self._generations: dict[int, int] = {}
@@ -203,6 +214,8 @@ class Drafters:
             if wanted in (common_pb2.ALGORITHM_UNSPECIFIED, drafter.algorithm)
             and len(drafter.assignments) < drafter.max_sessions
             and drafter.drafter_id not in barred
+            and drafter.mode is Mode.ENABLED
+            and drafter.algorithm not in self.disabled_algorithms
         ]
         if not session.speculation.enabled or not fitting:
             return None
@@ -233,6 +246,25 @@ class Drafters:
             drafter.outbox.verdict(verdict)
         drafter.outbox.close(session.session_id, assignment.generation, reason)
         drafter.wake()
+
+    def set_mode(self, drafter: Drafter, mode: Mode) -> int:
+        """Lets a drafter have what `mode` says; returns how many sessions were taken from it."""
+        drafter.mode = mode
+        return self._take_back(drafter) if mode is Mode.DISABLED else 0
+
+    def set_algorithm(self, algorithm: int, *, enabled: bool) -> int:
+        """Switches an algorithm on or off; returns how many sessions were taken from its drafters."""
+        if enabled:
+            self.disabled_algorithms.discard(algorithm)
+            return 0
+        self.disabled_algorithms.add(algorithm)
+        return sum(self._take_back(drafter) for drafter in self._drafters if drafter.algorithm == algorithm)
+
+    def _take_back(self, drafter: Drafter) -> int:
+        sessions = [assignment.session for assignment in drafter.assignments.values()]
+        for session in sessions:
+            self.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
+        return len(sessions)
 
     def forget(self, session: Session) -> None:
         """Drops what is remembered of a session that ended."""

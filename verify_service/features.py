@@ -45,21 +45,32 @@ def row_bytes(plane: torch.Tensor) -> int:
 
 def read_rows(plane: torch.Tensor, slots: NDArray[np.int32]) -> common_pb2.Tensor:
     """The rows [len(slots), width] as a wire tensor."""
+    tensor = common_pb2.Tensor()
+    _fill(tensor, plane, slots)
+    return tensor
+
+
+def put_rows(features: common_pb2.FeatureRows, plane: torch.Tensor, first_pos: int, slots: NDArray[np.int32]) -> None:
+    """Fills `features` with the rows, inline, or announced where they are over the inline limit.
+
+    In place: a message that is copied takes as long as its rows once more.
+    """
+    features.first_pos, features.count = first_pos, len(slots)
+    if len(slots) * row_bytes(plane) > INLINE_FEATURE_BYTES:
+        features.announced = True
+    else:
+        _fill(features.rows, plane, slots)
+
+
+def _fill(tensor: common_pb2.Tensor, plane: torch.Tensor, slots: NDArray[np.int32]) -> None:
+    tensor.dtype = DTYPES[plane.dtype]
+    tensor.shape.extend((len(slots), plane.shape[1]))
     if plane.device.type == "cpu":
         # By numpy: torch hands even a few rows to its threads, which wake up in milliseconds where cores are busy.
-        data = plane.view(torch.uint8).numpy()[slots].tobytes()
+        tensor.data = plane.view(torch.uint8).numpy()[slots].tobytes()
     else:
         index = torch.from_numpy(slots.astype(np.int64)).to(plane.device)
-        data = plane.index_select(0, index).cpu().view(torch.uint8).numpy().tobytes()
-    return common_pb2.Tensor(dtype=DTYPES[plane.dtype], shape=[len(slots), plane.shape[1]], data=data)
-
-
-def feature_rows(plane: torch.Tensor, first_pos: int, slots: NDArray[np.int32]) -> common_pb2.FeatureRows:
-    """Rows inline, or announced where they are over the inline limit."""
-    count = len(slots)
-    if count * row_bytes(plane) > INLINE_FEATURE_BYTES:
-        return common_pb2.FeatureRows(first_pos=first_pos, count=count, announced=True)
-    return common_pb2.FeatureRows(first_pos=first_pos, count=count, rows=read_rows(plane, slots))
+        tensor.data = plane.index_select(0, index).cpu().view(torch.uint8).numpy().tobytes()
 
 
 def send_features(
@@ -75,13 +86,12 @@ def send_features(
     slots = runner.slot_table[session.table_row]
     if assignment.features_sent < end_pos:
         first = assignment.features_sent
-        rows = feature_rows(plane, first, slots[first:end_pos])
-        assignment.drafter.outbox.feature_rows(
-            verify_pb2.SessionFeatures(session=session.session_id, generation=assignment.generation, rows=rows)
-        )
+        features = verify_pb2.SessionFeatures(session=session.session_id, generation=assignment.generation)
+        put_rows(features.rows, plane, first, slots[first:end_pos])
+        assignment.drafter.outbox.feature_rows(features)
         assignment.features_sent = end_pos
         assignment.drafter.wake()
     if verdict is not None:
         count = len(verdict.tokens)
-        verdict.features.CopyFrom(feature_rows(plane, end_pos, slots[end_pos : end_pos + count]))
+        put_rows(verdict.features, plane, end_pos, slots[end_pos : end_pos + count])
         assignment.features_sent = end_pos + count

@@ -33,6 +33,11 @@ class Hindsight:
         self._pos = 0
         self._last_id = 0
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether a tree is followed."""
+        return self._tree is not None
+
     def watch(self, match: Match, committed_len: int) -> None:
         """Begins to follow a tree below the newest of `committed_len` tokens, unless one is followed already."""
         if self._tree is None and match.proposal.proposal_id > self._last_id and len(match.tree):

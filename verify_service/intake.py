@@ -23,7 +23,8 @@ def take_proposals(drafters: Drafters, drafter: Drafter, proposals: list[Arrived
             break
         _take(drafters, drafter, arrived)
     drafter.taken()
-    drafter.wake()
+    if drafter.outbox.num_bytes:  # refusals; waking the event loop for nothing costs the step that may start now
+        drafter.wake()
 
 
 def take_releases(drafters: Drafters, drafter: Drafter, releases: list[verify_pb2.Release]) -> None:

@@ -8,12 +8,15 @@ with a node budget of 0 after one that said so are withheld, without rows, until
 from __future__ import annotations
 
 import collections
+import math
 import threading
 from typing import Any
 
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES, MAX_MESSAGE_BYTES
 
+_ITEM_BYTES = {common_pb2.DTYPE_FLOAT32: 4, common_pb2.DTYPE_FLOAT16: 2, common_pb2.DTYPE_BFLOAT16: 2}
+_ABOUT_BYTES = 128  # of a message beside its rows
 FRAME_BYTES = MAX_MESSAGE_BYTES // 2  # a frame is ended by the message that goes over it
 
 Key = tuple[int, int]  # session, generation
@@ -50,22 +53,22 @@ class RoundOutbox:
             sizes: dict[Key, int] = {}
             for pending in (self._opened, self._verdicts, self._withheld):
                 for key, message in pending.items():
-                    sizes[key] = sizes.get(key, 0) + message.ByteSize()
+                    sizes[key] = sizes.get(key, 0) + size_of(message)
             for key, chunks in self._features.items():
-                sizes[key] = sizes.get(key, 0) + sum(chunk.ByteSize() for chunk in chunks)
+                sizes[key] = sizes.get(key, 0) + sum(size_of(chunk) for chunk in chunks)
         return sorted(sizes, key=lambda key: -sizes[key])
 
     def open(self, opened: verify_pb2.Opened) -> None:
         """A session is now the drafter's."""
         with self._lock:
             self._opened[opened.session, opened.generation] = opened
-            self._bytes += opened.ByteSize()
+            self._bytes += size_of(opened)
 
     def feature_rows(self, features: verify_pb2.SessionFeatures) -> None:
         """Rows of a prompt, or of recomputed text."""
         with self._lock:
             self._features.setdefault((features.session, features.generation), []).append(features)
-            self._bytes += features.ByteSize()
+            self._bytes += size_of(features)
 
     def verdict(self, verdict: verify_pb2.Verdict) -> None:
         """What a step committed."""
@@ -82,7 +85,7 @@ class RoundOutbox:
                 self._silent.discard(key)
             earlier = self._withheld.pop(key, None)
             if earlier is not None:
-                self._bytes -= earlier.ByteSize()
+                self._bytes -= size_of(earlier)
                 self._join(self._verdicts, key, earlier)
             self._join(self._verdicts, key, verdict)
 
@@ -93,7 +96,7 @@ class RoundOutbox:
             self._silent.discard(key)
             withheld = self._withheld.pop(key, None)
             if withheld is not None:
-                self._bytes -= withheld.ByteSize()
+                self._bytes -= size_of(withheld)
                 self._join(self._verdicts, key, withheld)
             self._add_closed(session, generation, reason)
 
@@ -110,15 +113,15 @@ class RoundOutbox:
             for pending in (self._opened, self._verdicts, self._withheld):
                 message = pending.pop(key, None)
                 if message is not None:
-                    self._bytes -= message.ByteSize()
-            self._bytes -= sum(chunk.ByteSize() for chunk in self._features.pop(key, ()))
+                    self._bytes -= size_of(message)
+            self._bytes -= sum(size_of(chunk) for chunk in self._features.pop(key, ()))
             self._silent.discard(key)
 
     def reject(self, rejected: verify_pb2.Rejected) -> None:
         """A proposal was refused."""
         with self._lock:
             self._rejected.append(rejected)
-            self._bytes += rejected.ByteSize()
+            self._bytes += size_of(rejected)
 
     def take(self) -> verify_pb2.Round | None:
         """What is pending, as one frame, or as much of it as a message may hold; None when there is nothing."""
@@ -143,24 +146,32 @@ class RoundOutbox:
     def _put(self, field: Any, message: Any) -> int:
         """Moves a message into a repeated field of a frame; returns its size."""
         field.append(message)
-        size = message.ByteSize()
+        size = size_of(message)
         self._bytes -= size
         return size
 
     def _add_closed(self, session: int, generation: int, reason: verify_pb2.CloseReason) -> None:
         closed = verify_pb2.Closed(session=session, generation=generation, reason=reason)
         self._closed.append(closed)
-        self._bytes += closed.ByteSize()
+        self._bytes += size_of(closed)
 
     def _join(self, pending: dict[Key, verify_pb2.Verdict], key: Key, verdict: verify_pb2.Verdict) -> None:
         earlier = pending.get(key)
         if earlier is None:
             pending[key] = verdict
-            self._bytes += verdict.ByteSize()
+            self._bytes += size_of(verdict)
             return
-        self._bytes -= earlier.ByteSize()
+        self._bytes -= size_of(earlier)
         join_verdicts(earlier, verdict)
-        self._bytes += earlier.ByteSize()
+        self._bytes += size_of(earlier)
+
+
+def size_of(message: Any) -> int:
+    """Bytes of a message of a round, about: one with rows is not serialised to be measured."""
+    features = getattr(message, "features", None) or getattr(message, "rows", None)
+    if features is None or features.WhichOneof("location") != "rows":
+        return message.ByteSize()
+    return math.prod(features.rows.shape) * _ITEM_BYTES.get(features.rows.dtype, 1) + _ABOUT_BYTES
 
 
 def join_verdicts(earlier: verify_pb2.Verdict, later: verify_pb2.Verdict) -> None:

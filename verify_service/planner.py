@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.batch import Segment
+from outrider.cost_table import CostTable
 from outrider.v1 import verify_pb2
-from verify_service.brake import CostTable, choose_nodes
+from verify_service.brake import choose_nodes
 from verify_service.drafters import Assignment, Drafters
 from verify_service.proposals import Match
 from verify_service.scheduler import Scheduler
@@ -99,10 +100,11 @@ class Planner:
             if assignment is None:
                 continue
             assignment.match = None
-            assignment.brake.fixed = self.is_fixed(session)
-            judged = assignment.hindsight.follow(session.committed)
-            if judged is not None:
+            if assignment.hindsight.is_watching and (judged := assignment.hindsight.follow(session.committed)):
                 assignment.brake.judged(judged.scores, judged.true, value_ms=value_ms, node_ms=node_ms)
+            if assignment.is_silenced and not len(assignment.book):
+                continue  # of many silent sessions each costs every step
+            assignment.brake.fixed = self.is_fixed(session)
             if session.needs_prefill != 1 or session.output_len == 0:
                 continue
             found = assignment.book.match() if session.remaining > 1 else None
@@ -115,7 +117,8 @@ class Planner:
                 matched.append(assignment)
             elif self._may_wait(assignment):
                 late.append(assignment)
-        self._trim([assignment for assignment in matched if not self.is_fixed(assignment.session)])
+        if free := [assignment for assignment in matched if not self.is_fixed(assignment.session)]:
+            self._trim(free)
         return late
 
     def wait_ms(self, late: list[Assignment]) -> float:

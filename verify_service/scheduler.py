@@ -124,9 +124,9 @@ class Scheduler:
         start, end = session.kv_len, session.kv_len + len(rows)
         chosen = slots[rows]
         if self.pool.page_size == 1:
-            dropped = np.ones(len(slots), np.bool_)
-            dropped[rows] = False
-            session.pages[start : start + len(slots)] = [*chosen.tolist(), *slots[dropped].tolist()]
+            kept = set(rows)
+            dropped = [slot for row, slot in enumerate(slots.tolist()) if row not in kept]
+            session.pages[start : start + len(slots)] = [*chosen.tolist(), *dropped]
         else:
             target = slots[: len(rows)]
             moved = chosen != target
@@ -137,8 +137,9 @@ class Scheduler:
         self.slot_table[session.table_row, start:end] = chosen
         session.kv_len = end
         held = -(-end // self.pool.page_size)
-        self.pool.free(np.array(session.pages[held:], np.int32))
-        del session.pages[held:]
+        if held < len(session.pages):
+            self.pool.free(np.array(session.pages[held:], np.int32))
+            del session.pages[held:]
 
     def share(self, session: Session) -> None:
         """Puts the whole pages that a running session has computed into the cache, for others to read."""

@@ -37,6 +37,35 @@ class Target:
     context_length: int
 
 
+class _Credits:
+    """A bound on frames in flight: the event loop acquires, the engine thread releases and wakes it only if it waits."""
+
+    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._most = count
+        self._loop = loop
+        self._acquired = 0
+        self._released = 0  # written by the engine thread alone
+        self._room = asyncio.Event()
+        self._is_waiting = False
+
+    async def acquire(self) -> None:
+        """Waits for room."""
+        while self._acquired - self._released >= self._most:
+            self._room.clear()
+            self._is_waiting = True
+            # A release before this line may have seen nobody waiting.
+            if self._acquired - self._released >= self._most:
+                await self._room.wait()
+            self._is_waiting = False
+        self._acquired += 1
+
+    def release(self) -> None:
+        """A frame was handled."""
+        self._released += 1
+        if self._is_waiting:
+            self._loop.call_soon_threadsafe(self._room.set)
+
+
 class DrafterStream:
     """The life of one Speculate rpc."""
 
@@ -46,7 +75,7 @@ class DrafterStream:
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
-        self._credits = asyncio.Semaphore(FRAMES_IN_FLIGHT)
+        self._credits = _Credits(FRAMES_IN_FLIGHT, self._loop)
         self._ended_because: OutriderError | None = None
         self.drafter: Drafter | None = None
 
@@ -116,7 +145,7 @@ class DrafterStream:
             needs_features=needs_features,
             wake=lambda: self._loop.call_soon_threadsafe(self._ready.set),
             end=lambda reason: self._loop.call_soon_threadsafe(self._end, reason),
-            taken=lambda: self._loop.call_soon_threadsafe(self._credits.release),
+            taken=self._credits.release,
         )
 
     def _enlisted(self, drafter: Drafter) -> verify_pb2.Enlisted:

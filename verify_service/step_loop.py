@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 from engine.batch import Segment
-from outrider.errors import Internal, OutriderError, Unavailable
+from outrider.cost_table import CostTable
+from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
-from verify_service.brake import CostTable
 from verify_service.commands import (
+    Administer,
     Cancel,
     Command,
     DrafterJoined,
@@ -37,6 +38,7 @@ from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, WAIT, Cou
 from verify_service.drafters import Assignment, Drafters
 from verify_service.features import read_rows
 from verify_service.intake import take_proposals, take_releases
+from verify_service.mishaps import MAX_FAILED_STEPS, ends_the_engine, undo_prompt_rows
 from verify_service.planner import Planner, Work, ms_since
 from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
@@ -100,6 +102,7 @@ class StepLoop:
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
+        self._failed_steps = 0  # in a row, of those that failed for every session
 
     def run(self) -> None:
         """Steps until a Stop command; an error of the loop itself ends every session with it, and is raised."""
@@ -109,7 +112,7 @@ class StepLoop:
             self._end_all(self._stopped_by.error)
         except Exception as error:
             log.error("the engine failed", exc_info=error)
-            self._end_all(Internal("the engine failed; the server's log has it"))
+            self._end_all(Unavailable("the engine failed; the server's log has it", code=ENGINE_FAILED))
             raise
 
     def step(self) -> None:
@@ -136,8 +139,13 @@ class StepLoop:
 
     def _run(self, works: list[Work], waited_ms: float, late: list[Assignment]) -> None:
         start_ns = time.monotonic_ns()
-        logits = self._runner.forward([work.segment() for work in works])
-        outcomes = self._sampler.accept(works, logits)
+        try:
+            logits = self._runner.forward([work.segment() for work in works])
+            outcomes = self._sampler.accept(works, logits)
+        except Exception as error:
+            self._run_apart(works, error)
+            return
+        self._failed_steps = 0
         step_ms = ms_since(start_ns)
         self.counters.lap(FORWARD)
         rows = sum(work.num_rows for work in works)
@@ -154,6 +162,35 @@ class StepLoop:
             tokens=(pool.num_pages - self.scheduler.num_available) * pool.page_size,
             pool_tokens=pool.num_pages * pool.page_size,
         )  # fmt: skip
+
+    def _run_apart(self, works: list[Work], error: Exception) -> None:
+        """After a step that failed: its sessions one by one, so that only those end which it fails for.
+
+        Raises the error when the engine is at fault.
+        """
+        if ends_the_engine(error):
+            raise error
+        log.error("a step failed; its sessions are run one by one", sessions=len(works), exc_info=error)
+        self._failed_steps += 1
+        for work in works:
+            undo_prompt_rows(work)
+            start_ns = time.monotonic_ns()
+            try:
+                outcomes = self._sampler.accept([work], self._runner.forward([work.segment()]))
+            except Exception as failure:
+                if ends_the_engine(failure):
+                    raise
+                log.error("a step failed for one session", session=work.session.session_id, exc_info=failure)
+                self.scheduler.keep(work.session, work.slots, [])
+                self._committer.fail(
+                    work.session, Internal("this request cannot be computed; the server's log says why")
+                )
+            else:
+                self._failed_steps = 0
+                step_us = int(ms_since(start_ns) * 1000)
+                self._committer.commit([work], outcomes, step_us=step_us, batch_tokens=work.num_rows)
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise error
 
     def _gather(self) -> tuple[float, list[Assignment]]:
         """Matches proposals and waits for late ones as long as that pays: the time waited, and for whom."""
@@ -208,6 +245,8 @@ class StepLoop:
                     self._read_features(command)
                 case FlushCache(answer):
                     answer(*self.scheduler.flush_cache())
+                case Administer(run):
+                    run(self.drafters)
                 case Stop():
                     self._stopped_by = command
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kernels.acceptance import Accepted
-from verify_service.brake import CostTable
+from outrider.cost_table import CostTable
 from verify_service.counting import Counters
 from verify_service.drafters import Assignment, Drafters
 from verify_service.planner import Work

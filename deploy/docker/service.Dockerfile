@@ -18,8 +18,7 @@ COPY constraints.txt pyproject.toml deploy/docker/requirements.py ./
 RUN python3 requirements.py pyproject.toml "${EXTRAS:?}" > requirements.txt \
     && PIP_EXTRA_INDEX_URL="${TORCH_INDEX}" /opt/outrider/bin/pip install -c constraints.txt -r requirements.txt setuptools
 COPY . .
-RUN /opt/outrider/bin/pip install --no-deps --no-build-isolation . \
-    && /opt/outrider/bin/python -m compileall -q /opt/outrider
+RUN /opt/outrider/bin/pip install --no-deps --no-build-isolation .
 
 FROM ${BASE_IMAGE}
 # Packages of Debian that it needs when it runs: a C compiler, where kernels are compiled for the CPU they meet.

@@ -12,7 +12,6 @@ is known, a head runs row after row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -22,9 +21,9 @@ import torch
 from draft_service.drafters.base import AheadRequest, Draft
 from draft_service.drafters.growing import Carried
 from draft_service.drafters.kv import NoRoom, Sequence
-from draft_service.drafters.models import Tips
+from draft_service.drafters.models import Tip, Tips
 from draft_service.drafters.outcomes import likely_ends, likely_outcomes
-from draft_service.drafters.trees import TreeGrower
+from draft_service.drafters.trees import TreeGrower, Wanted
 from engine.batch import Segment
 from outrider.tree import ROOT
 from outrider.wire import Ids
@@ -32,10 +31,10 @@ from outrider.wire import Ids
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A session's rows, run up to its newest committed token, and the last one's tips."""
+    """A session's rows, run up to its newest committed token, and the last one's tip."""
 
     rows: Sequence
-    tips: Tips
+    tip: Tip
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +45,7 @@ class _Trunk:
     nodes: list[int]
     rows: Sequence
     num_below: int  # rows before the path's
-    tips: list[Tips]
+    tips: list[Tip]
 
     @property
     def num_run(self) -> int:
@@ -69,7 +68,7 @@ class _Outcome:
 
     request: int
     rows: Sequence
-    tips: Tips  # of the last row
+    tip: Tip  # of the last row
     assumed: Ids
 
 
@@ -137,7 +136,7 @@ class _Ahead:
                     rows = self._fork(start.rows, start.rows.num_rows)
                 except NoRoom:
                     return found
-                trunk = _Trunk(index, nodes, rows, start.rows.num_rows, [start.tips])
+                trunk = _Trunk(index, nodes, rows, start.rows.num_rows, [start.tip])
                 on_it = [(own, chance) for own, chance in ends if own == nodes[: len(own)]]
                 ends = [end for end in ends if end not in on_it]
                 found += [_End(trunk, len(own), chance) for own, chance in on_it]
@@ -148,7 +147,7 @@ class _Ahead:
         """Slots for so many assumed tokens and a tree below; None where no tree can be there."""
         session = request.verifying.session
         below = self.grower.plan(
-            start.rows, start.tips, session.wishes, max_depth=session.max_depth(num_assumed),
+            start.rows, start.tip, session.wishes, max_depth=session.max_depth(num_assumed),
             num_nodes=request.num_nodes,
         )  # fmt: skip
         if below is None or num_assumed > self.grower.model.cache.max_len - start.rows.num_rows:
@@ -191,7 +190,7 @@ class _Ahead:
         tips = model.run(segments, _joined(states), self.grower.num_top)
         first = 0
         for trunk, count in zip(trunks, counts, strict=True):
-            trunk.tips += [tips.at(slice(row, row + 1)) for row in range(first, first + count)]
+            trunk.tips += [Tip(tips, row) for row in range(first, first + count)]
             first += count
 
     def _choose(self, ends: Many[_End]) -> list[_Outcome]:
@@ -224,46 +223,49 @@ class _Ahead:
     def _guesses(self, end: _End) -> list[tuple[int, float]]:
         """Tokens that may follow where acceptance ends: none that a child holds, for that would have been accepted."""
         tree, trunk = self.requests[end.trunk.request].verifying.tree, end.trunk
-        offered = {int(tree.tokens[child]) for child in tree.children(trunk.nodes[end.depth - 1] if end.depth else ROOT)}
-        tips = trunk.tips[end.depth]
-        named = zip(tips.tokens[0].tolist(), tips.probabilities[0].tolist(), strict=True)
-        return [(token, chance) for token, chance in named if token not in offered]
+        offered = {
+            int(tree.tokens[child]) for child in tree.children(trunk.nodes[end.depth - 1] if end.depth else ROOT)
+        }
+        return [(token, chance) for token, chance in trunk.tips[end.depth].named() if token not in offered]
 
     def _run_bonus(self, outcomes: list[_Outcome]) -> None:
-        """Runs each outcome's bonus token; those that have no room are dropped."""
+        """Runs each outcome's bonus token; those that leave no room for a tree are dropped."""
         if not outcomes:
             return
         self._check()
         model, segments, able = self.grower.model, [], []
         for outcome in outcomes:
-            prefix_len = outcome.rows.num_rows
-            try:
-                slots = model.cache.append(outcome.rows, 1)
-            except NoRoom:
+            prefix_len, below = outcome.rows.num_rows, self._plan(outcome)
+            if below is None or below.slots >= model.cache.num_free:
                 continue
+            slots = model.cache.append(outcome.rows, 1)
             segments.append(Segment(outcome.rows.table_row, prefix_len, outcome.assumed[-1:], slots))
             able.append(outcome)
         outcomes[:] = able
         if not able:
             return
-        tips = model.run(segments, _joined([outcome.tips.states for outcome in able]), self.grower.num_top)
+        tips = model.run(segments, _states([outcome.tip for outcome in able]), self.grower.num_top)
         for row, outcome in enumerate(able):
-            outcome.tips = tips.at(slice(row, row + 1))
+            outcome.tip = Tip(tips, row)
 
     def _grown(self, outcomes: Many[_Outcome]) -> list[tuple[_Outcome, Draft]]:
         """The trees below outcomes, of those that have room."""
         wanted = []
         for outcome in outcomes:
-            request = self.requests[outcome.request]
-            session = request.verifying.session
-            tree = self.grower.plan(
-                outcome.rows, outcome.tips, session.wishes, max_depth=session.max_depth(len(outcome.assumed)),
-                num_nodes=request.num_nodes,
-            )  # fmt: skip
+            tree = self._plan(outcome)
             if tree is not None and tree.slots <= self.grower.model.cache.num_free:
                 wanted.append((outcome, tree))
         grown = self.grower.grow([tree for _, tree in wanted], self._check)
         return [(outcome, draft) for (outcome, _), draft in zip(wanted, grown, strict=True)]
+
+    def _plan(self, outcome: _Outcome) -> Wanted | None:
+        """The tree to grow below an outcome."""
+        request = self.requests[outcome.request]
+        session = request.verifying.session
+        return self.grower.plan(
+            outcome.rows, outcome.tip, session.wishes, max_depth=session.max_depth(len(outcome.assumed)),
+            num_nodes=request.num_nodes,
+        )  # fmt: skip
 
     def _fork(self, rows: Sequence, num_rows: int) -> Sequence:
         forked = self.grower.model.cache.fork(rows, num_rows)
@@ -272,7 +274,7 @@ class _Ahead:
 
 
 def _trunks(paths: Many[list[int]], count: int) -> list[list[int]]:
-    """At most `count` of the paths, likeliest first, that hold as many of the others as they can; each at its longest."""
+    """At most `count` of the paths, likeliest first, that hold as many others as they can; each at its longest."""
     trunks: list[list[int]] = []
     for path in paths:
         for index, trunk in enumerate(trunks):
@@ -284,6 +286,10 @@ def _trunks(paths: Many[list[int]], count: int) -> list[list[int]]:
             if len(trunks) < count:
                 trunks.append(path)
     return trunks
+
+
+def _states(tips: Many[Tip]) -> torch.Tensor | None:
+    return Tips.joined(tips).states
 
 
 def _joined(states: Many[torch.Tensor | None]) -> torch.Tensor | None:

@@ -118,8 +118,7 @@ def _grow_trees(
         check()
         end = step * topk
         if steps:
-            parents = torch.from_numpy(growth.entry_parents[:, end - topk : end]).to(steps[-1].device)
-            inputs.append(steps[-1].gather(1, parents[:, :, None].expand(-1, -1, steps[-1].shape[2])))
+            inputs.append(_of_parents(steps[-1], growth.entry_parents[:, end - topk : end]))
         segments = [
             Segment(
                 sequence.table_row, sequence.num_rows, growth.entry_tokens[i, :end], slots[i, :end], depths[:end],
@@ -139,6 +138,13 @@ def _grow_trees(
         )
         for i, n in enumerate(counts)
     ]  # fmt: skip
+
+
+def _of_parents(states: torch.Tensor, parents: NDArray[np.int64]) -> torch.Tensor:
+    """States [B, K, hidden] of the entries' parents [B, K], from those [B, F, hidden] that the step before gave."""
+    batch, width, hidden = states.shape
+    index = torch.from_numpy(parents + width * np.arange(batch)[:, None]).to(states.device)
+    return states.reshape(batch * width, hidden).index_select(0, index.view(-1)).view(batch, -1, hidden)
 
 
 def _expand(growth: Growth, step: int, topk: int, tips: Tips, batch: int) -> None:

@@ -21,7 +21,7 @@ from draft_service.drafters.ahead import Start, trees_ahead
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
-from draft_service.drafters.models import DraftModel, Tips
+from draft_service.drafters.models import DraftModel, Tip
 from draft_service.drafters.shape import TreeShape
 from draft_service.drafters.trees import TreeGrower, Wanted
 from draft_service.session import Extension, Session, Wishes
@@ -39,11 +39,11 @@ log = get_logger(__name__)
 
 @dataclass(eq=False, slots=True)
 class State:
-    """A session as the model knows it. `tips`: of its newest row, when that is up to the newest committed token."""
+    """A session as the model knows it. `tip`: of its newest row, when that is up to the newest committed token."""
 
     session: Session
     rows: Rows
-    tips: Tips | None = field(default=None, kw_only=True)
+    tip: Tip | None = field(default=None, kw_only=True)
 
 
 StateT = TypeVar("StateT", bound=State)
@@ -70,6 +70,16 @@ class ModelDrafter(ABC, Generic[StateT]):
         self._states: dict[int, StateT] = {}
         self._given_up: list[GivenUp] = []
         self._lock = threading.Lock()
+
+    @property
+    def shape(self) -> TreeShape:
+        """Of trees for requests that wish nothing."""
+        return self._grower.shape
+
+    def reshape(self, shape: TreeShape) -> None:
+        """Has trees of another shape grown from the next call on; any thread may ask."""
+        self._grower.shape = shape
+        self.num_draft_tokens = shape.num_draft_tokens
 
     # ---- base.Drafter
 
@@ -172,7 +182,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _note(self, state: StateT, extension: Extension) -> None:
         """Takes in what was committed."""
-        state.tips = None
+        state.tip = None
 
     def _admit(self, session: Session) -> StateT | None:
         self._forget(session)
@@ -242,7 +252,7 @@ class ModelDrafter(ABC, Generic[StateT]):
         tips = self._model.run(segments, self._inputs(pieces), self._grower.num_top)
         whole = [state for state, _, end in pieces if end == self._num_committed(state)]
         for index, state in enumerate(whole):
-            state.tips = tips.at(slice(index, index + 1))
+            state.tip = Tip(tips, index)
         return sum(end - first for _, first, end in pieces)
 
     # ---- trees
@@ -252,10 +262,10 @@ class ModelDrafter(ABC, Generic[StateT]):
         wanted: dict[int, Wanted] = {}
         for index, request in enumerate(requests):
             state = self._states.get(request.session.uid)
-            if state is not None and state.tips is not None:
+            if state is not None and state.tip is not None:
                 session = request.session
                 tree = self._grower.plan(
-                    state.rows, state.tips, session.wishes, max_depth=session.max_depth(), num_nodes=request.num_nodes
+                    state.rows, state.tip, session.wishes, max_depth=session.max_depth(), num_nodes=request.num_nodes
                 )
                 if tree is not None and self._has_room(session, tree):
                     wanted[index] = tree
@@ -273,7 +283,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         states = [self._states.get(request.verifying.session.uid) for request in requests]
-        starts = [None if state is None or state.tips is None else Start(state.rows, state.tips) for state in states]
+        starts = [None if state is None or state.tip is None else Start(state.rows, state.tip) for state in states]
         return trees_ahead(self._grower, requests, starts)
 
     # ---- without a session

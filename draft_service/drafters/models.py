@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from draft_service.drafters.kv import DraftCache, Sequence
+from draft_service.drafters.kv import DraftCache
 from engine.batch import Segment
 from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.runner import HeadRunner
@@ -29,17 +29,39 @@ class Tips(NamedTuple):
     states: torch.Tensor | None
     """[B, hidden]: a head's own states, which the next rows go on from; None for a language model."""
 
-    def at(self, index: slice | list[int]) -> Tips:
-        """Those of some of the sequences."""
-        states = None if self.states is None else self.states[index]
-        return Tips(self.probabilities[index], self.tokens[index], states)
-
     @classmethod
-    def joined(cls, tips: Many[Tips]) -> Tips:
-        """Of several batches one."""
-        probabilities, tokens, states = zip(*tips, strict=True)
-        with_states = [state for state in states if state is not None]
-        return cls(torch.cat(probabilities), torch.cat(tokens), torch.cat(with_states) if with_states else None)
+    def joined(cls, tips: Many[Tip]) -> Tips:
+        """Of several sequences, in order. What ran together stays as it is."""
+        batch, rows = tips[0].batch, [tip.row for tip in tips]
+        if all(tip.batch is batch for tip in tips):
+            if rows == list(range(len(batch.tokens))):
+                return batch
+            index = torch.tensor(rows, device=batch.tokens.device)
+            states = None if batch.states is None else batch.states.index_select(0, index)
+            return cls(batch.probabilities.index_select(0, index), batch.tokens.index_select(0, index), states)
+        with_states = [state for tip in tips if (state := tip.states) is not None]
+        return cls(
+            torch.cat([tip.batch.probabilities[tip.row : tip.row + 1] for tip in tips]),
+            torch.cat([tip.batch.tokens[tip.row : tip.row + 1] for tip in tips]),
+            torch.cat(with_states) if with_states else None,
+        )
+
+
+class Tip(NamedTuple):
+    """One sequence's row of what ran together."""
+
+    batch: Tips
+    row: int
+
+    @property
+    def states(self) -> torch.Tensor | None:
+        """[1, hidden]; None for a language model."""
+        return None if self.batch.states is None else self.batch.states[self.row : self.row + 1]
+
+    def named(self) -> list[tuple[int, float]]:
+        """Tokens and their probabilities, falling."""
+        tokens, chances = self.batch.tokens[self.row].tolist(), self.batch.probabilities[self.row].tolist()
+        return list(zip(tokens, chances, strict=True))
 
 
 class DraftModel(Protocol):
@@ -164,28 +186,9 @@ class HeadModel:
             self._limit = min(self._limit, vocab_size)
 
 
-def advance(
-    model: DraftModel, sequences: Many[Sequence], tokens: Many[Ids], states: torch.Tensor | None, num_top: int
-) -> Tips:
-    """Appends rows to sequences; tips of the last ones. A model that reads states [B, hidden] gets one row each.
-
-    NoRoom for the first sequence that has none; what was appended before stays.
-    """
-    segments = []
-    for sequence, words in zip(sequences, tokens, strict=True):
-        prefix_len = sequence.num_rows
-        segments.append(Segment(sequence.table_row, prefix_len, words, model.cache.append(sequence, len(words))))
-    return model.run(segments, states, num_top)
-
-
 def as_ids(tokens: torch.Tensor) -> Ids:
     """Token ids on the host, int32."""
     return tokens.to("cpu", torch.int32).numpy()
-
-
-def one_each(tokens: torch.Tensor) -> list[Ids]:
-    """Ids [B] as B arrays of one."""
-    return list(as_ids(tokens)[:, None])
 
 
 def _likeliest_on(device: torch.device) -> Likeliest:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from draft_service.tiers import first_steps, read_tiers
 from outrider import env
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
@@ -42,6 +43,9 @@ def tree_shape(args: DraftArgs, *, is_head: bool, target_architecture: str = "")
             f"--speculative-eagle-topk is {topk}; SGLANG_ENABLE_SPEC_V2 supports only topk = 1. Set it to 1, or use "
             "OUTRIDER_ENABLE_SPEC_V2, which has no such rule"
         )
+    if args.speculative_adaptive:
+        steps = max(1, first_steps(read_tiers(args.speculative_adaptive_config), steps))
+        topk, tokens = 1, None
     if steps is None and topk is None and tokens is None:
         return TreeShape(*(TREES.get(target_architecture, CHAIN) if is_head else CHAIN))
     if steps is None or topk is None or (tokens is None and topk != 1):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from draft_service.drafters.base import Draft
 from draft_service.drafters.growing import grow, slots_needed
 from draft_service.drafters.kv import Sequence
-from draft_service.drafters.models import DraftModel, Tips
+from draft_service.drafters.models import DraftModel, Tip, Tips
 from draft_service.drafters.shape import TreeShape
 from draft_service.session import Wishes
 
@@ -23,7 +23,7 @@ class Wanted:
     """A tree of at most `num_nodes` nodes below a sequence's last row."""
 
     rows: Sequence
-    tips: Tips
+    tip: Tip
     num_steps: int
     topk: int
     num_nodes: int
@@ -43,14 +43,14 @@ class TreeGrower:
         self.num_top = max(NUM_TOP, shape.topk)
 
     def plan(
-        self, rows: Sequence, tips: Tips, wishes: Wishes, *, max_depth: int, num_nodes: int
+        self, rows: Sequence, tip: Tip, wishes: Wishes, *, max_depth: int, num_nodes: int
     ) -> Wanted | None:  # fmt: skip
         """The tree to grow; None where none is wanted or none fits the model's context."""
         # The deepest nodes are not run, so a tree of one step needs no row.
         room = self.model.cache.max_len - rows.num_rows + 1
         num_steps = min(wishes.num_steps or self.shape.num_steps, max_depth, num_nodes, room)
         topk = min(wishes.topk or self.shape.topk, self.num_top, self.model.num_drafted)
-        return Wanted(rows, tips, num_steps, topk, num_nodes) if min(num_steps, topk) > 0 else None
+        return Wanted(rows, tip, num_steps, topk, num_nodes) if min(num_steps, topk) > 0 else None
 
     def grow(self, trees: Many[Wanted], check: Callable[[], None] = lambda: None) -> list[Draft]:
         """A draft for each, in order. The pool must hold any one of them; as many as it holds grow together.
@@ -64,7 +64,7 @@ class TreeGrower:
         for (num_steps, topk), members in groups.items():
             for part in self._parts(members, slots_needed(num_steps, topk)):
                 grown = grow(
-                    self.model, [trees[index].rows for index in part], Tips.joined([trees[i].tips for i in part]),
+                    self.model, [trees[index].rows for index in part], Tips.joined([trees[i].tip for i in part]),
                     num_steps=num_steps, topk=topk, num_nodes=[trees[index].num_nodes for index in part],
                     check=check,
                 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from outrider.args.links import DialingArgs, ServingArgs, check_tls_is_used
 from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import SpeculativeArgs
 from outrider.args.verify import check_graphs
@@ -12,7 +13,7 @@ from outrider.flags import arg, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftArgs(SpeculativeArgs, ObservingArgs):
+class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     """Settings of `outrider draft`."""
 
     command: ClassVar[str] = "draft"
@@ -61,6 +62,11 @@ class DraftArgs(SpeculativeArgs, ObservingArgs):
         """Bounds."""
         SpeculativeArgs.check(self)
         ObservingArgs.check(self)
+        ServingArgs.check(self)
+        DialingArgs.check(self)
+        if self.listen:
+            check_tls_is_used("--ssl-certfile", self.ssl_certfile, (self.listen,))
+            check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_least(
             self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads", "cuda_graph_max_bs"
         )  # fmt: skip

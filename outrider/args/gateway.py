@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from outrider.args.links import DialingArgs, ServingArgs, check_tls_is_used
 from outrider.args.observing import ObservingArgs
+from outrider.errors import StartupError
 from outrider.flags import arg, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayArgs(ObservingArgs):
+class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
     """Settings of `outrider gateway`."""
 
     command: ClassVar[str] = "gateway"
@@ -20,8 +22,9 @@ class GatewayArgs(ObservingArgs):
     port: int = arg(8000, "network", "Port to serve HTTP on; 0 takes a free one.")
     uds: str | None = arg(None, "network", "Unix socket to serve HTTP on, instead of host and port.")
     verify_address: tuple[str, ...] = arg(
-        ("127.0.0.1:50051",), "network", "Verify service; a DNS name may stand for several. Repeatable."
-    )
+        ("127.0.0.1:50051",), "network",
+        "Verify service; a DNS name, or file:PATH with one on each line, may stand for several. Repeatable.",
+    )  # fmt: skip
     served_model_name: str | None = arg(
         None, "model", "Name in the API. Default: the hub id, or the model folder's name."
     )
@@ -52,13 +55,29 @@ class GatewayArgs(ObservingArgs):
     stream_buffer_bytes: int = arg(2**20, "limits", "Bytes that wait for a slow reader before its stream is dropped.")
     receive_timeout_s: float = arg(30.0, "limits", "Time for a request's headers to arrive, and again for its body.")
     request_timeout_s: float = arg(600.0, "limits", "Time for an answer, waiting included.")
+    max_failovers: int = arg(
+        4,
+        "limits",
+        "Times in a row, no token between them, that an answer is tried again when its verify service broke.",
+    )
+    failover_patience_s: float = arg(
+        30.0, "limits", "Time that an answer whose verify service broke waits for one that serves."
+    )
     strict_fields: bool = arg(False, "limits", "Refuse unknown body fields instead of ignoring them.")
     shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
 
     def check(self) -> None:
         """Bounds."""
         ObservingArgs.check(self)
-        at_least(self, 0, "port", "shutdown_grace_s", "receive_timeout_s", "request_timeout_s")
+        ServingArgs.check(self)
+        DialingArgs.check(self)
+        if self.uds is not None and self.ssl_certfile is not None:
+            raise StartupError("--ssl-certfile is for --host and --port; --uds goes without TLS")
+        check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
+        at_least(
+            self, 0, "port", "shutdown_grace_s", "receive_timeout_s", "request_timeout_s", "max_failovers",
+            "failover_patience_s",
+        )  # fmt: skip
         at_least(
             self, 1, "max_body_bytes", "max_connections", "stream_buffer_bytes", "requests_per_minute",
             "tokens_per_minute", "max_prompt_tokens", "max_schema_bytes",

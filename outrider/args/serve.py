@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from outrider.args.draft import DraftArgs
 from outrider.args.gateway import GatewayArgs
+from outrider.args.links import is_socket
 from outrider.args.verify import VerifyArgs
 from outrider.flags import ArgsT, arg, at_least
 
@@ -25,6 +26,10 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     uds: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
     describe: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleVariableOverride]
     inspect: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    verify_ssl_ca_certs: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    verify_ssl_certfile: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    verify_ssl_keyfile: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    verify_ssl_server_name: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     speculative_algorithm: str | None = arg(
         "NGRAM", "speculation", "How drafts are made: NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN, or NONE for none."
@@ -48,6 +53,11 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         DraftArgs.check(self)
         GatewayArgs.check(self)
         at_least(self, 1, "startup_timeout_s")
+
+    @property
+    def grpc_is_tls(self) -> bool:
+        """Whether gRPC clients are served over TLS: as HTTP's are, where they come over TCP."""
+        return self.ssl_certfile is not None and self.grpc_address is not None and not is_socket(self.grpc_address)
 
     @property
     def drafts(self) -> bool:

@@ -53,6 +53,14 @@ class SpeculativeArgs(Args):
     enable_multi_layer_eagle: bool = arg(
         False, "speculation: draft model", "Require a head with a layer for each step; one that has them is used so."
     )
+    speculative_adaptive: bool = arg(
+        False, "speculation: draft model",
+        "Steps follow accepted drafts by SGLang's rule: EAGLE and EAGLE3, one branch. Without it, and with no tree "
+        "fixed, Outrider's own planner chooses.",
+    )  # fmt: skip
+    speculative_adaptive_config: str | None = arg(
+        None, "speculation: draft model", "JSON file with the candidates of each batch size. Default: SGLang's."
+    )
     enable_dp_attention: bool = arg(
         False, "speculation", "SGLang's; refused: replicas of the verify service take the place of data parallelism."
     )
@@ -100,8 +108,25 @@ class SpeculativeArgs(Args):
                 f"--enable-dp-attention is not supported{with_it}: run several verify services (--verify-address "
                 "may be repeated) instead of data-parallel attention in one"
             )
+        self._check_adaptive(algorithm)
         if algorithm in ("NGRAM", "NONE"):
             self.refuse_draft_model_flags()
+
+    def _check_adaptive(self, algorithm: str) -> None:
+        if not self.speculative_adaptive:
+            if self.speculative_adaptive_config is not None:
+                raise StartupError("--speculative-adaptive-config needs --speculative-adaptive")
+            return
+        if algorithm and algorithm not in HEAD_ALGORITHMS:
+            raise StartupError(
+                f"--speculative-adaptive is for EAGLE and EAGLE3; --speculative-algorithm is {algorithm}"
+            )
+        if self.speculative_eagle_topk not in (None, 1):
+            raise StartupError(
+                f"--speculative-adaptive drafts chains; --speculative-eagle-topk is {self.speculative_eagle_topk}"
+            )
+        if self.enable_multi_layer_eagle:
+            raise StartupError("--speculative-adaptive and --enable-multi-layer-eagle exclude each other")
 
     def refuse_draft_model_flags(self) -> None:
         """StartupError for a flag that only draft models have."""

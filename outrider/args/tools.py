@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from outrider.args.links import DialingArgs
 from outrider.errors import StartupError
 from outrider.flags import Args, arg, at_least
 
@@ -50,8 +51,8 @@ class ConvertArgs(Args):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HealthArgs(Args):
-    """Settings of `outrider health`."""
+class HealthArgs(DialingArgs):
+    """Settings of `outrider health`. Services answer it without a token."""
 
     command: ClassVar[str] = "health"
     summary: ClassVar[str] = "Say whether services answer: exit code 0 when all do, else 1."
@@ -62,6 +63,7 @@ class HealthArgs(Args):
 
     def check(self) -> None:
         """Something must be asked."""
+        super().check()
         if not self.address and not self.url:
             raise StartupError("--address or --url is needed")
         if not self.timeout_s > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from outrider.args.links import ServingArgs, check_tls_is_used
 from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import check_algorithm
 from outrider.errors import StartupError
@@ -15,13 +16,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VerifyArgs(ObservingArgs):
+class VerifyArgs(ObservingArgs, ServingArgs):
     """Settings of `outrider verify`."""
 
     command: ClassVar[str] = "verify"
     summary: ClassVar[str] = "Serve the target model: prefill, verification of drafts, the truth about every session."
 
     listen: str = arg("127.0.0.1:50051", "network", "Address to serve gRPC on: host:port or unix:/path.")
+    grpc_address: str | None = arg(
+        None, "network", "A second address to serve gRPC on: host:port or unix:/path. Default: none."
+    )
+    admin_token_file: str | None = arg(
+        None, "security",
+        "Tokens of operators, one on a line, read again when it changes: `outrider drafters` must send one. Default: "
+        "none, and it is served over Unix sockets alone.",
+    )  # fmt: skip
     model_path: str | None = arg(
         None, "model", "Local Hugging Face folder, or a hub id. Default: the embedded SmolLM2-135M-Instruct.",
         aliases=("--model",),
@@ -108,6 +117,10 @@ class VerifyArgs(ObservingArgs):
     def check(self) -> None:
         """Bounds."""
         ObservingArgs.check(self)
+        ServingArgs.check(self)
+        addresses = tuple(address for address in (self.listen, self.grpc_address) if address)
+        if self.listen:
+            check_tls_is_used("--ssl-certfile", self.ssl_certfile, addresses)
         at_least(
             self, 1, "max_total_tokens", "max_running_requests", "max_choices", "context_length", "threads",
             "chunked_prefill_size", "max_verify_nodes", "max_proposal_nodes", "max_proposals_per_session",

@@ -34,6 +34,7 @@ class Replica:
     flags: tuple[str, ...]
     front: Proxy
     back: Proxy
+    processes: list[Process]  # all that were ever started, others' too
     process: Process | None = None
     address: str = ""
 
@@ -42,6 +43,7 @@ class Replica:
         self.process = process = Process(
             "verify", "--listen=127.0.0.1:0", f"--model-path={self.model}", *VERIFY_FLAGS, *self.flags
         )
+        self.processes.append(process)
         found = await asyncio.to_thread(process.wait_for, r"verify serves \S+ at (\S+)")
         self.address = self.front.target = self.back.target = found.group(1)
 
@@ -59,7 +61,7 @@ class Replica:
     async def until(self, done: Callable[[verify_pb2.VerifyServiceGetServerInfoResponse], object]) -> None:
         """Asks until `done`."""
         async with asyncio.timeout(_PATIENCE_S):
-            while not done(info := await self.info()):  # noqa: B007
+            while not done(await self.info()):  # noqa: ASYNC110  nothing tells when
                 await asyncio.sleep(0.01)
 
     async def until_idle(self) -> None:
@@ -77,6 +79,7 @@ class Cluster:
     replicas: list[Replica]
     gateway: Process
     client: httpx.AsyncClient
+    processes: list[Process]  # all that were ever started
     drafters: list[Process] = field(default_factory=list)
 
     async def ask(self, question: Question, on_event: Callable[[], object] = bool) -> Said:
@@ -94,12 +97,27 @@ class Cluster:
         """Until the gateway takes just these replicas for up."""
         await until(self.up, lambda up: up == set(indexes))
 
+    def start(self, *words: str) -> Process:
+        """Starts a process."""
+        self.processes.append(Process(*words))
+        return self.processes[-1]
+
+    def complaints(self) -> list[str]:
+        """What any process has said of faults of its own."""
+        marks = ('"level": "error"', '"level": "critical"', "Traceback", "Task exception", "was never awaited")
+        return [
+            f"{process.words[0]}: {line}"
+            for process in self.processes
+            for line in process.lines
+            if any(mark in line for mark in marks)
+        ]
+
     async def draft(self, *flags: str, replicas: list[int] | None = None) -> Process:
         """Starts a draft service for replicas (all of them) and waits until they have it."""
         chosen = self.replicas if replicas is None else [self.replicas[index] for index in replicas]
         before = [len((await replica.info()).drafters) for replica in chosen]
         addresses = (f"--verify-address={replica.back.address}" for replica in chosen)
-        process = Process("draft", "--listen=127.0.0.1:0", *addresses, *flags)
+        process = self.start("draft", "--listen=127.0.0.1:0", *addresses, *flags)
         self.drafters.append(process)
         await asyncio.to_thread(process.wait_for, "draft serves")
         for replica, count in zip(chosen, before, strict=True):
@@ -110,27 +128,37 @@ class Cluster:
 async def until(ask: Callable[[], Awaitable[Any]], done: Callable[[Any], object]) -> None:
     """Asks until `done`."""
     async with asyncio.timeout(_PATIENCE_S):
-        while not done(await ask()):
+        while not done(await ask()):  # noqa: ASYNC110  nothing tells when
             await asyncio.sleep(0.01)
 
 
+def open_client(url: str) -> httpx.AsyncClient:
+    """A client that waits long, and opens a connection for each request."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S, limits=limits)
+
+
 @contextlib.asynccontextmanager
-async def running(model: Path, num_replicas: int = 2, *, verify: tuple[str, ...] = ()) -> AsyncIterator[Cluster]:
+async def running(
+    model: Path, num_replicas: int = 2, *, verify: tuple[str, ...] = (), gateway_flags: tuple[str, ...] = ()
+) -> AsyncIterator[Cluster]:
     """Replicas that serve and a gateway that has found them; no drafters. All is killed at the end."""
     async with contextlib.AsyncExitStack() as stack:
         replicas: list[Replica] = []
+        processes: list[Process] = []
         for _ in range(num_replicas):
             front = await stack.enter_async_context(Proxy(""))
             back = await stack.enter_async_context(Proxy(""))
-            replicas.append(Replica(model, verify, front, back))
+            replicas.append(Replica(model, verify, front, back, processes))
             stack.push_async_callback(replicas[-1].stop)
         await asyncio.gather(*(replica.start() for replica in replicas))
-        gateway = Process("gateway", "--port=0", *(f"--verify-address={replica.front.address}" for replica in replicas))
+        words = ("gateway", "--port=0", *(f"--verify-address={replica.front.address}" for replica in replicas))
+        gateway = Process(*words, *gateway_flags)
+        processes.append(gateway)
         stack.push_async_callback(asyncio.to_thread, gateway.stop, signal.SIGKILL)
         url = (await asyncio.to_thread(gateway.wait_for, r"gateway listens on (\S+)")).group(1)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S, limits=limits))
-        cluster = Cluster(model, replicas, gateway, client)
+        client = await stack.enter_async_context(open_client(url))
+        cluster = Cluster(model, replicas, gateway, client, processes)
         stack.push_async_callback(_stop_drafters, cluster)
         await cluster.until_up(*range(num_replicas))
         await until(lambda: client.get("/health"), lambda response: response.status_code == 200)

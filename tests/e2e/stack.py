@@ -23,6 +23,7 @@ class Process:
     """A command whose output is collected; `wait_for` blocks until a line matches."""
 
     def __init__(self, *words: str, env: dict[str, str] | None = None) -> None:
+        self.words = words
         self.lines: list[str] = []
         self._news = threading.Condition()
         self._ended = False

@@ -27,9 +27,12 @@ Fault = Callable[[Cluster], Awaitable[object]]
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Cluster]:
     """Two replicas and a drafter."""
     model: Path = write_small_model(tmp_path_factory.mktemp("small"))
-    async with running(model, verify=("--shutdown-grace-s=0.2",)) as cluster:
+    async with running(
+        model, verify=("--shutdown-grace-s=0.2",), gateway_flags=("--failover-patience-s=3",)
+    ) as cluster:
         await cluster.draft()
         yield cluster
+        assert cluster.complaints() == []
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

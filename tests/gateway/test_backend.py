@@ -13,7 +13,15 @@ import pytest
 
 from gateway.backend import Backend, RetryPolicy
 from gateway.replicas import ReplicaSet
-from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import (
+    ENGINE_FAILED,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    OutriderError,
+    ResourceExhausted,
+    Unavailable,
+)
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids, unpack_ids
 from tests.gateway.fakes import FAST_PROBE, FAST_RETRY, FakeVerify, serving
@@ -121,6 +129,19 @@ async def test_a_request_that_breaks_every_replica_is_given_up(tmp_path: Path) -
         with pytest.raises(Unavailable):
             await outputs(backend, ask())
     assert len(one.requests) + len(two.requests) == FAST_RETRY.max_failures + 1
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_engines_fail_on_does_not_go_through_them_all(tmp_path: Path) -> None:
+    failed = Unavailable("the engine failed", code=ENGINE_FAILED)
+    fakes = [fake(tmp_path, refuse=failed) for _ in range(4)]
+    async with backend_of(fakes, tmp_path) as backend:
+        with pytest.raises(Internal):
+            await outputs(backend, ask())
+        assert sum(len(one.requests) for one in fakes) == 2
+        for one in fakes[1:]:
+            one.refuse = None
+        assert await outputs(backend, ask()) == {0: LONG}
 
 
 @pytest.mark.asyncio

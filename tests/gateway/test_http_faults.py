@@ -67,6 +67,27 @@ def test_what_is_no_json(http: httpx.Client, body: bytes) -> None:
     assert "connection" not in reply.headers
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"temperature": 3}, "<= 2.0, not 3."),
+        ({"stop": ["a"] * 5}, "not an array of 5."),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "'messages[0].role': \"alien\"."),
+        ({"messages": [{"role": "r" * 900, "content": "x"}]}, "a string of 900."),
+        ({"model": "other"}, 'The model "other" does not exist; small does.'),
+        ({"logit_bias": {"x": 1}}, '"x" is none'),
+        ({"min_tokens": 9, "max_tokens": 4}, "min_tokens is 9, above max_tokens, 4."),
+        ({"modalities": ["text", "audio"]}, "'modalities': an array of 2."),
+        ({"response_format": {"type": "xml"}}, 'not "xml".'),
+        ({"prediction": {"type": "x", "content": "y"}}, 'not "x".'),
+    ],
+    ids=range(10),
+)
+def test_messages_name_the_value(http: httpx.Client, fields: dict[str, Any], told: str) -> None:
+    message = http.post(CHAT, json={"messages": USER, **fields}).json()["error"]["message"]
+    assert told in message
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/generate"])
 def test_body_over_the_limit(http: httpx.Client, path: str) -> None:
     large = b'{"x":"' + b"x" * 2**20 + b'"}'

@@ -44,6 +44,8 @@ async def serve_grpc(args: VerifyArgs | DraftArgs, end: draft_pb2.VerifyLinkStat
     server.add_generic_rpc_handlers((handler_of(args, end),))
     health = add_health_and_reflection(server, [])
     bind(server, args.listen)
+    if isinstance(args, VerifyArgs) and args.grpc_address is not None:
+        bind(server, args.grpc_address)
     await server.start()
     await set_serving(health, [], True)
     await until_terminated()

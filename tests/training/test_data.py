@@ -116,7 +116,7 @@ def test_every_slot_of_every_template_can_be_filled() -> None:
     assert material.weights.keys() == material.templates.keys()
     prompts = {composer.prompt(rng)[1] for _ in range(500)}
     assert len(prompts) > 400
-    assert "text?" not in composer.about("summary", "Whales sing.", rng)
+    assert "Whales sing." in composer.about("summary", "Whales sing.", rng)
 
 
 def test_prose_and_docstrings(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def test_states_may_come_from_the_disk(
     trainer = Trainer(head_args("EAGLE3", target, data, tmp_path / "2", store_states=str(tmp_path / "states")), ALONE)
     monkeypatch.setattr(trainer.target, "rows", None)
     assert trainer._step(trainer.dataset.batches(trainer.checkpoint.plan))[1] > 0
+    changes = {"store_states": str(tmp_path / "states"), "quantization": "int8"}
     with pytest.raises(StartupError, match="holds states of"):
-        changes = {"store_states": str(tmp_path / "states"), "quantization": "int8"}
         Trainer(head_args("EAGLE", target, data, tmp_path / "3", **changes), ALONE)
 
 

@@ -17,13 +17,13 @@ from grpc_health.v1 import _async as health_aio
 from engine.runner import ModelRunner
 from outrider import rpc
 from outrider.args import VerifyArgs
+from outrider.cost_table import CostTable
 from outrider.errors import Unavailable
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.drafter_view import Policy
 from tests.fake_drafters import FakeDrafter, silent
 from tests.fakes import FakeRunner, ToyModel
 from verify_service.app import SERVICE, Engine, build_servicer, build_step_loop
-from verify_service.brake import CostTable
 from verify_service.commands import Command, DrafterJoined, Inbox, Stop
 from verify_service.drafters import Drafter
 from verify_service.service import VerifyServicer

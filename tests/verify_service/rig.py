@@ -15,13 +15,13 @@ import numpy as np
 from engine.config import ModelConfig
 from engine.pages import PagePool
 from engine.radix_cache import RadixCache
+from outrider.cost_table import CostTable
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
 from tests.drafter_view import Policy, Seen, View
 from tests.fake_drafters import silent
 from tests.fakes import FakeRunner, ToyModel
-from verify_service.brake import CostTable
 from verify_service.commands import (
     Cancel,
     Command,

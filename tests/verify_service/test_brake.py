@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify_service.brake import Acceptance, CostTable, ReplyTimes, SessionBrake, choose_nodes
+from outrider.cost_table import CostTable
+from verify_service.brake import Acceptance, DrafterRecord, ReplyTimes, choose_nodes
 
 STEEP = CostTable({1: 10.0, 32: 41.0})  # a millisecond a row: a small CPU
 FLAT = CostTable({1: 10.0, 32: 10.5})  # nodes cost next to nothing: a GPU
@@ -92,7 +94,7 @@ def test_the_bound_on_a_reply_covers_its_usual_spread() -> None:
     assert replies.bound_ms < 10.0
 
 
-# What a drafter does in a round: the tree's scores, and how many of its first nodes are accepted.
+# What a drafter does in a round: the tree's scores, and how many of its first nodes come true.
 Behaviour = Callable[[int, bool], tuple[list[int], int]]
 CHAIN = [2, 4, 6, 8]
 
@@ -117,77 +119,138 @@ def wrong_now_and_then(step: int, is_probe: bool) -> tuple[list[int], int]:
     return CHAIN, 4 * (step // 200 % 2)
 
 
-def simulate(behaviour: Behaviour, costs: CostTable, *, steps: int, reply_ms: float = 0.0) -> tuple[float, int, int]:
-    """(tokens per ms against plain decoding, rounds with drafts, the last of them) for one session alone.
+@dataclass
+class Played:
+    """One session alone. speed: tokens per ms over those of plain decoding; steps with drafts, and with probes."""
 
-    Verify waits for replies as long as its planner would.
-    """
-    brake = SessionBrake(Acceptance())
+    speed: float
+    rounds: list[int] = field(default_factory=list)
+    probes: list[int] = field(default_factory=list)
+
+
+def simulate(
+    behaviour: Behaviour, costs: CostTable, *, steps: int, reply_ms: float = 0.0, tax_ms: float = 0.1,
+    record: DrafterRecord | None = None,
+) -> Played:  # fmt: skip
+    """Verify waits for replies as long as its planner would; what is drafted for a step comes true in it, or not."""
+    record = record or DrafterRecord()
+    brake, played = record.open(), Played(0.0)
     plain_ms = float(costs.ms(1))
-    total_ms, tokens, rounds, last, was_silent = 0.0, 0, 0, 0, False
+    node_ms = (float(costs.ms(5)) - plain_ms) / 4
+    total_ms, tokens = 0.0, 0
     for step in range(steps):
-        if brake.silent:
-            was_silent = True
-            brake.plain_step()
+        is_probe = brake.asks and not brake.listens
+        if not brake.tell():
+            brake.plain_step(plain_ms)
             total_ms, tokens = total_ms + plain_ms, tokens + 1
             continue
-        scores, right = behaviour(step, was_silent)
-        was_silent = False
-        tree = np.array(scores, np.uint8)
+        record.observe_tax(tax_ms, 1)
+        scores, right = behaviour(step, is_probe)
+        tree, true = np.array(scores, np.uint8), np.arange(len(scores)) < right
         break_even_ms = (1 + brake.expected_accepted) * plain_ms - float(costs.ms(1 + round(brake.expected_nodes)))
-        wait_ms, nodes = max(0.0, min(reply_ms, break_even_ms)), 0
+        wait_ms = 0.0 if is_probe else max(0.0, min(reply_ms, break_even_ms))
+        nodes = 0
         if wait_ms == reply_ms:
             (nodes,) = choose_nodes(costs, 1, 1.0, [np.sort(brake.probabilities(tree))[::-1]])
-            nodes = min(max(nodes, brake.least_nodes()), len(tree))
         accepted = min(right, nodes)
         ms = float(costs.ms(1 + nodes))
-        if nodes:
-            brake.verified(tree[:nodes], np.arange(nodes) < accepted)
-        if nodes or wait_ms:
-            loss_ms = ms - plain_ms + wait_ms
-            brake.round_done(
-                nodes=nodes, accepted=accepted, gain_ms=accepted * plain_ms, loss_ms=loss_ms, step_ms=plain_ms
-            )
+        if is_probe:
+            played.probes.append(step)
+        if nodes or not is_probe:
+            lost_ms = ms - plain_ms + wait_ms + record.tax_ms
+            brake.round_done(nodes=nodes, accepted=accepted, net_ms=accepted * plain_ms - lost_ms, step_ms=plain_ms)
         else:
-            brake.plain_step()
-        total_ms, tokens = total_ms + ms + wait_ms, tokens + 1 + accepted
-        rounds, last = rounds + (nodes > 0), step if nodes else last
-    return tokens / total_ms * plain_ms, rounds, last
+            brake.plain_step(plain_ms)
+        brake.judged(tree, true, value_ms=plain_ms, node_ms=node_ms)
+        brake.told = False
+        total_ms, tokens = total_ms + ms + wait_ms + tax_ms, tokens + 1 + accepted
+        if nodes:
+            played.rounds.append(step)
+    played.speed = tokens / total_ms * plain_ms
+    return played
 
 
 @pytest.mark.parametrize("costs", [STEEP, FLAT])
 def test_a_drafter_that_is_right_is_never_silenced(costs: CostTable) -> None:
-    speed, rounds, _ = simulate(always_right, costs, steps=500)
-    assert rounds == 500
-    assert speed > 2.0
+    played = simulate(always_right, costs, steps=500)
+    assert len(played.rounds) == 500
+    assert played.speed > 2.0
 
 
 @pytest.mark.parametrize("costs", [STEEP, FLAT])
 @pytest.mark.parametrize("behaviour", [always_wrong, wrong_and_sure, treacherous, wrong_now_and_then])
-@pytest.mark.parametrize("reply_ms", [0.0, 5.0])
-def test_no_behaviour_costs_a_twentieth(behaviour: Behaviour, costs: CostTable, reply_ms: float) -> None:
-    speed, _, _ = simulate(behaviour, costs, steps=4000, reply_ms=reply_ms)
-    assert speed > 0.95
+@pytest.mark.parametrize(("reply_ms", "tax_ms"), [(0.0, 0.1), (5.0, 0.1), (0.0, 4.0)])
+def test_no_behaviour_costs_a_twentieth(
+    behaviour: Behaviour, costs: CostTable, reply_ms: float, tax_ms: float
+) -> None:  # fmt: skip
+    assert simulate(behaviour, costs, steps=4000, reply_ms=reply_ms, tax_ms=tax_ms).speed > 0.95
 
 
-def test_a_silenced_drafter_is_probed_for_ever_and_probes_are_rare() -> None:
-    _, rounds, last = simulate(wrong_and_sure, STEEP, steps=40_000)
-    assert 60 < rounds < 4000
-    assert last > 39_000
+def test_a_drafter_that_is_wrong_falls_silent_and_probes_come_at_growing_intervals() -> None:
+    played = simulate(always_wrong, STEEP, steps=4000, tax_ms=0.5)
+    assert len(played.rounds) < 30
+    gaps = np.diff(played.probes)
+    assert (np.diff(gaps) >= 0).all()
+    assert gaps[0] < gaps[-1]
+    assert 20 < len(played.probes) < 200
 
 
-def test_a_drafter_that_improves_is_used_again() -> None:
+def test_probes_that_cost_much_are_rare() -> None:
+    dear = simulate(always_wrong, STEEP, steps=20_000, tax_ms=8.0)
+    assert dear.probes
+    assert len(dear.probes) * 8.0 < 0.03 * 20_000 * 10.0
+    assert np.diff(dear.probes).min() > 30
+
+
+def test_a_drafter_that_gets_good_is_used_again_within_two_probes() -> None:
     def late_bloomer(step: int, is_probe: bool) -> tuple[list[int], int]:
         return CHAIN, 4 if step > 1000 else 0
 
-    speed, rounds, _ = simulate(late_bloomer, STEEP, steps=5000)
-    assert rounds > 2500
-    assert speed > 1.2
+    played = simulate(late_bloomer, STEEP, steps=5000)
+    first = min(step for step in played.rounds if step > 1000)
+    assert sum(1000 < step <= first for step in played.probes) <= 2
+    assert played.speed > 2.0
 
 
-def test_what_one_session_teaches_serves_the_next() -> None:
-    shared = Acceptance()
-    first = SessionBrake(shared)
+def test_a_drafter_whose_work_slows_steps_down_more_than_it_gains_is_silenced() -> None:
+    def one_in_two(step: int, is_probe: bool) -> tuple[list[int], int]:
+        return [4], step % 2
+
+    assert simulate(one_in_two, FLAT, steps=2000, tax_ms=0.2).speed > 1.2
+    played = simulate(one_in_two, FLAT, steps=2000, tax_ms=8.0)
+    assert played.speed > 0.95
+    assert len(played.rounds) < 200
+
+
+def test_new_sessions_of_a_useless_drafter_begin_in_silence_and_of_a_good_one_do_not() -> None:
+    useless, good = DrafterRecord(), DrafterRecord()
+    for _ in range(12):
+        simulate(always_wrong, STEEP, steps=60, tax_ms=1.0, record=useless)
+        simulate(always_right, STEEP, steps=60, tax_ms=1.0, record=good)
+    assert not useless.open().listens
+    assert good.open().listens
+    helped = simulate(always_right, STEEP, steps=400, tax_ms=1.0, record=useless)
+    assert helped.speed > 2.0
+
+
+def test_a_hushed_drafter_is_not_heard_and_a_fixed_session_is_never_silenced() -> None:
+    record = DrafterRecord(hushed=True)
+    brake = record.open()
+    assert not brake.tell()
+    brake.fixed = True
+    assert brake.tell()
+    record.hushed = False
+    brake.fixed = False
+    assert brake.tell()
+
+
+def test_what_one_session_teaches_serves_the_next_and_its_own_counts_soon_weigh_more() -> None:
+    shared, zeros = Acceptance(), np.zeros(4, np.uint8)
+    first = Acceptance(shared)
     for _ in range(50):
-        first.verified(np.zeros(4, np.uint8), np.zeros(4, np.bool_))
-    assert SessionBrake(shared).probabilities(np.zeros(1, np.uint8))[0] < 0.1
+        first.observe(zeros, np.zeros(4, np.bool_))
+    second = Acceptance(shared)
+    assert second.probabilities(zeros)[0] < 0.1
+    for _ in range(4):
+        second.observe(zeros, np.ones(4, np.bool_))
+    assert second.probabilities(zeros)[0] > 0.7

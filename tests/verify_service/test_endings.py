@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator, Sequence
 
 import grpc
 import pytest
+import torch
 
-from outrider.errors import OutriderError, Unavailable
+from engine.batch import Segment
+from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
 from outrider.sampling import SamplingParams
 from outrider.v1 import verify_pb2
 from tests.drafter_view import Draft
@@ -15,6 +19,7 @@ from tests.fake_drafters import Truth, perfect, random_trees
 from tests.verify_service.rig import MAX_NODES, build_rig, expected, prompt_of, request
 from tests.verify_service.scenes import MODEL, SAMPLED, VOCAB, check_outputs, learn
 from verify_service.commands import Stop
+from verify_service.mishaps import MAX_FAILED_STEPS
 
 
 @pytest.mark.parametrize("params", [SAMPLED, SamplingParams(temperature=0.0, max_tokens=30, frequency_penalty=0.3)])
@@ -126,20 +131,71 @@ def test_a_full_queue_refuses_a_request_whole_and_the_others_go_on() -> None:
     rig.check_whole()
 
 
-def test_an_error_of_the_loop_ends_every_session_with_it_and_is_raised() -> None:
+def test_a_step_that_fails_for_one_session_ends_that_one() -> None:
+    rig = build_rig(MODEL, chunk=4)
+    sim = rig.join(perfect(Truth([[1, 2, *MODEL.greedy([1, 2], 20)]])))
+    good, sick, late = (rig.submit(request(prompt))[0] for prompt in ([1, 2], [3, 4], [5] * 11))
+    forward = rig.runner.forward
+
+    def failing(segments: Sequence[Segment]) -> torch.Tensor:
+        if sick.output_len >= 5 and any(segment.table_row == sick.table_row for segment in segments):
+            raise RuntimeError("cannot be computed")
+        return forward(segments)
+
+    rig.runner.forward = failing
+    rig.run()
+    error = rig.errors.pop(sick.session_id)
+    assert isinstance(error, Internal)
+    check_outputs(rig, good, late)
+    assert rig.tokens[sick.session_id] == expected(rig, sick)[:5]
+    assert len(rig.finishes) == 2
+    assert sim.view.num_accepted > 0
+    assert verify_pb2.CLOSE_REASON_ERROR in sim.view.closed.values()
+    rig.check_whole()
+
+
+def test_prompt_rows_come_once_though_their_step_is_run_again() -> None:
+    rig = build_rig(MODEL, chunk=4)
+    asked = request([7, 6, 5, 4, 3, 2, 1], SamplingParams(temperature=0.0, max_tokens=3))
+    asked.logprobs = asked.prompt_logprobs = True
+    for fails_in in (1, 2, 3):
+        (session,) = rig.submit(asked)
+        steps = itertools.count(1)
+
+        def fail(steps: Iterator[int] = steps, fails_in: int = fails_in) -> None:
+            if next(steps) == fails_in:
+                raise RuntimeError("once")
+
+        rig.runner.on_forward = fail
+        rig.run()
+        assert rig.output(session) == MODEL.greedy([7, 6, 5, 4, 3, 2, 1], 3)
+        shown = [entry.token for entry in rig.responses[session.session_id][0].prompt_logprobs]
+        assert shown == [7, 6, 5, 4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("error", [torch.AcceleratorError("device-side assert"), MemoryError("no more")])
+def test_an_error_of_the_engine_ends_every_session_and_is_raised(error: Exception) -> None:
+    """A device's error at once; any other when it keeps coming back. Other replicas may go on with the sessions."""
     rig = build_rig(MODEL)
-    (session,) = rig.submit(request([1, 2]))
+    sessions = rig.submit(request([1, 2]))
 
     def fail() -> None:
-        raise MemoryError("no more")
+        raise error
 
     rig.runner.on_forward = fail
-    with pytest.raises(MemoryError):
+    if isinstance(error, MemoryError):
+        for _ in range(MAX_FAILED_STEPS - 1):
+            rig.step()
+            assert isinstance(rig.errors[sessions[-1].session_id], Internal)
+            sessions += rig.submit(request([1, 2]))
+    with pytest.raises(type(error)):
         rig.loop.run()
-    error = rig.errors[session.session_id]
-    assert isinstance(error, OutriderError)
-    assert error.status is grpc.StatusCode.INTERNAL
-    assert "no more" not in error.message
+    if not isinstance(error, MemoryError):
+        ended = rig.errors[sessions[-1].session_id]
+        assert isinstance(ended, Unavailable)
+        assert ended.code == ENGINE_FAILED
+        assert "assert" not in ended.message
+    assert rig.is_idle
 
 
 def test_stopping_ends_running_waiting_and_unread_sessions() -> None:

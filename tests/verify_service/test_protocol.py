@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from draft_service.session import Session as Drafted
 from draft_service.sessions import Changes, SessionTable
+from outrider.errors import Unavailable
 from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
@@ -20,10 +21,11 @@ from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, random_draft
 from tests.fakes import ToyModel
 from tests.verify_service.rig import MAX_ASSUMED, MAX_KEPT, MAX_NODES, MAX_PROPOSAL_NODES, Rig, Sim, build_rig, request
-from verify_service.commands import Released
+from verify_service.commands import Released, Stop
 from verify_service.planner import Work
 from verify_service.session import Session
 
+Frame = list[verify_pb2.Proposal] | list[verify_pb2.Release]
 VOCAB = 8
 MODEL = ToyModel(vocab_size=VOCAB, order=3)
 
@@ -37,6 +39,7 @@ class Client:
     output: list[int]  # what it will be
     rig: Rig  # the process that it asked last
     session: Session
+    choice: int = 0
     held: list[int] = field(default_factory=list)  # from processes that are gone
     cancelled: bool = False
 
@@ -53,19 +56,32 @@ class Client:
 
 @dataclass(eq=False)
 class Peer:
-    """A drafter's end of a stream, with what it has said and verify has not heard yet."""
+    """A drafter's end of a stream, with what it has said and verify has not heard yet.
+
+    deaf: verify has ended the stream, or nothing comes through any more, and the drafter has not noticed.
+    """
 
     sim: Sim
     table: SessionTable
-    said: deque[list[verify_pb2.Proposal] | list[verify_pb2.Release]] = field(default_factory=deque)
+    said: deque[Frame] = field(default_factory=deque)
+    last: list[verify_pb2.Proposal] = field(default_factory=list)  # the proposals that it said last
+    deaf: bool = False
 
 
 class Wire(RuleBasedStateMachine):
-    """Frames are read and heard late, streams are lost, processes restart; the answers stay what they are."""
+    """Frames are read and heard late, twice or never; streams are lost with and without a word; processes restart.
 
-    @initialize(seed=st.integers(0, 2**32), pages=st.integers(48, 120), budget=st.booleans())
-    def start(self, seed: int, pages: int, budget: bool) -> None:
+    The answers stay what they are, and nothing is left of any session on either side.
+    """
+
+    @initialize(
+        seed=st.integers(0, 2**32), pages=st.integers(48, 120), budget=st.booleans(),
+        outbox_bytes=st.sampled_from([2**20, 1000]),
+    )  # fmt: skip
+    def start(self, seed: int, pages: int, budget: bool, outbox_bytes: int) -> None:
         self.rng = random.Random(seed)
+        self.outbox_bytes = outbox_bytes
+        self.lost: list[Peer] = []  # their drafters know, verify does not
         self.pages, self.brake = pages, budget
         self.truth = Truth()
         self.clients: list[Client] = []
@@ -75,7 +91,16 @@ class Wire(RuleBasedStateMachine):
         self.rig = self.new_rig()
 
     def new_rig(self) -> Rig:
-        rig = build_rig(MODEL, pages=self.pages, context=48, chunk=6, max_running=4, brake=self.brake, wait_ms=0.1)
+        rig = build_rig(
+            MODEL,
+            pages=self.pages,
+            context=48,
+            chunk=6,
+            max_running=4,
+            brake=self.brake,
+            wait_ms=0.1,
+            outbox_bytes=self.outbox_bytes,
+        )
         rig.inbox._act = self.act
         plan = rig.loop._planner.plan
 
@@ -96,19 +121,20 @@ class Wire(RuleBasedStateMachine):
         temperature=st.sampled_from([0.0, 1.0]),
         seed=st.integers(0, 99),
         stop=st.integers(0, VOCAB - 1),
+        choices=st.sampled_from([1, 1, 3]),
     )
-    def ask(self, prompt: list[int], temperature: float, seed: int, stop: int) -> None:
+    def ask(self, prompt: list[int], temperature: float, seed: int, stop: int, choices: int) -> None:
         if len(self.clients) < 12:
             stop_ids = (stop,) if seed % 2 else ()
             params = SamplingParams(
                 temperature=temperature, seed=seed, max_tokens=30, min_tokens=4, stop_token_ids=stop_ids
             )
-            output = MODEL.decode(prompt, params, seed=seed, stop_ids=stop_ids, max_len=48)
-            self.truth.texts.append(prompt + output)
-            (session,) = self.rig.submit(request(prompt, params))
-            self.clients.append(Client(prompt, params, output, self.rig, session))
+            for choice, session in enumerate(self.rig.submit(request(prompt, params, choices=choices))):
+                output = MODEL.decode(prompt, params, seed=seed, choice=choice, stop_ids=stop_ids, max_len=48)
+                self.truth.texts.append(prompt + output)
+                self.clients.append(Client(prompt, params, output, self.rig, session, choice))
 
-    @rule(which=st.integers(0, 11))
+    @rule(which=st.integers(0, 13))
     def hang_up(self, which: int) -> None:
         if which < len(self.clients):
             client = self.clients[which]
@@ -123,24 +149,48 @@ class Wire(RuleBasedStateMachine):
         for _ in range(count):
             if not self.rig.is_idle or not self.rig.inbox._queue.empty():
                 self.rig.step()
+            self.note_expelled()
+
+    @rule()
+    def a_step_fails(self) -> None:
+        """The next one, once."""
+        runner = self.rig.runner
+
+        def fail() -> None:
+            runner.on_forward = lambda: None
+            raise RuntimeError("a step failed")
+
+        runner.on_forward = fail
+
+    @rule()
+    def shut_down(self) -> None:
+        """Verify stops before its sessions have ended; another one takes them over."""
+        self.rig.inbox.put(Stop(Unavailable("shutting down")))
+        self.rig.loop.run()
+        self.rig.check_whole()
+        self.restart()
 
     @rule()
     def restart(self) -> None:
         """Verify dies: streams and sessions go, and clients come again with what they have."""
-        for peer in list(self.peers):
-            self.lose(peer)
+        for peer in [*self.peers, *self.lost]:
+            self.forget(peer)
+        self.peers, self.lost = [], []
         self.verified.clear()
         self.rig = self.new_rig()
         for client in self.clients:
             if not client.cancelled and not client.has_finished:
                 client.held, client.rig = client.received, self.rig
-                (client.session,) = self.rig.submit(request(client.prompt, client.params, resumed=client.held))
+                resumed = request(client.prompt, client.params, resumed=client.held)
+                resumed.first_choice_index = client.choice
+                (client.session,) = self.rig.submit(resumed)
         self.join()
 
     # ---- drafters
 
-    @rule()
-    def join(self) -> None:
+    @rule(name=st.sampled_from(["", "", "one", "two"]))
+    def join(self, name: str = "") -> None:
+        """A drafter comes, or comes again under its name: it does not get what it gave up."""
         if len(self.peers) < 3:
             limits = verify_pb2.DrafterLimits(
                 max_proposal_nodes=MAX_PROPOSAL_NODES,
@@ -149,15 +199,48 @@ class Wire(RuleBasedStateMachine):
                 max_verify_nodes=MAX_NODES,
             )
             target = common_pb2.ModelInfo(vocab_size=VOCAB, context_length=48)
-            sim = self.rig.join(name=str(self.rng.random()), reads=lambda: False)
+            sim = self.rig.join(name=name or str(self.rng.random()), reads=lambda: False)
             self.peers.append(
                 Peer(sim, SessionTable(verify_pb2.Enlisted(limits=limits, target=target), max_sessions=3))
             )
 
+    @rule(which=st.integers(0, 2), told=st.sampled_from(["both", "verify", "drafter"]))
+    def stream_ends(self, which: int, told: str) -> None:
+        """Both know, or one goes on for a while as if nothing were."""
+        if which >= len(self.peers):
+            return
+        peer = self.peers[which]
+        if told != "drafter":
+            if not peer.deaf:
+                self.rig.leave(peer.sim)
+            peer.deaf = True
+        if told != "verify":
+            self.peers.remove(peer)
+            self.forget(peer)
+            if not peer.deaf:
+                self.lost.append(peer)
+
+    @rule()
+    def verify_notices(self) -> None:
+        """Keepalive has found out about a stream whose drafter is gone."""
+        if self.lost:
+            self.rig.leave(self.lost.pop().sim)
+
     @rule(which=st.integers(0, 2))
-    def stream_ends(self, which: int) -> None:
+    def drafter_repeats(self, which: int) -> None:
+        """Its last proposals once more, or those of a stream that is gone."""
         if which < len(self.peers):
-            self.lose(self.peers[which])
+            peer = self.peers[which]
+            old = self.rng.choice([other.last for other in (*self.peers, *self.lost)])
+            if old:
+                peer.said.append(old)
+
+    @rule(which=st.integers(0, 2))
+    def drafter_drains(self, which: int) -> None:
+        if which < len(self.peers):
+            peer = self.peers[which]
+            peer.table.draining = True
+            self.say_releases(peer, peer.table.release_all(verify_pb2.RELEASE_REASON_DRAINING, "bye"))
 
     @rule(which=st.integers(0, 2))
     def drafter_reads(self, which: int) -> None:
@@ -176,9 +259,21 @@ class Wire(RuleBasedStateMachine):
             changes = peer.table.release_all(verify_pb2.RELEASE_REASON_ERROR, "too much")
             self.say_releases(peer, changes)
 
-    def lose(self, peer: Peer) -> None:
-        self.peers.remove(peer)
-        self.rig.leave(peer.sim)
+    def forget(self, peer: Peer) -> None:
+        """The drafter knows that its stream has ended: no session of it stays."""
+        peer.table.release_all(verify_pb2.RELEASE_REASON_UNSPECIFIED, "the stream ended")
+        assert len(peer.table) == 0
+        assert not peer.table.take_due()
+        peer.said.clear()
+
+    def note_expelled(self) -> None:
+        """Streams that verify has ended for slow reading."""
+        for peer in self.peers:
+            if peer.sim.ended is not None and not peer.deaf:
+                assert self.outbox_bytes < 2**20
+                peer.deaf = True
+                self.rig.leave(peer.sim)
+        self.lost = [peer for peer in self.lost if peer.sim.ended is None or self.rig.leave(peer.sim)]
 
     def act(self) -> None:
         """What happens while the engine looks into its inbox."""
@@ -188,6 +283,8 @@ class Wire(RuleBasedStateMachine):
                 self.hear(peer)
 
     def read(self, peer: Peer) -> None:
+        if peer.deaf or peer.sim.ended is not None:
+            return
         frame = peer.sim.drafter.outbox.take()
         if frame is None:
             return
@@ -201,13 +298,15 @@ class Wire(RuleBasedStateMachine):
             self.propose(peer, session) for session in peer.table.take_due() for _ in range(self.rng.randint(0, 3))
         ]
         if proposals:
+            peer.last = proposals
             peer.said.append(proposals)
 
     def say_releases(self, peer: Peer, changes: Changes) -> None:
         if changes.releases:
             # Verify sends nothing that would make a drafter give up, but for want of room or by its own wish.
             reasons = {release.reason for release in changes.releases}
-            assert reasons <= {verify_pb2.RELEASE_REASON_CAPACITY, verify_pb2.RELEASE_REASON_ERROR}
+            own = verify_pb2.RELEASE_REASON_ERROR, verify_pb2.RELEASE_REASON_DRAINING
+            assert reasons <= {verify_pb2.RELEASE_REASON_CAPACITY, *own}
             peer.said.append(changes.releases)
 
     def propose(self, peer: Peer, session: Drafted) -> verify_pb2.Proposal:
@@ -228,6 +327,8 @@ class Wire(RuleBasedStateMachine):
         )
 
     def hear(self, peer: Peer) -> None:
+        if peer.deaf:
+            peer.said.clear()
         while peer.said:
             frame = peer.said.popleft()
             if isinstance(frame[0], verify_pb2.Release):
@@ -253,7 +354,7 @@ class Wire(RuleBasedStateMachine):
     @invariant()
     def clients_have_the_beginning_of_their_answers(self) -> None:
         for client in self.clients:
-            assert not client.rig.errors
+            assert client.session.session_id not in client.rig.errors
             assert client.received == client.output[: len(client.received)]
             assert not client.has_finished or client.received == client.output
 
@@ -263,9 +364,12 @@ class Wire(RuleBasedStateMachine):
         for client in self.clients:
             assert client.cancelled or client.has_finished
         self.rig.check_whole()
+        drafters = self.rig.loop.drafters
+        assert not (drafters._generations or drafters._barred or drafters._by_session)
         for peer in self.peers:
             self.read(peer)
-            assert len(peer.table) == 0
+            assert peer.deaf or len(peer.table) == 0
+            self.forget(peer)
 
 
 TestWire = Wire.TestCase

@@ -53,10 +53,10 @@ class Record:
 class Mix:
     """How much of the data is what; shares of 1."""
 
-    sampled: float = 0.6
+    sampled: float = 0.5
     passage: float = 0.06
-    greedy: float = 0.75
-    more_turns: float = 0.35
+    greedy: float = 0.9
+    more_turns: float = 0.2
     system: float = 0.06
 
 

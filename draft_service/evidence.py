@@ -1,0 +1,101 @@
+"""What a drafter's planner has measured: how deep drafts come true, what drafting takes, what verify's steps take."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draft_service.session import Extension, Session
+from outrider.cost_table import CostTable
+from outrider.tree import ROOT
+from outrider.v1 import verify_pb2
+
+MAX_DEPTH = 16
+_PRIOR, _PRIOR_WEIGHT = 0.7, 4.0  # of a node whose parent was accepted, before anything is known
+_WINDOW = 256.0  # tries at a depth after which old ones fade
+_ALPHA = 0.2
+_CALL_GUESS = 0.25  # of a plain step: a forward pass of a draft model that was not timed yet
+
+
+class DepthAcceptance:
+    """How often a draft of depth d is accepted once that of depth d-1 was, for trees of one number of branches."""
+
+    def __init__(self) -> None:
+        self._tries = np.full(MAX_DEPTH, _PRIOR_WEIGHT)
+        self._hits = _PRIOR * self._tries
+
+    def observe(self, root_depth: int, accepted: int, depth: int) -> None:
+        """A tree was verified below a node at `root_depth`: `accepted` drafts of `depth` came true."""
+        tried = slice(root_depth, min(root_depth + accepted + (accepted < depth), MAX_DEPTH))
+        self._tries[tried] += 1.0
+        self._hits[root_depth : min(root_depth + accepted, MAX_DEPTH)] += 1.0
+        fade = np.where(self._tries > _WINDOW, 0.5, 1.0)
+        self._tries *= fade
+        self._hits *= fade
+
+    def tokens(self) -> NDArray[np.float64]:
+        """float64 [MAX_DEPTH + 1]: tokens that a round commits, by the depth of its drafts."""
+        return 1.0 + np.concatenate([[0.0], np.cumsum(np.cumprod(self._hits / self._tries))])
+
+
+class DraftTimes:
+    """Milliseconds of one forward pass of the draft model, by branches and sessions."""
+
+    def __init__(self) -> None:
+        self._ms: dict[tuple[int, int], float] = {}
+
+    def observe(self, topk: int, sessions: int, num_steps: int, ms: float) -> None:
+        """A call that drafted trees for so many sessions took `ms`: a pass over what was committed, then each step."""
+        key, each_ms = (topk, sessions.bit_length()), ms / max(1, num_steps)
+        known = self._ms.get(key)
+        self._ms[key] = each_ms if known is None else known + _ALPHA * (min(each_ms, 2 * known) - known)
+
+    def ms(self, topk: int, sessions: int, num_steps: int, plain_ms: float) -> float:
+        """Expected time of such a call; plain_ms: of a step of verify, which guesses it while nothing was timed."""
+        exact = self._ms.get((topk, sessions.bit_length()))
+        nearest = min(self._ms, key=lambda key: (key[0] != topk, abs(key[1] - sessions.bit_length())), default=None)
+        each_ms = exact or (self._ms[nearest] if nearest else _CALL_GUESS * plain_ms)
+        return each_ms * num_steps
+
+
+class Evidence:
+    """Taken from verdicts, whatever session or link they are of."""
+
+    def __init__(self) -> None:
+        self.costs = CostTable()
+        self.times = DraftTimes()
+        self.sessions = 1  # in the newest round
+        self.hit_rate = 0.0  # rounds that verified an early proposal
+        self._accepted: dict[int, DepthAcceptance] = {}
+
+    def accepted(self, topk: int) -> DepthAcceptance:
+        """Of trees of so many branches."""
+        return self._accepted.setdefault(topk, DepthAcceptance())
+
+    def observe(self, extensions: list[Extension]) -> None:
+        """Takes in a round's verdicts."""
+        steps: dict[tuple[int, int], int] = {}
+        for extension in extensions:
+            verdict = extension.verdict
+            if verdict.steps:
+                steps[verdict.verify_us, verdict.batch_tokens] = verdict.steps
+            for credit in verdict.credits:
+                self._observe_credit(extension.session, credit)
+        for (verify_us, rows), count in steps.items():
+            self.costs.observe(rows // count, verify_us / count / 1000)
+        if extensions:
+            self.sessions = len(extensions)
+
+    def _observe_credit(self, session: Session, credit: verify_pb2.Credit) -> None:
+        proposal_id, root, nodes = credit.proposal_id, credit.root_node, credit.nodes_verified
+        sent = session.sent.get(proposal_id)
+        if sent is None or not -1 <= root < len(sent.tokens):
+            return
+        self.hit_rate += 0.05 * (float(len(sent.assumed) > 0 or root != ROOT) - self.hit_rate)
+        if session.wishes.has_any:
+            return
+        depths = sent.tree.depths
+        root_depth = int(depths[root]) if root != ROOT else 0
+        depth = min(int(depths.max()) - root_depth, nodes)
+        width = int(np.bincount(sent.parents + 1).max())
+        self.accepted(width).observe(root_depth, len(credit.accepted_nodes), depth)

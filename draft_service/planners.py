@@ -1,0 +1,59 @@
+"""From flags to a planner: whose trees are fixed, whose follow SGLang's rule, and whose are planned."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from draft_service.adaptive import AdaptivePlanner
+from draft_service.drafters.base import Drafter
+from draft_service.drafters.shape import TreeShape
+from draft_service.planning import MAX_OUTCOMES, CostPlanner, FixedPlanner, OverlapRule, Plan, Planner
+from draft_service.tiers import first_steps, read_tiers
+from outrider import env
+from outrider.args import DraftArgs
+from outrider.v1 import common_pb2
+
+_DEEPEST = 7  # steps, and SGLang's largest candidate
+_NODES_A_STEP = 2  # of trees with branches; verify takes those that pay
+
+
+@runtime_checkable
+class Shaped(Protocol):
+    """A drafter whose work depends on the shape of its trees."""
+
+    @property
+    def shape(self) -> TreeShape:
+        """For requests that wish nothing."""
+        ...
+
+    def reshape(self, shape: TreeShape) -> None:
+        """The shape from the next call on."""
+        ...
+
+
+def make_planner(args: DraftArgs, drafter: Drafter) -> Planner:
+    """For a drafter that is loaded. StartupError for an adaptive configuration that is no good."""
+    early = env.early_proposals()
+    overlap = OverlapRule() if early is None else None
+    outcomes = MAX_OUTCOMES if early else 0
+    if not isinstance(drafter, Shaped):
+        return FixedPlanner(Plan(outcomes=outcomes)) if overlap is None else _overlap_only(overlap)
+    if args.speculative_adaptive:
+        tiers = read_tiers(args.speculative_adaptive_config)
+        steps = first_steps(tiers, args.speculative_num_steps)
+        return AdaptivePlanner(tiers, steps, drafter.reshape, overlap, outcomes)
+    if args.speculative_num_steps is not None:
+        return FixedPlanner(Plan(outcomes=outcomes)) if overlap is None else _overlap_only(overlap)
+    return CostPlanner(drafter.shape, _most(drafter), drafter.reshape, overlap, outcomes)
+
+
+def _overlap_only(overlap: OverlapRule) -> CostPlanner:
+    return CostPlanner(None, None, lambda shape: None, overlap)
+
+
+def _most(drafter: Shaped) -> TreeShape:
+    shape = drafter.shape
+    steps = max(shape.num_steps, _DEEPEST)
+    if getattr(drafter, "algorithm", None) == common_pb2.ALGORITHM_MTP:
+        steps = shape.num_steps  # a head with a layer for each step has no more
+    return TreeShape(steps, shape.topk, steps + 1 if shape.topk == 1 else _NODES_A_STEP * steps + 1)

@@ -1,0 +1,215 @@
+"""What a drafter does in its next rounds: how deep and wide it drafts, whether ahead of the step, and whether at all.
+
+From what was measured (evidence.py): tokens that a round commits by the depth of its drafts, over the time that it
+takes, verify's step and what of the drafting is waited for. Verify trims and silences by itself, session by session;
+here it is decided what is worth making. Nothing is planned where the user has fixed the trees.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from draft_service.drafters.shape import TreeShape
+from draft_service.evidence import MAX_DEPTH, Evidence
+from draft_service.session import Extension
+
+MAX_OUTCOMES = 2  # drafted below ahead of each step: the likeliest one, and the next in case
+_ROUND_TRIP_MS = 0.5
+_BETTER = 1.03  # that another shape must promise to be taken
+_REPLAN = 4  # rounds between decisions
+_TRIAL = 8  # rounds that are drafted in spite of a plan not to
+_FIRST_PAUSE, _LAST_PAUSE = 32, 512  # rounds between trials
+_WIDE_TRIAL = 12  # rounds in which another number of branches is tried
+_WIDE_EVERY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """shape: None leaves trees as the flags have them. outcomes: to draft below ahead of a step; 0: do not overlap."""
+
+    shape: TreeShape | None = None
+    speculate: bool = True
+    outcomes: int = MAX_OUTCOMES
+
+
+class Planner(Protocol):
+    """Asked once per round, on the event loop."""
+
+    decisions: Counter[str]
+    current: Plan
+
+    def plan(self, extensions: Sequence[Extension]) -> Plan:
+        """Takes in a round's verdicts; what to do now."""
+        ...
+
+    def drafted(self, kind: str, sessions: int, ms: float) -> None:
+        """A call of the drafter, `tree` or `early`, took so long."""
+        ...
+
+
+class FixedPlanner:
+    """Does as it is told."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.decisions: Counter[str] = Counter()
+        self.current = plan
+
+    def plan(self, extensions: Sequence[Extension]) -> Plan:
+        """Always the same."""
+        return self.current
+
+    def drafted(self, kind: str, sessions: int, ms: float) -> None:
+        """Of no interest."""
+
+
+class CostPlanner:
+    """Chooses the shape that commits most tokens per millisecond.
+
+    first, most: the shape to begin with, and the largest; None where a drafter's work does not depend on it (NGRAM), so
+    that only overlap is decided. apply: tells the drafter of a shape. overlap: None leaves it at `outcomes`.
+    """
+
+    def __init__(
+        self, first: TreeShape | None, most: TreeShape | None, apply: Callable[[TreeShape], object],
+        overlap: OverlapRule | None = None, outcomes: int = 0,
+    ) -> None:  # fmt: skip
+        self.evidence = Evidence()
+        self.decisions: Counter[str] = Counter()
+        self.current = Plan(first, outcomes=outcomes)
+        self._most = most
+        self._outcomes = outcomes
+        self._apply = apply
+        self._overlap = overlap
+        self._rounds = 0
+        self._next = 0  # round of the next decision
+        self._pause = _FIRST_PAUSE
+
+    def plan(self, extensions: Sequence[Extension]) -> Plan:
+        """See Planner."""
+        self.evidence.observe(list(extensions))
+        outcomes = self._overlap.outcomes(extensions) if self._overlap is not None else self._outcomes
+        if not extensions:
+            return self.current
+        self._rounds += max(extension.verdict.steps for extension in extensions)
+        shape, speculate = self.current.shape, self.current.speculate
+        if self._most is not None and self._rounds >= self._next:
+            self._next = self._rounds + _REPLAN
+            shape, speculate = self._decide(self._most, overlaps=outcomes > 0)
+        self._set(Plan(shape, speculate, outcomes if speculate else 0))
+        return self.current
+
+    def drafted(self, kind: str, sessions: int, ms: float) -> None:
+        """See Planner."""
+        shape = self.current.shape
+        if kind == "tree" and shape is not None:
+            self.evidence.times.observe(shape.topk, sessions, shape.num_steps, ms)
+
+    def _decide(self, most: TreeShape, *, overlaps: bool) -> tuple[TreeShape | None, bool]:
+        plain_rate = 1.0 / float(self.evidence.costs.ms(self.evidence.sessions))
+        best, rate = max(((shape, self._rate(shape, overlaps)) for shape in shapes(most)), key=lambda found: found[1])
+        now = self.current.shape
+        if now is not None and rate < _BETTER * self._rate(now, overlaps):
+            best, rate = now, self._rate(now, overlaps)
+        if most.topk > 1 and self._rounds % _WIDE_EVERY < _WIDE_TRIAL:
+            self._next = self._rounds + _WIDE_TRIAL  # what was seen of the other width fades
+            other = 1 if best.topk > 1 else most.topk
+            best = max((s for s in shapes(most) if s.topk == other), key=lambda shape: self._rate(shape, overlaps))
+            return best, True
+        if rate > plain_rate:
+            self._pause = _FIRST_PAUSE if self.current.speculate else self._pause
+            return best, True
+        if self.current.speculate:  # the pause begins
+            self._next, self._pause = self._rounds + self._pause, min(2 * self._pause, _LAST_PAUSE)
+            return best, False
+        self._next = self._rounds + _TRIAL
+        return best, True
+
+    def _rate(self, shape: TreeShape, overlaps: bool) -> float:
+        """Tokens per millisecond and session."""
+        evidence = self.evidence
+        plain_ms = float(evidence.costs.ms(evidence.sessions))
+        rows = evidence.sessions * shape.num_draft_tokens
+        draft_ms = evidence.times.ms(shape.topk, evidence.sessions, shape.num_steps, plain_ms) + _ROUND_TRIP_MS
+        waited = 1.0 - evidence.hit_rate if overlaps else 1.0
+        tokens = float(evidence.accepted(shape.topk).tokens()[shape.num_steps])
+        return tokens / (float(evidence.costs.ms(rows)) + waited * draft_ms)
+
+    def _set(self, plan: Plan) -> None:
+        before, self.current = self.current, plan
+        if plan.shape is not None and plan.shape != before.shape:
+            self.decisions["reshaped"] += 1
+            self._apply(plan.shape)
+        if plan.speculate != before.speculate:
+            self.decisions["resumed" if plan.speculate else "paused"] += 1
+        if (plan.outcomes > 0) != (before.outcomes > 0):
+            self.decisions["overlapped" if plan.outcomes else "sequential"] += 1
+
+
+def shapes(most: TreeShape) -> list[TreeShape]:
+    """Chains, and trees of as many branches as `most` has, no deeper than it and of no more nodes a step."""
+    found = [TreeShape(steps, 1, steps + 1) for steps in range(1, min(most.num_steps, MAX_DEPTH) + 1)]
+    if most.topk > 1:
+        each = (most.num_draft_tokens - 1) / most.num_steps
+        for steps in range(1, min(most.num_steps, MAX_DEPTH) + 1):
+            nodes = max(most.topk, round(each * steps))
+            found.append(TreeShape(steps, most.topk, min(nodes, most.topk + (steps - 1) * most.topk**2) + 1))
+    return found
+
+
+class OverlapRule:
+    """Whether drafting ahead of steps pays, found by trying: rounds with it and without it, in turn.
+
+    It costs CPU that verify may be short of, and saves waiting; both show in the time between a session's verdicts.
+    A trial is `_WINDOW` rounds each way; its outcome holds for a number of rounds that doubles while it stays the same.
+    """
+
+    WINDOW = 16
+    FIRST_HOLD, LAST_HOLD = 128, 2048
+    SKIPPED = 3  # of a window's first rounds: drafts made the other way are still about
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._on = True
+        self._left = self.WINDOW
+        self._hold = 0  # rounds for which the last outcome holds; 0: a trial is under way
+        self._next_hold = self.FIRST_HOLD
+        self._rates: dict[bool, float] = {}
+        self._tokens = self._seconds = 0.0
+        self._seen: dict[int, float] = {}  # when each session's last verdict came, by uid
+
+    def outcomes(self, extensions: Sequence[Extension]) -> int:
+        """Takes in a round's verdicts; how many outcomes to draft for now."""
+        now, seen = self._clock(), self._seen
+        if not extensions:
+            return MAX_OUTCOMES if self._on else 0
+        uids = [extension.session.uid for extension in extensions]
+        if self._left <= self.WINDOW - self.SKIPPED and not self._hold:
+            for extension in extensions:
+                before = seen.get(extension.session.uid)
+                if before is not None:
+                    self._tokens += len(extension.verdict.tokens)
+                    self._seconds += now - before
+        self._seen = {**{uid: at for uid, at in seen.items() if now - at < 1.0}, **dict.fromkeys(uids, now)}
+        self._left -= 1
+        if self._left <= 0:
+            self._turn()
+        return MAX_OUTCOMES if self._on else 0
+
+    def _turn(self) -> None:
+        """A window, or the time for which an outcome holds, is over."""
+        if self._hold:
+            self._hold, self._left, self._rates = 0, self.WINDOW, {}
+        else:
+            self._rates[self._on] = self._tokens / self._seconds if self._seconds else 0.0
+            if len(self._rates) == 1:
+                self._on, self._left = not self._on, self.WINDOW
+            else:
+                first = not self._on  # the way that was in use before the trial
+                self._on = self._rates[True] > self._rates[False]
+                self._next_hold = min(2 * self._next_hold, self.LAST_HOLD) if self._on is first else self.FIRST_HOLD
+                self._hold = self._left = self._next_hold
+        self._tokens = self._seconds = 0.0

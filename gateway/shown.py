@@ -1,0 +1,53 @@
+"""Values of a request as an error message shows them: whole where short, never a text that somebody wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from outrider.errors import InvalidArgument, NotFound
+
+MAX_CHARS = 48
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+
+
+def shown(value: object) -> str:
+    """A number, a name, or what kind of thing it is and how long; JSON's words, at most MAX_CHARS of them."""
+    value = msgspec.to_builtins(value)
+    if isinstance(value, list | dict):
+        return f"{'an array' if isinstance(value, list) else 'an object'} of {len(value)}"
+    text = json.dumps(value)
+    if len(text) <= MAX_CHARS:
+        return text
+    return f"a string of {len(value)}" if isinstance(value, str) else text[:MAX_CHARS] + "..."
+
+
+def found_at(body: Any, path: str) -> str:
+    """`, not VALUE` for the value at a path as msgspec writes it, `messages[0].role`; nothing where it is not told."""
+    for match in _STEP.finditer(path):
+        key = match[1] if match[2] is None else int(match[2])
+        try:
+            body = body[key]
+        except (KeyError, IndexError, TypeError):
+            return ""
+    return f", not {shown(body)}"
+
+
+def no_such_model(name: str, there: str) -> NotFound:
+    """For a model that is not served, where `there` is."""
+    return NotFound(f"The model {shown(name)} does not exist; {there} does.", field="model", code="model_not_found")
+
+
+def no_such_token(token: int, vocab_size: int, field: str) -> InvalidArgument:
+    """For an id outside of the vocabulary."""
+    return InvalidArgument(f"Token ids are from 0 to {vocab_size - 1}, not {token}.", field=field, code="invalid_value")
+
+
+def not_text(kind: str, field: str) -> InvalidArgument:
+    """For a part of a message that is an image, a sound or a file."""
+    return InvalidArgument(
+        f"This server reads only text parts, not {shown(kind)}.", field=field, code="unsupported_content"
+    )

@@ -1,0 +1,48 @@
+"""Flags of `outrider drafters`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outrider.args.links import DialingArgs, check_tls_is_used
+from outrider.errors import StartupError
+from outrider.flags import arg
+from outrider.v1 import common_pb2
+
+# As drafters enlist: a NEXTN head is an EAGLE's, EAGLE3's or MTP's.
+WIRE_ALGORITHMS = tuple(name.removeprefix("ALGORITHM_") for name in common_pb2.Algorithm.keys()[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftersArgs(DialingArgs):
+    """Settings of `outrider drafters`."""
+
+    command: ClassVar[str] = "drafters ACTION"
+    summary: ClassVar[str] = (
+        "Manage a running verify service's drafters. ACTION is list, or one of drain (no new sessions), disable (none "
+        "at all) and enable, for --drafter or --algorithm. Answers stay the same; only their speed may change."
+    )
+
+    verify_address: tuple[str, ...] = arg(
+        ("127.0.0.1:50051",), "connection", "Verify service: host:port or unix:/path. Repeatable."
+    )
+    admin_token_file: str | None = arg(
+        None, "connection", "File with the operator's token. Default: none, as Unix sockets need none."
+    )
+    timeout_s: float = arg(10.0, "connection", "Time for an answer.")
+    drafter: str | None = arg(None, "what", "The drafter, as list shows it.")
+    algorithm: str | None = arg(
+        None, "what", "All drafters of one algorithm, and those that come later: NGRAM, EAGLE3..."
+    )
+
+    def check(self) -> None:
+        """What goes together."""
+        DialingArgs.check(self)
+        check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
+        if self.algorithm is not None and self.algorithm.upper() not in WIRE_ALGORITHMS:
+            raise StartupError(f"--algorithm is {self.algorithm!r}; it must be one of {', '.join(WIRE_ALGORITHMS)}")
+        if self.drafter is not None and self.algorithm is not None:
+            raise StartupError("--drafter and --algorithm exclude each other; give one")
+        if not self.timeout_s > 0:
+            raise StartupError(f"--timeout-s is {self.timeout_s}; it must be above 0")

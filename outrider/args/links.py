@@ -1,0 +1,73 @@
+"""Flags of TLS and tokens, which every service takes: what it serves with, and what it dials verify services with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.errors import StartupError
+from outrider.flags import Args, arg
+from outrider.tls import TlsFiles, server_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingArgs(Args):
+    """How a service knows its callers, and they it."""
+
+    ssl_certfile: str | None = arg(
+        None, "security", "Certificate (PEM, with its chain) of what is served here; read again when it changes."
+    )
+    ssl_keyfile: str | None = arg(None, "security", "Its key.")
+    ssl_ca_certs: str | None = arg(
+        None, "security", "Authorities (PEM): callers must show a certificate of one of them (mutual TLS)."
+    )
+    token_file: str | None = arg(
+        None, "security",
+        "Tokens of services, one on a line, read again when it changes: gRPC callers must send one of them, and this "
+        "service sends the first. Default: none.",
+    )  # fmt: skip
+
+    def check(self) -> None:
+        """What goes together."""
+        server_files(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialingArgs(Args):
+    """TLS towards verify services."""
+
+    verify_ssl_ca_certs: str | None = arg(
+        None, "security", "Authorities (PEM) of verify services' certificates. Given, they are dialled over TLS."
+    )
+    verify_ssl_certfile: str | None = arg(
+        None, "security", "Certificate (PEM) to show verify services; read again when it changes."
+    )
+    verify_ssl_keyfile: str | None = arg(None, "security", "Its key.")
+    verify_ssl_server_name: str | None = arg(
+        None, "security", "Name that verify services' certificates must have. Default: the host of --verify-address."
+    )
+
+    def check(self) -> None:
+        """What goes together."""
+        if (self.verify_ssl_certfile is None) != (self.verify_ssl_keyfile is None):
+            raise StartupError("--verify-ssl-certfile and --verify-ssl-keyfile go together")
+        for name in ("verify_ssl_certfile", "verify_ssl_server_name"):
+            if getattr(self, name) is not None and self.verify_ssl_ca_certs is None:
+                raise StartupError(f"--{name.replace('_', '-')} needs --verify-ssl-ca-certs")
+
+    @property
+    def verify_tls(self) -> TlsFiles | None:
+        """The files to dial with; None: without TLS."""
+        if self.verify_ssl_ca_certs is None:
+            return None
+        return TlsFiles(self.verify_ssl_certfile, self.verify_ssl_keyfile, self.verify_ssl_ca_certs, "--verify-ssl-")
+
+
+def is_socket(address: str) -> bool:
+    """Whether an address is a Unix socket, which goes without TLS."""
+    return address.startswith(("unix:", "unix-abstract:"))
+
+
+def check_tls_is_used(flag: str, given: str | None, addresses: tuple[str, ...]) -> None:
+    """StartupError for TLS where only Unix sockets are listened on, or dialled."""
+    if given is not None and addresses and all(is_socket(address) for address in addresses):
+        raise StartupError(f"{flag} is for TCP; {', '.join(addresses)} goes without TLS, guarded by the file system")

@@ -1,0 +1,185 @@
+"""Channels to services as this process's flags want them: over TLS, with a token, made anew when certificates change.
+
+Without either, a channel is a plain one and nothing stands between a call and gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from outrider import rpc
+from outrider.args.links import DialingArgs
+from outrider.auth import Metadata, TokenFile, token_file
+from outrider.errors import StartupError
+from outrider.telemetry import get_logger
+from outrider.tls import Stamp, TlsFiles, channel_credentials
+
+log = get_logger(__name__)
+
+_OLD_CHANNEL_S = 24 * 3600.0  # what calls may still take on a channel whose certificates are old
+
+Dial = Callable[..., grpc.aio.Channel]  # (address, own_connection=False)
+
+
+class Dialer:
+    """Makes channels. `tls` is not used on Unix sockets, which the file system guards.
+
+    server_name: what certificates must name instead of the host that is dialled.
+    """
+
+    def __init__(
+        self, *, tls: TlsFiles | None = None, tokens: TokenFile | None = None, server_name: str | None = None
+    ) -> None:
+        self._tls = tls
+        self._tokens = tokens
+        self._server_name = server_name
+        if tls is not None:
+            tls.read()  # at start, not at the first call
+
+    def __call__(self, address: str, *, own_connection: bool = False) -> grpc.aio.Channel:
+        """A channel to `host:port`, `unix:/path` or `unix-abstract:name`; it connects on first use."""
+        tls = None if address.startswith(("unix:", "unix-abstract:")) else self._tls
+        if tls is None and self._tokens is None:
+            return rpc.create_channel(address, own_connection=own_connection)
+        return DialledChannel(lambda: self._open(address, tls, own_connection), tls, self._tokens)
+
+    def _open(self, address: str, tls: TlsFiles | None, own_connection: bool) -> grpc.aio.Channel:
+        if tls is None:
+            return rpc.create_channel(address, own_connection=own_connection)
+        return rpc.create_channel(
+            address, own_connection=own_connection, credentials=channel_credentials(tls), server_name=self._server_name
+        )
+
+
+def dialer_of(args: DialingArgs, addresses: Sequence[str], token_path: str | None) -> Dialer:
+    """As the flags say, for verify services at these addresses. StartupError for files that cannot be used."""
+    tls, name = args.verify_tls, args.verify_ssl_server_name
+    if tls is not None and name is None:
+        name = common_name(addresses)
+    return Dialer(tls=tls, tokens=token_file(token_path, "--token-file"), server_name=name)
+
+
+def common_name(addresses: Sequence[str]) -> str | None:
+    """The host name that certificates must have, where names are looked up before they are dialled.
+
+    None where only IP addresses and sockets are given. StartupError where more than one host is.
+    """
+    tcp = [address for address in addresses if not address.startswith(("unix:", "unix-abstract:", "file:"))]
+    hosts = sorted({address.rpartition(":")[0].strip("[]") for address in tcp})
+    names = [host for host in hosts if not _is_ip(host)]
+    if names and len(hosts) > 1:
+        raise StartupError(
+            f"--verify-address has several hosts ({', '.join(hosts)}): give the name that all their certificates have "
+            "as --verify-ssl-server-name"
+        )
+    return names[0] if names else None
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class DialledChannel(grpc.aio.Channel):
+    """A channel that adds the token to every call, and is made anew for the next call when certificates change.
+
+    Calls under way stay on the channel that they began on.
+    """
+
+    def __init__(
+        self, open_channel: Callable[[], grpc.aio.Channel], tls: TlsFiles | None, tokens: TokenFile | None
+    ) -> None:
+        self._open = open_channel
+        self._tls = tls
+        self._tokens = tokens
+        self._stamp: Stamp | None = tls.stamp() if tls is not None else None
+        self._inner = open_channel()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def current(self) -> grpc.aio.Channel:
+        """The channel for a call that begins now."""
+        if self._tls is None:
+            return self._inner
+        try:
+            stamp = self._tls.stamp()
+            if stamp != self._stamp:
+                fresh = self._open()
+                old, self._inner, self._stamp = self._inner, fresh, stamp
+                task = asyncio.get_running_loop().create_task(old.close(_OLD_CHANNEL_S))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+                log.info("certificates read again", path=self._tls.certfile or self._tls.ca_certs)
+        except (OSError, StartupError) as error:
+            log.warning("certificates cannot be read; those before stay", reason=str(error))
+        return self._inner
+
+    def metadata(self) -> Metadata:
+        """What every call carries."""
+        return self._tokens.metadata() if self._tokens is not None else ()
+
+    async def __aenter__(self) -> DialledChannel:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """Closes what is open."""
+        for task in self._closing:
+            task.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._inner.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Of the channel for the next call."""
+        return self._inner.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        """Of the channel for the next call."""
+        await self._inner.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Returns once it is connected."""
+        await self.current().channel_ready()
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        """A method, called with the token."""
+        return _Method(self, "unary_unary", args, kwargs)
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        """A method, called with the token."""
+        return _Method(self, "unary_stream", args, kwargs)
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        """A method, called with the token."""
+        return _Method(self, "stream_unary", args, kwargs)
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        """A method, called with the token."""
+        return _Method(self, "stream_stream", args, kwargs)
+
+
+class _Method:
+    """One method of a DialledChannel, bound to whichever channel is the current one."""
+
+    def __init__(self, channel: DialledChannel, kind: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._channel = channel
+        self._kind, self._args, self._kwargs = kind, args, kwargs
+        self._made_by: grpc.aio.Channel | None = None
+        self._callable: Any = None
+
+    def __call__(self, *args: Any, metadata: Any = None, **kwargs: Any) -> Any:
+        current = self._channel.current()
+        if current is not self._made_by:
+            self._callable = getattr(current, self._kind)(*self._args, **self._kwargs)
+            self._made_by = current
+        return self._callable(*args, metadata=(*(metadata or ()), *self._channel.metadata()), **kwargs)

@@ -1,0 +1,59 @@
+"""A gRPC server as its flags want it: who may call, over which addresses, with which certificate."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+import grpc.aio
+
+from outrider import rpc
+from outrider.args.links import ServingArgs, is_socket
+from outrider.auth import AuthInterceptor, TokenFile, token_file
+from outrider.telemetry import get_logger
+from outrider.tls import server_credentials, server_files
+
+log = get_logger(__name__)
+
+
+def create_server(args: ServingArgs, apart: Sequence[tuple[str, TokenFile | None]] = ()) -> grpc.aio.Server:
+    """A server that asks for tokens if the flags say so. `apart`: as AuthInterceptor's."""
+    tokens = token_file(args.token_file, "--token-file")
+    if tokens is None and all(own is None for _, own in apart):
+        return rpc.create_server()
+    return rpc.create_server(auth=AuthInterceptor(tokens, apart))
+
+
+def listen(server: grpc.aio.Server, args: ServingArgs, *addresses: str) -> list[str]:
+    """Binds the addresses, over TLS where they are TCP's and there is a certificate; returns them as they are bound.
+
+    Says a warning for one that other machines reach without TLS or without a token or client certificate: a private
+    network may guard it, as in a composition of containers, and nothing here can tell.
+    """
+    files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
+    credentials = server_credentials(files) if files is not None else None
+    bound = [rpc.bind(server, address, credentials) for address in addresses]
+    for address in bound:
+        if is_loopback(address):
+            continue
+        missing = []
+        if files is None:
+            missing.append("TLS (--ssl-certfile, --ssl-keyfile)")
+        if args.token_file is None and args.ssl_ca_certs is None:
+            missing.append("a token (--token-file) or client certificates (--ssl-ca-certs)")
+        if missing:
+            log.warning(f"other machines can reach {address} without " + " and without ".join(missing))
+    return bound
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches a gRPC address."""
+    if is_socket(address):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

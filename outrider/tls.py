@@ -1,0 +1,151 @@
+"""TLS from files that may change while the process runs: certificates are renewed without a restart.
+
+A server reads its files again at the next handshake after they changed, a client when it makes its next call. A file
+that cannot be used leaves what was there before in place, with a line in the log.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import grpc
+
+from outrider.errors import StartupError
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
+
+Stamp = tuple[tuple[int, int] | None, ...]
+
+
+class Material(NamedTuple):
+    """What the files hold, in PEM."""
+
+    certificate: bytes | None
+    key: bytes | None
+    ca: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """A certificate with its key, and whom to believe. `prefix` is that of the flags, for complaints."""
+
+    certfile: str | None
+    keyfile: str | None
+    ca_certs: str | None
+    prefix: str = "--ssl-"
+
+    def stamp(self) -> Stamp:
+        """Changes when a file does."""
+        return tuple(None if path is None else _stamp(path) for path in (self.certfile, self.keyfile, self.ca_certs))
+
+    def read(self) -> Material:
+        """The files' contents. StartupError when a file cannot be read, or certificate and key do not fit."""
+        names = ("certfile", "keyfile", "ca-certs")
+        paths = (self.certfile, self.keyfile, self.ca_certs)
+        material = Material(*(_read(path, self.prefix + name) for name, path in zip(names, paths, strict=True)))
+        self._check()
+        return material
+
+    def _check(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            if self.certfile is not None:
+                context.load_cert_chain(self.certfile, self.keyfile)
+            if self.ca_certs is not None:
+                context.load_verify_locations(self.ca_certs)
+        except (ssl.SSLError, OSError) as error:
+            raise StartupError(f"{self.prefix}certfile, -keyfile, -ca-certs: {error}") from error
+
+
+def server_files(certfile: str | None, keyfile: str | None, ca_certs: str | None) -> TlsFiles | None:
+    """What a server shows, and the authorities whose clients it takes (None: any). None without a certificate."""
+    if certfile is None and keyfile is None and ca_certs is None:
+        return None
+    if certfile is None or keyfile is None:
+        raise StartupError("--ssl-certfile and --ssl-keyfile go together, and --ssl-ca-certs needs both")
+    return TlsFiles(certfile, keyfile, ca_certs)
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """For gRPC: with authorities given, clients must show a certificate of theirs. StartupError for unusable files."""
+    stamp = files.stamp()
+    material = files.read()
+
+    def configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(material.key, material.certificate)], root_certificates=material.ca
+        )
+
+    def newer() -> grpc.ServerCertificateConfiguration | None:  # at every handshake
+        nonlocal stamp
+        try:
+            now = files.stamp()
+            if now == stamp:
+                return None
+            found = configuration(files.read())
+        except (OSError, StartupError) as error:
+            log.warning("certificates cannot be read; those before stay", reason=str(error))
+            return None
+        stamp = now
+        log.info("certificates read again", path=files.certfile)
+        return found
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(material), newer, require_client_authentication=files.ca_certs is not None
+    )
+
+
+def http_context(files: TlsFiles) -> ssl.SSLContext:
+    """For a server of Python's own. StartupError for unusable files."""
+    stamp, current = files.stamp(), _context(files)
+
+    def choose(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        nonlocal stamp, current  # at every handshake, with a name or without
+        try:
+            if (now := files.stamp()) != stamp:
+                stamp, current = now, _context(files)
+                log.info("certificates read again", path=files.certfile)
+        except (OSError, StartupError) as error:
+            log.warning("certificates cannot be read; those before stay", reason=str(error))
+        connection.context = current
+
+    outer = _context(files)
+    outer.sni_callback = choose
+    return outer
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    files.read()
+    assert files.certfile is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(files.certfile, files.keyfile)
+    if files.ca_certs is not None:
+        context.load_verify_locations(files.ca_certs)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    """For gRPC: the server must show a certificate of one of the authorities. StartupError for unusable files."""
+    material = files.read()
+    return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
+
+
+def _read(path: str | None, flag: str) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise StartupError(f"cannot read {flag}: {error}") from error
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    status = Path(path).stat()
+    return status.st_mtime_ns, status.st_ino

@@ -1,0 +1,19 @@
+"""A short run of tests/e2e/chaos.py; `make chaos` has longer ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.chaos import run
+
+
+@pytest.mark.slow
+@pytest.mark.asyncio
+@pytest.mark.timeout(600)
+async def test_whatever_goes_wrong_no_answer_does() -> None:
+    outcome = await run(20.0, seed=3)
+    assert outcome.wrong == []
+    assert outcome.lost == []
+    assert outcome.pages_kept == []
+    assert outcome.complaints == []
+    assert outcome.answers > 0

@@ -1,0 +1,93 @@
+"""HTTPS: certificates that are renewed, clients that must show theirs, and what the log says of who never asks."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+
+from gateway import http_guard
+from outrider.telemetry import Throttle
+from tests.certificates import Authority
+from tests.gateway.fakes import FakeVerify, RunningGateway, running
+
+Start = Callable[..., contextlib.AbstractContextManager[RunningGateway]]
+
+
+@pytest.fixture
+def start(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> Start:
+    def make(**args: Any) -> contextlib.AbstractContextManager[RunningGateway]:
+        return running(
+            {"receive_timeout_s": 0.2, **args}, lambda: [FakeVerify(folder, vocab_size=tokenizer.get_vocab_size() + 8)],
+            tmp_path,
+        )  # fmt: skip
+
+    return make
+
+
+def trusting(authority: Authority, certificate: tuple[str, str] | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.path)
+    if certificate is not None:
+        context.load_cert_chain(*certificate)
+    return context
+
+
+def health(gateway: RunningGateway, context: ssl.SSLContext) -> int:
+    return httpx.get(f"https://localhost:{gateway.port}/health", verify=context).status_code
+
+
+def test_certificates_are_renewed_and_strangers_turned_away(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    authority, other = Authority(tmp_path), Authority(tmp_path / "other")
+    certfile, keyfile = authority.issue("localhost", "localhost", "127.0.0.1", expired=True)
+    client = authority.issue("client")
+    with start(ssl_certfile=certfile, ssl_keyfile=keyfile, ssl_ca_certs=str(authority.path)) as gateway:
+        assert gateway.url.startswith("https://")
+        with pytest.raises(httpx.ConnectError, match="expired"):
+            health(gateway, trusting(authority, client))
+        authority.issue("localhost", "localhost", "127.0.0.1")
+        assert health(gateway, trusting(authority, client)) == 200
+        url = f"https://127.0.0.1:{gateway.port}/health"  # a client that names nobody
+        assert httpx.get(url, verify=trusting(authority, client)).status_code == 200
+        for certificate in (None, other.issue("client"), authority.issue("late", expired=True)):
+            with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)):
+                health(gateway, trusting(authority, certificate))
+        with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+            httpx.get(f"http://localhost:{gateway.port}/health")
+
+
+def gone(port: int, sent: bytes, *, read: bool = True) -> bytes:
+    """What a raw connection gets until it is closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(sent)
+        received = b""
+        while read and (data := connection.recv(65536)):
+            received += data
+        return received
+
+
+def test_scans_slow_headers_and_garbage_get_nowhere_and_are_logged(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_guard, "_lines", Throttle())
+    with start() as gateway, capture_logs() as logs:
+        assert gone(gateway.port, b"") == b""
+        assert gone(gateway.port, b"GET /health HTTP/1.1\r\nHost: x\r\n").split()[1] == b"408"
+        assert gone(gateway.port, b"\x16\x03\x01\x02\x00\x01").split()[1] == b"400"
+        assert gone(gateway.port, b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000).split()[1] == b"431"
+        gone(gateway.port, b"", read=False)  # a scan
+        assert httpx.get(f"{gateway.url}/health").status_code == 200
+    events = [(log["event"], log.get("status")) for log in logs if log["event"].startswith(("refused", "a conn"))]
+    assert sorted(events, key=str) == [
+        ("a connection ended without a request", None), ("a connection ended without a request", None),
+        ("refused a connection", 400), ("refused a connection", 408), ("refused a connection", 431),
+    ]  # fmt: skip
+    assert all(log["peer"][0] == "127.0.0.1" for log in logs if log["event"].startswith(("refused", "a conn")))

@@ -1,0 +1,144 @@
+"""AdminService: what operators switch, what becomes of the sessions, and who is let in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import grpc
+import grpc.aio
+import pytest
+
+from outrider import rpc, serving
+from outrider.args import VerifyArgs
+from outrider.auth import TokenFile
+from outrider.dialing import Dialer
+from outrider.errors import InvalidArgument, NotFound, OutriderError, Unauthenticated
+from outrider.sampling import SamplingParams
+from outrider.v1 import admin_pb2 as pb
+from outrider.v1 import admin_pb2_grpc, common_pb2
+from tests.fake_drafters import Truth, perfect
+from tests.verify_service.conftest import Serve, Service
+from tests.verify_service.held import MODEL, OUTPUT, PROMPT, TEXT
+from tests.verify_service.rig import request
+from tests.verify_service.test_service import tokens_of
+from verify_service.admin import PATH, AdminServicer
+from verify_service.commands import Administer
+
+LONG = SamplingParams(temperature=0.0, max_tokens=60)
+NGRAM, EAGLE = common_pb2.ALGORITHM_NGRAM, common_pb2.ALGORITHM_EAGLE
+TOKEN, OTHER = "an-operators-own-token", "a-service's-own-token"
+
+
+@asynccontextmanager
+async def administered(service: Service, args: VerifyArgs | None = None) -> AsyncIterator[str]:
+    """AdminService of a running engine on a socket of its own."""
+    args = args or VerifyArgs(listen=f"{service.address}-admin")
+    tokens = TokenFile(args.admin_token_file, "--admin-token-file") if args.admin_token_file else None
+    server = serving.create_server(args, apart=[(PATH, tokens)])
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(
+        AdminServicer(service.inbox, has_token=tokens is not None), server
+    )
+    (address,) = serving.listen(server, args, args.listen)
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(None)
+
+
+def stub_of(channel: grpc.aio.Channel) -> admin_pb2_grpc.AdminServiceAsyncStub:
+    return cast("admin_pb2_grpc.AdminServiceAsyncStub", admin_pb2_grpc.AdminServiceStub(channel))
+
+
+async def fails(call: grpc.aio.UnaryUnaryCall) -> OutriderError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return rpc.error_from_rpc(caught.value)
+
+
+@pytest.mark.asyncio
+async def test_a_disabled_drafter_loses_its_sessions_to_others_in_the_middle_of_them(serve: Serve) -> None:
+    service = await serve(MODEL)
+    async with administered(service) as address, rpc.create_channel(address) as channel:
+        stub = stub_of(channel)
+        first = await service.draft(perfect(Truth([TEXT])), name="first")
+        service.gate.close(3)
+        task = asyncio.create_task(service.generate(request(PROMPT, LONG)))
+        await service.gate.at_step()
+        second = await service.draft(perfect(Truth([TEXT])), name="second")
+        change = asyncio.ensure_future(
+            stub.SetDrafterMode(pb.SetDrafterModeRequest(drafter_id="first", mode=pb.DRAFTER_MODE_DISABLED))
+        )
+        await service.inbox.until(lambda: service.inbox.kinds.count(Administer) == 1)
+        service.gate.open()
+        assert tokens_of(await task) == OUTPUT[:60]
+        response = await change
+        assert response.moved_sessions == 1
+        assert response.drafter.mode == pb.DRAFTER_MODE_DISABLED
+        assert first.view.num_accepted < 60
+        assert any(round.opened for round in second.rounds)
+        found = await stub.ListDrafters(pb.ListDraftersRequest())
+        assert [(d.drafter_id, d.mode, d.sessions) for d in found.drafters] == [
+            ("first", pb.DRAFTER_MODE_DISABLED, 0), ("second", pb.DRAFTER_MODE_ENABLED, 0)
+        ]  # fmt: skip
+        assert found.drafters[1].accepted_tokens > 0
+
+        await stub.SetDrafterMode(pb.SetDrafterModeRequest(drafter_id="second", mode=pb.DRAFTER_MODE_DRAINING))
+        seen = len(first.rounds), len(second.rounds)
+        assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
+        assert (len(first.rounds), len(second.rounds)) == seen  # nobody was told of it
+        await stub.SetDrafterMode(pb.SetDrafterModeRequest(drafter_id="first", mode=pb.DRAFTER_MODE_ENABLED))
+        assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
+        assert len(first.rounds) > seen[0]
+
+
+@pytest.mark.asyncio
+async def test_an_algorithm_is_switched_for_those_that_come_later_too(serve: Serve) -> None:
+    service = await serve(MODEL)
+    async with administered(service) as address, rpc.create_channel(address) as channel:
+        stub = stub_of(channel)
+        await stub.SetAlgorithm(pb.SetAlgorithmRequest(algorithm=NGRAM, enabled=False))
+        drafter = await service.draft(perfect(Truth([TEXT])))
+        assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
+        assert drafter.rounds == []
+        found = await stub.ListDrafters(pb.ListDraftersRequest())
+        assert list(found.disabled_algorithms) == [NGRAM]
+        await stub.SetAlgorithm(pb.SetAlgorithmRequest(algorithm=EAGLE, enabled=False))
+        await stub.SetAlgorithm(pb.SetAlgorithmRequest(algorithm=NGRAM, enabled=True))
+        assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
+        assert drafter.rounds != []
+
+
+@pytest.mark.asyncio
+async def test_nonsense_is_refused(serve: Serve) -> None:
+    service = await serve(MODEL)
+    async with administered(service) as address, rpc.create_channel(address) as channel:
+        stub = stub_of(channel)
+        unknown = pb.SetDrafterModeRequest(drafter_id="nobody", mode=pb.DRAFTER_MODE_ENABLED)
+        assert isinstance(await fails(stub.SetDrafterMode(unknown)), NotFound)
+        assert isinstance(await fails(stub.SetDrafterMode(pb.SetDrafterModeRequest())), InvalidArgument)
+        assert isinstance(await fails(stub.SetAlgorithm(pb.SetAlgorithmRequest(enabled=False))), InvalidArgument)
+
+
+@pytest.mark.asyncio
+async def test_operators_need_their_own_token_or_a_socket(serve: Serve, tmp_path: Path) -> None:
+    service = await serve(MODEL)
+    ours, theirs = tmp_path / "admin", tmp_path / "services"
+    ours.write_text(TOKEN)
+    theirs.write_text(OTHER)
+    look = pb.ListDraftersRequest()
+    listen = VerifyArgs(listen="127.0.0.1:0")
+    async with administered(service, listen) as address, rpc.create_channel(address) as channel:
+        assert isinstance(await fails(stub_of(channel).ListDrafters(look)), Unauthenticated)
+    guarded = VerifyArgs(listen="127.0.0.1:0", admin_token_file=str(ours), token_file=str(theirs))
+    async with administered(service, guarded) as address:
+        for path, allowed in ((ours, True), (theirs, False)):
+            async with Dialer(tokens=TokenFile(str(path), "--token-file"))(address) as channel:
+                if allowed:
+                    await stub_of(channel).ListDrafters(look)
+                else:
+                    assert isinstance(await fails(stub_of(channel).ListDrafters(look)), Unauthenticated)
