@@ -111,7 +111,7 @@ def _chain(num_nodes: int, max_depth: int, assumed: Ids | None = None) -> Draft:
     return Draft(
         np.arange(_FIRST_TOKEN, _FIRST_TOKEN + count, dtype=np.int32),
         np.arange(-1, count - 1, dtype=np.int32),
-        np.cumprod(np.full(count, _CHANCE, np.float64)),
+        np.array([_CHANCE ** (depth + 1) for depth in range(count)], np.float64),
         assumed=np.empty(0, np.int32) if assumed is None else assumed,
     )
 

@@ -19,6 +19,7 @@ from outrider.dialing import dialer_of
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
 from outrider.telemetry import announce, configure_logging, get_logger
+from outrider.tracing import tracing_of
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 log = get_logger(__name__)
@@ -78,11 +79,13 @@ async def _serve(args: DraftArgs) -> int:
 
     stopping, hurry = _stop_events()
     identity = Identity(f"{socket.gethostname()}:{os.getpid()}", _host_id(), secrets.token_hex(16))
+    tracing = tracing_of(args, "draft")
     drafter = make_drafter(args)
     executor = None if drafter.inline else ThreadPoolExecutor(1, thread_name_prefix="drafter")
     try:
         drafter.warm_up()
         drafting = Drafting(drafter, executor=executor, planner=make_planner(args, drafter))
+        drafting.tracing = tracing
         dial = dialer_of(args, args.verify_address, args.token_file)
         worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial)
         server = serving.create_server(args)
@@ -111,6 +114,8 @@ async def _serve(args: DraftArgs) -> int:
         if executor is not None:
             executor.shutdown(cancel_futures=True)
         drafter.close_down()
+        if tracing is not None:
+            tracing.close()
 
 
 def _stop_events() -> tuple[asyncio.Event, asyncio.Event]:

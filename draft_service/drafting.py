@@ -16,7 +16,9 @@ from draft_service.fetching import Lost
 from draft_service.planning import MAX_OUTCOMES, FixedPlanner, Plan, Planner
 from draft_service.session import Session
 from draft_service.sessions import Changes, InVerification, SessionTable
+from draft_service.tracing import record_drafts
 from outrider.telemetry import get_logger
+from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2
 
 log = get_logger(__name__)
@@ -39,6 +41,7 @@ class Drafting:
             raise ValueError("a drafter that is not inline needs an executor")
         self.drafter = drafter
         self.counts = DraftCounts()
+        self.tracing: Tracing | None = None  # set by who wants traces
         self.planner = planner or FixedPlanner(Plan(outcomes=MAX_OUTCOMES if early else 0))
         self._executor = executor
         self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
@@ -99,6 +102,9 @@ class Drafting:
         if fresh:
             self.counts.took("tree", start_ns)
             self.planner.drafted("tree", len(fresh), (time.perf_counter_ns() - start_ns) / 1e6)
+            if self.tracing is not None:
+                drafted = zip(fresh, ([draft] for draft in drafts or []), strict=False)
+                record_drafts(self.tracing, "draft", start_ns, drafted)
         return drafts or [], _us_each(start_ns, len(fresh))
 
     async def _visit(self, table: SessionTable, changes: Changes, call: _Call) -> Any:
@@ -155,6 +161,8 @@ class Drafting:
         )
         self.counts.took("early", start_ns)
         self.planner.drafted("early", len(sessions), (time.perf_counter_ns() - start_ns) / 1e6)
+        if self.tracing is not None:
+            record_drafts(self.tracing, "draft early", start_ns, zip(sessions, outcomes, strict=False))
         draft_us = _us_each(start_ns, sum(map(len, outcomes)))
         return [
             _propose(table, session, draft, draft_us)

@@ -14,6 +14,7 @@ MAX_DEPTH = 16
 _PRIOR, _PRIOR_WEIGHT = 0.7, 4.0  # of a node whose parent was accepted, before anything is known
 _WINDOW = 256.0  # tries at a depth after which old ones fade
 _ALPHA = 0.2
+_ROW_GUESS = 0.02  # of a step: what a row more costs, where only one size was seen
 _CALL_GUESS = 0.25  # of a plain step: a forward pass of a draft model that was not timed yet
 
 
@@ -33,9 +34,27 @@ class DepthAcceptance:
         self._tries *= fade
         self._hits *= fade
 
+    def forget(self) -> None:
+        """Lets what comes next count for more than what was."""
+        keep = _PRIOR_WEIGHT / np.maximum(self._tries, _PRIOR_WEIGHT)
+        self._tries *= keep
+        self._hits *= keep
+
     def tokens(self) -> NDArray[np.float64]:
         """float64 [MAX_DEPTH + 1]: tokens that a round commits, by the depth of its drafts."""
         return 1.0 + np.concatenate([[0.0], np.cumsum(np.cumprod(self._hits / self._tries))])
+
+
+class StepTimes(CostTable):
+    """Milliseconds of verify's steps by rows. Beyond those that were seen it goes on as they do, or rises little."""
+
+    def ms(self, rows: int | NDArray[np.integer]) -> NDArray[np.float64]:
+        """As CostTable's; hopeful where nothing is known, so that it is tried."""
+        if not self._xs:
+            return np.ones_like(rows, np.float64)
+        span = self._xs[-1] - self._xs[0]
+        slope = (self._ys[-1] - self._ys[0]) / span if span else _ROW_GUESS * self._ys[-1]
+        return np.interp(rows, self._xs, self._ys) + slope * np.maximum(0, np.asarray(rows) - self._xs[-1])
 
 
 class DraftTimes:
@@ -62,7 +81,7 @@ class Evidence:
     """Taken from verdicts, whatever session or link they are of."""
 
     def __init__(self) -> None:
-        self.costs = CostTable()
+        self.costs = StepTimes()
         self.times = DraftTimes()
         self.sessions = 1  # in the newest round
         self.hit_rate = 0.0  # rounds that verified an early proposal

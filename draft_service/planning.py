@@ -7,6 +7,7 @@ here it is decided what is worth making. Nothing is planned where the user has f
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -126,6 +127,7 @@ class CostPlanner:
             self._next, self._pause = self._rounds + self._pause, min(2 * self._pause, _LAST_PAUSE)
             return best, False
         self._next = self._rounds + _TRIAL
+        self.evidence.accepted(best.topk).forget()
         return best, True
 
     def _rate(self, shape: TreeShape, overlaps: bool) -> float:
@@ -163,53 +165,64 @@ def shapes(most: TreeShape) -> list[TreeShape]:
 class OverlapRule:
     """Whether drafting ahead of steps pays, found by trying: rounds with it and without it, in turn.
 
-    It costs CPU that verify may be short of, and saves waiting; both show in the time between a session's verdicts.
-    A trial is `_WINDOW` rounds each way; its outcome holds for a number of rounds that doubles while it stays the same.
+    It costs CPU that verify may be short of, and may commit less a round, but saves waiting. The time between a
+    session's verdicts shows the first and the last; tokens of a round vary more, so that they are averaged for longer.
+    A trial is `WINDOW` rounds each way, twice; its outcome holds for a number of rounds that doubles while it stays.
     """
 
-    WINDOW = 16
+    WINDOW = 12
+    TURNS = 4
     FIRST_HOLD, LAST_HOLD = 128, 2048
     SKIPPED = 3  # of a window's first rounds: drafts made the other way are still about
+    FORGOTTEN_S = 1.0  # a verdict so long after the last one says nothing of a round's time
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._on = True
+        self._preferred = True
+        self._turns = self.TURNS  # windows of the trial that are left; 0: the last outcome holds
         self._left = self.WINDOW
-        self._hold = 0  # rounds for which the last outcome holds; 0: a trial is under way
-        self._next_hold = self.FIRST_HOLD
-        self._rates: dict[bool, float] = {}
-        self._tokens = self._seconds = 0.0
+        self._hold = self.FIRST_HOLD
+        self._tokens = {True: 0.0, False: 0.0}  # of a round, moving averages
+        self._rounds = {True: 0, False: 0}
+        self._seconds: dict[bool, list[float]] = {True: [], False: []}
         self._seen: dict[int, float] = {}  # when each session's last verdict came, by uid
 
     def outcomes(self, extensions: Sequence[Extension]) -> int:
         """Takes in a round's verdicts; how many outcomes to draft for now."""
-        now, seen = self._clock(), self._seen
-        if not extensions:
-            return MAX_OUTCOMES if self._on else 0
-        uids = [extension.session.uid for extension in extensions]
-        if self._left <= self.WINDOW - self.SKIPPED and not self._hold:
-            for extension in extensions:
-                before = seen.get(extension.session.uid)
-                if before is not None:
-                    self._tokens += len(extension.verdict.tokens)
-                    self._seconds += now - before
-        self._seen = {**{uid: at for uid, at in seen.items() if now - at < 1.0}, **dict.fromkeys(uids, now)}
-        self._left -= 1
-        if self._left <= 0:
-            self._turn()
+        if extensions:
+            self._observe(extensions)
+            self._left -= 1
+            if self._left <= 0:
+                self._turn()
         return MAX_OUTCOMES if self._on else 0
+
+    def _observe(self, extensions: Sequence[Extension]) -> None:
+        now, seen = self._clock(), self._seen
+        uids = [extension.session.uid for extension in extensions]
+        gaps = [now - seen[uid] for uid in uids if uid in seen]
+        self._seen = {uid: at for uid, at in seen.items() if now - at < self.FORGOTTEN_S} | dict.fromkeys(uids, now)
+        if self._turns and self._left > self.WINDOW - self.SKIPPED:
+            return
+        tokens = sum(len(extension.verdict.tokens) for extension in extensions) / len(extensions)
+        self._rounds[self._on] += 1
+        self._tokens[self._on] += max(0.02, 1 / self._rounds[self._on]) * (tokens - self._tokens[self._on])
+        if self._turns and gaps and max(gaps) < self.FORGOTTEN_S:
+            self._seconds[self._on].append(sum(gaps) / len(gaps))
 
     def _turn(self) -> None:
         """A window, or the time for which an outcome holds, is over."""
-        if self._hold:
-            self._hold, self._left, self._rates = 0, self.WINDOW, {}
+        if self._turns:
+            self._turns -= 1
+            self._on, self._left = not self._on, self.WINDOW
+            if self._turns:
+                return
+            best = self._preferred
+            if all(self._seconds.values()):
+                best = max((True, False), key=lambda on: self._tokens[on] / statistics.median(self._seconds[on]))
+            self._hold = min(2 * self._hold, self.LAST_HOLD) if best is self._preferred else self.FIRST_HOLD
+            self._on = self._preferred = best
+            self._left = self._hold
         else:
-            self._rates[self._on] = self._tokens / self._seconds if self._seconds else 0.0
-            if len(self._rates) == 1:
-                self._on, self._left = not self._on, self.WINDOW
-            else:
-                first = not self._on  # the way that was in use before the trial
-                self._on = self._rates[True] > self._rates[False]
-                self._next_hold = min(2 * self._next_hold, self.LAST_HOLD) if self._on is first else self.FIRST_HOLD
-                self._hold = self._left = self._next_hold
-        self._tokens = self._seconds = 0.0
+            self._turns, self._left = self.TURNS, self.WINDOW
+            self._seconds = {True: [], False: []}

@@ -76,6 +76,7 @@ class Session:
     corpus_scope: str
     prediction: Ids
     tokens: Ids  # all committed ones
+    traceparent: str = ""  # where drafts for it are traced
     shares_prefix: bool = False  # another session that is open here has the same prompt
     node_budget: int | None = None  # None: verify has set none
     following: verify_pb2.Next = field(default_factory=verify_pb2.Next)
@@ -136,6 +137,7 @@ class Session:
             corpus_scope=opened.corpus_scope,
             prediction=prediction,
             tokens=tokens,
+            traceparent=opened.traceparent[:256],
         )
 
 

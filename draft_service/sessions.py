@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from draft_service.news import News
 from draft_service.session import Extension, Sent, Session
 from outrider.errors import InvalidArgument
-from outrider.tree import TokenTree
+from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids, check_token_ids, pack_ids, pack_scores
 
@@ -42,7 +42,7 @@ class Changes:
 class InVerification:
     """A tree that the step now starting verifies, and the path probabilities of its nodes, float64 [n].
 
-    memo: what came with the draft that it is of; nodes: int32 [n], the nodes' indices in that draft.
+    memo: what came with the draft that it is of; nodes: int32 [n], the nodes' indices in that draft; root: its root's.
     """
 
     session: Session
@@ -50,6 +50,7 @@ class InVerification:
     probabilities: NDArray[np.float64]
     memo: object = None
     nodes: Ids = field(default_factory=lambda: np.empty(0, np.int32))
+    root: int = ROOT
 
     @classmethod
     def whole(
@@ -164,7 +165,8 @@ class SessionTable:
         scores = sent.raised_scores
         tree, kept = below.trimmed(scores[nodes], following.nodes_kept)
         above = float(scores[following.root_node]) if following.root_node >= 0 else 0.0
-        return InVerification(session, tree, np.exp((above - scores[nodes[kept]]) / 16.0), sent.memo, nodes[kept])
+        probabilities = np.exp((above - scores[nodes[kept]]) / 16.0)
+        return InVerification(session, tree, probabilities, sent.memo, nodes[kept], following.root_node)
 
     def _on_its_way(self, session: Session) -> Sent | None:
         """Where verify waits: the early proposal that has come true, which it did not have when it said so."""

@@ -51,6 +51,12 @@ def shipped_head(algorithm: str, target: Path, *, folder: Path = SHIPPED) -> Pat
     return None
 
 
+def shipped_algorithms(target: Path, *, folder: Path = SHIPPED) -> list[str]:
+    """The algorithms that a head is shipped for, for these weights of a target."""
+    every = [_facts(path) for path in sorted(folder.glob("*.safetensors"))]
+    return [facts["algorithm"] for facts in every if facts["target"] == target_id(target)]
+
+
 def target_id(target: Path) -> str:
     """Names a target's weights: equal for equal files."""
     return numerics_id(open_checkpoint(target, load_format="auto").files)

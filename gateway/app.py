@@ -32,6 +32,7 @@ from outrider.metrics_http import serve_metrics
 from outrider.serving import is_loopback
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tls import http_context, server_files
+from outrider.tracing import tracing_of
 
 log = get_logger(__name__)
 
@@ -77,6 +78,8 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
         await gateway.start()
         async with contextlib.AsyncExitStack() as stack:
+            if tracing is not None:
+                stack.push_async_callback(asyncio.to_thread, tracing.close)
             stack.push_async_callback(gateway.close)
             try:
                 metrics = serve_metrics(gateway.metrics.registry, args.metrics_host, args.metrics_port)
@@ -88,7 +91,8 @@ def create_app(
                     announce(f"gateway tells metrics at {address}")
             yield
 
-    edge = Middleware(Edge, callers=callers_of(args), metrics=gateway.metrics, routes=_PATHS)
+    tracing = tracing_of(args, "gateway")
+    edge = Middleware(Edge, callers=callers_of(args), metrics=gateway.metrics, routes=_PATHS, tracing=tracing)
     app = Starlette(
         routes=ROUTES, lifespan=lifespan, middleware=[edge],
         exception_handlers={HTTPException: _to_the_edge},
@@ -106,10 +110,11 @@ async def _to_the_edge(request: Request, error: Exception) -> Response:
 class _Server(uvicorn.Server):
     """uvicorn's server, which leaves with 0 after a signal: the first one drains, the second does not wait."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, drain_delay_s: float) -> None:
         super().__init__(config)
         self.failure: StartupError | None = None
         self._gateway = gateway
+        self._drain_delay_s = drain_delay_s
 
     def fail(self, error: StartupError) -> None:
         """Ends the server because of `error`."""
@@ -127,9 +132,15 @@ class _Server(uvicorn.Server):
             loop.remove_signal_handler(number)
 
     def _on_signal(self) -> None:
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        if self._gateway.draining:
+            self.force_exit = self.should_exit = True
+            return
         self._gateway.draining = True
+        # Until then connections stay open: one closed while a balancer sends on it would cost a request.
+        asyncio.get_running_loop().call_later(self._drain_delay_s, self._leave)
+
+    def _leave(self) -> None:
+        self.should_exit = True
 
 
 def main(args: GatewayArgs) -> int:
@@ -143,7 +154,7 @@ def main(args: GatewayArgs) -> int:
 
     app = create_app(args, on_failure=fail)
     listener, address = listen(args)
-    server = _Server(uvicorn_config(app, args), app.state.gateway)
+    server = _Server(uvicorn_config(app, args), app.state.gateway, args.drain_delay_s)
     announce(f"gateway listens on {address}")
     if args.uds is None and not is_loopback(f"{args.host}:{args.port}") and not (args.api_key or args.api_key_file):
         log.warning("other machines can reach the gateway without a key (--api-key-file)")

@@ -21,6 +21,7 @@ from gateway.replicas import Replica, ReplicaSet
 from outrider.errors import ENGINE_FAILED, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from outrider.rpc import error_from_rpc
 from outrider.telemetry import get_logger
+from outrider.tracing import call_metadata
 from outrider.v1 import verify_pb2
 from outrider.wire import pack_ids, unpack_ids
 
@@ -139,7 +140,7 @@ class _Route:
         return route
 
     async def next_replica(self) -> Replica:
-        """A replica to try now. Before anything broke there is one at once or never; afterwards it is waited for."""
+        """A replica to try now. Before anything broke there is one at once or never; then a sure one is waited for."""
         if self._failures == 0:
             return self._pick()
         await asyncio.sleep(self._pause_s())
@@ -155,7 +156,10 @@ class _Route:
     def _pick(self) -> Replica:
         try:
             return self._replicas.pick(
-                numerics_id=self._numerics_id, avoid=self._full, prompt_tokens=self._prompt_tokens
+                numerics_id=self._numerics_id,
+                avoid=self._full,
+                prompt_tokens=self._prompt_tokens,
+                sure=self._failures > 0,
             )
         except Unavailable:
             if self._refusal is not None:
@@ -210,7 +214,7 @@ async def _call(
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise DeadlineExceeded("The request took longer than the server allows.")
-    call = replica.stub.Generate(request, timeout=left_s)
+    call = replica.stub.Generate(request, timeout=left_s, metadata=call_metadata())
     replica.outstanding += 1
     try:
         async for response in call:

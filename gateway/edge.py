@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -21,6 +22,10 @@ from gateway.exchange import ClientGone, SlowReader
 from gateway.metrics import Metrics
 from outrider.errors import OutriderError, Unavailable
 from outrider.telemetry import get_logger
+from outrider.tracing import TRACEPARENT, Tracing, set_call_metadata
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = get_logger(__name__)
 
@@ -52,9 +57,13 @@ class _Exchange:
 class Edge:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, *, callers: Callers, metrics: Metrics, routes: Mapping[object, str]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, callers: Callers, metrics: Metrics, routes: Mapping[object, str],
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
         """`routes` has each endpoint's path, for the counts."""
         self._app = app
+        self._tracing = tracing
         self._callers = callers
         self._metrics = metrics
         self._routes = routes
@@ -90,6 +99,7 @@ class Edge:
                 message = {**message, "headers": [*message.get("headers", ()), *named]}
             await send(message)
 
+        span = self._begin_span(scope, headers, exchange.request_id)
         self._metrics.in_flight.inc()
         try:
             if scope["path"] not in OPEN_PATHS:
@@ -112,9 +122,22 @@ class Edge:
         finally:
             self._metrics.in_flight.dec()
             self._count(scope, exchange)
+            if span is not None:
+                span.set_attribute("http.response.status_code", exchange.status or 0)
+                span.end()
             say = log.debug if scope["path"] in _QUIET else log.info
             say("http", status=exchange.status, ms=exchange.elapsed_ms, method=scope["method"], path=scope["path"],
                 request_id=exchange.request_id, caller=exchange.caller.name if exchange.caller else None)  # fmt: skip
+
+    def _begin_span(self, scope: Scope, headers: Headers, request_id: str) -> Span | None:
+        """Names the exchange to the calls made for it, and begins its span if it may be traced."""
+        if self._tracing is None or scope["path"] not in LIMITED_PATHS:
+            set_call_metadata(request_id, "")
+            return None
+        span = self._tracing.start(f"{scope['method']} {scope['path']}", headers.get(TRACEPARENT, ""), server=True)
+        span.set_attribute("outrider.request_id", request_id)
+        set_call_metadata(request_id, self._tracing.traceparent(span))
+        return span
 
     def _count(self, scope: Scope, exchange: _Exchange) -> None:
         """Counts the request by its route, its status, and how its output ended."""

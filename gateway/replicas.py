@@ -1,7 +1,9 @@
 """The verify services behind this gateway: their addresses, which of them serve, and which takes the next call.
 
 An address may be a DNS name for several, or `file:PATH` of a file with one on each line; these are looked up again and
-again. Each replica is asked for its server info every second, and at once when a call to it broke.
+again. Each replica is asked for its server info every second, and at once when a call to it broke. One that is late
+with its answer, or that broke a call, is in doubt: it gets new sessions only where no other is left, and none that go
+on from elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
 _FILE = "file:"
+_MAX_LATE = 3  # probes in a row that ran out of time, as on a machine that is busy; then it is down
 _SLACK = 4  # sessions: what a prefill that is saved is worth, about
 ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
 
@@ -54,6 +57,8 @@ class Replica:
     stub: verify_pb2_grpc.VerifyServiceAsyncStub
     info: ServerInfo | None = None
     serving: bool = False
+    doubtful: bool = False
+    late: int = 0  # probes in a row without an answer in time
     outstanding: int = 0
     others: int = 0  # sessions of other callers, when it was last asked
     look_again: asyncio.Event = field(default_factory=asyncio.Event)
@@ -119,14 +124,20 @@ class ReplicaSet:
         return [(replica.address, replica.info) for replica in self.serving if replica.info is not None]
 
     def pick(
-        self, *, numerics_id: str | None = None, avoid: Iterable[Replica] = (), prompt_tokens: bytes = b""
+        self,
+        *,
+        numerics_id: str | None = None,
+        avoid: Iterable[Replica] = (),
+        prompt_tokens: bytes = b"",
+        sure: bool = False,
     ) -> Replica:
         """A replica of `numerics_id` if one is: that which had most of the prompt before, else the least busy.
 
-        The first of these gives way when it has _SLACK sessions more than the least busy, or twice as many. Unavailable
-        without a replica, ResourceExhausted when all are full.
+        The first of these gives way when it has _SLACK sessions more than the least busy, or twice as many. `sure`:
+        none that is in doubt. Unavailable without a replica, ResourceExhausted when all are full.
         """
         candidates = [replica for replica in self.serving if replica not in avoid]
+        candidates = [replica for replica in candidates if not replica.doubtful] or ([] if sure else candidates)
         if not candidates:
             raise Unavailable("No verify service is available.")
         with_room = [replica for replica in candidates if not replica.full]
@@ -145,8 +156,8 @@ class ReplicaSet:
         return chosen
 
     def broke(self, replica: Replica) -> None:
-        """A call to `replica` broke: it gets no other until it answers again."""
-        self._set_serving(replica, False, "a call broke")
+        """A call to `replica` broke: it is in doubt until it answers again."""
+        replica.doubtful = True
         replica.look_again.set()
 
     async def wait_for_change(self, timeout_s: float) -> None:
@@ -159,7 +170,7 @@ class ReplicaSet:
         """Fresh infos of the replicas that serve, each process once; one that does not answer is left out."""
         serving = self.serving
         await asyncio.gather(*(self._probe(replica) for replica in serving))
-        infos = [replica.info for replica in serving if replica.serving and replica.info is not None]
+        infos = [replica.info for replica in serving if not replica.doubtful and replica.info is not None]
         return list({info.boot_id: info for info in infos}.values())
 
     async def flush_caches(self) -> int:
@@ -236,9 +247,16 @@ class ReplicaSet:
                 verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=self._times.timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            self._set_serving(replica, False, error.code().name)
+            replica.late = replica.late + 1 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else _MAX_LATE
+            replica.doubtful = True
+            if replica.late >= _MAX_LATE:
+                self._set_serving(replica, False, error.code().name)
             return False
         replica.learn(info)
+        replica.late = 0
+        if replica.doubtful:
+            replica.doubtful = False
+            self._tell_change()
         reason = self._unfit(info)
         if reason is None and self.info is None:
             self.info = info

@@ -14,6 +14,7 @@ from types import ModuleType
 
 import outrider
 from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, HealthArgs, ServeArgs, VerifyArgs
+from outrider.args.top import TopArgs
 from outrider.errors import StartupError
 from outrider.flags import Args
 from outrider.supervisor import die_with_parent
@@ -116,6 +117,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "more": {
         "drafters": Command("Manage a verify service's drafters: list, drain, disable, enable.", _drafters),
         "health": _of(HealthArgs, "outrider.health"),
+        "top": _of(TopArgs, "outrider.top"),
         "convert": _of(ConvertArgs, "engine.convert"),
         "train": Command("Make draft heads: `outrider train` lists the steps.", _train),
         "bench": Command("Measure: `outrider bench` lists what.", _bench),

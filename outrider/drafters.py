@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import grpc.aio
 
@@ -87,7 +88,8 @@ async def _switch(
         moved = (await stub.SetDrafterMode(request, timeout=args.timeout_s)).moved_sessions
         say(f"{address}: {args.drafter} is {_mode(_MODES[action])}{_moved(moved)}")
         return
-    algorithm = common_pb2.Algorithm.Value(f"ALGORITHM_{(args.algorithm or '').upper()}")
+    number = common_pb2.Algorithm.Value(f"ALGORITHM_{(args.algorithm or '').upper()}")
+    algorithm = cast("common_pb2.Algorithm", number)
     switch = admin_pb2.SetAlgorithmRequest(algorithm=algorithm, enabled=action == "enable")
     moved = (await stub.SetAlgorithm(switch, timeout=args.timeout_s)).moved_sessions
     say(f"{address}: {_name(algorithm)} is {action}d{_moved(moved)}")

@@ -49,6 +49,7 @@ class Served:
     url: str
     model: str
     stop: Callable[[], None]
+    verify: str = ""  # its gRPC address for this machine
     metrics: tuple[str, ...] = ()  # where each part tells its own, verify's first and the gateway's last
 
 
@@ -57,10 +58,12 @@ def main(args: ServeArgs) -> int:
     started = time.monotonic()
 
     async def when_ready(served: Served) -> None:
-        drafts = f"{args.speculative_algorithm} drafts" if args.drafts else "no drafts"
+        drafts = f"{args.algorithm} drafts" if args.drafts else "no drafts"
         seconds = time.monotonic() - started
         announce(f"Outrider serves {served.model} with {drafts} at {served.url} (ready in {seconds:.1f} s)")
         announce(f"Metrics at {' '.join(served.metrics)}")
+        if args.drafts:
+            announce(f"Drafters: outrider drafters list --verify-address={served.verify}")
 
     return asyncio.run(serve(args, when_ready))
 
@@ -96,7 +99,7 @@ async def serve(
     async def report() -> None:
         model = args.served_model_name or await model_name(verify, tokens.metadata() if tokens is not None else ())
         url = f"http{'s' if args.ssl_certfile else ''}://{_url_host(args.host)}:{port}"
-        await when_ready(Served(url, model, supervisor.stop, metrics_of(args, url, metrics)))
+        await when_ready(Served(url, model, supervisor.stop, verify, metrics_of(args, url, metrics)))
 
     try:
         await supervisor.run(report)
@@ -115,7 +118,7 @@ async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:
     """
     if args.features != "auto":
         return args.features
-    if (args.speculative_algorithm or "NONE").upper() not in HEAD_ALGORITHMS:
+    if args.algorithm not in HEAD_ALGORITHMS:
         return "none"
     words = command(_draft_args(args, describe=True, **_NO_TLS))
     process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=PIPE, env=env.for_child())
@@ -127,12 +130,12 @@ async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:
 
 def _draft_args(args: ServeArgs, **fixed: object) -> DraftArgs:
     """The draft part's settings; a draft model's attention is the target's where none is named."""
-    if args.speculative_algorithm is not None and args.speculative_algorithm.upper() not in ("NGRAM", "NONE"):
+    if args.algorithm not in ("NGRAM", "NONE"):
         target = None if args.attention_backend == "auto" else args.attention_backend
         fixed["speculative_draft_attention_backend"] = args.speculative_draft_attention_backend or target
     else:
         fixed |= {"disable_cuda_graph": False, "cuda_graph_max_bs": None}  # verify's alone: nothing drafts with a model
-    return args.part(DraftArgs, speculative_algorithm=args.speculative_algorithm, **fixed)
+    return args.part(DraftArgs, speculative_algorithm=args.algorithm, **fixed)
 
 
 def parts_of(

@@ -73,29 +73,28 @@ def server_files(certfile: str | None, keyfile: str | None, ca_certs: str | None
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """For gRPC: with authorities given, clients must show a certificate of theirs. StartupError for unusable files."""
     stamp = files.stamp()
-    material = files.read()
+    current = _configuration(files.read())
 
-    def configuration(material: Material) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration(
-            [(material.key, material.certificate)], root_certificates=material.ca
-        )
-
-    def newer() -> grpc.ServerCertificateConfiguration | None:  # at every handshake
-        nonlocal stamp
+    def newest() -> grpc.ServerCertificateConfiguration:  # asked at every handshake
+        nonlocal stamp, current
         try:
-            now = files.stamp()
-            if now == stamp:
-                return None
-            found = configuration(files.read())
+            if (now := files.stamp()) != stamp:
+                stamp, current = now, _configuration(files.read())
+                log.info("certificates read again", path=files.certfile)
         except (OSError, StartupError) as error:
             log.warning("certificates cannot be read; those before stay", reason=str(error))
-            return None
-        stamp = now
-        log.info("certificates read again", path=files.certfile)
-        return found
+        return current
 
     return grpc.dynamic_ssl_server_credentials(
-        configuration(material), newer, require_client_authentication=files.ca_certs is not None
+        current, newest, require_client_authentication=files.ca_certs is not None
+    )
+
+
+def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
+    assert material.certificate is not None
+    assert material.key is not None
+    return grpc.ssl_server_certificate_configuration(
+        [(material.key, material.certificate)], root_certificates=material.ca
     )
 
 

@@ -29,7 +29,7 @@ _META = "states.json"
 
 def stored_layers(num_layers: int) -> tuple[int, ...]:
     """Layers whose entering states are kept, for a target of that many; num_layers stands for the last state."""
-    return (*(usual_aux_layers(num_layers) if num_layers >= 3 else ()), num_layers)
+    return tuple(sorted({*(usual_aux_layers(num_layers) if num_layers >= 3 else ()), num_layers}))
 
 
 class StateFiles:

@@ -29,6 +29,7 @@ from outrider.cost_table import CostTable
 from outrider.errors import Unavailable
 from outrider.metrics_http import serve_metrics
 from outrider.telemetry import announce, configure_logging, get_logger
+from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service import admin
 from verify_service.commands import Inbox, Stop
@@ -148,7 +149,8 @@ async def _serve(args: VerifyArgs, engine: Engine) -> int:
         loop.add_signal_handler(number, on_signal)
     inbox = Inbox()
     step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch))
-    servicer = build_servicer(args, engine, step_loop, inbox)
+    tracing = tracing_of(args, "verify")
+    servicer = build_servicer(args, engine, step_loop, inbox, tracing)
     admin_tokens = token_file(args.admin_token_file, "--admin-token-file")
     server = serving.create_server(args, apart=[(admin.PATH, admin_tokens)])
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
@@ -178,6 +180,8 @@ async def _serve(args: VerifyArgs, engine: Engine) -> int:
         inbox.put(Stop(Unavailable("this server is shutting down")))
         await asyncio.to_thread(thread.join)
         await server.stop(grace=1.0)
+    if tracing is not None:
+        tracing.close()
     return 1 if failed else 0
 
 
@@ -215,7 +219,9 @@ def build_step_loop(args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Cal
     )
 
 
-def build_servicer(args: VerifyArgs, engine: Engine, step_loop: StepLoop, inbox: Inbox) -> VerifyServicer:
+def build_servicer(
+    args: VerifyArgs, engine: Engine, step_loop: StepLoop, inbox: Inbox, tracing: Tracing | None = None
+) -> VerifyServicer:
     """The rpc handlers over a loaded model."""
     runner, sizes = engine.runner, engine.sizes
     config = runner.config
@@ -235,7 +241,7 @@ def build_servicer(args: VerifyArgs, engine: Engine, step_loop: StepLoop, inbox:
     target = Target(new_boot_id(), model, features, runner.dtype.itemsize, sizes.context_length)
     bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes)
     compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
-    return VerifyServicer(args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox)
+    return VerifyServicer(args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox, tracing)
 
 
 def _run(step_loop: StepLoop, failed: list[BaseException], on_end: Callable[[], object]) -> None:

@@ -171,7 +171,7 @@ class Drafters:
         self._max_assumed = max_assumed
         self._outbox_bytes = outbox_bytes
         self.totals: collections.defaultdict[int, DraftTotals] = collections.defaultdict(DraftTotals)  # by algorithm
-        self.disabled_algorithms: set[int] = set()  # by the operator
+        self.disabled_algorithms: set[common_pb2.Algorithm] = set()  # by the operator
         self._drafters: list[Drafter] = []
         self._by_session: dict[int, Assignment] = {}
         self._generations: dict[int, int] = {}
@@ -252,7 +252,7 @@ class Drafters:
         drafter.mode = mode
         return self._take_back(drafter) if mode is Mode.DISABLED else 0
 
-    def set_algorithm(self, algorithm: int, *, enabled: bool) -> int:
+    def set_algorithm(self, algorithm: common_pb2.Algorithm, *, enabled: bool) -> int:
         """Switches an algorithm on or off; returns how many sessions were taken from its drafters."""
         if enabled:
             self.disabled_algorithms.discard(algorithm)
@@ -318,4 +318,5 @@ class Drafters:
             corpus_scope=session.corpus_scope,
             prediction_tokens=session.prediction,
             shares_prefix_with=shared if shared in assignment.drafter.assignments else None,
+            traceparent=session.traceparent,
         )

@@ -57,6 +57,10 @@ FAMILIES = (
     Family("outrider_drafts_missing_total", "counter", "Sessions that ran plainly because a draft had not come."),
     Family("outrider_brake_decisions_total", "counter", "Sessions silenced, and tried again.", ("decision",)),
     Family("outrider_brake_silent_sessions", "gauge", "Sessions whose drafters are silenced now.", ("algorithm",)),
+    Family(
+        "outrider_brake_tax_seconds", "gauge",
+        "What asking a drafter about one session adds to a step, beside nodes and waits.", ("algorithm",),
+    ),
 )  # fmt: skip
 
 _RESULTS = ("used", *(refusal.value for refusal in Refusal))
@@ -142,6 +146,8 @@ def _read_drafters(reading: Reading, engine: StepLoop) -> None:
         reading.add("outrider_drafter_up", len(ours), name)
         reading.add("outrider_drafter_sessions", len(assignments), name)
         reading.add("outrider_brake_silent_sessions", sum(assignment.brake.silent for assignment in assignments), name)
+        for drafter in ours[:1]:
+            reading.add("outrider_brake_tax_seconds", drafter.record.tax_ms / 1000, name)
         reading.add("outrider_drafter_outbox_bytes", sum(drafter.outbox.num_bytes for drafter in ours), name)
         counts: Counter[str] = Counter(totals.counts)
         for drafter in ours:

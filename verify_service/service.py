@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from outrider import __version__
 from outrider.args import VerifyArgs
 from outrider.errors import InvalidArgument, NotFound, Unavailable
 from outrider.telemetry import get_logger
+from outrider.tracing import REQUEST_ID, Tracing, metadata_value
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import INLINE_FEATURE_BYTES, WIRE_VERSION
 from verify_service.commands import Cancel, FlushCache, Inbox, ReadFeatures, Submit
@@ -23,6 +25,7 @@ from verify_service.requests import SessionFactory
 from verify_service.session import Session
 from verify_service.speculate import DrafterStream, Target
 from verify_service.step_loop import Responses, StepLoop
+from verify_service.tracing import CallTrace, begin
 
 log = get_logger(__name__)
 
@@ -51,8 +54,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         factory: SessionFactory,
         engine: StepLoop,
         inbox: Inbox,
+        tracing: Tracing | None = None,
     ) -> None:
         self._args = args
+        self._tracing = tracing
         self._config = config
         self._target = target
         self._factory = factory
@@ -87,6 +92,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             sessions = await asyncio.to_thread(self._factory.build, request)
         else:
             sessions = self._factory.build(request)
+        metadata = context.invocation_metadata()
+        request_id = request.request_id or metadata_value(metadata, REQUEST_ID)
+        trace = begin(self._tracing, metadata, sessions, request_id)
         call = Call({session.session_id: session for session in sessions})
         self._calls.update(dict.fromkeys(call.sessions, call))
         self.idle.clear()
@@ -110,6 +118,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                             cached_tokens=session.cached_len,
                         )
                     )
+                if trace is not None:
+                    trace.responded(session, response)
                 if response.HasField("finish"):
                     self.totals.ended(response.finish)
                     del call.sessions[session.session_id], self._calls[session.session_id]
@@ -122,6 +132,18 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     del self._calls[session_id]
             if not self._calls:
                 self.idle.set()
+            self._note_end(sessions, request_id, left_by if call.sessions else "finished", trace)
+
+    @staticmethod
+    def _note_end(sessions: list[Session], request_id: str, how: str, trace: CallTrace | None) -> None:
+        """One line for each call, and the end of its trace."""
+        if trace is not None:
+            trace.end(how)
+        log.info(
+            "generate", request_id=request_id, end=how, sessions=[session.session_id for session in sessions],
+            prompt_tokens=sessions[0].prompt_len, tokens=sum(session.output_len for session in sessions),
+            ms=(time.monotonic_ns() - sessions[0].arrived_ns) // 1_000_000,
+        )  # fmt: skip
 
     async def Speculate(
         self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: grpc.aio.ServicerContext

@@ -110,6 +110,7 @@ class Session:
     grammar: GrammarState | None = None
     prompt_logprobs: list[verify_pb2.TokenLogprob] | None = None  # collected during prefill; None: not asked for
     shares_prefix_with: int | None = None
+    traceparent: str = ""  # of the call, where it is traced
 
     phase: Phase = Phase.WAITING
     table_row: int = -1  # row of the slot table while it has one

@@ -209,6 +209,8 @@ class StepLoop:
                 break
             self._obey(commands)
             late = self._planner.match()
+            if time.monotonic_ns() >= deadline_ns:  # whatever else keeps coming
+                break
         self.counters.missing += len(late)
         self.counters.lap(WAIT)
         for assignment in late:

@@ -70,6 +70,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--verify-ca", help="PEM file: TLS to verify services, whose certificates this signs.")
     parser.add_argument("--verify-certificate", help="What Envoy shows them (mutual TLS).")
     parser.add_argument("--verify-key", help="Its key.")
+    parser.add_argument("--verify-server-name", help="DNS name that their certificates must have. Default: any.")
     parser.add_argument("--run-dir", default="/run/envoy", help="Folder to write in.")
     parser.add_argument("--grace-s", type=float, default=30.0, help="Time that running answers get on SIGTERM.")
     parser.add_argument("--log-level", default="warning")
@@ -78,8 +79,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     for one, other in (("tls_certificate", "tls_key"), ("verify_certificate", "verify_key")):
         if (getattr(args, one) is None) != (getattr(args, other) is None):
             parser.error(f"--{one.replace('_', '-')} and --{other.replace('_', '-')} go together")
-    if args.verify_certificate is not None and args.verify_ca is None:
-        parser.error("--verify-certificate needs --verify-ca")
+    for name in ("verify_certificate", "verify_server_name"):
+        if getattr(args, name) is not None and args.verify_ca is None:
+            parser.error(f"--{name.replace('_', '-')} needs --verify-ca")
     return args
 
 
@@ -93,7 +95,7 @@ def render(args: argparse.Namespace) -> str:
         "GATEWAYS": [_endpoint(address) for address in args.gateway or ["127.0.0.1:8000"]],
         "VERIFIERS": [_endpoint(address) for address in args.verify or ["127.0.0.1:50051"]],
         "FRONT_TLS": front_tls(args.tls_certificate, args.tls_key),
-        "VERIFY_TLS": verify_tls(args.verify_ca, args.verify_certificate, args.verify_key),
+        "VERIFY_TLS": verify_tls(args.verify_ca, args.verify_certificate, args.verify_key, args.verify_server_name),
     }
     text = _TEMPLATE.read_text(encoding="utf-8")
     return string.Template(text).substitute({name: json.dumps(value) for name, value in values.items()})
@@ -112,14 +114,17 @@ def front_tls(certificate: str | None, key: str | None) -> dict[str, object] | N
     return _socket("DownstreamTlsContext", context)
 
 
-def verify_tls(ca: str | None, certificate: str | None, key: str | None) -> dict[str, object] | None:
-    """A cluster's transport socket; none without a CA."""
+def verify_tls(ca: str | None, certificate: str | None, key: str | None, name: str | None) -> dict[str, object] | None:
+    """A cluster's transport socket; none without a CA. With `name`, verify's certificate must have it."""
     if ca is None:
         return None
-    context: dict[str, object] = {"validation_context": {"trusted_ca": {"filename": ca}}}
+    validation: dict[str, object] = {"trusted_ca": {"filename": ca}}
+    if name is not None:
+        validation["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": {"exact": name}}]
+    context: dict[str, object] = {"validation_context": validation, "alpn_protocols": ["h2"]}
     if certificate is not None and key is not None:
         context["tls_certificates"] = [_pair(certificate, key)]
-    return _socket("UpstreamTlsContext", context)
+    return _socket("UpstreamTlsContext", context, **({} if name is None else {"sni": name}))
 
 
 def _pair(certificate: str, key: str) -> dict[str, object]:
@@ -131,9 +136,9 @@ def _pair(certificate: str, key: str) -> dict[str, object]:
     }
 
 
-def _socket(kind: str, context: dict[str, object]) -> dict[str, object]:
+def _socket(kind: str, context: dict[str, object], **more: object) -> dict[str, object]:
     common = {**context, "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"}}
-    typed = {"@type": f"{_TLS}.{kind}", "common_tls_context": common}
+    typed = {"@type": f"{_TLS}.{kind}", "common_tls_context": common, **more}
     return {"name": "envoy.transport_sockets.tls", "typed_config": typed}
 
 

@@ -4,14 +4,15 @@ Everything lies on forks of the sessions' rows, which are given back at once: wh
 are run again on the target's own states. A verdict that comes meanwhile ends the work between two steps, unless what is
 being drafted is just what it commits: then it is finished, since verify waits for no more than that.
 
-A language model runs a path's tokens in one step. So does a head where it is known what came out of the path's nodes
-when their tree was drafted: the first row goes on from the corrected state at the root, those below it from the head's
-own states then. For a tree drafted from the same root these are the states that row after row would give. Where nothing
-is known, a head runs row after row.
+A language model runs a path's tokens in one step, and with them what was committed last. So does a head where it is
+known what came out of the path's nodes when their tree was drafted: rows go on from the head's own states then, but
+from the corrected one at the root where that was run before. For a tree drafted from the same root these are the states
+that row after row would give. Where nothing is known, a head runs row after row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from draft_service.drafters.base import AheadRequest, Draft
-from draft_service.drafters.growing import Carried
+from draft_service.drafters.growing import Carried, slots_needed
 from draft_service.drafters.kv import NoRoom, Sequence
 from draft_service.drafters.models import Tip, Tips
 from draft_service.drafters.outcomes import likely_ends, likely_outcomes
@@ -30,11 +31,29 @@ from outrider.wire import Ids
 
 
 @dataclass(frozen=True, slots=True)
+class Behind:
+    """A session's newest committed tokens, whose rows were not run: int32 [n].
+
+    states: gives what a head's rows go on from, [n, hidden], once; done: told the last row's tip.
+    """
+
+    words: Ids
+    states: Callable[[], torch.Tensor | None]
+    done: Callable[[Tip], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
-    """A session's rows, run up to its newest committed token, and the last one's tip."""
+    """A session's rows; the newest committed one's tip, or what must be run to have it."""
 
     rows: Sequence
-    tip: Tip
+    tip: Tip | None
+    behind: Behind | None = None
+
+    @property
+    def num_behind(self) -> int:
+        """Rows of committed tokens that were not run."""
+        return 0 if self.behind is None else len(self.behind.words)
 
 
 @dataclass(slots=True, eq=False)
@@ -44,12 +63,17 @@ class _Trunk:
     request: int
     nodes: list[int]
     rows: Sequence
-    num_below: int  # rows before the path's
+    start: Start
     tips: list[Tip]
 
     @property
+    def num_below(self) -> int:
+        """Rows before the path's."""
+        return self.start.rows.num_rows
+
+    @property
     def num_run(self) -> int:
-        """Nodes of the path that were run."""
+        """Nodes of the path that were run; -1 where the root was not."""
         return len(self.tips) - 1
 
 
@@ -124,6 +148,7 @@ class _Ahead:
             if start is None:
                 continue
             tree = request.verifying.tree
+            room -= start.num_behind
             ends: list[tuple[list[int], float]] = []
             for node, chance in likely_ends(tree, request.verifying.probabilities, request.max_assumed - 1):
                 nodes = tree.path(node)
@@ -131,12 +156,14 @@ class _Ahead:
                 if needed is not None and needed <= room:
                     room -= len(nodes) + 1
                     ends.append((nodes, chance))
-            for nodes in _trunks([nodes for nodes, _ in ends], request.max_outcomes):
+            # Rows of committed tokens are run with one path: other paths' rows could not see them yet.
+            most = request.max_outcomes if start.behind is None else 1
+            for nodes in _trunks([nodes for nodes, _ in ends], most):
                 try:
                     rows = self._fork(start.rows, start.rows.num_rows)
                 except NoRoom:
                     return found
-                trunk = _Trunk(index, nodes, rows, start.rows.num_rows, [start.tip])
+                trunk = _Trunk(index, nodes, rows, start, [] if start.tip is None else [start.tip])
                 on_it = [(own, chance) for own, chance in ends if own == nodes[: len(own)]]
                 ends = [end for end in ends if end not in on_it]
                 found += [_End(trunk, len(own), chance) for own, chance in on_it]
@@ -146,52 +173,66 @@ class _Ahead:
     def _slots_below(self, request: AheadRequest, start: Start, num_assumed: int) -> int | None:
         """Slots for so many assumed tokens and a tree below; None where no tree can be there."""
         session = request.verifying.session
-        below = self.grower.plan(
-            start.rows, start.tip, session.wishes, max_depth=session.max_depth(num_assumed),
-            num_nodes=request.num_nodes,
-        )  # fmt: skip
-        if below is None or num_assumed > self.grower.model.cache.max_len - start.rows.num_rows:
+        num_rows = start.rows.num_rows + start.num_behind
+        num_steps, topk = self.grower.steps(
+            num_rows, session.wishes, max_depth=session.max_depth(num_assumed), num_nodes=request.num_nodes
+        )
+        if min(num_steps, topk) < 1 or num_assumed > self.grower.model.cache.max_len - num_rows:
             return None
-        return num_assumed + below.slots
+        return num_assumed + slots_needed(num_steps, topk)
 
     def _follow(self, trunks: Many[_Trunk]) -> None:
         """Runs the trunks' paths: all at once where that can be, then row after row."""
-        model = self.grower.model
-        whole: list[tuple[_Trunk, torch.Tensor | None]] = []
+        whole: list[tuple[_Trunk, int, torch.Tensor | None]] = []
         for trunk in trunks:
-            states = self._path_states(trunk) if model.reads_states else None
-            if trunk.nodes and (states is not None or not model.reads_states):
-                whole.append((trunk, states))
+            known, states = self._path_states(trunk)
+            if known or trunk.start.behind is not None:
+                whole.append((trunk, known, states))
         if whole:
-            self._extend([trunk for trunk, _ in whole], [len(trunk.nodes) for trunk, _ in whole], [s for _, s in whole])
-        while behind := [trunk for trunk in trunks if trunk.num_run < len(trunk.nodes)]:
-            self._extend(behind, [1] * len(behind), [trunk.tips[-1].states for trunk in behind])
+            self._extend(whole)
+        while left := [trunk for trunk in trunks if trunk.num_run < len(trunk.nodes)]:
+            self._extend([(trunk, 1, trunk.tips[-1].states) for trunk in left])
 
-    def _path_states(self, trunk: _Trunk) -> torch.Tensor | None:
-        """What the path's rows go on from, [len(nodes), hidden], where all of it is known."""
-        verifying, root = self.requests[trunk.request].verifying, trunk.tips[0].states
-        if root is None or len(trunk.nodes) < 2:
-            return root
-        if not isinstance(verifying.memo, Carried):
-            return None
-        above = verifying.memo.rows([int(verifying.nodes[node]) for node in trunk.nodes[:-1]])
-        return None if above is None else torch.cat([root, above.to(root.dtype)])
+    def _path_states(self, trunk: _Trunk) -> tuple[int, torch.Tensor | None]:
+        """How many of the path's first rows can be run at once, and what they go on from, [that many, hidden].
 
-    def _extend(self, trunks: Many[_Trunk], counts: Many[int], states: Many[torch.Tensor | None]) -> None:
-        """Runs the next counts[i] nodes of each trunk."""
+        Where the root's own row is not run yet, its state is the one that it had when its tree was drafted.
+        """
+        count, verifying, start = len(trunk.nodes), self.requests[trunk.request].verifying, trunk.start
+        if not count or not self.grower.model.reads_states:
+            return count, None
+        memo = verifying.memo if isinstance(verifying.memo, Carried) else None
+        root = memo.rows([verifying.root]) if start.tip is None and memo is not None else None
+        if start.tip is not None:
+            root = start.tip.states
+        if root is None or count == 1:
+            return (0, None) if root is None else (1, root)
+        above = None if memo is None else memo.rows([int(verifying.nodes[node]) for node in trunk.nodes[:-1]])
+        return (1, root) if above is None else (count, torch.cat([root, above.to(root.dtype)]))
+
+    def _extend(self, pieces: Many[tuple[_Trunk, int, torch.Tensor | None]]) -> None:
+        """Runs the next nodes of each trunk, so many, from these states; first what its session is behind with."""
         self._check()
-        model, segments = self.grower.model, []
-        for trunk, count in zip(trunks, counts, strict=True):
-            tree = self.requests[trunk.request].verifying.tree
-            words = tree.tokens[trunk.nodes[trunk.num_run : trunk.num_run + count]].astype(np.int32)
-            prefix_len = trunk.rows.num_rows
-            slots = model.cache.append(trunk.rows, count)
-            segments.append(Segment(trunk.rows.table_row, prefix_len, words, slots, num_logits=count))
-        tips = model.run(segments, _joined(states), self.grower.num_top)
-        first = 0
-        for trunk, count in zip(trunks, counts, strict=True):
-            trunk.tips += [Tip(tips, row) for row in range(first, first + count)]
-            first += count
+        model, segments, inputs = self.grower.model, [], []
+        fresh = [trunk.start.behind is not None and not trunk.tips for trunk, _, _ in pieces]
+        for (trunk, count, states), is_first in zip(pieces, fresh, strict=True):
+            tree, done = self.requests[trunk.request].verifying.tree, max(0, trunk.num_run)
+            words = tree.tokens[trunk.nodes[done : done + count]].astype(np.int32)
+            prefix_len, num_logits = trunk.rows.num_rows, count
+            if is_first and (behind := trunk.start.behind) is not None:
+                words, num_logits = np.concatenate([behind.words, words]), count + 1
+                inputs.append(behind.states())
+            inputs.append(states)
+            slots = model.cache.append(trunk.rows, len(words))
+            segments.append(Segment(trunk.rows.table_row, prefix_len, words, slots, num_logits=num_logits))
+        tips = model.run(segments, _joined(inputs), self.grower.num_top)
+        row = 0
+        for (trunk, count, _), is_first in zip(pieces, fresh, strict=True):
+            if is_first and (behind := trunk.start.behind) is not None:
+                model.cache.adopt(trunk.start.rows, trunk.rows, len(behind.words))
+                behind.done(Tip(tips, row))
+            trunk.tips += [Tip(tips, row + i) for i in range(count + is_first)]
+            row += count + is_first
 
     def _choose(self, ends: Many[_End]) -> list[_Outcome]:
         """The likeliest outcomes of each request, each on rows of its own that end before the bonus."""
@@ -294,4 +335,4 @@ def _states(tips: Many[Tip]) -> torch.Tensor | None:
 
 def _joined(states: Many[torch.Tensor | None]) -> torch.Tensor | None:
     found = [own for own in states if own is not None]
-    return torch.cat(found) if found else None
+    return torch.cat([own.to(found[0].dtype) for own in found]) if found else None

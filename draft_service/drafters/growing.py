@@ -21,6 +21,7 @@ from draft_service.drafters.expansion import Growth, choose, expand
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import DraftModel, Tips, as_ids
 from engine.batch import Segment
+from outrider.tree import ROOT
 from outrider.wire import Ids
 
 
@@ -46,12 +47,15 @@ class Carried:
     entries: Ids
 
     def rows(self, nodes: Many[int]) -> torch.Tensor | None:
-        """States [len(nodes), hidden] of nodes; None where one was not run."""
-        width = self.steps[-1].shape[1]
-        entries = [int(self.entries[node]) for node in nodes]
-        if min(entries, default=0) < 0:
-            return None
-        return torch.stack([self.steps[1 + entry // width][self.index, entry % width] for entry in entries])
+        """States [len(nodes), hidden] of nodes, -1 the root; None where one was not run."""
+        width, found = self.steps[-1].shape[1], []
+        for node in nodes:
+            entry = 0 if node == ROOT else int(self.entries[node])
+            if entry < 0:
+                return None
+            step = self.steps[0] if node == ROOT else self.steps[1 + entry // width]
+            found.append(step[self.index, entry % width if node != ROOT else 0])
+        return torch.stack(found)
 
 
 def grow(

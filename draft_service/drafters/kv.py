@@ -78,6 +78,16 @@ class DraftCache:
         forked.num_rows = forked.first_own = count
         return forked
 
+    def adopt(self, sequence: Sequence, forked: Sequence, count: int) -> None:
+        """Makes the first `count` own rows of a fork, which follow all of the sequence's, the sequence's."""
+        first, end = sequence.num_rows, sequence.num_rows + count
+        if forked.first_own != first or forked.num_rows < end:
+            raise ValueError(
+                f"{count} rows from {first} on are not the fork's own {forked.first_own}..{forked.num_rows}"
+            )
+        self.slot_table[sequence.table_row, first:end] = self.slot_table[forked.table_row, first:end]
+        sequence.num_rows = forked.first_own = end
+
     def close(self, sequence: Sequence) -> None:
         """Gives all back; the sequence must not be used again."""
         self.truncate(sequence, 0)

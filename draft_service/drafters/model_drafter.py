@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
-from draft_service.drafters.ahead import Start, trees_ahead
+from draft_service.drafters.ahead import Behind, Start, trees_ahead
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
@@ -33,6 +33,8 @@ from outrider.wire import Ids
 
 # Rows run in one call beyond which a session's backlog waits for the next: a long prompt must not hold the others up.
 MAX_ROWS_PER_CALL = 1024
+# Rows of committed tokens that are run together with a path that is likely to be accepted.
+MAX_ROWS_BESIDE = 32
 
 log = get_logger(__name__)
 
@@ -115,8 +117,6 @@ class ModelDrafter(ABC, Generic[StateT]):
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         """Below the likeliest outcomes of each, with the model's own guess at the bonus."""
         with self._lock, torch.inference_mode():
-            sessions = [request.verifying.session for request in requests]
-            self._catch_up([s for session in sessions if (s := self._states.get(session.uid)) is not None])
             return self._trees_ahead(requests)
 
     def num_nodes(self, wishes: Wishes) -> int:
@@ -283,8 +283,29 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         states = [self._states.get(request.verifying.session.uid) for request in requests]
-        starts = [None if state is None or state.tip is None else Start(state.rows, state.tip) for state in states]
-        return trees_ahead(self._grower, requests, starts)
+        self._catch_up([s for s, r in zip(states, requests, strict=True) if s is not None and not self._soon(s, r)])
+        return trees_ahead(self._grower, requests, [self._start(state) for state in states])
+
+    def _soon(self, state: StateT, request: AheadRequest) -> bool:
+        """Whether what a session is behind with is run with its tree's path: few rows, and a tree without branches."""
+        behind = self._num_committed(state) - state.rows.num_rows
+        is_chain = request.verifying.tree.depth == len(request.verifying.tree)
+        return 0 < behind <= MAX_ROWS_BESIDE and self._num_runnable(state) == self._num_committed(state) and is_chain
+
+    def _start(self, state: StateT | None) -> Start | None:
+        if state is None or state.session.uid not in self._states:
+            return None
+        if state.tip is not None:
+            return Start(state.rows, state.tip)
+        first, end = state.rows.num_rows, self._num_committed(state)
+        if not 0 < end - first <= MAX_ROWS_BESIDE or self._num_runnable(state) != end:
+            return None
+
+        def done(tip: Tip) -> None:
+            state.tip = tip
+
+        words = self._tokens(state.session, first, end)
+        return Start(state.rows, None, Behind(words, lambda: self._inputs([(state, first, end)]), done))
 
     # ---- without a session
 

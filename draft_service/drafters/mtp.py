@@ -122,4 +122,6 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         """None: every stage reads the target's states, and those of tokens not yet verified do not exist."""
+        states = [self._states.get(request.verifying.session.uid) for request in requests]
+        self._catch_up([state for state in states if state is not None])
         return [[] for _ in requests]

@@ -46,11 +46,15 @@ class TreeGrower:
         self, rows: Sequence, tip: Tip, wishes: Wishes, *, max_depth: int, num_nodes: int
     ) -> Wanted | None:  # fmt: skip
         """The tree to grow; None where none is wanted or none fits the model's context."""
-        # The deepest nodes are not run, so a tree of one step needs no row.
-        room = self.model.cache.max_len - rows.num_rows + 1
-        num_steps = min(wishes.num_steps or self.shape.num_steps, max_depth, num_nodes, room)
-        topk = min(wishes.topk or self.shape.topk, self.num_top, self.model.num_drafted)
+        num_steps, topk = self.steps(rows.num_rows, wishes, max_depth=max_depth, num_nodes=num_nodes)
         return Wanted(rows, tip, num_steps, topk, num_nodes) if min(num_steps, topk) > 0 else None
+
+    def steps(self, num_rows: int, wishes: Wishes, *, max_depth: int, num_nodes: int) -> tuple[int, int]:
+        """Steps and branches of a tree below so many rows; steps at most 0: none."""
+        # The deepest nodes are not run, so a tree of one step needs no row.
+        room = self.model.cache.max_len - num_rows + 1
+        num_steps = min(wishes.num_steps or self.shape.num_steps, max_depth, num_nodes, room)
+        return num_steps, min(wishes.topk or self.shape.topk, self.num_top, self.model.num_drafted)
 
     def grow(self, trees: Many[Wanted], check: Callable[[], None] = lambda: None) -> list[Draft]:
         """A draft for each, in order. The pool must hold any one of them; as many as it holds grow together.

@@ -65,6 +65,10 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
     )
     strict_fields: bool = arg(False, "limits", "Refuse unknown body fields instead of ignoring them.")
     shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
+    drain_delay_s: float = arg(
+        0.0, "network",
+        "Time before that in which new requests get 503 and connections stay open, so that a balancer notices.",
+    )  # fmt: skip
 
     def check(self) -> None:
         """Bounds."""
@@ -75,8 +79,8 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
             raise StartupError("--ssl-certfile is for --host and --port; --uds goes without TLS")
         check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_least(
-            self, 0, "port", "shutdown_grace_s", "receive_timeout_s", "request_timeout_s", "max_failovers",
-            "failover_patience_s",
+            self, 0, "port", "shutdown_grace_s", "drain_delay_s", "receive_timeout_s", "request_timeout_s",
+            "max_failovers", "failover_patience_s",
         )  # fmt: skip
         at_least(
             self, 1, "max_body_bytes", "max_connections", "stream_buffer_bytes", "requests_per_minute",

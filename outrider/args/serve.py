@@ -10,6 +10,7 @@ from outrider.args.draft import DraftArgs
 from outrider.args.gateway import GatewayArgs
 from outrider.args.links import is_socket
 from outrider.args.verify import VerifyArgs
+from outrider.fastest import USUAL, fastest_algorithm
 from outrider.flags import ArgsT, arg, at_least
 
 
@@ -32,8 +33,9 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     verify_ssl_server_name: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     speculative_algorithm: str | None = arg(
-        "NGRAM", "speculation", "How drafts are made: NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN, or NONE for none."
-    )
+        None, "speculation", "How drafts are made: NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN, or NONE for none. Default: "
+        "NGRAM; for the embedded model what was measured to be fastest of all that comes with Outrider.",
+    )  # fmt: skip
     features: str = arg(
         "auto", "speculation", "Hidden states kept for drafters: auto (as these need them), none, last or aux:I,J,K."
     )
@@ -53,6 +55,8 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         DraftArgs.check(self)
         GatewayArgs.check(self)
         at_least(self, 1, "startup_timeout_s")
+        if self.algorithm == USUAL:
+            self.refuse_draft_model_flags()
 
     @property
     def grpc_is_tls(self) -> bool:
@@ -60,13 +64,24 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         return self.ssl_certfile is not None and self.grpc_address is not None and not is_socket(self.grpc_address)
 
     @property
+    def algorithm(self) -> str:
+        """How drafts are made, in capitals; NONE for not at all."""
+        if self.speculative_algorithm is not None:
+            return self.speculative_algorithm.upper()
+        is_embedded = self.model_path is None and self.speculative_draft_model_path is None
+        return fastest_algorithm() if is_embedded and self.load_format == "auto" else USUAL
+
+    @property
     def drafts(self) -> bool:
         """Whether a draft service runs."""
-        return (self.speculative_algorithm or "NONE").upper() != "NONE"
+        return self.algorithm != "NONE"
 
     def part(self, cls: type[ArgsT], **fixed: Any) -> ArgsT:
         """The settings of one part: `fixed`, what was given here, and the part's own defaults for the rest."""
         defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
         own = {spec.name for spec in dataclasses.fields(cls)} & defaults.keys()
         given = {name: getattr(self, name) for name in own if getattr(self, name) != defaults[name]}
+        # Parts need not be told of n-grams, which take no room.
+        if "speculative_algorithm" in own and self.algorithm != USUAL:
+            given["speculative_algorithm"] = self.algorithm
         return cls(**{**given, **fixed})

@@ -18,7 +18,7 @@ class SpeculativeArgs(Args):
         None,
         "speculation",
         "NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN (the same as EAGLE), or none for no speculation. "
-        "Default: NGRAM with `serve`.",
+        "Default: as `serve` says.",
     )
     speculative_num_steps: int | None = arg(
         None, "speculation", "Depth of a drafted tree. Default: as suits the algorithm and the target; set all three."

@@ -350,7 +350,7 @@ class Round(_message.Message):
     def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[SessionFeatures, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[Closed, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "generation", "tokens", "prompt_len", "features_from_pos", "speculative", "remaining_tokens", "remaining_context", "corpus_scope", "prediction_tokens", "shares_prefix_with")
+    __slots__ = ("session", "generation", "tokens", "prompt_len", "features_from_pos", "speculative", "remaining_tokens", "remaining_context", "corpus_scope", "prediction_tokens", "shares_prefix_with", "traceparent")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +362,7 @@ class Opened(_message.Message):
     CORPUS_SCOPE_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SHARES_PREFIX_WITH_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     tokens: bytes
@@ -373,7 +374,8 @@ class Opened(_message.Message):
     corpus_scope: str
     prediction_tokens: bytes
     shares_prefix_with: int
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., tokens: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., features_from_pos: _Optional[int] = ..., speculative: _Optional[_Union[_common_pb2.SpeculativeParams, _Mapping]] = ..., remaining_tokens: _Optional[int] = ..., remaining_context: _Optional[int] = ..., corpus_scope: _Optional[str] = ..., prediction_tokens: _Optional[bytes] = ..., shares_prefix_with: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., tokens: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., features_from_pos: _Optional[int] = ..., speculative: _Optional[_Union[_common_pb2.SpeculativeParams, _Mapping]] = ..., remaining_tokens: _Optional[int] = ..., remaining_context: _Optional[int] = ..., corpus_scope: _Optional[str] = ..., prediction_tokens: _Optional[bytes] = ..., shares_prefix_with: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SessionFeatures(_message.Message):
     __slots__ = ("session", "generation", "rows")

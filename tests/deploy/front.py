@@ -16,6 +16,7 @@ import httpx
 from grpc_health.v1 import _async as health_aio
 
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+from outrider.tls import TlsFiles, server_credentials
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from tests.gateway.fakes import FakeVerify, LoopThread
 
@@ -39,12 +40,12 @@ class Replica:
 
 
 @contextlib.asynccontextmanager
-async def replica(fake: FakeVerify) -> AsyncGenerator[Replica]:
-    """The fake on a free port."""
+async def replica(fake: FakeVerify, tls: TlsFiles | None = None) -> AsyncGenerator[Replica]:
+    """The fake on a free port, with TLS where there are files for it."""
     server = create_server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(fake, server)
     health = add_health_and_reflection(server, [SERVICE])
-    address = bind(server, "127.0.0.1:0")
+    address = bind(server, "127.0.0.1:0", None if tls is None else server_credentials(tls))
     await server.start()
     await set_serving(health, [SERVICE], True)
     try:
@@ -109,13 +110,15 @@ class Front:
 
 
 @contextlib.contextmanager
-def front(fakes: list[FakeVerify], num_gateways: int, folder: Path, *words: str) -> Generator[tuple[Front, LoopThread]]:
+def front(
+    fakes: list[FakeVerify], num_gateways: int, folder: Path, *words: str, tls: TlsFiles | None = None
+) -> Generator[tuple[Front, LoopThread]]:
     """Envoy, gateways and fakes; and the loop that the fakes run in."""
     loop = LoopThread()
     stack = contextlib.AsyncExitStack()
     gateways: list[Gateway] = []
     try:
-        replicas = [loop.run(stack.enter_async_context(replica(fake))) for fake in fakes]
+        replicas = [loop.run(stack.enter_async_context(replica(fake, tls))) for fake in fakes]
         for _ in range(num_gateways):
             gateways.append(Gateway([replica.address for replica in replicas]))
         envoy = Front(gateways, replicas, folder, *words)

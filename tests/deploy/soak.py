@@ -1,8 +1,8 @@
 """Mixed load through Envoy for a long time, with cancellations and rolling restarts: `python -m tests.deploy.soak`.
 
 Two of every service, and Envoy in front. Of each pair one is restarted again and again, in turn, as an operator would
-(SIGTERM, wait, start), a drafter now and then killed; the other lives through it all, and its memory and open files must
-end as they were. Every answer is compared with the one that was given in peace; none may be lost or wrong.
+(SIGTERM, wait, start), a drafter now and then killed; the other lives through it all, and its memory and open files
+must end as they were. Every answer is compared with the one that was given in peace; none may be lost or wrong.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ class Soak:
         self._known: list[tuple[Question, Said]] = []
         self._stopping = asyncio.Event()
 
-    async def run(self, seconds: float, rounds: int = 0) -> Outcome:
-        """Load until the time is over and each service was restarted `rounds` times at least."""
+    async def run(self, seconds: float, *, everything: bool = False) -> Outcome:
+        """Load until the time is over, at least until all were restarted; `everything`: those that else live on too."""
         for question in every_kind(MAX_TOKENS):
             self._known.append((question, await ask(self.client, question)))
         streams = [asyncio.create_task(self._keep_asking(index)) for index in range(NUM_STREAMS)]
         try:
-            await self._keep_restarting(time.monotonic() + seconds, rounds)
+            await self._keep_restarting(time.monotonic() + seconds, everything)
         finally:
             self._stopping.set()
             await asyncio.gather(*streams)
@@ -160,13 +160,14 @@ class Soak:
             await asking
         self.outcome.cancelled += 1
 
-    async def _keep_restarting(self, end: float, rounds: int) -> None:
-        done = 0
-        while time.monotonic() < end or done < rounds:
-            for service in [one for one in self.fleet if one.name.endswith("0")]:
+    async def _keep_restarting(self, end: float, everything: bool) -> None:
+        restarted = [service for service in self.fleet if everything or service.name.endswith("0")]
+        while True:
+            for service in restarted:
                 await self._restart(service)
                 self._note_usage()
-            done += 1
+            if time.monotonic() >= end:
+                return
 
     async def _restart(self, service: Service) -> None:
         """As an operator would; a drafter is killed as often as not. The next one waits for some answers."""
@@ -201,7 +202,7 @@ async def fleet(model: Path, folder: Path) -> AsyncIterator[tuple[list[Service],
         ),
         *(Service(f"draft {i}", ("draft", "--listen=127.0.0.1:0", *known), "serves") for i in range(2)),
         *(
-            Service(f"gateway {i}", ("gateway", f"--port={port}", *known), "listens")
+            Service(f"gateway {i}", ("gateway", f"--port={port}", "--drain-delay-s=3", *known), "listens")
             for i, port in enumerate(gateway_ports)
         ),
     ]
@@ -219,7 +220,7 @@ async def fleet(model: Path, folder: Path) -> AsyncIterator[tuple[list[Service],
         yield services, await stack.enter_async_context(client)
 
 
-async def soak(seconds: float, seed: int, *, rounds: int = 0) -> Outcome:
+async def soak(seconds: float, seed: int, *, everything: bool = False) -> Outcome:
     """A whole run, with a small model."""
     with tempfile.TemporaryDirectory() as name:
         model, folder = Path(name) / "model", Path(name) / "envoy"
@@ -227,7 +228,7 @@ async def soak(seconds: float, seed: int, *, rounds: int = 0) -> Outcome:
         folder.mkdir()
         write_small_model(model)
         async with fleet(model, folder) as (services, client):
-            return await Soak(services, client, seed).run(seconds, rounds)
+            return await Soak(services, client, seed).run(seconds, everything=everything)
 
 
 def main() -> int:

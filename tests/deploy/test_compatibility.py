@@ -112,9 +112,10 @@ async def test_another_gateway_drafter_and_client(model: Path, change: Change) -
         assert (await said(other))[0] == expected
         await made.drafter(address, 1)
         for client in (own, other):
-            text, accepted = await said(client)
-            assert text == expected
-            assert accepted > 0
+            answers = [await said(client)]
+            while answers[-1][1] == 0:  # on a busy machine drafts may all come too late
+                answers.append(await said(client))
+            assert {text for text, _ in answers} == {expected}
         assert relay.seen >= {"Generate", "GetServerInfo", "Speculate"}
         await check_client(made, address)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -14,8 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
 
 from outrider.errors import Unavailable
+from outrider.tls import TlsFiles
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
+from tests.certificates import Authority
 from tests.deploy.front import HAS_ENVOY, Front, front
 from tests.gateway import models
 from tests.gateway.fakes import FakeVerify, LoopThread
@@ -248,17 +251,28 @@ def test_a_drain_finishes_what_runs(tmp_path: Path) -> None:
         assert envoy.process.wait(30) == 0
 
 
-def test_tls_in_front(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "front.pem", tmp_path / "front.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
+def test_tls_on_both_sides(tmp_path: Path) -> None:
+    """Clients speak TLS to Envoy, and Envoy mutual TLS to verify; who speaks none, or shows nothing, gets nowhere."""
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("localhost")
+    shown, its_key = authority.issue("envoy")
     fake = speaking(tmp_path, "boot")
-    with front([fake], 0, tmp_path, f"--tls-certificate={certificate}", f"--tls-key={key}") as (envoy, _):
-        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+    files = TlsFiles(*authority.issue("verify"), str(authority.path))
+    words = [f"--tls-certificate={certificate}", f"--tls-key={key}", f"--verify-ca={authority.path}"]
+    words += [f"--verify-certificate={shown}", f"--verify-key={its_key}", "--verify-server-name=verify"]
+    with front([fake], 0, tmp_path, *words, tls=files) as (envoy, _):
+        credentials = grpc.ssl_channel_credentials(authority.path.read_bytes())
         with grpc.secure_channel(f"localhost:{envoy.port}", credentials) as channel:
-            assert list(stub(channel).Generate(request(), timeout=30, wait_for_ready=True))
-        with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel, pytest.raises(grpc.RpcError):
-            list(stub(channel).Generate(request(), timeout=30))
+            until_generated(channel)
+        for address in (f"127.0.0.1:{envoy.port}", envoy.replicas[0].address):
+            with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
+                list(stub(channel).Generate(request(), timeout=30))
+
+
+def until_generated(channel: grpc.Channel) -> None:
+    """Returns when Envoy has found verify well and a call is answered."""
+    for _ in range(2000):
+        with contextlib.suppress(grpc.RpcError):
+            assert list(stub(channel).Generate(request(), timeout=30))
+            return
+    raise AssertionError("no call is answered")

@@ -24,6 +24,7 @@ from outrider.args import DraftArgs
 from outrider.errors import InvalidArgument, ResourceExhausted, StartupError
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
+from tests.draft_service import model_rig
 from tests.draft_service.model_rig import Game, Target, assert_same_tree, grown, session
 from tests.engine.tiny import VOCAB_SIZE, save_model
 
@@ -332,6 +333,30 @@ def test_early_drafts_for_a_perfect_drafter_come_true(folder: Path, target: Targ
     true = [early for early in found if early.assumed.tolist() == opened.tokens[-4:].tolist()]
     assert len(true) == 1
     assert true[0].tokens.tolist() == now.tokens.tolist()
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TreeShape(3, 2, 6)])
+def test_what_was_committed_last_is_run_with_the_likeliest_path(folder: Path, target: Target, shape: TreeShape) -> None:
+    """Early trees below an early tree, right after the verdict, are those of a drafter that has caught up before."""
+    drafter, calm = make(folder, shape), make(folder, shape)
+    drafts: list[list[Draft]] = []
+    for one, caught_up in ((drafter, False), (calm, True)):
+        game = Game(one, target)
+        (opened,) = game.open(PROMPTS[0])
+        (draft,) = game.draft()
+        one.extend([game.commit(opened, game.accepted(opened, draft))])
+        if caught_up:
+            game.draft()
+        tree = TokenTree.chain(np.array([3, 4, 5], np.int32))
+        verifying = InVerification(opened, tree, np.array([0.9, 0.8, 0.5]))
+        drafts.append(one.draft_ahead([AheadRequest(verifying, 5, 8, 2)])[0])
+        (after,) = game.draft()
+        drafts[-1].append(after)
+        one.close([opened])
+        assert_empty(one)
+    for early, late in zip(*drafts, strict=True):
+        assert early.assumed.tolist() == late.assumed.tolist()
+        assert_same_tree(early, model_rig.nodes(late))
 
 
 def test_bounds_of_early_drafts(folder: Path, target: Target) -> None:

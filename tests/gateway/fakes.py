@@ -61,6 +61,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     flushed: int = 0
     active: int = 0
     responses_sent: int = 0
+    is_late: bool = False  # never answers to GetServerInfo
     release: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,6 +74,8 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
 
     async def GetServerInfo(self, request: Any, context: Any) -> verify_pb2.VerifyServiceGetServerInfoResponse:
         """The test's limits."""
+        if self.is_late:
+            await asyncio.Event().wait()
         return verify_pb2.VerifyServiceGetServerInfoResponse(
             version="0", wire_version=WIRE_VERSION, boot_id=self.boot_id,
             model=common_pb2.ModelInfo(

@@ -182,6 +182,28 @@ def test_a_second_signal_does_not_wait(start: Start, verify: tuple[FakeVerify, s
             assert process.wait(30) == 0
 
 
+def test_before_it_drains_a_balancer_may_notice(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
+    """With --drain-delay-s connections stay open after SIGTERM: new requests get 503 on them, what runs goes on."""
+    fake, address, loop = verify
+    fake.hold_after = 2
+    process = start("--port=0", f"--verify-address={address}", "--drain-delay-s=600")
+    with httpx.Client(base_url=url_of(process), timeout=30) as client:
+        until_healthy(client)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            while client.get("/health").status_code != 503:
+                pass
+            assert ask(client).status_code == 503
+            loop.run(release(fake))
+            assert "data: [DONE]" in list(lines)
+        assert client.get("/health").status_code == 503
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
 def test_unix_socket(start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path) -> None:
     path = tmp_path / "http.sock"
     with socket.socket(socket.AF_UNIX) as dead:

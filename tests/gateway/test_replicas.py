@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.replicas import ReplicaSet
+from gateway.replicas import ProbeTimes, ReplicaSet
+from outrider.errors import Unavailable
 from tests.gateway.fakes import FAST_PROBE, FakeVerify, serving
 
 
@@ -29,6 +30,38 @@ async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tm
             assert [replica.address for replica in replicas.serving] == [first, second]
             listed.write_text(second)
             await until_serving(replicas, [second])
+        finally:
+            await replicas.close()
+
+
+@pytest.mark.asyncio
+async def test_one_that_is_late_is_in_doubt_before_it_is_down(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    fakes = [FakeVerify(folder, tokenizer.get_vocab_size(), boot_id=f"boot{index}") for index in range(2)]
+    async with serving(fakes[0], f"unix:{tmp_path}/0") as first, serving(fakes[1], f"unix:{tmp_path}/1") as second:
+        replicas = ReplicaSet([first, second], ProbeTimes(interval_s=1000.0, timeout_s=0.05, max_retry_s=1000.0))
+        await replicas.start()
+        try:
+            await until_serving(replicas, [first, second])
+            one, two = replicas.serving
+            for _ in range(2):
+                fakes[0].is_late = True
+                await replicas._probe(one)
+                assert replicas.pick() is two
+                replicas.broke(two)
+                assert replicas.pick() is one  # rather than none
+                with pytest.raises(Unavailable):
+                    replicas.pick(sure=True)
+                fakes[0].is_late = False
+                await replicas._probe(one)
+                assert replicas.pick(sure=True) is one
+                await replicas._probe(two)
+            fakes[0].is_late = True
+            while one.serving:
+                await replicas._probe(one)
+            assert one.late == 3
+            assert replicas.serving == [two]
         finally:
             await replicas.close()
 

@@ -107,7 +107,7 @@ def test_a_part_keeps_its_own_default_for_what_serve_was_not_given() -> None:
     assert ServeArgs().part(VerifyArgs, listen="unix:/a") == VerifyArgs(listen="unix:/a")
 
 
-@pytest.mark.parametrize(("algorithm", "drafts"), [("NGRAM", True), ("ngram", True), ("NONE", False), (None, False)])
+@pytest.mark.parametrize(("algorithm", "drafts"), [("NGRAM", True), ("ngram", True), ("NONE", False), (None, True)])
 def test_whether_serve_drafts(algorithm: str | None, drafts: bool) -> None:
     assert ServeArgs(speculative_algorithm=algorithm).drafts is drafts
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import threading
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from outrider.args import HealthArgs
 from outrider.errors import StartupError
 from outrider.health import grpc_health, http_health, main
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+from outrider.tls import TlsFiles, server_credentials
+from tests.certificates import Authority
 
 TIMEOUT_S = 10.0
 
@@ -51,6 +55,22 @@ async def test_a_grpc_server_says_how_it_is() -> None:
     assert await grpc_health(address, TIMEOUT_S) == f"{address}: NOT_SERVING"
     await server.stop(None)
     assert await grpc_health(address, TIMEOUT_S) in {f"{address}: UNAVAILABLE", f"{address}: DEADLINE_EXCEEDED"}
+
+
+@pytest.mark.asyncio
+async def test_a_server_with_tls_is_asked_over_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server = create_server()
+    add_health_and_reflection(server, [])
+    files = TlsFiles(*authority.issue("verify"), str(authority.path))
+    address = bind(server, "127.0.0.1:0", server_credentials(files))
+    await server.start()
+    certificate, key = authority.issue("prober")
+    words = [f"--address={address}", f"--verify-ssl-ca-certs={authority.path}", "--verify-ssl-server-name=verify"]
+    words += [f"--verify-ssl-certfile={certificate}", f"--verify-ssl-keyfile={key}"]
+    assert await asyncio.to_thread(main, HealthArgs.parse(words)) == 0
+    assert await grpc_health(address, TIMEOUT_S) is not None
+    await server.stop(None)
 
 
 def test_a_url_says_how_it_is(site: str) -> None:

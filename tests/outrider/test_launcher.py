@@ -100,7 +100,8 @@ def test_main_says_where_it_serves_when_ready(
     real_serve = launcher.serve
     monkeypatch.setattr(launcher, "serve", serve)
     assert launcher.main(ServeArgs(port=0, served_model_name="a-model")) == 0
-    line, metrics = capsys.readouterr().out.splitlines()
+    line, metrics, drafters = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"Drafters: outrider drafters list --verify-address=unix:/\S+/verify.sock", drafters)
     assert line.startswith("Outrider serves a-model with NGRAM drafts at http://127.0.0.1:")
     assert "(ready in " in line
     url = line.split()[7]

@@ -14,7 +14,9 @@ from verify_service.proposals import Match, Proposal
 def match_of(tokens: list[int], parents: list[int], proposal_id: int = 1) -> Match:
     tree = TokenTree(np.array(tokens, np.int32), np.array(parents, np.int32))
     scores = np.arange(len(tokens)).astype(np.uint8)
-    return Match(Proposal(proposal_id, 3, np.empty(0, np.int32), tree), -1, tree, np.arange(len(tokens)), scores)
+    return Match(
+        Proposal(proposal_id, 3, np.empty(0, np.int32), tree), -1, tree, np.arange(len(tokens), dtype=np.int32), scores
+    )
 
 
 @st.composite

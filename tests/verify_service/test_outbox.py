@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES, MAX_MESSAGE_BYTES
-from verify_service.outbox import FRAME_BYTES, RoundOutbox, join_verdicts
+from verify_service.outbox import FRAME_BYTES, RoundOutbox, join_verdicts, size_of
 
 SESSION, GENERATION, PROMPT_LEN = 7, 1, 3
 KEY = SESSION, GENERATION
@@ -21,7 +21,7 @@ KEY = SESSION, GENERATION
 def rows(first_pos: int, count: int, width: int = 1) -> common_pb2.FeatureRows:
     """Rows that hold their position, one byte each (the outbox does not look inside)."""
     data = b"".join(bytes([(first_pos + i) % 256]) * width for i in range(count))
-    tensor = common_pb2.Tensor(dtype=common_pb2.DTYPE_FLOAT32, shape=[count, width], data=data)
+    tensor = common_pb2.Tensor(shape=[count, width], data=data)
     return common_pb2.FeatureRows(first_pos=first_pos, count=count, rows=tensor)
 
 
@@ -128,8 +128,8 @@ class Outbox(RuleBasedStateMachine):
     @invariant()
     def what_waits_is_counted(self) -> None:
         pending = (self.outbox._opened, self.outbox._verdicts, self.outbox._withheld)
-        size = sum(message.ByteSize() for kind in pending for message in kind.values())
-        size += sum(message.ByteSize() for message in (*self.outbox._closed, *self.outbox._rejected))
+        size = sum(size_of(message) for kind in pending for message in kind.values())
+        size += sum(size_of(message) for message in (*self.outbox._closed, *self.outbox._rejected))
         assert self.outbox.num_bytes == size
 
     def check(self, told: list[verify_pb2.Verdict]) -> None:

@@ -365,7 +365,8 @@ class Wire(RuleBasedStateMachine):
             assert client.cancelled or client.has_finished
         self.rig.check_whole()
         drafters = self.rig.loop.drafters
-        assert not (drafters._generations or drafters._barred or drafters._by_session)
+        for left in (drafters._generations, drafters._barred, drafters._by_session):
+            assert not left
         for peer in self.peers:
             self.read(peer)
             assert peer.deaf or len(peer.table) == 0

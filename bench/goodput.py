@@ -1,0 +1,117 @@
+"""Goodput of fixed trees against the planner, by the number of streams, in the same two services.
+
+    outrider bench goodput --batch 1,4,8,16,32 --fixed 1,1,2/3,1,4/5,4,8 --turns 3 --output goodput.json -- \\
+        --speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD
+
+What follows `--` are flags of `outrider draft` (default: NGRAM). Each turn runs the same prompts without speculation,
+with the planner and the brake choosing, and with each tree fixed by the request, which both then leave as it is; ratios
+are taken within a turn.
+
+    batches.N.WAY.tokens_per_s          all streams together; N: their number
+    batches.N.WAY.over_plain.median     over those without speculation
+    batches.N.planned.over_best_fixed   over the fixed tree that did best at this N
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from bench._flags import counts, positive
+from bench._pairs import PLAIN, PLANNED, Load, Way, child, enlisted, fixed, measure, prompts, stub_of, summary, table
+from outrider import env, rpc
+from outrider.errors import StartupError
+
+DEFAULT_TREES = "1,1,2/3,1,4/5,4,8"
+
+
+def main(words: list[str] | None = None) -> int:
+    """Prints the table; writes JSON where asked."""
+    words = list(sys.argv[1:] if words is None else words)
+    cut = words.index("--") if "--" in words else len(words)
+    args = _parse(words[:cut])
+    flags = words[cut + 1 :] or ["--speculative-algorithm=NGRAM", "--speculative-ngram-scope=session"]
+    result = {"setting": {k: str(v) for k, v in vars(args).items() if k != "output"}, "draft": flags}
+    result |= with_best(uvloop.run(_measure(args, flags)))
+    print(table(result, PLAIN.name))
+    if args.output is not None:
+        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def trees(text: str) -> list[Way]:
+    """Steps, branches and draft tokens, joined by slashes."""
+    ways: list[Way] = []
+    for part in text.split("/"):
+        numbers = counts(part)
+        if len(numbers) != 3:
+            raise argparse.ArgumentTypeError(f"{part} is not STEPS,BRANCHES,TOKENS")
+        ways.append(fixed(*numbers))
+    return ways
+
+
+def with_best(result: dict[str, Any]) -> dict[str, Any]:
+    """Adds the planner's goodput over that of the fixed tree that did best, for each number of streams."""
+    for ways in result["batches"].values():
+        best = max(one["tokens_per_s"] for name, one in ways.items() if name not in (PLAIN.name, PLANNED.name))
+        ways[PLANNED.name]["over_best_fixed"] = ways[PLANNED.name]["tokens_per_s"] / best
+    return result
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="outrider bench goodput", description=(__doc__ or "").partition("\n")[0],
+        epilog="Flags of `outrider draft` follow after --.",
+    )  # fmt: skip
+    parser.add_argument("--batch", type=counts, default=[1, 4, 8, 16, 32], help="numbers of streams")
+    parser.add_argument("--fixed", type=trees, default=DEFAULT_TREES, help="trees, STEPS,BRANCHES,TOKENS/...")
+    parser.add_argument("--turns", type=positive, default=3, help="how often all ways are run")
+    parser.add_argument("--max-tokens", type=positive, default=96, help="tokens of an answer")
+    parser.add_argument("--threads", type=positive, default=2, help="of verify's forward pass, and of the drafter's")
+    parser.add_argument("--model-path", type=Path, help="the target; default: the embedded model")
+    parser.add_argument("--output", type=Path, help="JSON file")
+    return parser.parse_args(words)
+
+
+async def _measure(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
+    from engine.embedded import ensure_embedded_model
+
+    model = args.model_path or ensure_embedded_model()
+    with tempfile.TemporaryDirectory(prefix="org-") as name:
+        folder, log = Path(name), Path(name) / "log"
+        address = f"unix:{folder}/verify"
+        draft = ("outrider", "draft", f"--verify-address={address}", f"--model-path={model}", *flags)
+        verify = (
+            "outrider", "verify", f"--listen={address}", f"--model-path={model}", f"--threads={args.threads}",
+            f"--max-running-requests={max(args.batch)}", f"--features={_features(draft)}",
+        )  # fmt: skip
+        draft = (*draft, f"--listen=unix:{folder}/draft", f"--threads={args.threads}")
+        async with AsyncExitStack() as stack:
+            children = [await stack.enter_async_context(child(words, log)) for words in (verify, draft)]
+            stub = stub_of(await stack.enter_async_context(rpc.create_channel(address)))
+            await enlisted(stub, children, log)
+            load = Load(args.batch, args.max_tokens, args.turns)
+            return summary(await measure(stub, prompts(model), [PLAIN, PLANNED, *args.fixed], load), PLAIN.name)
+
+
+def _features(draft: tuple[str, ...]) -> str:
+    """What verify must keep for these drafts, as the drafter says."""
+    told = subprocess.run(
+        [sys.executable, "-P", "-m", *draft, "--describe"], capture_output=True, text=True, env=env.for_child(),
+        check=False,
+    )  # fmt: skip
+    if told.returncode != 0:
+        raise StartupError(told.stderr.strip())
+    return json.loads(told.stdout.splitlines()[-1])["features"]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

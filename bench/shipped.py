@@ -1,0 +1,72 @@
+"""Speed of every drafter that comes with Outrider for its embedded model, and the table that `serve` chooses by.
+
+    python -m bench.shipped --per-category 2 --tokens 128
+
+Runs bench.mt_bench for n-grams and for each shipped head. Speed is the geometric mean over questions of decode speed
+with drafts by that without, in one run and in turn. The table is written beside the heads; other flags go to `serve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from engine.embedded import ensure_embedded_model
+from engine.shipped import shipped_algorithms
+from outrider.fastest import SPEEDS, USUAL
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures, prints a table and writes it."""
+    parser = argparse.ArgumentParser(prog="python -m bench.shipped", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
+    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--output", type=Path, default=SPEEDS, help="file for the table")
+    args, serve_flags = parser.parse_known_args(argv)
+    measured = {
+        algorithm: of_rows(_measured(args, algorithm, serve_flags))
+        for algorithm in (USUAL, *shipped_algorithms(ensure_embedded_model()))
+    }
+    print("| drafts | speed | accept length |\n|---|---|---|")
+    for algorithm, (speed, accept_length) in measured.items():
+        print(f"| {algorithm} | {speed:.2f}x | {accept_length:.2f} |")
+    table = {
+        "speeds": {algorithm: round(speed, 3) for algorithm, (speed, _) in measured.items()},
+        "accept_lengths": {algorithm: round(length, 3) for algorithm, (_, length) in measured.items()},
+        "command": f"python -m bench.shipped --per-category {args.per_category} --tokens {args.tokens}",
+    }
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    args.output.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def of_rows(rows: list[dict[str, Any]]) -> tuple[float, float]:
+    """From bench.mt_bench's rows: speed with drafts as a multiple of that without, and the mean accept length."""
+    by_question: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
+    for row in rows:
+        by_question[row["question_id"]][row["system"]] = row
+    pairs = [found for found in by_question.values() if {"plain", "speculative"} <= found.keys()]
+    speed = statistics.geometric_mean(
+        found["speculative"]["tokens_per_s"] / found["plain"]["tokens_per_s"] for found in pairs
+    )
+    return speed, statistics.mean(found["speculative"]["accept_length"] or 1.0 for found in pairs)
+
+
+def _measured(args: argparse.Namespace, algorithm: str, serve_flags: list[str]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "rows.json"
+        words = [f"--per-category={args.per_category}", f"--tokens={args.tokens}", "--alone", f"--output={output}"]
+        flags = [f"--speculative-algorithm={algorithm}", *serve_flags]
+        subprocess.run([sys.executable, "-m", "bench.mt_bench", *words, *flags], check=True, stdout=sys.stderr)
+        return json.loads(output.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

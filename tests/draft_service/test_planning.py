@@ -1,0 +1,305 @@
+"""The drafter's planner finds what pays, from verdicts alone, on a machine whose times are scripted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from draft_service.adaptive import AdaptivePlanner
+from draft_service.drafters.base import Drafter
+from draft_service.drafters.shape import TreeShape, tree_shape
+from draft_service.evidence import DepthAcceptance
+from draft_service.planners import make_planner
+from draft_service.planning import MAX_OUTCOMES, CostPlanner, FixedPlanner, OverlapRule, Planner, shapes
+from draft_service.session import Extension, Sent, Session, Wishes
+from draft_service.tiers import DEFAULT, Tier, first_steps, read_tiers
+from outrider.args import DraftArgs
+from outrider.errors import StartupError
+from outrider.tree import ROOT
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import Ids
+
+CHAIN = TreeShape(3, 1, 4)
+NO_IDS = np.empty(0, np.int32)
+
+
+def new_session(uid: int, wishes: Wishes | None = None) -> Session:
+    return Session(
+        uid=uid, session=uid, generation=1, prompt_len=1, remaining=10**6, vocabulary="", vocab_size=100,
+        wishes=wishes or Wishes(), corpus_scope="", prediction=NO_IDS, tokens=np.zeros(4, np.int32),
+    )  # fmt: skip
+
+
+def tree_of(shape: TreeShape) -> tuple[Ids, Ids]:
+    """Tokens and parents: the first child of each depth carries on, beside topk - 1 others."""
+    parents: list[int] = []
+    last = ROOT
+    for _ in range(shape.num_steps):
+        first = len(parents)
+        parents += [last] * shape.topk
+        last = first
+    return np.arange(len(parents), dtype=np.int32), np.array(parents, np.int32)
+
+
+@dataclass
+class Machine:
+    """Verify and a drafter in scripted time. chance: that a draft is accepted once the one above was."""
+
+    planner: Planner
+    chance: Callable[[int], float]  # by topk
+    row_ms: float = 0.1
+    plain_ms: float = 8.0
+    forward_ms: float = 1.0
+    slowed_ms: float = 0.0  # what drafting ahead adds to a step
+    batch: int = 1
+    now_s: float = 0.0
+    tokens: int = 0
+    plans: list[tuple[TreeShape | None, bool, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+        self.sessions = [new_session(uid) for uid in range(1, self.batch + 1)]
+
+    def run(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.round()
+
+    def round(self) -> None:
+        plan = self.planner.current
+        shape = plan.shape if plan.speculate else None
+        rows = self.batch * (1 + (len(tree_of(shape)[0]) if shape is not None else 0))
+        verify_ms = self.plain_ms + self.row_ms * rows
+        draft_ms = self.forward_ms * shape.num_steps if shape is not None else 0.0
+        waits = plan.outcomes == 0
+        self.now_s += (verify_ms + (draft_ms if waits else self.slowed_ms)) / 1000
+        if shape is not None:
+            self.planner.drafted("tree", self.batch, draft_ms)
+        extensions = [
+            self.extension(session, shape, int(verify_ms * 1000), rows, not waits) for session in self.sessions
+        ]
+        self.planner.plan(extensions)
+        self.plans.append((plan.shape, plan.speculate, plan.outcomes))
+
+    def extension(
+        self, session: Session, shape: TreeShape | None, verify_us: int, rows: int, early: bool
+    ) -> Extension:  # fmt: skip
+        accepted = 0
+        credits: list[verify_pb2.Credit] = []
+        if shape is not None:
+            tokens, parents = tree_of(shape)
+            assumed = np.zeros(1, np.int32) if early else NO_IDS
+            session.sent = {1: Sent(1, 4, assumed, tokens, parents, np.zeros(len(tokens), np.uint8))}
+            while accepted < shape.num_steps and self.rng.random() < self.chance(shape.topk):
+                accepted += 1
+            nodes = [depth * shape.topk for depth in range(accepted)]
+            credits = [
+                verify_pb2.Credit(proposal_id=1, root_node=ROOT, nodes_verified=len(tokens), accepted_nodes=nodes)
+            ]
+        self.tokens += 1 + accepted
+        verdict = verify_pb2.Verdict(
+            base_len=4, tokens=[1] * (1 + accepted), credits=credits, verify_us=verify_us, batch_tokens=rows, steps=1
+        )
+        return Extension(session, 4, verdict)
+
+
+def planned(first: TreeShape = CHAIN, most: TreeShape | None = None) -> CostPlanner:
+    return CostPlanner(first, most or TreeShape(7, 1, 8), lambda shape: None)
+
+
+def settled(machine: Machine) -> TreeShape:
+    """The shape that the last rounds had, most of them."""
+    seen = [shape for shape, speculate, _ in machine.plans[-200:] if speculate and shape is not None]
+    return max(set(seen), key=seen.count)
+
+
+def test_depth_grows_with_acceptance_and_shrinks_where_rows_cost() -> None:
+    good, bad = Machine(planned(), lambda topk: 0.95), Machine(planned(), lambda topk: 0.35)
+    dear = Machine(planned(), lambda topk: 0.8, row_ms=2.0, batch=8)
+    for machine in (good, bad, dear):
+        machine.run(600)
+    assert settled(good).num_steps >= 5
+    assert settled(bad).num_steps <= 2
+    assert settled(dear).num_steps < settled(good).num_steps
+
+
+def test_drafting_stops_where_it_does_not_pay_is_tried_again_and_comes_back() -> None:
+    planner = planned()
+    machine = Machine(planner, lambda topk: 0.02, row_ms=1.0, forward_ms=2.0)
+    machine.run(1500)
+    drafted = [speculate for _, speculate, _ in machine.plans[500:]]
+    assert 0 < sum(drafted) < 0.2 * len(drafted)
+    assert planner.decisions["paused"] > 0 < planner.decisions["resumed"]
+    machine.chance = lambda topk: 0.95
+    machine.run(1500)
+    assert all(speculate for _, speculate, _ in machine.plans[-100:])
+
+
+def test_branches_are_used_where_they_are_accepted_more_often() -> None:
+    tree, most = TreeShape(5, 4, 8), TreeShape(7, 4, 15)
+    wide = Machine(planned(tree, most), lambda topk: 0.85 if topk > 1 else 0.5, row_ms=0.02)
+    narrow = Machine(planned(tree, most), lambda topk: 0.85, row_ms=1.0)
+    for machine in (wide, narrow):
+        machine.run(1200)
+    assert settled(wide).topk == 4
+    assert settled(narrow).topk == 1
+
+
+@pytest.mark.parametrize(("slowed_ms", "pays"), [(0.2, True), (6.0, False)])
+def test_overlap_is_chosen_by_what_it_does_to_the_time_of_rounds(slowed_ms: float, pays: bool) -> None:
+    rule = OverlapRule(clock=lambda: machine.now_s)
+    planner = CostPlanner(None, None, lambda shape: None, rule)
+    machine = Machine(planner, lambda topk: 0.7, slowed_ms=slowed_ms)
+    # Fixed trees: only the overlap is planned.
+    shape = TreeShape(3, 1, 4)
+    for _ in range(1000):
+        outcomes = planner.current.outcomes
+        machine.now_s += (8.0 + (slowed_ms if outcomes else 3.0)) / 1000
+        machine.planner.plan([machine.extension(machine.sessions[0], shape, 8000, 4, outcomes > 0)])
+        machine.plans.append((None, True, outcomes))
+    used = [outcomes == MAX_OUTCOMES for _, _, outcomes in machine.plans[-600:]]
+    assert (sum(used) > 0.85 * len(used)) is pays
+    assert (sum(used) < 0.15 * len(used)) is not pays
+
+
+def test_shapes_are_none_larger_than_the_largest_and_possible() -> None:
+    found = shapes(TreeShape(5, 4, 11))
+    assert TreeShape(5, 4, 11) in found
+    assert TreeShape(5, 1, 6) in found
+    for shape in found:
+        assert shape.num_draft_tokens - 1 <= shape.topk + (shape.num_steps - 1) * shape.topk**2
+        assert shape.num_steps <= 5
+
+
+def test_requests_that_fix_their_trees_teach_the_planner_nothing() -> None:
+    planner = planned()
+    machine = Machine(planner, lambda topk: 0.0)
+    machine.sessions = [new_session(1, Wishes(num_steps=3, topk=1, num_draft_tokens=4))]
+    before = planner.evidence.accepted(1).tokens()
+    machine.run(50)
+    assert (planner.evidence.accepted(1).tokens() == before).all()
+
+
+def test_a_tree_cut_short_says_nothing_of_what_was_below() -> None:
+    acceptance, untouched = DepthAcceptance(), DepthAcceptance().tokens()
+    for _ in range(200):
+        acceptance.observe(0, 2, 2)
+    tokens = acceptance.tokens()
+    assert tokens[2] > 2.9
+    assert tokens[3] - tokens[2] == pytest.approx(0.7, abs=0.05)
+    assert untouched[1] == pytest.approx(1.7)
+
+
+# ---- SGLang's rule
+
+
+def adaptive(steps: int = 3) -> AdaptivePlanner:
+    return AdaptivePlanner(DEFAULT, steps, lambda shape: None)
+
+
+def test_steps_follow_accepted_drafts_up_and_down() -> None:
+    planner = adaptive()
+    machine = Machine(planner, lambda topk: 0.97)
+    machine.run(60)
+    assert planner.current.shape == TreeShape(7, 1, 8)
+    machine.chance = lambda topk: 0.05
+    machine.run(100)
+    assert planner.current.shape == TreeShape(1, 1, 2)
+    assert planner.decisions["reshaped"] >= 2
+
+
+def test_nothing_changes_before_the_warm_up_is_over() -> None:
+    planner = adaptive()
+    machine = Machine(planner, lambda topk: 1.0)
+    machine.run(9)
+    assert planner.current.shape == TreeShape(3, 1, 4)
+    machine.run(1)
+    assert planner.current.shape == TreeShape(7, 1, 8)
+
+
+def test_large_batches_have_candidates_of_their_own_and_none_means_no_speculation() -> None:
+    planner = adaptive(1)
+    machine = Machine(planner, lambda topk: 0.97, batch=32)
+    machine.run(40)
+    assert planner.current.shape == TreeShape(1, 1, 2)
+    machine.sessions = [new_session(uid) for uid in range(64)]
+    machine.run(2)
+    assert not planner.current.speculate
+
+
+def test_the_configuration_is_sglangs_and_nonsense_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "adaptive.json"
+    path.write_text(json.dumps({"8": {"candidate_steps": [1]}, "1": {"candidate_steps": [5, 3], "ema_alpha": 0.5}}))
+    tiers = read_tiers(str(path))
+    assert tiers == {1: Tier((3, 5), ema_alpha=0.5), 8: Tier((1,))}
+    assert first_steps(tiers, None) == 3
+    with pytest.raises(StartupError, match=r"one of \[1, 3, 5\]"):
+        first_steps(tiers, 2)
+    for text in ("{", "[]", '{"2": {"candidate_steps": [1]}}', '{"1": {"steps": [1]}}', '{"1": {}}', '{"1": 3}'):
+        path.write_text(text)
+        with pytest.raises(StartupError, match="--speculative-adaptive-config"):
+            read_tiers(str(path))
+
+
+# ---- Flags
+
+
+class Shaped:
+    """As much of a drafter as a planner needs."""
+
+    algorithm = common_pb2.ALGORITHM_EAGLE3
+
+    def __init__(self) -> None:
+        self.shape = CHAIN
+
+    def reshape(self, shape: TreeShape) -> None:
+        self.shape = shape
+
+
+def planner_of(monkeypatch: pytest.MonkeyPatch, overlap: str = "", **flags: Any) -> Planner:
+    monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", overlap)
+    monkeypatch.delenv("SGLANG_ENABLE_SPEC_V2", raising=False)
+    return make_planner(DraftArgs(speculative_algorithm="EAGLE3", **flags), cast("Drafter", Shaped()))
+
+
+def test_what_the_user_fixed_is_not_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = planner_of(monkeypatch)
+    assert isinstance(free, CostPlanner)
+    assert free.current.shape == CHAIN
+    tree: dict[str, Any] = {"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 4}
+    for overlap, outcomes in (("1", MAX_OUTCOMES), ("0", 0)):
+        planner = planner_of(monkeypatch, overlap, **tree)
+        assert isinstance(planner, FixedPlanner)
+        assert planner.current.outcomes == outcomes
+    overlap_only = planner_of(monkeypatch, "auto", **tree)
+    assert overlap_only.current.shape is None
+
+
+def test_the_adaptive_flag_brings_sglangs_rule_and_its_default_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(planner_of(monkeypatch, speculative_adaptive=True), AdaptivePlanner)
+    args = DraftArgs(speculative_algorithm="EAGLE3", speculative_adaptive=True)
+    assert tree_shape(args, is_head=True, target_architecture="LlamaForCausalLM") == TreeShape(3, 1, 4)
+    with pytest.raises(StartupError, match="--speculative-num-steps is 5"):
+        tree_shape(
+            DraftArgs(speculative_algorithm="EAGLE3", speculative_adaptive=True, speculative_num_steps=5), is_head=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"speculative_adaptive_config": "x.json"}, "needs --speculative-adaptive"),
+        ({"speculative_adaptive": True, "speculative_algorithm": "STANDALONE"}, "is STANDALONE"),
+        ({"speculative_adaptive": True, "speculative_algorithm": "NGRAM"}, "is NGRAM"),
+        ({"speculative_adaptive": True, "speculative_eagle_topk": 4}, "--speculative-eagle-topk is 4"),
+        ({"speculative_adaptive": True, "enable_multi_layer_eagle": True}, "--enable-multi-layer-eagle"),
+    ],
+)
+def test_flags_that_do_not_go_with_adaptive_steps_are_refused(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(StartupError, match=said):
+        DraftArgs(**{"speculative_algorithm": "EAGLE3", **flags})

@@ -1,0 +1,81 @@
+"""States on disk: what making data kept is what training would compute, for every kind of head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import FeatureSpec
+from engine.runner import ModelRunner
+from tests.training.rig import MAX_LEN, head_args
+from training.batches import Batch
+from training.data.completer import Completer, Completion, Conversation
+from training.data.conversations import COMPOSED, Record
+from training.data.store import DataFolder
+from training.loop import Trainer
+from training.ranks import Ranks
+from training.state_store import StateFiles, stored_layers
+
+ALONE = Ranks(0, 1, "cpu")
+FACTS = {"format": 1, "seed": 0, "target": "tiny", "vocab_size": 420}
+
+
+def two_turns(index: int, *, keeps: bool) -> Conversation:
+    record = Record(index, COMPOSED, 0.0, [3, 4, 5], key=index)
+    for _ in range(2):
+        prompt = [*record.tokens, 40 + index, 50]
+        done = yield Completion(prompt, 6 + index, frozenset({2}), cuts_loops=False, wants_states=keeps)
+        record.tokens, record.states = [*prompt, *done.tokens], done.states
+        record.answers.append((len(prompt), len(record.tokens)))
+    return index, record
+
+
+@pytest.fixture
+def made(target: Path, tmp_path: Path) -> Path:
+    """A folder `data` of conversations, every third without states, and their states in `states`."""
+    layers = (1, 2, 3)
+    runner = ModelRunner.load(
+        target, dtype="float32", num_slots=4 * MAX_LEN, max_sessions=3, max_len=MAX_LEN, threads=1,
+        features=FeatureSpec("aux", layers),
+    )  # fmt: skip
+    assert stored_layers(runner.config.num_layers) == layers
+    data = tmp_path / "data"
+    folder = DataFolder(data, FACTS, StateFiles(tmp_path / "states", runner, layers, data))
+    talks = (two_turns(index, keeps=index % 3 > 0) for index in range(12))
+    for index, record in Completer(runner, shared=[3, 4]).run(talks):
+        folder.add(index, [record])
+    folder.flush()
+    return tmp_path
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "EAGLE", "STANDALONE"])
+def test_what_data_kept_is_what_training_would_compute(algorithm: str, target: Path, made: Path) -> None:
+    kept = Trainer(head_args(algorithm, target, made / "data", made / "1", store_states=str(made / "states")), ALONE)
+    fresh = Trainer(head_args(algorithm, target, made / "data", made / "2"), ALONE)
+    assert kept.store is not None
+    for example in kept.dataset.examples(1, held_out=False):
+        batch = Batch.of([example])
+        found, wanted = kept.store(batch), fresh.target(batch.conversations)
+        for part, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(part[:, :-1], other[:, :-1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_kept_conversation_is_not_computed_again(target: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(head_args("NEXTN", target, made / "data", made / "1", store_states=str(made / "states")), ALONE)
+    computed: list[int] = []
+    rows = trainer.target.rows
+
+    def counted(conversations: list[np.ndarray]) -> torch.Tensor:
+        computed.extend(int(tokens[3]) - 40 for tokens in conversations)
+        return rows(conversations)
+
+    monkeypatch.setattr(trainer.target, "rows", counted)
+    assert trainer.store is not None
+    for _ in range(2):
+        for example in trainer.dataset.examples(1, held_out=False):
+            trainer.store(Batch.of([example]))
+    assert all(index % 3 == 0 for index in computed)
+    assert len(computed) == len(set(computed))

@@ -1,0 +1,109 @@
+"""A drafter that stalls costs every stream a bounded wait, a bounded number of times."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.v1 import verify_pb2
+from tests.drafter_view import Draft
+from tests.fake_drafters import Truth, perfect
+from tests.verify_service.rig import Rig, build_rig, prompt_of, request
+from tests.verify_service.scenes import MODEL, VOCAB, check_outputs, learn
+from verify_service.commands import Released
+from verify_service.drafters import MAX_MISSED_IN_A_ROW, MAX_UNANSWERED
+
+WAIT_MS = 0.2
+
+
+@dataclass
+class Ledger:
+    """What happened in a step: deadlines that were waited for, and how far off they were; forward passes."""
+
+    waits_ms: list[float] = field(default_factory=list)
+    forwards: int = 0
+
+    def watch(self, rig: Rig) -> None:
+        """Notes what the rig does from here on."""
+        take, forward = rig.inbox.take, rig.runner.on_forward
+
+        def noting_take(deadline_ns: int | None) -> list:
+            if deadline_ns:
+                self.waits_ms.append((deadline_ns - time.monotonic_ns()) / 1e6)
+            return take(deadline_ns)
+
+        def noting_forward() -> None:
+            self.forwards += 1
+            forward()
+
+        rig.inbox.take = noting_take
+        rig.runner.on_forward = noting_forward
+
+
+@given(seed=st.integers(0, 2**32), brake=st.booleans(), sessions=st.integers(1, 6))
+def test_a_streams_gap_is_one_step_and_one_wait(seed: int, brake: bool, sessions: int) -> None:
+    """Drafters stall and come back at random moments: no step is longer than one wait within the bound and one pass."""
+    rng = random.Random(seed)
+    rig = build_rig(MODEL, brake=brake, wait_ms=WAIT_MS)
+    truth, ledger = Truth(), Ledger()
+    awake = {name: True for name in "abc"}
+    for name in awake:
+        rig.join(perfect(truth), name=name, reads=lambda name=name: awake[name])
+    asked = [rig.submit(request(prompt_of(1 + index, VOCAB, seed)))[0] for index in range(sessions)]
+    learn(rig, truth, *asked)
+    ledger.watch(rig)
+    rig.step()
+    while not rig.is_idle:
+        awake[rng.choice("abc")] = rng.random() < 0.5
+        decoding = {s.session_id: len(rig.responses[s.session_id]) for s in rig.loop.scheduler.running if s.output_len}
+        waits, forwards = len(ledger.waits_ms), ledger.forwards
+        rig.step()
+        assert ledger.forwards == forwards + 1
+        deadlines = ledger.waits_ms[waits:]
+        assert all(left_ms <= WAIT_MS for left_ms in deadlines)
+        for session_id, responses in decoding.items():  # every stream got something in this step
+            assert len(rig.responses[session_id]) == responses + 1
+    check_outputs(rig, *asked)
+    rig.check_whole()
+
+
+@pytest.mark.parametrize("sessions", [1, 5])
+def test_a_drafter_that_never_answers_is_waited_for_twice(sessions: int) -> None:
+    rig = build_rig(MODEL, wait_ms=WAIT_MS, max_running=8)
+    answers = True
+    truth = Truth()
+    sim = rig.join(perfect(truth), reads=lambda: answers)
+    asked = [rig.submit(request(prompt_of(3 + index, VOCAB)))[0] for index in range(sessions)]
+    learn(rig, truth, *asked)
+    rig.step()
+    rig.step()
+    answers = False
+    waits = rig.loop.counters.waits
+    rig.run()
+    check_outputs(rig, *asked)
+    assert rig.loop.counters.waits - waits <= MAX_MISSED_IN_A_ROW
+    assert sim.drafter.stalled
+    assert all(len(assignment.asked_ns) <= MAX_UNANSWERED for assignment in sim.drafter.assignments.values())
+
+
+def test_commands_without_end_do_not_lengthen_a_wait() -> None:
+    """Somebody sends and sends, and never what is waited for."""
+    rig = build_rig(MODEL, wait_ms=WAIT_MS)
+    rig.join(name="silent")
+    noisy = rig.join(lambda seen: [Draft([])], name="noisy", max_sessions=1)
+    (session,) = rig.submit(request([1, 2]))
+    rig.step()
+    act = rig.inbox._act
+
+    def chatter() -> None:
+        act()
+        rig.inbox.put(Released(noisy.drafter, [verify_pb2.Release(session=4711, generation=1)]))
+
+    rig.inbox._act = chatter
+    rig.run()
+    check_outputs(rig, session)
