@@ -94,6 +94,7 @@ class Backend:
                         if response.choice_index not in given:
                             continue  # ended already
                         progress |= bool(response.tokens)
+                        replica.late = 0  # whatever its probes say
                         route.went_well(response)
                         given[response.choice_index].extend(response.tokens)
                         if response.HasField("finish"):

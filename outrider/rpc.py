@@ -48,7 +48,7 @@ _SERVER_OPTIONS = (
 _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # time for one attempt: TLS far away, a machine that is busy
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import trustme
 
@@ -30,7 +31,7 @@ class Authority:
     def issue(self, name: str, *hosts: str, expired: bool = False) -> tuple[str, str]:
         """(certificate file, key file) called `name`, for these hosts; what had that name before is replaced."""
         ends = _PAST + datetime.timedelta(days=1)
-        dates = {"not_before": _PAST, "not_after": ends} if expired else {}
+        dates: dict[str, Any] = {"not_before": _PAST, "not_after": ends} if expired else {}
         made = self.ca.issue_cert(*(hosts or (name,)), **dates)
         paths = self.folder / f"{name}.cert", self.folder / f"{name}.key"
         for path, content in zip(paths, (made.cert_chain_pems[0], made.private_key_pem), strict=True):

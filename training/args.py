@@ -233,6 +233,9 @@ class ExportArgs(TargetArgs):
 
     checkpoint: str = arg("", "export", "Output folder of `train head`.")
     output: str = arg("", "export", "Folder for the head.")
+    figures: str | None = arg(
+        None, "export", "File that `train eval --output` wrote: accept length by category, for the model card."
+    )
     best: bool = arg(False, "export", "The checkpoint of the best evaluation instead of the last.")
 
     def check(self) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from training.checkpoints import Checkpoint
 
 # Which of a training's facts are no flags.
 _NOT_FLAGS = {"target"}
+_SHAPES = ("chain", "tree")
 
 
-def card(checkpoint: Checkpoint, target: str) -> str:
-    """Markdown, from the checkpoint alone."""
+Figures = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""What `train eval --output` writes: by category, of chains and of trees."""
+
+
+def card(checkpoint: Checkpoint, target: str, figures: Figures | None = None) -> str:
+    """Markdown, from the checkpoint, and accept length by category where it was measured."""
     facts = checkpoint.facts
     lines = [
         f"# {facts['algorithm']} draft head for {target}",
@@ -29,7 +35,9 @@ def card(checkpoint: Checkpoint, target: str) -> str:
         *_history(checkpoint.history),
         "",
         "Tokens committed per round at temperature 0, the bonus counted: `chain` with three drafts, `tree` with eight",
-        "nodes; `prompts_*` on greedy answers to the evaluation's prompts, the others on conversations held out.",
+        "nodes; `prompts_*` on greedy answers to the evaluation's prompts, others on conversations held out; `loss`",
+        "is the first step's cross-entropy over the last batches.",
+        *(_by_category(figures) if figures else []),
         "",
         "## Making it again",
         "",
@@ -40,6 +48,14 @@ def card(checkpoint: Checkpoint, target: str) -> str:
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _by_category(figures: Figures) -> list[str]:
+    lines = ["", "| category | chain | tree |", "|---|---|---|"]
+    for category, found in figures.items():
+        cells = [f"{found[shape]['accept_length']:.2f}" if found[shape]["num_rounds"] else "" for shape in _SHAPES]
+        lines.append(f"| {category} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _history(history: list[dict[str, Any]]) -> list[str]:

@@ -22,7 +22,7 @@ from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
 from outrider.errors import StartupError
 from outrider.telemetry import announce
 from training.args import ExportArgs
-from training.card import card
+from training.card import Figures, card
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.kinds import EAGLE3, NEXTN, STANDALONE, Kind, make_kind
 
@@ -37,7 +37,8 @@ def main(args: ExportArgs) -> int:
     checkpoint = Checkpoint.load(folder / (BEST if args.best else LAST))
     target = resolve_model(args.model_path, revision=args.revision)
     kind = kind_of(checkpoint, target)
-    export(kind, checkpoint, output, target=target, load_format=args.load_format)
+    figures = None if args.figures is None else _figures(Path(args.figures))
+    export(kind, checkpoint, output, target=target, load_format=args.load_format, figures=figures)
     announce(f"{output}: {kind.algorithm} after {checkpoint.seen:,} tokens")
     return 0
 
@@ -56,7 +57,10 @@ def kind_of(checkpoint: Checkpoint, target: Path) -> Kind:
     return kind
 
 
-def export(kind: Kind, checkpoint: Checkpoint, folder: Path, *, target: Path, load_format: str = "auto") -> None:
+def export(
+    kind: Kind, checkpoint: Checkpoint, folder: Path, *, target: Path, load_format: str = "auto",
+    figures: Figures | None = None,
+) -> None:  # fmt: skip
     """Writes the head and its card to `folder`, which is replaced as a whole."""
     drafted = checkpoint.drafted
     stored = published(kind, checkpoint.measured, drafted, target=target, load_format=load_format)
@@ -67,7 +71,7 @@ def export(kind: Kind, checkpoint: Checkpoint, folder: Path, *, target: Path, lo
         values = kind.values | ({"draft_vocab_size": len(drafted)} if kind.algorithm == EAGLE3 else {})
         (partial / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
-        (partial / "README.md").write_text(card(checkpoint, target.name), encoding="utf-8")
+        (partial / "README.md").write_text(card(checkpoint, target.name, figures), encoding="utf-8")
         for name in _TEXT_FILES if kind.algorithm == STANDALONE else ():
             if (target / name).is_file():
                 shutil.copyfile(target / name, partial / name)
@@ -75,6 +79,16 @@ def export(kind: Kind, checkpoint: Checkpoint, folder: Path, *, target: Path, lo
         os.rename(partial, folder)
     except OSError as error:
         raise StartupError(f"the head cannot be written to {folder}: {error}") from error
+
+
+def _figures(path: Path) -> Figures:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if "chain" in found["all"]:
+            return found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StartupError(f"{path} is no file of figures that `train eval --output` wrote: {error!r}") from error
+    raise StartupError(f"{path} is no file of figures that `train eval --output` wrote")
 
 
 def published(

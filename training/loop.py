@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ from training.stopping import Stopping
 from training.target_states import States, TargetStates, tensor_of
 
 EXPORT_FOLDER = "export"
+# Steps whose mean loss is noted.
+_LAST_STEPS = 100
 # Settings that may change when training goes on.
 _FREE = {
     "tokens", "output", "data", "device", "threads", "eval_every", "eval_conversations", "eval_prompts",
@@ -100,6 +103,7 @@ class Trainer:
         self.averages = None
         if args.average_tokens:
             self.averages = Averages(self.network, self.checkpoint.averaged, args.average_tokens)
+        self._losses: deque[float] = deque(maxlen=_LAST_STEPS)
         self.evaluation = Evaluation(args, self.target, self.dataset) if ranks.is_first else None
 
     def run(self, writer: Writer) -> None:
@@ -114,6 +118,7 @@ class Trainer:
             while at.seen < args.tokens and not self.ranks.any(stopping.asked):
                 report, tokens = self._step(batches)
                 bar.update(tokens)
+                self._losses.append(report.token_losses[0])
                 writer.step(at, report, tokens)
                 if at.seen - evaluated >= args.eval_every or at.seen >= args.tokens:
                     evaluated = at.seen
@@ -153,6 +158,8 @@ class Trainer:
             return
         with self._measured():
             figures = {"seen": self.checkpoint.seen, **self.evaluation(self.network)}
+        if self._losses:
+            figures["loss"] = sum(self._losses) / len(self._losses)
         history = self.checkpoint.history
         is_best = all(figures["chain"] > row["chain"] for row in history)
         history.append(figures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -14,13 +15,16 @@ from training.args import PackArgs
 
 
 def main(args: PackArgs) -> int:
-    """Writes the file and says how large it is."""
+    """Writes the file, the model card beside it, and says how large it is."""
     target = resolve_model(args.model_path, revision=args.revision)
     output = (
         SHIPPED / f"{target.name}-{args.algorithm.lower()}.safetensors" if args.output is None else Path(args.output)
     )
     try:
         size = pack(Path(args.head), args.algorithm, target, output)
+        card = Path(args.head) / "README.md"
+        if card.is_file():
+            shutil.copyfile(card, output.with_suffix(".md"))
     except (OSError, ValueError, SafetensorError) as error:
         raise StartupError(f"{args.head} cannot be packed into {output}: {error}") from error
     announce(f"{output}: {size / 2**20:.1f} MiB")

@@ -28,7 +28,7 @@ _PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost m
 _TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
 _OWN_WEIGHT = 4.0  # nodes of its own after which a session counts as much as all others of its drafter
 _FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
-_TAX_WINDOW = 256.0  # told sessions that the tax is averaged over
+_PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
 
 
 class Acceptance:
@@ -66,6 +66,27 @@ class Acceptance:
 
 
 @dataclass(slots=True)
+class _Tax:
+    """What one telling costs, averaged over about `window` of them."""
+
+    window: float
+    # A tenth of a millisecond is what frames and bookkeeping of one session take, until it is measured.
+    extra_ms: float = 0.8
+    num_told: float = 8.0
+
+    @property
+    def ms(self) -> float:
+        return max(0.0, self.extra_ms / self.num_told)
+
+    def observe(self, extra_ms: float, num_told: float) -> None:
+        self.extra_ms += extra_ms
+        self.num_told += num_told
+        if self.num_told > self.window:
+            self.extra_ms *= 0.5
+            self.num_told *= 0.5
+
+
+@dataclass(slots=True)
 class DrafterRecord:
     """What one drafter's sessions have shown together."""
 
@@ -77,28 +98,46 @@ class DrafterRecord:
     expected_nodes: float = 4.0  # nodes verified per round
     silenced: int = 0  # how often a session was
     probes: int = 0
-    # A tenth of a millisecond is what frames and bookkeeping of one session take, until it is measured.
-    _extra_ms: float = 0.8
-    _num_told: float = 8.0
+    purse_ms: float = 0.0  # what may be spent on new sessions while sessions gain nothing
+    _tax: _Tax = field(default_factory=lambda: _Tax(256.0))
+    _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
 
     @property
     def tax_ms(self) -> float:
         """What telling one session costs a step beside nodes and waits."""
-        return max(0.0, self._extra_ms / self._num_told)
+        return self._tax.ms
 
-    def observe_tax(self, extra_ms: float, num_told: float) -> None:
-        """Takes in how much longer than expected a step took in which so many sessions were told."""
-        self._extra_ms += extra_ms
-        self._num_told += num_told
-        if self._num_told > _TAX_WINDOW:
-            self._extra_ms *= 0.5
-            self._num_told *= 0.5
+    @property
+    def probe_ms(self) -> float:
+        """What one probe costs, all steps together: the drafter catches up, and drafts once."""
+        return self._probe_tax.ms
+
+    def observe_tax(self, extra_ms: float, num_told: float, *, probing: bool = False) -> None:
+        """Takes in how much longer than expected a step took in which so many sessions were told, or probed."""
+        (self._probe_tax if probing else self._tax).observe(extra_ms, num_told)
+
+    @property
+    def gains_nothing(self) -> bool:
+        """Whether sessions begin in silence, and are opened as the purse allows."""
+        return self.rounds >= _FEW_ROUNDS and self.worth < -_TOLERANCE
+
+    def earn(self, step_ms: float) -> None:
+        """A share of each step's time is for new sessions."""
+        self.purse_ms = min(self.purse_ms + _PROBE_SHARE * step_ms, _PURSE_STEPS * step_ms)
+
+    def may_open(self, cost_ms: float) -> bool:
+        """Whether a session may be opened now, which costs so much beside a probe; takes it from the purse."""
+        if not self.gains_nothing:
+            return True
+        if self.purse_ms <= 0.0:
+            return False
+        self.purse_ms -= cost_ms + self.probe_ms
+        return True
 
     def open(self) -> SessionBrake:
         """A new session's: it begins in silence where the others have gained nothing."""
-        silent = self.rounds >= _FEW_ROUNDS and self.worth < -_TOLERANCE
         return SessionBrake(
-            self, Acceptance(self.acceptance), silent=silent, expected_accepted=self.expected_accepted,
+            self, Acceptance(self.acceptance), silent=self.gains_nothing, expected_accepted=self.expected_accepted,
             expected_nodes=self.expected_nodes,
         )  # fmt: skip
 
@@ -151,14 +190,14 @@ class SessionBrake:
         asks = self.asks
         if asks and not self.listens:
             self.asked = True
-            self.debt_ms += self.record.tax_ms
+            self.debt_ms += self.record.probe_ms
         self.told = self.told or asks
         return asks
 
     def judged(self, scores: NDArray[np.uint8], true: NDArray[np.bool_], *, value_ms: float, node_ms: float) -> None:
         """Takes in which of a tree's nodes came true. value_ms, node_ms: what a token is worth, and a row costs."""
         self.acceptance.observe(scores, true)
-        if not self.silent:
+        if self.fixed or not self.silent:
             return
         # With what has just been learnt: too much hope costs a few rounds, too little another probe.
         worth_it = self.probabilities(scores) * value_ms > node_ms

@@ -204,8 +204,12 @@ class Drafters:
         """The session's assignment now."""
         return self._by_session.get(session.session_id)
 
-    def assign(self, session: Session) -> Assignment | None:
-        """Opens the session to the least busy drafter that matches what the request asks for."""
+    def assign(self, session: Session, *, row_ms: float | None = None) -> Assignment | None:
+        """Opens the session to the least busy drafter that matches what the request asks for.
+
+        row_ms: what a row of its text may cost a drafter with a model; while its sessions gain nothing, few are opened.
+        None opens it whatever it costs.
+        """
         wanted = session.speculation.algorithm
         barred = self._barred.get(session.session_id, ())
         fitting = [
@@ -220,10 +224,14 @@ class Drafters:
         if not session.speculation.enabled or not fitting:
             return None
         drafter = min(fitting, key=lambda drafter: len(drafter.assignments))
+        heavy = drafter.algorithm != common_pb2.ALGORITHM_NGRAM  # a model that runs all the text first
+        if row_ms is not None and not drafter.record.may_open(row_ms * session.committed_len * heavy):
+            return None
         generation = self._generations.get(session.session_id, 0) + 1
         self._generations[session.session_id] = generation
         book = ProposalBook(prompt_len=session.prompt_len, max_kept=self._max_kept, max_assumed=self._max_assumed)
         assignment = Assignment(session, drafter, generation, book, drafter.record.open())
+        assignment.brake.told = True
         drafter.assignments[session.session_id] = assignment
         self._by_session[session.session_id] = assignment
         drafter.outbox.open(self._opened(assignment))

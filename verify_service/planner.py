@@ -6,6 +6,7 @@ Decisions are by cost, in tokens per millisecond, from times that verify measure
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -121,9 +122,13 @@ class Planner:
             self._trim(free)
         return late
 
+    def bound_ms(self, assignment: Assignment) -> float:
+        """The longest that its drafter is waited for."""
+        return min(assignment.drafter.replies.bound_ms, self._max_wait_ms)
+
     def wait_ms(self, late: list[Assignment]) -> float:
         """How long waiting for late drafts pays, against running what is ready with the late ones plainly."""
-        bound = max(min(assignment.drafter.replies.bound_ms, self._max_wait_ms) for assignment in late)
+        bound = max(map(self.bound_ms, late))
         if any(self.is_fixed(assignment.session) for assignment in late):
             return bound
         rows, tokens = self._ready()
@@ -134,13 +139,16 @@ class Planner:
         break_even = gained * now_ms / tokens - float(self._costs.ms(drafted))
         return max(0.0, min(bound, break_even))
 
-    def plan(self) -> list[Work]:
-        """Takes pages and lays the step out, oldest session first; drafts only get pages that nobody else needs."""
+    def plan(self, without: Collection[int] = ()) -> list[Work]:
+        """Takes pages and lays the step out, oldest session first; drafts only get pages that nobody else needs.
+
+        without: ids of sessions that the step leaves out.
+        """
         budget = self._scheduler.chunk
         works: list[Work] = []
         for session in list(self._scheduler.running):
-            if session not in self._scheduler.running:
-                continue  # preempted by an older one just now
+            if session.session_id in without or session not in self._scheduler.running:
+                continue  # the latter: preempted by an older one just now
             count = session.needs_prefill
             if count > 1:
                 count = min(count, budget)

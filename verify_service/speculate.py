@@ -38,7 +38,7 @@ class Target:
 
 
 class _Credits:
-    """A bound on frames in flight: the event loop acquires, the engine thread releases and wakes it only if it waits."""
+    """Bounds frames in flight: the event loop acquires; the engine thread releases, and wakes it only if it waits."""
 
     def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self._most = count

@@ -37,6 +37,7 @@ from verify_service.committing import Committer
 from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, WAIT, Counters, DecodeLog
 from verify_service.drafters import Assignment, Drafters
 from verify_service.features import read_rows
+from verify_service.halves import Halves, Part
 from verify_service.intake import take_proposals, take_releases
 from verify_service.mishaps import MAX_FAILED_STEPS, ends_the_engine, undo_prompt_rows
 from verify_service.planner import Planner, Work, ms_since
@@ -47,6 +48,8 @@ from verify_service.telling import Teller
 from verify_service.weighing import Weigher
 
 log = get_logger(__name__)
+
+_DRAFT_ROW = 0.05  # of a plain step: what a row of a prompt takes a draft model on the same cores, about
 
 Responses = list[tuple[Session, verify_pb2.GenerateResponse | Exception]]
 
@@ -93,6 +96,7 @@ class StepLoop:
         self._planner = Planner(
             scheduler, drafters, costs, max_nodes=max_verify_nodes, max_wait_ms=max_draft_wait_ms, brake=brake
         )
+        self._costs = costs
         self._sampler = Sampler()
         self._weigher = Weigher(drafters, costs, self.counters)
         self._teller = Teller(drafters, runner)
@@ -102,6 +106,8 @@ class StepLoop:
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
+        self._halves = Halves()
+        self._left_out: set[int] = set()  # ids of sessions, of the step under way
         self._failed_steps = 0  # in a row, of those that failed for every session
 
     def run(self) -> None:
@@ -127,9 +133,12 @@ class StepLoop:
             session.started_ns = session.started_ns or time.monotonic_ns()
         self._assign()
         waited_ms, late = self._gather()
-        works = self._planner.plan()
+        works = self._planner.plan(self._left_out)
         self.counters.lap(PLAN)
-        self._teller.tell(works)
+        self._teller.tell(works, self._left_out)
+        self._halves.ran(
+            [work.session.session_id for work in works], num_late=len(late), num_left_out=len(self._left_out)
+        )
         self.flush()
         self.counters.lap(TELL)
         if works:
@@ -193,9 +202,14 @@ class StepLoop:
             raise error
 
     def _gather(self) -> tuple[float, list[Assignment]]:
-        """Matches proposals and waits for late ones as long as that pays: the time waited, and for whom."""
-        late = self._planner.match()
+        """Matches proposals and waits for late ones as long as that pays: the time waited, and for whom.
+
+        Whom the step is better without is in `_left_out`.
+        """
+        late = self._give_up_on(self._planner.match())
+        self._left_out = set()
         if not late:
+            self._left_out = self._leave_out(late)
             return 0.0, []
         self.counters.lap(PLAN)
         self.counters.waits += 1
@@ -203,29 +217,75 @@ class StepLoop:
         deadline_ns = start_ns + int(self._planner.wait_ms(late) * 1e6)
         self._teller.tell_waiting(late)
         self.flush()
-        while late and self._stopped_by is None:
+        self._left_out = self._leave_out(late)
+        while late and not self._left_out and self._stopped_by is None:
             commands = self.inbox.take(deadline_ns)
             if not commands:
                 break
             self._obey(commands)
             late = self._planner.match()
+            self._left_out = self._leave_out(late)
             if time.monotonic_ns() >= deadline_ns:  # whatever else keeps coming
                 break
-        self.counters.missing += len(late)
+        if not self._left_out:
+            self._missed(late)
         self.counters.lap(WAIT)
+        return ms_since(start_ns), waited_for
+
+    def _leave_out(self, late: list[Assignment]) -> set[int]:
+        """Ids of sessions that the step is better without (halves.py)."""
+        parts: list[Part] = []
+        reply_ms, is_late = 0.0, set(map(id, late))
+        for session in self.scheduler.running if late or self._halves.expects_waits else ():
+            assignment = self.drafters.of(session)
+            rows = session.needs_prefill
+            if assignment is not None and id(assignment) in is_late:
+                reply_ms = max(reply_ms, assignment.drafter.replies.mean_ms)
+                rows += round(assignment.brake.expected_nodes)
+                parts.append(Part(session.session_id, rows, late=True, deadline_ns=self._deadline_ns(assignment)))
+            elif assignment is not None and assignment.match is not None:
+                reply_ms = max(reply_ms, assignment.drafter.replies.mean_ms)
+                parts.append(Part(session.session_id, rows + len(assignment.match.tree)))
+            elif late:
+                parts.append(Part(session.session_id, rows))
+            else:
+                return set()  # who decodes plainly runs in every step
+        return self._halves.leave_out(
+            parts, lambda rows: float(self._costs.ms(rows)), reply_ms=reply_ms, now_ns=time.monotonic_ns()
+        )
+
+    def _deadline_ns(self, assignment: Assignment) -> int:
+        """Until when a draft for the newest length is worth waiting for, or leaving its session out."""
+        asked_ns = assignment.asked_ns.get(assignment.session.committed_len, 0)
+        return asked_ns + int(self._planner.bound_ms(assignment) * 1e6)
+
+    def _give_up_on(self, late: list[Assignment]) -> list[Assignment]:
+        """Those of `late` that are waited for still: who was left out until now has had its time."""
+        now_ns = time.monotonic_ns()
+        missed = [
+            assignment for assignment in late
+            if assignment.session.session_id in self._left_out and self._deadline_ns(assignment) <= now_ns
+        ]  # fmt: skip
+        self._missed(missed)
+        return [assignment for assignment in late if assignment not in missed]
+
+    def _missed(self, late: list[Assignment]) -> None:
+        """Drafts that did not come while they were waited for: their sessions decode plainly."""
+        self.counters.missing += len(late)
         for assignment in late:
             assignment.waited_len = assignment.session.committed_len
         for drafter in {assignment.drafter for assignment in late}:
             drafter.missed_in_a_row += 1
-        return ms_since(start_ns), waited_for
 
     def _assign(self) -> None:
         """Opens running sessions that have no drafter to one that fits."""
         if not len(self.drafters):
             return
+        row_ms = _DRAFT_ROW * float(self._costs.ms(1))
         for session in self.scheduler.running:
             if session.speculation.enabled and self.drafters.of(session) is None:
-                self._teller.opened(self.drafters.assign(session))
+                fixed = self._planner.is_fixed(session)
+                self._teller.opened(self.drafters.assign(session, row_ms=None if fixed else row_ms))
 
     def _obey(self, commands: list[Command]) -> None:
         for command in commands:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from outrider.v1 import verify_pb2
 from verify_service.drafters import Assignment, Drafters
 from verify_service.features import send_features
 from verify_service.planner import Work
+from verify_service.proposals import Match
 
 if TYPE_CHECKING:
     from verify_service.step_loop import Runner
@@ -34,8 +36,11 @@ class Teller:
             self._tell(assignment, verify_pb2.Next(kind=verify_pb2.NEXT_KIND_WAITING, base_len=base_len))
         self._wake(late)
 
-    def tell(self, works: list[Work]) -> None:
-        """All other verdicts, now that the step is known; matched proposals are being verified from here on."""
+    def tell(self, works: list[Work], left_out: Collection[int] = ()) -> None:
+        """All other verdicts, now that the step is known; matched proposals are being verified from here on.
+
+        left_out: ids of sessions that the step leaves out; what is matched for them is verified in the next one.
+        """
         working = {work.session.session_id: work for work in works}
         told: list[Assignment] = []
         for drafter in self._drafters:
@@ -47,7 +52,9 @@ class Teller:
                     assignment.verdict = verdict = assignment.take_untold()
                     send_features(self._runner, assignment, verdict.base_len - 1, verdict)
                 if assignment.verdict is not None:
-                    self._tell(assignment, _next(assignment, work))
+                    waits = assignment.session.session_id in left_out
+                    match = assignment.match if waits else work.match if work is not None else None
+                    self._tell(assignment, _next(assignment, work, match))
                     told.append(assignment)
         self._wake(told)
         self._drafters.bound_outboxes()
@@ -72,17 +79,12 @@ class Teller:
             drafter.wake()
 
 
-def _next(assignment: Assignment, work: Work | None) -> verify_pb2.Next:
+def _next(assignment: Assignment, work: Work | None, match: Match | None) -> verify_pb2.Next:
     base_len = assignment.session.committed_len
-    if work is None or not work.samples:
-        return verify_pb2.Next(kind=verify_pb2.NEXT_KIND_NONE, base_len=base_len)
-    if work.match is None:
-        return verify_pb2.Next(kind=verify_pb2.NEXT_KIND_PLAIN, base_len=base_len)
-    proposal = work.match.proposal
-    return verify_pb2.Next(
-        kind=verify_pb2.NEXT_KIND_PROPOSAL,
-        base_len=base_len,
-        proposal_id=proposal.proposal_id,
-        root_node=work.match.root_node,
-        nodes_kept=len(work.match.tree),
-    )
+    if match is not None:
+        return verify_pb2.Next(
+            kind=verify_pb2.NEXT_KIND_PROPOSAL, base_len=base_len, proposal_id=match.proposal.proposal_id,
+            root_node=match.root_node, nodes_kept=len(match.tree),
+        )  # fmt: skip
+    plain = work is not None and work.samples
+    return verify_pb2.Next(kind=verify_pb2.NEXT_KIND_PLAIN if plain else verify_pb2.NEXT_KIND_NONE, base_len=base_len)

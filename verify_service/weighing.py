@@ -19,9 +19,13 @@ from verify_service.drafters import Assignment, Drafters
 from verify_service.planner import Work
 
 _ALPHA = 0.1
+_LINGER_STEPS = 16  # after which a drafter that has not answered is thought to rest
 _HUSH_STEPS = 8  # at most; the first two may still be disturbed by drafts under way
 _QUIET_SAMPLES = 3  # that end a hush
 _FIRST_HUSH, _HUSH_EVERY = 64, 2048  # steps with so many sessions of which none was quiet
+
+
+Told = tuple[int, bool]  # a record's id; whether each step tells it, or a probe did
 
 
 class QuietTimes:
@@ -60,7 +64,8 @@ class Weigher:
         self._clock = clock
         self._last_ns = clock()
         self._sessions: set[int] = set()
-        self._told_before: Counter[int] = Counter()  # sessions told in the last step, by their record's id
+        self._told_before: Counter[Told] = Counter()  # sessions told last
+        self._linger = 0  # steps that drafts asked for then may still disturb
         self._hush_left = 0
         self._quiet_left = 0
 
@@ -73,17 +78,21 @@ class Weigher:
         wall_ms, self._last_ns = (now_ns - self._last_ns) / 1e6, now_ns
         sessions = {work.session.session_id for work in works}
         steady, self._sessions = sessions <= self._sessions, sessions
-        told = Counter(id(a.drafter.record) for work in works if (a := work.assignment) is not None and a.brake.told)
+        assignments = [work.assignment for work in works if work.assignment is not None]
+        told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if a.brake.told)
+        if told or not (self._linger and any(a.asked_ns for a in assignments)):
+            self._linger = _LINGER_STEPS if told else 0
         if all(work.session.needs_prefill == 1 for work in works):
             self._measure(works, told, step_ms, wall_ms - waited_ms if steady else None, waited=bool(late))
             self._weigh(works, outcomes, waited_ms, late)
-        self._told_before = told
-        for work in works:
-            if work.assignment is not None:
-                work.assignment.brake.told = False
+        self._linger = max(0, self._linger - 1)
+        if told or not self._linger:
+            self._told_before = told
+        for assignment in assignments:
+            assignment.brake.told = False
 
     def _measure(
-        self, works: list[Work], told: Counter[int], step_ms: float, own_ms: float | None, *, waited: bool
+        self, works: list[Work], told: Counter[Told], step_ms: float, own_ms: float | None, *, waited: bool
     ) -> None:
         """own_ms: of the whole step without its wait, where nothing else came between."""
         count, rows = len(works), sum(work.num_rows for work in works)
@@ -99,15 +108,19 @@ class Weigher:
             # A step that stood still for other reasons says little.
             extra_ms = max(-0.5 * quiet_ms, min(own_ms - quiet_ms - nodes_ms, quiet_ms))
             self._tax(told, extra_ms)
+        for drafter in self._drafters:
+            drafter.record.earn(float(self._costs.ms(count)))
         self._hush(works, count, is_quiet=is_quiet)
 
-    def _tax(self, told: Counter[int], extra_ms: float) -> None:
+    def _tax(self, told: Counter[Told], extra_ms: float) -> None:
         """Shares out what a step took beside what was expected; drafts asked for in the last one may still be made."""
         shares = told or self._told_before
         total = shares.total()
         for drafter in self._drafters:
-            if total and (count := shares[id(drafter.record)]):
-                drafter.record.observe_tax(extra_ms * count / total, told[id(drafter.record)])
+            for listens in (True, False):
+                key = id(drafter.record), listens
+                if count := shares[key]:
+                    drafter.record.observe_tax(extra_ms * count / total, told[key], probing=not listens)
 
     def _hush(self, works: list[Work], count: int, *, is_quiet: bool) -> None:
         if self._hush_left:

@@ -75,8 +75,11 @@ class Outcome:
 class Chaos:
     """One run over a cluster whose known answers were taken before."""
 
-    def __init__(self, cluster: Cluster, questions: list[Question], known: list[Said], seed: int) -> None:
+    def __init__(
+        self, cluster: Cluster, questions: list[Question], known: list[Said], seed: int, only: str = ""
+    ) -> None:
         self.cluster = cluster
+        self.faults = [fault for fault in _FAULTS if only in fault.__name__]
         self.questions = questions
         self.known = known
         self.rng = random.Random(seed)
@@ -93,7 +96,7 @@ class Chaos:
         try:
             while time.monotonic() < end:
                 await self._pass(self.rng.randint(2, 6), streams, bystanders)
-                fault = self.rng.choice(_FAULTS)
+                fault = self.rng.choice(self.faults)
                 self.outcome.events[fault.__name__] += 1
                 print(f"{self.outcome.answers} answers; {fault.__name__}", file=sys.stderr)
                 await fault(self)
@@ -288,7 +291,11 @@ class Chaos:
     def _note_memory(self) -> None:
         processes = {"gateway": self.cluster.gateway}
         processes |= {f"verify {replica.process.popen.pid}": replica.process for replica in self._replicas_up()}
-        processes |= {f"draft {process.popen.pid}": process for process in self.cluster.drafters}
+        processes |= {
+            f"draft {process.popen.pid}": process
+            for process in self.cluster.drafters
+            if any("draft serves" in line for line in process.lines)
+        }
         for name, process in processes.items():
             pages = int(Path(f"/proc/{process.popen.pid}/statm").read_text().split()[1])
             self.outcome.memory_kib.setdefault(name, []).append(pages * _PAGE_KIB)
@@ -333,8 +340,8 @@ def make_questions() -> list[Question]:
     return questions
 
 
-async def run(seconds: float, seed: int) -> Outcome:
-    """A whole run, from the first process to the last."""
+async def run(seconds: float, seed: int, only: str = "", logs: Path | None = None) -> Outcome:
+    """A whole run, from the first process to the last. only: of faults with this in their name; logs: a folder."""
     with tempfile.TemporaryDirectory(prefix="or-") as folder:
         model = write_small_model(Path(folder))
         async with running(model, verify=("--shutdown-grace-s=1",)) as cluster:
@@ -345,7 +352,11 @@ async def run(seconds: float, seed: int) -> Outcome:
                 "--speculative-algorithm=STANDALONE", f"--speculative-draft-model-path={model}",
                 "--dtype=float32", "--device=cpu", "--threads=1", "--draft-max-total-tokens=8192",
             )  # fmt: skip
-            return await Chaos(cluster, questions, known, seed).run(seconds)
+            try:
+                return await Chaos(cluster, questions, known, seed, only).run(seconds)
+            finally:
+                if logs is not None:
+                    cluster.write_logs(logs)
 
 
 def main() -> int:
@@ -353,8 +364,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="only faults with this in their name")
+    parser.add_argument("--logs", type=Path, help="folder for what all processes said")
     settings = parser.parse_args()
-    outcome = asyncio.run(run(settings.seconds, settings.seed))
+    outcome = asyncio.run(run(settings.seconds, settings.seed, settings.only, settings.logs))
     print(outcome.report())
     return 1 if outcome.wrong or outcome.lost or outcome.pages_kept or outcome.complaints else 0
 

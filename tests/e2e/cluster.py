@@ -102,13 +102,20 @@ class Cluster:
         self.processes.append(Process(*words))
         return self.processes[-1]
 
+    def write_logs(self, folder: Path) -> None:
+        """A file for each process."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, process in enumerate(self.processes):
+            text = "\n".join([" ".join(process.words), *process.lines, ""])
+            (folder / f"{number}-{process.words[0]}.log").write_text(text, encoding="utf-8")
+
     def complaints(self) -> list[str]:
         """What any process has said of faults of its own."""
         marks = ('"level": "error"', '"level": "critical"', "Traceback", "Task exception", "was never awaited")
         return [
-            f"{process.words[0]}: {line}"
+            f"{process.words[0]}: " + "\n".join(process.lines[max(0, index - 2) : index + 20])
             for process in self.processes
-            for line in process.lines
+            for index, line in enumerate(process.lines)
             if any(mark in line for mark in marks)
         ]
 

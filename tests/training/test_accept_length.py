@@ -51,6 +51,24 @@ def test_unrolled_rows_are_those_of_a_drafter_below_each_root(algorithm: str, tr
                     torch.testing.assert_close(found.outputs[index], want, atol=2e-4, rtol=2e-3)
 
 
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "NEXTN"])
+def test_rows_that_go_on_alone_are_what_they_are_among_all(algorithm: str, trainers: dict[str, Trainer]) -> None:
+    trainer = trainers[algorithm]
+    batch = Batch.of(trainer.dataset.examples(1, held_out=False)[:3])
+    states = trainer.target(batch.conversations)
+    some = torch.tensor([8, 11, 12, 19])
+    with torch.inference_mode():
+        head = trainer.network.built()
+        every = list(unrolled(trainer.kind, head, batch, states, STEPS))
+        found = list(unrolled(trainer.kind, head, batch, states, STEPS, some))
+        torch.testing.assert_close(found[0].outputs, every[0].outputs)
+        for few, many in zip(found[1:], every[1:], strict=True):
+            assert torch.equal(few.rows, many.rows[:, some])
+            wanted = many.outputs.new_zeros((*many.rows.shape, many.outputs.shape[1]))
+            wanted[many.rows] = many.outputs
+            torch.testing.assert_close(few.outputs, wanted[:, some][few.rows], atol=1e-5, rtol=1e-4)
+
+
 def drafted(runner: HeadRunner, tokens: torch.Tensor, features: torch.Tensor, root: int) -> list[torch.Tensor]:
     """Outputs at the root and below it as a drafter has them: rows with the target's states up to it, then its own.
 

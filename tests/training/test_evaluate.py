@@ -80,6 +80,7 @@ def test_a_head_is_packed_for_shipping(target: Path, data: Path, tmp_path: Path)
     args = PackArgs(head=str(tmp_path / "head"), algorithm="NEXTN", model_path=str(target), output=str(path))
     assert pack_main(args) == 0
     assert path.stat().st_size < (tmp_path / "head" / "model.safetensors").stat().st_size
+    assert path.with_suffix(".md").read_text().startswith("# NEXTN draft head")
     with pytest.raises(StartupError, match="cannot be packed"):
         pack_main(PackArgs(head=str(tmp_path / "nowhere"), model_path=str(target), output=str(path)))
 

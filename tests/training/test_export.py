@@ -134,6 +134,20 @@ def test_a_card_tells_how_to_make_a_head_again(target: Path, data: Path, tmp_pat
     assert (tmp_path / "published" / "README.md").is_file()
 
 
+def test_a_card_tells_what_was_measured(target: Path, data: Path, tmp_path: Path) -> None:
+    exported("NEXTN", target, data, tmp_path)
+    rounds = {"num_rounds": 10, "num_committed": 17, "accept_length": 1.7}
+    none = {"num_rounds": 0, "num_committed": 0, "accept_length": 1.0}
+    figures = tmp_path / "figures.json"
+    figures.write_text(json.dumps({"math": {"chain": rounds, "tree": none}, "all": {"chain": rounds, "tree": none}}))
+    settings = {"model_path": str(target), "checkpoint": str(tmp_path), "output": str(tmp_path / "head")}
+    assert export_main(ExportArgs(**settings, figures=str(figures))) == 0
+    assert "\n| math | 1.70 |  |\n| all | 1.70 |  |\n" in (tmp_path / "head" / "README.md").read_text()
+    figures.write_text("{}")
+    with pytest.raises(StartupError, match="no file of figures"):
+        export_main(ExportArgs(**settings, figures=str(figures)))
+
+
 def test_a_checkpoint_of_another_target_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
     exported(EAGLE3, target, data, tmp_path / "head")
     save_model("llama", tmp_path / "other", vocab_size=96)

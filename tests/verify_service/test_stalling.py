@@ -55,7 +55,7 @@ def test_a_streams_gap_is_one_step_and_one_wait(seed: int, brake: bool, sessions
     for name in awake:
         rig.join(perfect(truth), name=name, reads=lambda name=name: awake[name])
     asked = [rig.submit(request(prompt_of(1 + index, VOCAB, seed)))[0] for index in range(sessions)]
-    learn(rig, truth, *asked)
+    learn(truth, rig, *asked)
     ledger.watch(rig)
     rig.step()
     while not rig.is_idle:
@@ -79,7 +79,7 @@ def test_a_drafter_that_never_answers_is_waited_for_twice(sessions: int) -> None
     truth = Truth()
     sim = rig.join(perfect(truth), reads=lambda: answers)
     asked = [rig.submit(request(prompt_of(3 + index, VOCAB)))[0] for index in range(sessions)]
-    learn(rig, truth, *asked)
+    learn(truth, rig, *asked)
     rig.step()
     rig.step()
     answers = False
