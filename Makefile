@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compose test-ray soak lint format bench protos clean
+.PHONY: help setup demo test test-compose test-ray soak chaos lint format bench protos clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -30,10 +30,13 @@ test-compose: setup ## Build the images, run docker-compose.yml and break it (ro
 
 test-ray: setup ## Run deploy/ray on a local cluster of two nodes and kill one
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,ray]'
-	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/deploy/ray_cluster.py $(ARGS)
+	$(BIN)/python -m pytest -q -s -W ignore -p no:cacheprovider tests/deploy/ray_cluster.py $(ARGS)
 
 soak: setup ## Mixed load with faults for SECONDS (600): no wrong answer, flat memory and file descriptors
 	$(BIN)/python -m tests.deploy.soak --seconds $(or $(SECONDS),600) $(ARGS)
+
+chaos: setup ## Kill, pause and cut everything for SECONDS (300), in the order of SEED: no answer wrong or lost
+	NUMBA_CACHE_DIR=.cache/tests/numba OMP_NUM_THREADS=1 $(BIN)/python -m tests.e2e.chaos --seconds $(or $(SECONDS),300) --seed $(or $(SEED),0) $(ARGS)
 
 lint: setup ## Check style, types and the wire contract
 	BIN=$(BIN) scripts/lint.sh

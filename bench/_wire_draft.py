@@ -100,6 +100,8 @@ class Stamping(Drafting):
     def __init__(self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor) -> None:
         super().__init__(drafter, early=early, executor=executor)
         self.trips: list[tuple[str, int, str, int]] = []  # a round's key and time, a fresh proposal's key and time
+        self.rounds_came: dict[str, int] = {}
+        self.frames_sent: dict[str, tuple[int, bool]] = {}  # when, and whether it was drafted early
         self.round_bytes: list[int] = []
         self.proposal_bytes: list[int] = []
         self.foretold: Counter[str] = Counter()
@@ -112,11 +114,14 @@ class Stamping(Drafting):
         came_ns = time.monotonic_ns()
         verdicts = [round for round in rounds if round.verdicts]
         answered = not verdicts
+        self.rounds_came.update({round_key(round): came_ns for round in verdicts})
         async for frame in super().frames(table, rounds, lost):
             first = next(iter(frame.proposals.proposals), None)
             if first is not None and not first.assumed and not answered:
                 answered = True
                 self.trips.append((round_key(verdicts[-1]), came_ns, frame_key(first), time.monotonic_ns()))
+            if first is not None:
+                self.frames_sent[frame_key(first)] = time.monotonic_ns(), len(first.assumed) > 0
             yield frame
             if first is not None:
                 self.proposal_bytes.append(frame.ByteSize())
@@ -190,6 +195,8 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
 def _report(drafting: Stamping, model: ScriptedModel) -> dict[str, Any]:
     return {
         "trips": drafting.trips,
+        "rounds_came": drafting.rounds_came,
+        "frames_sent": drafting.frames_sent,
         "round_bytes": drafting.round_bytes,
         "proposal_bytes": drafting.proposal_bytes,
         "foretold": drafting.foretold,

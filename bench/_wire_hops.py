@@ -13,7 +13,7 @@ way, matched and laid out."""
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of fresh drafts. Times in monotonic ns; draft_begin and draft_end: of the drafter's first and last step."""
+    """One round of fresh drafts, in monotonic ns; draft_begin and draft_end: of the drafter's first and last step."""
 
     verify_end: int
     verdict_sent: int
@@ -51,9 +51,6 @@ def rounds(verify: dict[str, Any], draft: dict[str, Any]) -> list[Round]:
             continue
         own = draft_steps[first:last]
         busy = sum(end - begin for begin, end in own)
-        found.append(
-            Round(
-                ends[ended], verdict_sent, came, own[0][0], own[-1][1], busy, sent, proposal_came, begins[began]
-            )  # fmt: skip
-        )
+        marks = (ends[ended], verdict_sent, came, own[0][0], own[-1][1])
+        found.append(Round(*marks, busy, sent, proposal_came, begins[began]))
     return found

@@ -3,9 +3,12 @@
     outrider bench goodput --batch 1,4,8,16,32 --fixed 1,1,2/3,1,4/5,4,8 --turns 3 --output goodput.json -- \\
         --speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD
 
-What follows `--` are flags of `outrider draft` (default: NGRAM). Each turn runs the same prompts without speculation,
-with the planner and the brake choosing, and with each tree fixed by the request, which both then leave as it is; ratios
-are taken within a turn.
+    outrider bench goodput --stand-in --batch 1,4,8,16,32 --output goodput.json
+
+What follows `--` are flags of `outrider draft` (default: NGRAM). With --stand-in both networks are those of `bench
+wire`, of fixed times and scripted acceptance, and the drafter's trees are chains. Each turn runs the same prompts
+without speculation, with the planner and the brake choosing, and with each tree fixed by the request, which both then
+leave as it is; ratios are taken within a turn.
 
     batches.N.WAY.tokens_per_s          all streams together; N: their number
     batches.N.WAY.over_plain.median     over those without speculation
@@ -27,10 +30,14 @@ import uvloop
 
 from bench._flags import counts, positive
 from bench._pairs import PLAIN, PLANNED, Load, Way, child, enlisted, fixed, measure, prompts, stub_of, summary, table
+from bench._wire_script import PROMPT_LEN, Setting
 from outrider import env, rpc
 from outrider.errors import StartupError
+from outrider.wire import pack_ids
 
 DEFAULT_TREES = "1,1,2/3,1,4/5,4,8"
+STAND_IN_TREES = "1,1,2/2,1,3/3,1,4/5,1,6/7,1,8"
+_MOST_STEPS = 7
 
 
 def main(words: list[str] | None = None) -> int:
@@ -40,7 +47,8 @@ def main(words: list[str] | None = None) -> int:
     args = _parse(words[:cut])
     flags = words[cut + 1 :] or ["--speculative-algorithm=NGRAM", "--speculative-ngram-scope=session"]
     result = {"setting": {k: str(v) for k, v in vars(args).items() if k != "output"}, "draft": flags}
-    result |= with_best(uvloop.run(_measure(args, flags)))
+    measured = _measure_stand_in(args) if args.stand_in else _measure(args, flags)
+    result |= with_best(uvloop.run(measured))
     print(table(result, PLAIN.name))
     if args.output is not None:
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -72,13 +80,42 @@ def _parse(words: list[str]) -> argparse.Namespace:
         epilog="Flags of `outrider draft` follow after --.",
     )  # fmt: skip
     parser.add_argument("--batch", type=counts, default=[1, 4, 8, 16, 32], help="numbers of streams")
-    parser.add_argument("--fixed", type=trees, default=DEFAULT_TREES, help="trees, STEPS,BRANCHES,TOKENS/...")
+    parser.add_argument("--stand-in", action="store_true", help="scripted networks instead of real ones")
+    parser.add_argument("--verify-ms", type=float, default=7.5, help="the stand-in target's step, without its rows")
+    parser.add_argument("--draft-ms", type=float, default=4.9, help=f"the stand-in drafter's {_MOST_STEPS} steps")
+    parser.add_argument("--accept-length", type=float, default=3.69, help="of the stand-in's longest chains")
+    parser.add_argument("--fixed", type=trees, help="trees, STEPS,BRANCHES,TOKENS/...")
     parser.add_argument("--turns", type=positive, default=3, help="how often all ways are run")
     parser.add_argument("--max-tokens", type=positive, default=96, help="tokens of an answer")
     parser.add_argument("--threads", type=positive, default=2, help="of verify's forward pass, and of the drafter's")
     parser.add_argument("--model-path", type=Path, help="the target; default: the embedded model")
     parser.add_argument("--output", type=Path, help="JSON file")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    args.fixed = args.fixed or trees(STAND_IN_TREES if args.stand_in else DEFAULT_TREES)
+    return args
+
+
+async def _measure_stand_in(args: argparse.Namespace) -> dict[str, Any]:
+    setting = Setting(
+        verify_ms=args.verify_ms, draft_ms=args.draft_ms, accept_length=args.accept_length, hit_rate=0.9,
+        batch=max(args.batch), topk=1, num_steps=_MOST_STEPS, num_draft_tokens=33, feature_width=0,
+        num_tokens=args.max_tokens, burn=False, early=False, seed=0,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="org-") as name:
+        log = Path(name) / "log"
+        address = f"unix:{name}/verify"
+        async with AsyncExitStack() as stack:
+            children = [
+                await stack.enter_async_context(
+                    child(("bench._goodput_stand_in", part, address, setting.to_json()), log)
+                )
+                for part in ("verify", "draft")
+            ]
+            stub = stub_of(await stack.enter_async_context(rpc.create_channel(address)))
+            await enlisted(stub, children, log)
+            load = Load(args.batch, args.max_tokens, args.turns)
+            keys = [pack_ids([1 + key] * PROMPT_LEN) for key in range(max(args.batch))]
+            return summary(await measure(stub, keys, [PLAIN, PLANNED, *args.fixed], load), PLAIN.name)
 
 
 async def _measure(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:

@@ -18,9 +18,10 @@ Run twice, each time with processes of its own: one after the other, and with OU
     hit_rate, in_time_rate       rounds that verified an early proposal; steps for which verify had a tree at once
     wrong_next_share             verdicts that did not verify what `next` had foretold
 
-V, D and h are the flags', R is --round-trip-ms; the accept length is the script's, so rounds cut short count against
-the services. Of several sessions a step that misses one draft waits for it: h there is the chance that none misses.
-`share_as_timed` takes V, D and R as they were in this run: it leaves out how late this machine wakes a sleeper.
+V, D and h are the flags'; R is the median of echo_ms, unless --round-trip-ms says; the accept length is the script's,
+so rounds cut short count against the services. Of several sessions a step that misses one draft waits for it: there h
+is the chance that none misses. `share_as_timed` takes V and D as they were in this run. `hops_ms` tells where the time
+between two steps goes, median of the rounds that waited for a fresh draft. --picture draws some rounds of both runs.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ import uvloop
 
 from bench._flags import positive
 from bench._wire_echo import round_trips_ms
+from bench._wire_hops import rounds
+from bench._wire_picture import draw
 from bench._wire_run import Played, load_average, play, process, rate
 from bench._wire_script import NUM_TOP, Setting
 
@@ -62,7 +65,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--draft-ms", type=float, default=3.5, help="the drafter's round")
     parser.add_argument("--accept-length", type=float, default=3.69, help="tokens committed a round, on average")
     parser.add_argument("--hit-rate", type=float, default=0.9, help="chance that a bonus is guessed right")
-    parser.add_argument("--round-trip-ms", type=float, default=0.5, help="R of the theory")
+    parser.add_argument("--round-trip-ms", type=float, help="R of the theory; default: as the echo measures it")
     parser.add_argument("--batch", type=positive, default=1, help="sessions at once")
     parser.add_argument("--topk", type=int, choices=range(1, NUM_TOP), default=1, metavar="1..15", help="branches")
     parser.add_argument("--num-steps", type=positive, default=5, help="depth of a tree")
@@ -72,6 +75,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--burn", action="store_true", help="burn CPU instead of sleeping")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file")
+    parser.add_argument("--picture", type=Path, help="picture of some rounds, .svg or .png; for --batch 1")
     args = parser.parse_args(words)
     if not 1.0 <= args.accept_length <= args.num_steps + 1:
         parser.error(f"--accept-length is {args.accept_length}; {args.num_steps} steps give 1 to {args.num_steps + 1}")
@@ -83,7 +87,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
 
 
 def _setting(args: argparse.Namespace, *, early: bool) -> Setting:
-    cycle_ms = args.verify_ms + (0.0 if early else args.draft_ms + args.round_trip_ms)
+    cycle_ms = args.verify_ms + (0.0 if early else args.draft_ms)
     tree = args.num_steps + 1 if args.topk == 1 else 16
     return Setting(
         verify_ms=args.verify_ms, draft_ms=args.draft_ms, accept_length=args.accept_length, hit_rate=args.hit_rate,
@@ -106,24 +110,30 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
             overlap = await play(_setting(args, early=True), folder)
             echo_ms += await round_trips_ms(address, count=count, **pace)
     echo, grpc_ms = _percentiles(echo_ms), _percentiles(_grpc_ms(sequential))
-    d_r = args.draft_ms + args.round_trip_ms
+    round_trip_ms = echo["p50"] if args.round_trip_ms is None else args.round_trip_ms
+    d_r = args.draft_ms + round_trip_ms
+    if args.picture is not None:
+        draw({"one after the other": sequential, "with overlap": overlap}, args.picture)
     missed = 1.0 - args.hit_rate**args.batch
     return {
-        "setting": {k: v for k, v in vars(args).items() if k != "output"},
+        "setting": {k: v for k, v in vars(args).items() if not isinstance(v, Path)},
+        "round_trip_ms": round_trip_ms,
         "load_average": load_average(),
-        "sequential": _figures(sequential, args.verify_ms + d_r, 1.0, echo["p50"]),
-        "overlap": _figures(overlap, args.verify_ms + missed * d_r, missed, echo["p50"]),
+        "sequential": _figures(sequential, args.verify_ms + d_r, 1.0, round_trip_ms),
+        "overlap": _figures(overlap, args.verify_ms + missed * d_r, missed, round_trip_ms),
         "grpc_ms": grpc_ms,
         "echo_ms": echo,
         "grpc_over_echo": {name: grpc_ms[name] / echo[name] for name in echo},
     }
 
 
-def _figures(played: Played, cycle_ms: float, missed: float, echo_ms: float) -> dict[str, Any]:
+def _figures(played: Played, cycle_ms: float, missed: float, round_trip_ms: float) -> dict[str, Any]:
     """cycle_ms: of a round by the theory; missed: share of the rounds that wait for a draft."""
     measured, setting, verify, foretold = rate(played), played.setting, played.verify, played.draft["foretold"]
     theory = 1000 * setting.batch * measured.tokens_per_round / cycle_ms
-    timed_ms = _mean(verify["steps_ms"]) + missed * (setting.num_steps * _mean(played.draft["steps_ms"]) + echo_ms)
+    timed_ms = _mean(verify["steps_ms"]) + missed * (
+        setting.num_steps * _mean(played.draft["steps_ms"]) + round_trip_ms
+    )
     steps = sum(foretold.get(kind, 0) for kind in ("proposal", "waiting", "plain"))
     return {
         "share_of_theory": measured.tokens_per_s / theory,
@@ -140,6 +150,7 @@ def _figures(played: Played, cycle_ms: float, missed: float, echo_ms: float) -> 
         "in_time_rate": foretold.get("proposal", 0) / max(1, steps),
         "next": foretold,
         "wrong_next_share": foretold.get("wrong", 0) / max(1, foretold.get("told", 0)),
+        "hops_ms": _hops_ms(played),
         "verify_ms": _percentiles(verify["steps_ms"]),
         "draft_step_ms": _percentiles(played.draft["steps_ms"]),
         "bytes_a_round": {
@@ -157,6 +168,12 @@ def _grpc_ms(played: Played) -> list[float]:
         for round_key, round_came, frame_key, frame_sent in played.draft["trips"]
         if round_key in sent and frame_key in came
     ]
+
+
+def _hops_ms(played: Played) -> dict[str, float]:
+    """Medians, by hop."""
+    found = [round.hops_ms() for round in rounds(played.verify, played.draft)]
+    return {name: float(np.median([hops[name] for hops in found])) for name in found[0]} if found else {}
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:

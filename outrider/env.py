@@ -61,12 +61,14 @@ def runtime_dir() -> Path | None:
     return Path(given) if given else None
 
 
-def for_child() -> dict[str, str]:
+def for_child(*, grpc_speaks: bool = False) -> dict[str, str]:
     """The environment of a child process: ours, and OUTRIDER_PARENT_PID, this process's id.
 
-    GRPC_VERBOSITY, unless it is set, keeps gRPC's own chatter (a peer that left) out of our output.
+    GRPC_VERBOSITY, unless it is set, keeps gRPC's own chatter (a peer that left) out of our output; `grpc_speaks`
+    leaves it in, for who must hear of handshakes that fail.
     """
-    return {"GRPC_VERBOSITY": "ERROR", **os.environ, "OUTRIDER_PARENT_PID": str(os.getpid())}
+    quiet = {} if grpc_speaks else {"GRPC_VERBOSITY": "ERROR"}
+    return {**quiet, **os.environ, "OUTRIDER_PARENT_PID": str(os.getpid())}
 
 
 def take_parent_pid() -> int | None:

@@ -151,7 +151,7 @@ def parts_of(
     target = args.part(
         VerifyArgs, listen=verify, features=features, metrics_port=verify_port, **({} if args.grpc_is_tls else _NO_TLS)
     )
-    parts = [_part(target, lambda: wait_serving(verify), command)]
+    parts = [_part(target, lambda: wait_serving(verify), command, grpc_speaks=args.grpc_is_tls)]
     if args.drafts:
         own = _draft_args(args, listen=draft, verify_address=(verify,), metrics_port=draft_port, **_NO_TLS)
         parts.append(_part(own, lambda: wait_enlisted(draft, tokens), command, disposable=True))
@@ -161,9 +161,10 @@ def parts_of(
 
 
 def _part(
-    settings: Args, ready: Callable[[], Awaitable[None]], command: CommandOf, *, disposable: bool = False
-) -> Part:
-    return Part(settings.command, command(settings), ready, disposable)
+    settings: Args, ready: Callable[[], Awaitable[None]], command: CommandOf, *, disposable: bool = False,
+    grpc_speaks: bool = False,
+) -> Part:  # fmt: skip
+    return Part(settings.command, command(settings), ready, disposable, grpc_speaks)
 
 
 async def wait_serving(address: str) -> None:

@@ -38,6 +38,7 @@ class Part:
     command: tuple[str, ...]
     ready: Callable[[], Awaitable[None]]
     disposable: bool = False  # started again when it dies after having served
+    grpc_speaks: bool = False  # gRPC's own lines are let through: handshakes that fail are told there
 
 
 class PartFailed(Exception):
@@ -243,7 +244,7 @@ class _Child:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=write_end,
-                env=env.for_child(),
+                env=env.for_child(grpc_speaks=self.part.grpc_speaks),
                 process_group=0,  # a terminal's Ctrl-C is for the supervisor, which ends its parts in order
             )
         except OSError as error:

@@ -90,7 +90,7 @@ def _computed(args: EvalArgs, folder: Path, target_folder: Path) -> dict[str, Fi
         threads=args.threads, answer_tokens=args.answer_tokens, max_prompts=args.max_prompts,
     )  # fmt: skip
     longest = max(len(answer.example.tokens) for answer in answers)
-    shape = _features(folder, target_folder)
+    shape = features_of_head(folder, target_folder)
     target = TargetStates(
         target_folder, shape, dtype=args.dtype, device=args.device, load_format=args.load_format,
         max_tokens=max(2048, longest), max_len=longest, threads=args.threads,
@@ -139,7 +139,8 @@ def load_published(folder: Path, target: TargetStates, *, max_len: int) -> Publi
     return Published(Kind(STANDALONE, {}, config, FeatureSpec(), shift=0), head)
 
 
-def _features(folder: Path, target: Path) -> FeatureSpec:
+def features_of_head(folder: Path, target: Path) -> FeatureSpec:
+    """The states of the target that an exported head goes on from."""
     if _is_standalone(folder):
         return FeatureSpec()
     return HeadFolder.open(folder).config.features(TargetShape.from_folder(target))

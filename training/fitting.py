@@ -32,7 +32,7 @@ def fitted(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Tensors of a head of `kind`, fp32, fitted to at most FITTED_TOKENS tokens of the target's answers.
 
-    embedding [vocab, hidden], final_norm [hidden]: the target's.
+    embedding [vocab, hidden], final_norm [hidden]: the target's, on the CPU, where all of this is computed.
     """
     embedded, features, before, after = _rows(kind, batches, embedding)
     eps = kind.config.block.rms_eps
@@ -71,7 +71,7 @@ def _rows(
             torch.arange(batch.tokens.shape[1], device=batch.tokens.device) < batch.lengths[:, None] - 1
         )
         feature, last = states.features.roll(1, dims=1)[there], states.last.roll(1, dims=1)[there]
-        found.append([embedding[batch.tokens[there]], feature, last, states.last[there]])
+        found.append([embedding[batch.tokens[there].cpu()], feature.cpu(), last.cpu(), states.last[there].cpu()])
         count += len(last)
         if count >= FITTED_TOKENS:
             break

@@ -71,6 +71,8 @@ def make_kind(
         values |= {
             "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": draft_vocab_size,
             "target_hidden_size": shape.hidden_size, "num_aux_hidden_states": len(layers),
+            # vLLM reads this one, layers whose entering state is meant, and the other as if it meant the same.
+            "eagle_aux_hidden_state_layer_ids": list(layers),
             "eagle_config": {
                 "use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers],
             },

@@ -254,7 +254,7 @@ class Writer:
     def evaluated(self, at: Checkpoint, figures: dict[str, float]) -> None:
         """Accept lengths were measured."""
         for name, value in figures.items():
-            if name != "seen":
+            if name not in ("seen", "loss"):
                 self._board.add_scalar(f"accept_length/{name}", value, at.seen)
         self._board.flush()
         with (self._folder / "history.jsonl").open("w", encoding="utf-8") as file:

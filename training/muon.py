@@ -34,7 +34,7 @@ class Muon(Optimizer):
         self._cuts = {parameter: _cut(name, parameter, head_dim) for name, parameter in named}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One step; a parameter without a gradient stays."""
         assert closure is None
         for group in self.param_groups:

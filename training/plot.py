@@ -8,7 +8,7 @@ from typing import Any
 
 
 def plot(history: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
-    """One line for each figure in the rows of `history`, whose `seen` is how many tokens were seen."""
+    """One line for each accept length in the rows of `history`, whose `seen` is how many tokens were seen."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -16,7 +16,7 @@ def plot(history: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    for name in dict.fromkeys(name for row in history for name in row if name != "seen"):
+    for name in dict.fromkeys(name for row in history for name in row if name not in ("seen", "loss")):
         rows = [row for row in history if name in row]
         axes.plot([row["seen"] / 1e6 for row in rows], [row[name] for row in rows], marker=".", label=name)
     axes.set_xlabel("tokens seen, millions")

@@ -21,8 +21,11 @@ from outrider.cost_table import CostTable
 
 _ALPHA = 0.1  # weight of a new measurement in a moving average
 _BINS = 16  # scores 0..255 fall in bins of 16: a factor of e in probability each
+_DEPTHS = 8  # deeper ones count as the deepest
 _SETTLED = 6  # rounds before a session can be silenced
 _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain steps between probes of a silenced session, at least
+_LAST_TRIAL = 512  # the same where probes were right and what followed was not
+_PROVEN, _PATIENCE = 0.1, 3.0  # worth of a drafter whose sessions may lose so many steps' time before they are silenced
 _PROBE_PATIENCE = 16  # plain steps in which a probe must have brought a tree
 _PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
 _TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
@@ -32,37 +35,53 @@ _PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
 
 
 class Acceptance:
-    """How often a drafter's nodes come true, by score; `shared`: of all its sessions, where this is one's own."""
+    """How often a drafter's nodes come true, by score and depth: what it says of deep nodes is often too good.
+
+    shared: of all its sessions, where this is one's own.
+    """
 
     def __init__(self, shared: Acceptance | None = None) -> None:
         self._shared = shared
         self._window = 64.0 if shared else 512.0
-        self._verified = np.zeros(_BINS)
-        self._accepted = np.zeros(_BINS)
+        self._verified = np.zeros((_DEPTHS, _BINS))
+        self._accepted = np.zeros((_DEPTHS, _BINS))
         if shared is None:
             # The prior trusts scores half: exp(-score / 16) of the bin's middle, worth eight nodes.
             self._verified += 8.0
-            self._accepted = 8.0 * 0.5 * np.exp(-np.arange(_BINS, dtype=np.float64))
+            self._accepted += 8.0 * 0.5 * np.exp(-np.arange(_BINS, dtype=np.float64))
 
-    def probabilities(self, scores: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """float64 [n]: estimated probability that each node comes true; it never rises with the score."""
-        return np.minimum.accumulate(self._rates())[scores >> 4]
+    def probabilities(
+        self, scores: NDArray[np.uint8], depths: NDArray[np.integer] | None = None
+    ) -> NDArray[np.float64]:
+        """float64 [n]: estimated probability that each node comes true; it rises with neither score nor depth.
 
-    def observe(self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_]) -> None:
+        depths: from 1, or all 1.
+        """
+        rates = np.minimum.accumulate(np.minimum.accumulate(self._rates(), axis=0), axis=1)
+        return rates[_rows(scores, depths), scores >> 4]
+
+    def observe(
+        self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_], depths: NDArray[np.integer] | None = None
+    ) -> None:
         """Takes in what became of a tree's nodes; old ones fade."""
-        bins = scores >> 4
-        self._verified += np.bincount(bins, minlength=_BINS)
-        self._accepted += np.bincount(bins, weights=accepted, minlength=_BINS)
+        cells = _rows(scores, depths) * _BINS + (scores >> 4)
+        shape = self._verified.shape
+        self._verified += np.bincount(cells, minlength=_DEPTHS * _BINS).reshape(shape)
+        self._accepted += np.bincount(cells, weights=accepted, minlength=_DEPTHS * _BINS).reshape(shape)
         fade = np.where(self._verified > self._window, 0.5, 1.0)
         self._verified *= fade
         self._accepted *= fade
         if self._shared is not None:
-            self._shared.observe(scores, accepted)
+            self._shared.observe(scores, accepted, depths)
 
     def _rates(self) -> NDArray[np.float64]:
         if self._shared is None:
             return self._accepted / self._verified
         return (_OWN_WEIGHT * self._shared._rates() + self._accepted) / (_OWN_WEIGHT + self._verified)
+
+
+def _rows(scores: NDArray[np.uint8], depths: NDArray[np.integer] | None) -> NDArray[np.intp]:
+    return np.zeros(len(scores), np.intp) if depths is None else np.minimum(depths, _DEPTHS).astype(np.intp) - 1
 
 
 @dataclass(slots=True)
@@ -176,9 +195,11 @@ class SessionBrake:
         """Whether drafts are wanted for each step, and worth a wait."""
         return self.fixed or not (self.silent or self.record.hushed)
 
-    def probabilities(self, scores: NDArray[np.uint8]) -> NDArray[np.float64]:
+    def probabilities(
+        self, scores: NDArray[np.uint8], depths: NDArray[np.integer] | None = None
+    ) -> NDArray[np.float64]:
         """float64 [n]: estimated probability that each node comes true in this session."""
-        return self.acceptance.probabilities(scores)
+        return self.acceptance.probabilities(scores, depths)
 
     @property
     def asks(self) -> bool:
@@ -194,13 +215,16 @@ class SessionBrake:
         self.told = self.told or asks
         return asks
 
-    def judged(self, scores: NDArray[np.uint8], true: NDArray[np.bool_], *, value_ms: float, node_ms: float) -> None:
+    def judged(
+        self, scores: NDArray[np.uint8], true: NDArray[np.bool_], depths: NDArray[np.integer] | None = None, *,
+        value_ms: float, node_ms: float,
+    ) -> None:  # fmt: skip
         """Takes in which of a tree's nodes came true. value_ms, node_ms: what a token is worth, and a row costs."""
-        self.acceptance.observe(scores, true)
+        self.acceptance.observe(scores, true, depths)
         if self.fixed or not self.silent:
             return
         # With what has just been learnt: too much hope costs a few rounds, too little another probe.
-        worth_it = self.probabilities(scores) * value_ms > node_ms
+        worth_it = self.probabilities(scores, depths) * value_ms > node_ms
         gained = float(true[worth_it].sum())
         net_ms = gained * value_ms - float(worth_it.sum()) * node_ms - self.record.tax_ms
         self.record.round_done(net_ms / value_ms)
@@ -219,7 +243,7 @@ class SessionBrake:
         """
         self.rounds += 1
         self.plain_steps = 0
-        alpha = 0.5 if self.probe_after > _FIRST_PROBE else _ALPHA
+        alpha = 2 * _ALPHA if self.probe_after > _FIRST_PROBE else _ALPHA
         self.expected_accepted += alpha * (accepted - self.expected_accepted)
         self.expected_nodes += alpha * (nodes - self.expected_nodes)
         self.record.expected_accepted += 0.01 * (accepted - self.record.expected_accepted)
@@ -233,9 +257,13 @@ class SessionBrake:
             if self.saved_ms > 0.0 and self.debt_ms == 0.0:
                 self.probe_after = _FIRST_PROBE
             return False
+        if self.record.worth > _PROVEN and self.debt_ms < _PATIENCE * step_ms:
+            return False
         self.silent = True
         self.record.silenced += 1
-        self.probe_after = min(2 * self.probe_after, _LAST_PROBE)
+        self.probe_after = min(2 * self.probe_after, _LAST_TRIAL)
+        # A session may be silenced by bad luck: it is tried again soon, and then less and less so.
+        self.debt_ms = min(self.debt_ms, self.probe_after * _PROBE_SHARE * step_ms)
         return True
 
     def plain_step(self, step_ms: float) -> bool:
@@ -258,7 +286,7 @@ class SessionBrake:
     def _probe_failed(self) -> None:
         self.probing = self.asked = False
         self.plain_steps = 0
-        self.probe_after = min(2 * self.probe_after, _LAST_PROBE)
+        self.probe_after = max(self.probe_after, min(2 * self.probe_after, _LAST_PROBE))
 
 
 @dataclass(slots=True)

@@ -17,9 +17,10 @@ from verify_service.proposals import Match
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A tree whose walk has ended. scores: uint8 [n]; true: bool [n], whether each node's path came true."""
+    """A tree whose walk has ended. scores: uint8 [n]; depths: [n], from 1; true: bool [n], whether a node came true."""
 
     scores: NDArray[np.uint8]
+    depths: NDArray[np.integer]
     true: NDArray[np.bool_]
 
 
@@ -61,5 +62,5 @@ class Hindsight:
                 true = np.zeros(len(tree), np.bool_)
                 true[self._path] = True
                 self._tree = None
-                return Judged(self._scores, true)
+                return Judged(self._scores, tree.depths, true)
         return None

@@ -102,7 +102,7 @@ class Planner:
                 continue
             assignment.match = None
             if assignment.hindsight.is_watching and (judged := assignment.hindsight.follow(session.committed)):
-                assignment.brake.judged(judged.scores, judged.true, value_ms=value_ms, node_ms=node_ms)
+                assignment.brake.judged(judged.scores, judged.true, judged.depths, value_ms=value_ms, node_ms=node_ms)
             if assignment.is_silenced and not len(assignment.book):
                 continue  # of many silent sessions each costs every step
             assignment.brake.fixed = self.is_fixed(session)
@@ -191,7 +191,7 @@ class Planner:
         likely: list[NDArray[np.float64]] = []
         for assignment in matched:
             assert assignment.match is not None
-            probabilities = assignment.brake.probabilities(assignment.match.scores)
+            probabilities = assignment.brake.probabilities(assignment.match.scores, assignment.match.tree.depths)
             likely.append(np.sort(probabilities)[::-1])
         rows, tokens = self._ready(without=matched)
         for assignment, count in zip(matched, choose_nodes(self._costs, rows, tokens, likely), strict=True):
@@ -207,7 +207,9 @@ class Planner:
             assignment = self._drafters.of(session)
             if assignment is not None and assignment.match is not None and not (without and assignment in without):
                 rows += len(assignment.match.tree)
-                tokens += float(assignment.brake.probabilities(assignment.match.scores).sum())
+                tokens += float(
+                    assignment.brake.probabilities(assignment.match.scores, assignment.match.tree.depths).sum()
+                )
         return max(rows, 1), max(tokens, 1.0)
 
 

@@ -135,7 +135,7 @@ class StepLoop:
         waited_ms, late = self._gather()
         works = self._planner.plan(self._left_out)
         self.counters.lap(PLAN)
-        self._teller.tell(works, self._left_out)
+        self._teller.tell(works)
         self._halves.ran(
             [work.session.session_id for work in works], num_late=len(late), num_left_out=len(self._left_out)
         )
@@ -160,7 +160,8 @@ class StepLoop:
         rows = sum(work.num_rows for work in works)
         decoding = all(work.session.needs_prefill == 1 for work in works)
         (self.counters.decode_s if decoding else self.counters.prefill_s).observe(step_ms / 1000)
-        self._weigher.weigh(works, outcomes, step_ms=step_ms, waited_ms=waited_ms, late=late)
+        running = {session.session_id for session in self.scheduler.running}
+        self._weigher.weigh(works, outcomes, step_ms=step_ms, waited_ms=waited_ms, late=late, running=running)
         self._committer.commit(works, outcomes, step_us=int(step_ms * 1000), batch_tokens=rows)
         sent = sum(len(response.tokens) for _, response in self._responses if not isinstance(response, Exception))
         self.counters.count(sent, time.monotonic_ns() - start_ns)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from outrider.v1 import verify_pb2
 from verify_service.drafters import Assignment, Drafters
 from verify_service.features import send_features
 from verify_service.planner import Work
-from verify_service.proposals import Match
 
 if TYPE_CHECKING:
     from verify_service.step_loop import Runner
@@ -36,11 +34,8 @@ class Teller:
             self._tell(assignment, verify_pb2.Next(kind=verify_pb2.NEXT_KIND_WAITING, base_len=base_len))
         self._wake(late)
 
-    def tell(self, works: list[Work], left_out: Collection[int] = ()) -> None:
-        """All other verdicts, now that the step is known; matched proposals are being verified from here on.
-
-        left_out: ids of sessions that the step leaves out; what is matched for them is verified in the next one.
-        """
+    def tell(self, works: list[Work]) -> None:
+        """All other verdicts, now that the step is known; matched proposals are being verified from here on."""
         working = {work.session.session_id: work for work in works}
         told: list[Assignment] = []
         for drafter in self._drafters:
@@ -52,9 +47,7 @@ class Teller:
                     assignment.verdict = verdict = assignment.take_untold()
                     send_features(self._runner, assignment, verdict.base_len - 1, verdict)
                 if assignment.verdict is not None:
-                    waits = assignment.session.session_id in left_out
-                    match = assignment.match if waits else work.match if work is not None else None
-                    self._tell(assignment, _next(assignment, work, match))
+                    self._tell(assignment, _next(assignment, work))
                     told.append(assignment)
         self._wake(told)
         self._drafters.bound_outboxes()
@@ -79,9 +72,9 @@ class Teller:
             drafter.wake()
 
 
-def _next(assignment: Assignment, work: Work | None, match: Match | None) -> verify_pb2.Next:
+def _next(assignment: Assignment, work: Work | None) -> verify_pb2.Next:
     base_len = assignment.session.committed_len
-    if match is not None:
+    if work is not None and (match := work.match) is not None:
         return verify_pb2.Next(
             kind=verify_pb2.NEXT_KIND_PROPOSAL, base_len=base_len, proposal_id=match.proposal.proposal_id,
             root_node=match.root_node, nodes_kept=len(match.tree),

@@ -36,8 +36,15 @@ class QuietTimes:
         self._since: Counter[int] = Counter()  # steps that were not quiet
 
     def ms(self, sessions: int) -> float | None:
-        """As measured; None where it was not."""
-        return self._ms.get(sessions)
+        """As measured, or between what was measured of fewer and of more sessions; None where it was not."""
+        if sessions in self._ms:
+            return self._ms[sessions]
+        fewer = max((known for known in self._ms if known < sessions), default=None)
+        more = min((known for known in self._ms if known > sessions), default=None)
+        if fewer is None or more is None:
+            return None
+        part = (sessions - fewer) / (more - fewer)
+        return (1 - part) * self._ms[fewer] + part * self._ms[more]
 
     def observe(self, sessions: int, ms: float) -> None:
         """Takes in a quiet step's time."""
@@ -71,20 +78,22 @@ class Weigher:
 
     def weigh(
         self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,
-        late: list[Assignment],
+        late: list[Assignment], running: set[int],
     ) -> None:  # fmt: skip
-        """Takes in a step, before its outcomes are committed. step_ms: of forward pass and sampling."""
+        """Takes in a step, before its outcomes are committed.
+
+        step_ms: of forward pass and sampling; running: ids of all sessions, those that the step left out too.
+        """
         now_ns = self._clock()
         wall_ms, self._last_ns = (now_ns - self._last_ns) / 1e6, now_ns
-        sessions = {work.session.session_id for work in works}
-        steady, self._sessions = sessions <= self._sessions, sessions
+        steady, self._sessions = running <= self._sessions, running
         assignments = [work.assignment for work in works if work.assignment is not None]
         told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if a.brake.told)
         if told or not (self._linger and any(a.asked_ns for a in assignments)):
             self._linger = _LINGER_STEPS if told else 0
         if all(work.session.needs_prefill == 1 for work in works):
             self._measure(works, told, step_ms, wall_ms - waited_ms if steady else None, waited=bool(late))
-            self._weigh(works, outcomes, waited_ms, late)
+            self._weigh(works, outcomes, waited_ms, late, len(running))
         self._linger = max(0, self._linger - 1)
         if told or not self._linger:
             self._told_before = told
@@ -96,7 +105,7 @@ class Weigher:
     ) -> None:
         """own_ms: of the whole step without its wait, where nothing else came between."""
         count, rows = len(works), sum(work.num_rows for work in works)
-        is_quiet = rows == count and not (told or self._told_before or waited)
+        is_quiet = rows == count == len(self._sessions) and not (told or self._told_before or waited)
         quiet_ms = self.quiet.ms(count)
         if is_quiet or rows > count or quiet_ms is None:
             self._costs.observe(rows, step_ms)
@@ -110,7 +119,7 @@ class Weigher:
             self._tax(told, extra_ms)
         for drafter in self._drafters:
             drafter.record.earn(float(self._costs.ms(count)))
-        self._hush(works, count, is_quiet=is_quiet)
+        self._hush(works, len(self._sessions), is_quiet=is_quiet)
 
     def _tax(self, told: Counter[Told], extra_ms: float) -> None:
         """Shares out what a step took beside what was expected; drafts asked for in the last one may still be made."""
@@ -139,14 +148,20 @@ class Weigher:
             drafter.record.hushed = hushed
 
     def _weigh(
-        self, works: list[Work], outcomes: list[Accepted | None], waited_ms: float, late: list[Assignment]
-    ) -> None:
+        self, works: list[Work], outcomes: list[Accepted | None], waited_ms: float, late: list[Assignment],
+        num_running: int,
+    ) -> None:  # fmt: skip
         """Tells each session's brake what its drafts saved and cost in this step."""
         rows = sum(work.num_rows for work in works)
         nodes = rows - len(works)
         plain_ms = float(self._costs.ms(len(works)))
         node_ms = max(0.0, float(self._costs.ms(rows)) - plain_ms) / max(1, nodes)
-        share_ms = plain_ms / len(works)
+        # What a token is worth: one of a plain step of all sessions, whoever was left out of this one.
+        share_ms = (
+            float(self._costs.ms(num_running)) / num_running if num_running > len(works) else plain_ms / len(works)
+        )
+        listening = sum(work.assignment is not None and work.assignment.brake.listens for work in works)
+        left_out_ms = max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)
         wait_ms = waited_ms / max(1, len(late))
         for work, outcome in zip(works, outcomes, strict=True):
             assignment = work.assignment
@@ -159,6 +174,7 @@ class Weigher:
                 continue
             accepted = len(outcome.nodes) if outcome is not None else 0
             lost_ms = drafted * node_ms + waited * wait_ms + brake.told * assignment.drafter.record.tax_ms
+            lost_ms += left_out_ms * brake.listens
             self._counters.silenced += brake.round_done(
                 nodes=drafted, accepted=accepted, net_ms=accepted * share_ms - lost_ms, step_ms=share_ms
             )

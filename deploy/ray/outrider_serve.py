@@ -3,7 +3,8 @@
 A `Pair` is one verify service with its drafters, in a placement group: a bundle for the target, one for each drafter.
 A `Gateway` is gateway/app.py behind Serve's HTTP proxies; it finds verify services through the `Directory`. Tokens go
 from gateway to verify and drafts from drafter to verify by our own gRPC: Ray places, watches and scales, no more.
-`serve run --app-dir deploy/ray deploy/ray/outrider.yaml` starts it all. Nothing else in Outrider knows of Ray.
+`serve run --working-dir deploy/ray deploy/ray/outrider.yaml` sends this folder to the nodes and starts it all. Nothing
+else in Outrider knows of Ray.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Settings(BaseModel):
     draft_flags: list[str] = ["--speculative-algorithm=NGRAM"]  # of `outrider draft`, less --listen, --verify-address
     gateway_flags: list[str] = []  # of `outrider gateway`, less host, port and --verify-address
     num_drafters: int = Field(1, ge=0)  # of each verify service
+    host: str | None = None  # where services listen instead of at their node's address: loopback, on one machine
     verify_bundle: dict[str, float] = {"CPU": 2}
     draft_bundle: dict[str, float] = {"CPU": 1}
     placement: str = "PACK"  # of a pair's bundles: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD over nodes
@@ -121,9 +123,10 @@ class Process:
 class Drafter:
     """`outrider draft` in a bundle of its pair. It ends when its process does, and Ray starts it again."""
 
-    def __init__(self, flags: list[str], verify_address: str) -> None:
-        listen = f"{ray.util.get_node_ip_address()}:{free_port()}"
-        self._process = Process("draft", f"--listen={listen}", f"--verify-address={verify_address}", *flags)
+    def __init__(self, settings: Settings, verify_address: str) -> None:
+        listen = f"{settings.host or ray.util.get_node_ip_address()}:{free_port()}"
+        words = [f"--listen={listen}", f"--verify-address={verify_address}", *settings.draft_flags]
+        self._process = Process("draft", *words)
 
     async def watch(self) -> None:
         """Returns never; the actor exits when the process has."""
@@ -141,7 +144,7 @@ class Pair:
 
     async def __init__(self, settings: Settings) -> None:
         """Returns when verify serves; Serve awaits it."""
-        self.address = f"{ray.util.get_node_ip_address()}:{free_port()}"
+        self.address = f"{settings.host or ray.util.get_node_ip_address()}:{free_port()}"
         self._verify = Process("verify", f"--listen={self.address}", *settings.verify_flags)
         async with asyncio.timeout(_STARTUP_TIMEOUT_S):
             while await grpc_health(self.address, _CALL_TIMEOUT_S) is not None:
@@ -167,7 +170,7 @@ class Pair:
             raise RuntimeError(wrong)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Sessions that run and wait, for `by_sessions`."""
+        """Sessions that run and wait, for `BySessions`."""
         request = verify_pb2.VerifyServiceGetServerInfoRequest()
         info = await verify_pb2_grpc.VerifyServiceStub(self._channel).GetServerInfo(request, timeout=_CALL_TIMEOUT_S)
         return {"sessions": float(info.state.running_requests + info.state.queued_requests)}
@@ -179,10 +182,16 @@ class Pair:
         await self._channel.close()
 
 
-def by_sessions(context: AutoscalingContext, sessions_per_pair: float) -> tuple[int, dict[str, Any]]:
+class BySessions:
     """How many pairs the sessions of all need; Serve keeps it within the bounds, and waits before it goes down."""
-    total = sum((context.aggregated_metrics or {}).get("sessions", {}).values())
-    return max(1, math.ceil(total / sessions_per_pair)), {}
+
+    def __init__(self, sessions_per_pair: float) -> None:
+        self._sessions_per_pair = sessions_per_pair
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """The number of pairs, and nothing to remember."""
+        counts = (context.aggregated_metrics or {}).get("sessions", {}).values()
+        return max(1, math.ceil(sum(counts) / self._sessions_per_pair)), {}
 
 
 def _place_drafter(settings: Settings, bundle_index: int, verify_address: str) -> Any:
@@ -194,7 +203,7 @@ def _place_drafter(settings: Settings, bundle_index: int, verify_address: str) -
         "resources": resources,
         "scheduling_strategy": strategy,
     }
-    return Drafter.options(**options).remote(settings.draft_flags, verify_address)
+    return Drafter.options(**options).remote(settings, verify_address)
 
 
 def gateway_app(flags: list[str]) -> Any:
@@ -230,7 +239,7 @@ def build(settings: Settings) -> serve.Application:
             max_replicas=settings.max_pairs,
             downscale_delay_s=settings.downscale_delay_s,
             policy=AutoscalingPolicy(
-                policy_function=functools.partial(by_sessions, sessions_per_pair=settings.sessions_per_pair)
+                policy_function=BySessions, policy_kwargs={"sessions_per_pair": settings.sessions_per_pair}
             ),
         ),
         health_check_period_s=5,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,30 +21,31 @@ from ray.cluster_utils import Cluster
 
 from tests.deploy.front import free_port
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "deploy" / "ray"))
-import outrider_serve
+FOLDER = str(Path(__file__).parents[2] / "deploy" / "ray")
+sys.path.insert(0, FOLDER)
+import outrider_serve  # noqa: E402
 
 PORT = free_port()
 MESSAGES = [{"role": "user", "content": "Write three sentences about the sea, then repeat them word for word."}]
 NUM_TOKENS = 160
-CPUS = {"num_cpus": 3}  # room for one pair and what Serve needs, not for two pairs
+NODE = {"num_cpus": 3}  # room for one pair and what Serve needs, not for two pairs
 TICK = threading.Event()  # never set: something to wait on between looks
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # of ray's own
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Generator[Cluster]:
     """A head and a second node; the gateway is on the head, as is the proxy that we talk to."""
-    warnings.simplefilter("ignore")
-    cluster = Cluster(initialize_head=True, head_node_args={**CPUS, "resources": {"front": 1}})
-    cluster.add_node(**CPUS)
-    ray.init(address=cluster.address, namespace="test", log_to_driver=False)
+
+    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "resources": {"front": 1}})
+    cluster.add_node(**NODE)
+    ray.init(
+        address=cluster.address, namespace="test", log_to_driver=False, runtime_env={"working_dir": FOLDER}
+    )  # fmt: skip
     serve.start(http_options={"host": "127.0.0.1", "port": PORT}, proxy_location="HeadOnly")
     settings = outrider_serve.Settings(
         verify_flags=["--threads=1", "--max-total-tokens=16384"],
         verify_bundle={"CPU": 1}, draft_bundle={"CPU": 1}, min_pairs=1, max_pairs=2, sessions_per_pair=2,
-        gateway_options={"num_cpus": 0, "resources": {"front": 1}},
+        host="127.0.0.1", gateway_options={"num_cpus": 0, "resources": {"front": 1}},
     )  # fmt: skip
     serve.run(outrider_serve.build(settings), name="outrider", route_prefix="/")
     yield cluster
@@ -134,7 +134,7 @@ def test_load_starts_a_second_pair_and_a_dead_node_loses_no_stream(
             victim = node_to_kill(cluster)
             cluster.remove_node(victim, allow_graceful=False)
             until(lambda: len(verify_addresses()) == 1)
-            cluster.add_node(**CPUS)
+            cluster.add_node(**NODE)
             until(lambda: len(verify_addresses()) == 2)
         finally:
             stop.set()

@@ -58,6 +58,14 @@ class Replica:
             request = verify_pb2.VerifyServiceGetServerInfoRequest()
             return await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(request, timeout=60.0)
 
+    async def metric(self, name: str) -> float:
+        """One of its numbers; the flags must say --metrics-port=0."""
+        assert self.process is not None
+        url = (await asyncio.to_thread(self.process.wait_for, r"verify tells metrics at (\S+)")).group(1)
+        async with open_client(url) as client:
+            text = (await client.get("/metrics")).text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
+
     async def until(self, done: Callable[[verify_pb2.VerifyServiceGetServerInfoResponse], object]) -> None:
         """Asks until `done`."""
         async with asyncio.timeout(_PATIENCE_S):

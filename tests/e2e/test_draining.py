@@ -46,8 +46,8 @@ async def test_what_runs_is_finished_and_a_second_signal_ends_it(replica: Replic
             await replica.start()
         async with create_channel(replica.front.address) as far, create_channel(replica.address) as near:
             stub = verify_pb2_grpc.VerifyServiceStub(far)
-            call = stub.Generate(LONG, timeout=120.0)
-            await call.read()
+            responses = aiter(stub.Generate(LONG, timeout=120.0))
+            await anext(responses)
             replica.front.hold_answers()
             await _terminate(replica, near)
             if hurried:
@@ -55,7 +55,7 @@ async def test_what_runs_is_finished_and_a_second_signal_ends_it(replica: Replic
                 replica.process.popen.send_signal(signal.SIGTERM)
                 ended = asyncio.create_task(replica.stop(0))
             replica.front.heal()
-            finished, error = await _read_on(call)
+            finished, error = await _read_on(responses)
             if hurried:
                 assert error is not None
                 assert error.code() is grpc.StatusCode.UNAVAILABLE
@@ -83,11 +83,11 @@ async def _terminate(replica: Replica, near: grpc.aio.Channel) -> None:
     assert (await replica.info()).state.draining
 
 
-async def _read_on(call: grpc.aio.UnaryStreamCall) -> tuple[int, grpc.aio.AioRpcError | None]:
+async def _read_on(responses: AsyncIterator[verify_pb2.GenerateResponse]) -> tuple[int, grpc.aio.AioRpcError | None]:
     """How many choices were finished, and what the stream ended in."""
     finished = 0
     try:
-        async for response in call:
+        async for response in responses:
             finished += response.HasField("finish")
     except grpc.aio.AioRpcError as error:
         return finished, error

@@ -1,5 +1,5 @@
-"""A verify service goes away in the middle of answers of every kind: each goes on elsewhere, and is what it would have
-been.
+"""In the middle of answers of every kind a verify service goes away, and each goes on elsewhere as it would have; or
+their drafter stops, and costs two waits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest_asyncio
 from tests.e2e.asking import Lost, Question, Said, chat, every_kind
 from tests.e2e.cluster import Cluster, running, until
 from tests.e2e.small_model import write_small_model
+from verify_service.drafters import MAX_MISSED_IN_A_ROW
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -28,7 +29,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
     """Two replicas and a drafter."""
     model: Path = write_small_model(tmp_path_factory.mktemp("small"))
     async with running(
-        model, verify=("--shutdown-grace-s=0.2",), gateway_flags=("--failover-patience-s=3",)
+        model, verify=("--shutdown-grace-s=0.2", "--metrics-port=0"), gateway_flags=("--failover-patience-s=3",)
     ) as cluster:
         await cluster.draft()
         yield cluster
@@ -111,6 +112,28 @@ async def test_answers_go_on(cluster: Cluster, undisturbed: list[Said], fault: F
     await second.until_idle()
     if first.process is not None:
         await first.until_idle()
+
+
+async def test_a_paused_drafter_is_waited_for_twice(cluster: Cluster, undisturbed: list[Said]) -> None:
+    """From whenever it stops on, no verify service waits for it more often; what is asked meanwhile is answered."""
+    if cluster.replicas[0].process is None:
+        await cluster.replicas[0].start()
+    for replica in cluster.replicas:
+        replica.front.heal()
+    await cluster.until_up(0, 1)
+    (drafter,) = cluster.drafters
+    paused = asyncio.Event()
+    asked = [asyncio.create_task(cluster.ask(question, paused.set)) for question in QUESTIONS]
+    await paused.wait()
+    drafter.popen.send_signal(signal.SIGSTOP)
+    try:
+        before = [await replica.metric("outrider_draft_waits_total") for replica in cluster.replicas]
+        assert [await task for task in asked] == undisturbed
+        assert [await cluster.ask(question) for question in QUESTIONS] == undisturbed
+        after = [await replica.metric("outrider_draft_waits_total") for replica in cluster.replicas]
+    finally:
+        drafter.popen.send_signal(signal.SIGCONT)
+    assert all(late - early <= MAX_MISSED_IN_A_ROW for early, late in zip(before, after, strict=True))
 
 
 async def test_no_other_replica(cluster: Cluster, undisturbed: list[Said]) -> None:

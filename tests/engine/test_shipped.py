@@ -13,12 +13,14 @@ from safetensors.torch import load_file
 from engine.config import ModelConfig
 from engine.loader import load_checkpoint
 from engine.models.heads.load import load_head
+from engine.models.heads.token_map import load_token_map
 from engine.models.llama_weights import tensor_shapes
-from engine.shipped import SHIPPED, dequantized, pack, quantized, shipped_head
+from engine.shipped import SHIPPED, dequantized, pack, quantized, shipped_algorithms, shipped_head
 from outrider.errors import StartupError
 from tests.engine.heads import make
 from tests.engine.heads.make import Written
 
+EMBEDDED_VOCABULARY = 49_152
 LIMIT_BYTES = 32 * 2**20
 
 
@@ -97,3 +99,20 @@ def test_a_damaged_file_is_named(tmp_path: Path, target: Written) -> None:
 
 def test_what_is_shipped_keeps_to_its_limit() -> None:
     assert sum(path.stat().st_size for path in SHIPPED.glob("*.safetensors")) <= LIMIT_BYTES
+
+
+def test_the_shipped_map_is_of_the_embedded_models_vocabulary() -> None:
+    (path,) = SHIPPED.glob("token_maps/*.safetensors")
+    tokens = load_token_map(str(path), EMBEDDED_VOCABULARY)
+    assert len(tokens) == 8192
+    # Most frequent first, and each once.
+    assert len(tokens.unique()) == len(tokens)
+    assert not torch.equal(tokens, tokens.sort().values)
+
+
+def test_the_algorithms_that_are_shipped_for_a_target(tmp_path: Path, target: Written) -> None:
+    folder = tmp_path / "ship"
+    for name, made in (("a", make.eagle(tmp_path / "one")), ("b", make.eagle(tmp_path / "two"))):
+        pack(made.folder, {"a": "EAGLE", "b": "EAGLE3"}[name], target.folder, folder / f"{name}.safetensors")
+    assert shipped_algorithms(target.folder, folder=folder) == ["EAGLE", "EAGLE3"]
+    assert shipped_algorithms(make.write_target(tmp_path / "other", seed=9).folder, folder=folder) == []

@@ -74,6 +74,7 @@ def test_eagle3(target: Path, data: Path, tmp_path: Path) -> None:
     assert (config["draft_vocab_size"], config["fc_norm"], config["tie_word_embeddings"]) == (DRAFTED, True, False)
     # Named by layers whose outputs are read, one less than those entered.
     assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
 
 
 def test_nextn(target: Path, data: Path, tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_a_card_tells_what_was_measured(target: Path, data: Path, tmp_path: Path
     none = {"num_rounds": 0, "num_committed": 0, "accept_length": 1.0}
     figures = tmp_path / "figures.json"
     figures.write_text(json.dumps({"math": {"chain": rounds, "tree": none}, "all": {"chain": rounds, "tree": none}}))
-    settings = {"model_path": str(target), "checkpoint": str(tmp_path), "output": str(tmp_path / "head")}
+    settings: dict[str, Any] = {"model_path": str(target), "checkpoint": str(tmp_path), "output": str(tmp_path / "head")}
     assert export_main(ExportArgs(**settings, figures=str(figures))) == 0
     assert "\n| math | 1.70 |  |\n| all | 1.70 |  |\n" in (tmp_path / "head" / "README.md").read_text()
     figures.write_text("{}")

@@ -38,6 +38,7 @@ def test_a_head_is_a_block_of_its_own() -> None:
         parameter.grad = torch.randn(parameter.shape, generator=generator)
     muon.step()
     for (_, parameter), old, by_rows, size in zip(named, before, (True, False, False), (4, 4, 8), strict=True):
+        assert parameter.grad is not None
         wanted = orthogonalized(blocks_of(parameter.grad, by_rows, size))
         moved = blocks_of(old - parameter.detach(), by_rows, size)
         torch.testing.assert_close(moved, 0.2 * max(wanted.shape[1:]) ** 0.5 * wanted, atol=0.05, rtol=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,8 +105,8 @@ class Wire(RuleBasedStateMachine):
         rig.inbox._act = self.act
         plan = rig.loop._planner.plan
 
-        def watched_plan() -> list[Work]:
-            works = plan()
+        def watched_plan(without: Collection[int] = ()) -> list[Work]:
+            works = plan(without)
             for work in works:
                 if work.match is not None:
                     self.verified[work.session.session_id, work.session.committed_len] = work.match.tree

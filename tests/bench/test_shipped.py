@@ -1,0 +1,23 @@
+"""What the table of shipped heads is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.shipped import of_rows
+
+
+def row(question: int, system: str, speed: float, accept_length: float | None = None) -> dict[str, Any]:
+    return {"question_id": question, "system": system, "tokens_per_s": speed, "accept_length": accept_length}
+
+
+def test_speed_is_a_ratio_within_each_question() -> None:
+    rows = [
+        row(81, "plain", 100.0), row(81, "speculative", 200.0, 2.5), row(82, "speculative", 20.0, 1.5),
+        row(82, "plain", 40.0), row(83, "plain", 70.0),
+    ]  # fmt: skip
+    speed, accept_length = of_rows(rows)
+    assert speed == pytest.approx(1.0)
+    assert accept_length == 2.0
