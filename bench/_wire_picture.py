@@ -60,6 +60,7 @@ def draw(runs: dict[str, Played], path: Path) -> None:
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
+    from matplotlib.patches import Rectangle
 
     figure, panels = plt.subplots(len(runs), 1, figsize=(11, 2.1 * len(runs) + 0.6), sharex=True, squeeze=False)
     for panel, (title, played) in zip(panels[:, 0], runs.items(), strict=True):
@@ -75,7 +76,7 @@ def draw(runs: dict[str, Played], path: Path) -> None:
         panel.set_title(title, fontsize=9, loc="left")
         panel.spines[["top", "right"]].set_visible(False)
     panels[-1, 0].set_xlabel("ms", fontsize=8)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()]
+    handles = [Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()]
     figure.legend(handles, _COLOURS.keys(), loc="lower center", ncols=len(_COLOURS), fontsize=7, frameon=False)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -132,15 +132,15 @@ class _Server(uvicorn.Server):
             loop.remove_signal_handler(number)
 
     def _on_signal(self) -> None:
-        if self._gateway.draining:
-            self.force_exit = self.should_exit = True
+        if self._gateway.leaving:
+            self.force_exit = self._gateway.draining = self.should_exit = True
             return
-        self._gateway.draining = True
-        # Until then connections stay open: one closed while a balancer sends on it would cost a request.
-        asyncio.get_running_loop().call_later(self._drain_delay_s, self._leave)
+        self._gateway.leaving = True
+        # Until then requests are taken: what is refused or cut off while a balancer still sends is lost.
+        asyncio.get_running_loop().call_later(self._drain_delay_s, self._drain)
 
-    def _leave(self) -> None:
-        self.should_exit = True
+    def _drain(self) -> None:
+        self._gateway.draining = self.should_exit = True
 
 
 def main(args: GatewayArgs) -> int:

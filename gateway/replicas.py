@@ -32,6 +32,7 @@ log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
 _FILE = "file:"
+_LAST_CALLS_S = 3600.0  # a name may go before its service; a dead one is found out by keepalive
 _MAX_LATE = 3  # probes in a row that ran out of time, as on a machine that is busy; then it is down
 _SLACK = 4  # sessions: what a prefill that is saved is worth, about
 ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
@@ -105,8 +106,10 @@ class ReplicaSet:
         """Ends the looking and closes the channels."""
         if self._resolver is not None:
             await _end(self._resolver)
-        self._set_addresses(set())
-        await asyncio.gather(*self._closing)
+        for task in self._closing:
+            task.cancel()  # those that wait for their last calls
+        self._set_addresses(set(), calls_s=None)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     @property
     def serving(self) -> list[Replica]:
@@ -212,14 +215,15 @@ class ReplicaSet:
             found.update(_join(entry[4][0], port) for entry in entries)
         return found
 
-    def _set_addresses(self, addresses: set[str]) -> None:
+    def _set_addresses(self, addresses: set[str], *, calls_s: float | None = _LAST_CALLS_S) -> None:
+        """Replicas that are gone get no more calls; those that run on them have `calls_s`, without it none."""
         for address in addresses - self._replicas.keys():
             channel = self._dial(address)
             replica = Replica(address, channel, verify_pb2_grpc.VerifyServiceStub(channel))
             replica.watch = asyncio.create_task(self._keep_watching(replica))
             self._replicas[address] = replica
         for address in self._replicas.keys() - addresses:
-            task = asyncio.create_task(_close(self._replicas.pop(address)))
+            task = asyncio.create_task(_close(self._replicas.pop(address), calls_s))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
             self._tell_change()
@@ -312,11 +316,15 @@ def _join(host: str | int, port: str) -> str:
     return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
 
 
-async def _close(replica: Replica) -> None:
+async def _close(replica: Replica, calls_s: float | None) -> None:
     replica.serving = False
-    if replica.watch is not None:
-        await _end(replica.watch)
-    await replica.channel.close(grace=None)
+    try:
+        if replica.watch is not None:
+            await _end(replica.watch)
+        await replica.channel.close(calls_s)
+    except asyncio.CancelledError:
+        await replica.channel.close(None)
+        raise
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -77,6 +77,7 @@ class Gateway:
         self.decoder = BodyDecoder(strict_fields=args.strict_fields, on_unknown=self.metrics.unknown_fields.inc)
         tool_format(args.tool_call_parser, None)  # a name that is not known ends the start
         self._reasoning = reasoning_format(args.reasoning_parser)
+        self.leaving = False  # /health says so; requests are taken still
         self.draining = False
         self._on_failure = on_failure
         self._ready: Ready | None = None
@@ -142,7 +143,7 @@ class Gateway:
     @property
     def serving(self) -> bool:
         """Whether a request made now would find a verify service."""
-        return self._ready is not None and not self.draining and bool(self.replicas.serving)
+        return self._ready is not None and not self.leaving and not self.draining and bool(self.replicas.serving)
 
     def ready(self) -> Ready:
         """What is known of the model; Unavailable until it is, and when no request can be served now."""

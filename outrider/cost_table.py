@@ -33,21 +33,21 @@ class CostTable:
         if not self._xs:
             return np.ones_like(rows, np.float64)
         if isinstance(rows, int):
-            return self._one(rows)
+            return np.array(self._one(rows))
         ms = np.interp(rows, self._xs, self._ys)
         beyond = np.maximum(0, np.asarray(rows) - self._xs[-1])
         return ms + beyond * (self._ys[-1] / self._xs[-1])
 
-    def _one(self, rows: int) -> np.float64:
+    def _one(self, rows: int) -> float:
         """As `ms`; numpy takes ten times as long for one number."""
         xs, ys = self._xs, self._ys
         at = bisect.bisect_left(xs, rows)
         if at == len(xs):
-            return np.float64(ys[-1] + (rows - xs[-1]) * (ys[-1] / xs[-1]))
+            return ys[-1] + (rows - xs[-1]) * (ys[-1] / xs[-1])
         if at == 0 or xs[at] == rows:
-            return np.float64(ys[at])
+            return ys[at]
         slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1])
-        return np.float64(slope * (rows - xs[at - 1]) + ys[at - 1])
+        return slope * (rows - xs[at - 1]) + ys[at - 1]
 
     def _refresh(self) -> None:
         self._xs = sorted(self._ms)

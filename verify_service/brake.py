@@ -111,6 +111,7 @@ class DrafterRecord:
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     hushed: bool = False  # all its sessions, for a few steps: what plain steps take is measured
+    pays: bool = False  # all sessions together gain, as far as is known
     worth: float = 0.0  # moving average of what a round saved, in steps per session
     rounds: int = 0
     expected_accepted: float = 1.0  # drafts accepted per round
@@ -257,7 +258,7 @@ class SessionBrake:
             if self.saved_ms > 0.0 and self.debt_ms == 0.0:
                 self.probe_after = _FIRST_PROBE
             return False
-        if self.record.worth > _PROVEN and self.debt_ms < _PATIENCE * step_ms:
+        if self.record.worth > _PROVEN and self.debt_ms < _PATIENCE * step_ms * (4 if self.record.pays else 1):
             return False
         self.silent = True
         self.record.silenced += 1

@@ -3,8 +3,8 @@
 Two cases, both decided from the table of step times and from how long drafters take to answer:
 
 - Some sessions' drafts are there and others' are not: the step runs with those that are ready, if that and a second
-  step for the late ones take less than to wait and run all. A late one is left out only as long as waiting for it
-  would be allowed; then the step waits for it, or runs it plainly, as the planner decides.
+  step for the late ones take less than to wait and run all, and only where the first ends before the late ones have
+  been waited for as long as is allowed: no stream's tokens come later for it than for a wait.
 - All drafts are there, but drafters were waited for last time: the sessions part into two halves that take turns, if
   two half batches cost less than one whole and the wait. Whoever has not run for longest is in the half that runs.
 """
@@ -65,10 +65,11 @@ class Halves:
         if not ready:
             return set()
         if late:
-            if any(part.deadline_ns <= now_ns for part in late):
-                return set()
-            wait_ms = max(0.0, min(reply_ms, max(part.deadline_ns - now_ns for part in late) / 1e6))
             rows, late_rows = (sum(part.rows for part in some) for some in (ready, late))
+            left_ms = min(part.deadline_ns - now_ns for part in late) / 1e6
+            if left_ms < step_ms(rows):  # the step would outlast what a late session may wait
+                return set()
+            wait_ms = min(reply_ms, left_ms)
             pays = leaving_out_pays(step_ms, ready_rows=rows, late_rows=late_rows, wait_ms=wait_ms)
             return {part.session for part in late} if pays else set()
         rows = sum(part.rows for part in ready)

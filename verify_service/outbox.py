@@ -169,7 +169,7 @@ class RoundOutbox:
 def size_of(message: Any) -> int:
     """Bytes of a message of a round, about: one with rows is not serialised to be measured."""
     features = getattr(message, "features", None) or getattr(message, "rows", None)
-    if features is None or features.WhichOneof("location") != "rows":
+    if features is None or features.WhichOneof("location") != "rows" or not features.rows.shape:
         return message.ByteSize()
     return math.prod(features.rows.shape) * _ITEM_BYTES.get(features.rows.dtype, 1) + _ABOUT_BYTES
 

@@ -22,6 +22,8 @@ _ALPHA = 0.1
 _LINGER_STEPS = 16  # after which a drafter that has not answered is thought to rest
 _HUSH_STEPS = 8  # at most; the first two may still be disturbed by drafts under way
 _QUIET_SAMPLES = 3  # that end a hush
+_OWED_STEPS = 6.0  # of plain steps' time that all together may owe
+_FIRST_PAUSE, _LAST_PAUSE = 192, 4096  # steps without drafts when they owe more: at most a thirtieth is lost
 _FIRST_HUSH, _HUSH_EVERY = 64, 2048  # steps with so many sessions of which none was quiet
 
 
@@ -75,6 +77,9 @@ class Weigher:
         self._linger = 0  # steps that drafts asked for then may still disturb
         self._hush_left = 0
         self._quiet_left = 0
+        self._owed_ms = 0.0  # what speculation has cost all sessions together and not brought in
+        self._paid_steps = 0  # in a row in which nothing was owed
+        self._pause = _FIRST_PAUSE
 
     def weigh(
         self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,
@@ -94,6 +99,9 @@ class Weigher:
         if all(work.session.needs_prefill == 1 for work in works):
             self._measure(works, told, step_ms, wall_ms - waited_ms if steady else None, waited=bool(late))
             self._weigh(works, outcomes, waited_ms, late, len(running))
+            if steady and (told or self._linger):
+                committed = sum(1 + (len(outcome.nodes) if outcome is not None else 0) for outcome in outcomes)
+                self._balance(works, committed, wall_ms)
         self._linger = max(0, self._linger - 1)
         if told or not self._linger:
             self._told_before = told
@@ -143,6 +151,28 @@ class Weigher:
             self._hush_left, self._quiet_left = _HUSH_STEPS, _QUIET_SAMPLES
             self._set_hushed(True)
 
+    def _balance(self, works: list[Work], committed: int, wall_ms: float) -> None:
+        """Keeps the account of all sessions together: tokens, at what they take in plain steps, less the time.
+
+        What sessions cost one another (waiting, steps that leave some out) shows only here. Where it goes into the red
+        all drafters are hushed, for longer each time it happens.
+        """
+        quiet_ms = self.quiet.ms(len(self._sessions))
+        if quiet_ms is None or any(work.assignment is not None and work.assignment.brake.fixed for work in works):
+            return
+        net_ms = max(-2 * quiet_ms, min(committed * quiet_ms / len(self._sessions) - wall_ms, 2 * quiet_ms))
+        self._owed_ms = max(0.0, self._owed_ms - net_ms)
+        self._paid_steps = 0 if self._owed_ms else self._paid_steps + 1
+        if self._paid_steps > _FIRST_PAUSE:
+            self._pause = _FIRST_PAUSE
+        for drafter in self._drafters:
+            drafter.record.pays = self._owed_ms < quiet_ms
+        if self._owed_ms > _OWED_STEPS * quiet_ms and not self._hush_left:
+            self._owed_ms = 0.0
+            self._hush_left, self._quiet_left = self._pause, self._pause
+            self._pause = min(2 * self._pause, _LAST_PAUSE)
+            self._set_hushed(True)
+
     def _set_hushed(self, hushed: bool) -> None:
         for drafter in self._drafters:
             drafter.record.hushed = hushed
@@ -157,9 +187,8 @@ class Weigher:
         plain_ms = float(self._costs.ms(len(works)))
         node_ms = max(0.0, float(self._costs.ms(rows)) - plain_ms) / max(1, nodes)
         # What a token is worth: one of a plain step of all sessions, whoever was left out of this one.
-        share_ms = (
-            float(self._costs.ms(num_running)) / num_running if num_running > len(works) else plain_ms / len(works)
-        )
+        whole_ms = float(self._costs.ms(num_running)) if num_running > len(works) else plain_ms
+        share_ms = whole_ms / max(num_running, len(works))
         listening = sum(work.assignment is not None and work.assignment.brake.listens for work in works)
         left_out_ms = max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)
         wait_ms = waited_ms / max(1, len(late))

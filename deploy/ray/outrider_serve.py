@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import os
 import signal
@@ -246,7 +245,11 @@ def build(settings: Settings) -> serve.Application:
         health_check_timeout_s=2 * _CALL_TIMEOUT_S,
         graceful_shutdown_timeout_s=_STOP_TIMEOUT_S + 5,
     ).bind(settings)
-    ingress = serve.ingress(functools.partial(gateway_app, settings.gateway_flags))()
+
+    def make_app() -> Any:  # Serve calls it in each replica; of a partial it would think that it is the application
+        return gateway_app(settings.gateway_flags)
+
+    ingress = serve.ingress(make_app)()
     return (
         serve.deployment(ingress)
         .options(

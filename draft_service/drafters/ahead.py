@@ -122,7 +122,7 @@ class _Ahead:
         drafts: list[list[Draft]] = [[] for _ in self.requests]
         try:
             ends = self._ends(starts)
-            self._follow({id(end.trunk): end.trunk for end in ends}.values())
+            self._follow(list({id(end.trunk): end.trunk for end in ends}.values()))
             outcomes = self._choose(ends)
             self._run_bonus(outcomes)
             for outcome, draft in self._grown(outcomes):

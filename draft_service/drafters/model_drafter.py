@@ -283,23 +283,22 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         states = [self._states.get(request.verifying.session.uid) for request in requests]
-        self._catch_up([s for s, r in zip(states, requests, strict=True) if s is not None and not self._soon(s, r)])
+        self._catch_up([state for state in states if state is not None and not self._is_near(state)])
         return trees_ahead(self._grower, requests, [self._start(state) for state in states])
 
-    def _soon(self, state: StateT, request: AheadRequest) -> bool:
-        """Whether what a session is behind with is run with its tree's path: few rows, and a tree without branches."""
-        behind = self._num_committed(state) - state.rows.num_rows
-        is_chain = request.verifying.tree.depth == len(request.verifying.tree)
-        return 0 < behind <= MAX_ROWS_BESIDE and self._num_runnable(state) == self._num_committed(state) and is_chain
+    def _is_near(self, state: StateT) -> bool:
+        """Whether what a session is behind with is so little that it is run with the likeliest path of its tree."""
+        end = self._num_committed(state)
+        return 0 < end - state.rows.num_rows <= MAX_ROWS_BESIDE and self._num_runnable(state) == end
 
     def _start(self, state: StateT | None) -> Start | None:
         if state is None or state.session.uid not in self._states:
             return None
         if state.tip is not None:
             return Start(state.rows, state.tip)
-        first, end = state.rows.num_rows, self._num_committed(state)
-        if not 0 < end - first <= MAX_ROWS_BESIDE or self._num_runnable(state) != end:
+        if not self._is_near(state):
             return None
+        first, end = state.rows.num_rows, self._num_committed(state)
 
         def done(tip: Tip) -> None:
             state.tip = tip

@@ -67,7 +67,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
     shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
     drain_delay_s: float = arg(
         0.0, "network",
-        "Time before that in which new requests get 503 and connections stay open, so that a balancer notices.",
+        "Time before that in which /health says 503 and requests are taken still, so that a balancer notices.",
     )  # fmt: skip
 
     def check(self) -> None:

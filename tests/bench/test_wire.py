@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bench import wire
+from bench._wire_hops import HOPS
 from bench._wire_script import NUM_TOP, PROMPT_LEN, Script, Setting
 
 SETTING = Setting(
@@ -48,6 +49,7 @@ def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: in
     words = [
         "--verify-ms", "2", "--draft-ms", "1", "--accept-length", "2.5", "--batch", "2", "--topk", str(topk),
         "--num-steps", "4", "--feature-width", str(width), "--seconds", "0.1", "--output", str(output),
+        "--picture", str(tmp_path / "rounds.svg"),
     ]  # fmt: skip
     assert wire.main(words) == 0
     figures = json.loads(output.read_text(encoding="utf-8"))
@@ -60,3 +62,6 @@ def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: in
         assert 0 <= found["hit_rate"] <= 1
         assert found["bytes_a_round"]["to_drafter"] > 2 * 2 * width
     assert figures["sequential"]["hit_rate"] == 0
+    assert set(figures["sequential"]["hops_ms"]) <= {*HOPS, "draft_steps"}
+    assert figures["round_trip_ms"] == figures["echo_ms"]["p50"]
+    assert (tmp_path / "rounds.svg").stat().st_size > 10_000

@@ -139,6 +139,7 @@ def up(http: httpx.Client, num_verify: int, num_drafters: int) -> None:
         return states.count("1.0") == num_verify and drafters == [float(num_drafters)] * num_verify
 
     script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
+    replies: list[str] = []
     for _ in range(240):
         replies = [docker("exec", name, "python", "-c", script) for name in containers("gateway")]
         if all(enough(httpx.Response(200, text=text)) for text in replies):

@@ -104,7 +104,8 @@ class Relay(grpc.GenericRpcHandler):
 
         async def relay(requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes]:
             self.seen.add(name)
-            call = self._channel.stream_stream(method)(
+            open_call: Any = self._channel.stream_stream
+            call = open_call(method)(
                 _changed(self._change, described.input_type.full_name, requests), timeout=context.time_remaining()
             )
             try:
@@ -116,11 +117,11 @@ class Relay(grpc.GenericRpcHandler):
             finally:
                 call.cancel()
 
-        return grpc.stream_stream_rpc_method_handler(relay)  # type: ignore[arg-type]
+        return grpc.stream_stream_rpc_method_handler(relay)
 
     async def close(self) -> None:
         """Closes the way on."""
-        await self._channel.close()
+        await self._channel.close(None)
 
 
 async def _changed(change: Change, name: str, messages: Any) -> AsyncIterator[bytes]:

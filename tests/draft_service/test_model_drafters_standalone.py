@@ -482,13 +482,14 @@ def test_a_verdict_ends_drafting_ahead_between_two_steps(folder: Path, target: T
     verifying = InVerification(opened, draft.tree, draft.probabilities)
     rows = drafter._model.cache.num_free
     steps: list[int] = []
-    run = drafter._model.run
+    model: Any = drafter._model
+    run = model.run
 
     def counted(segments: Any, *more: Any) -> Tips:
         steps.append(len(segments))
         return run(segments, *more)
 
-    drafter._model.run = counted
+    model.run = counted
 
     def verdict_after(count: int, left: bool) -> list[Draft]:
         """Drafts ahead; a verdict comes while step number `count` runs."""

@@ -18,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 
@@ -28,6 +29,7 @@ from tests.e2e.asking import Lost, Question, Said, ask, every_kind
 from tests.e2e.cluster import Cluster, Replica, open_client, running, until
 from tests.e2e.rogues import KINDS, Rogue
 from tests.e2e.small_model import write_small_model
+from tests.e2e.stack import Process
 
 NUM_STREAMS = 24
 _WARM = 0.3  # of the run: memory is compared from there on
@@ -151,7 +153,7 @@ class Chaos:
             question = rng.choice(streamed)
             try:
                 async with self.cluster.client.stream("POST", question.path, json=question.body) as response:
-                    async with contextlib.aclosing(response.aiter_lines()) as events:
+                    async with contextlib.aclosing(cast("AsyncGenerator[str]", response.aiter_lines())) as events:
                         for _ in range(rng.choice([0, 1, 20])):
                             await anext(events)
                     await self.turns(rng.randint(0, 3))
@@ -159,7 +161,7 @@ class Chaos:
                 pass  # the answer was shorter; nobody looks at what it was
             await self.turns(1)
 
-    def _run_rogues(self) -> list[Awaitable[None]]:
+    def _run_rogues(self) -> list[Coroutine[Any, Any, None]]:
         for kind in KINDS:
             back = self.rng.choice(self.cluster.replicas).back
             turn = lambda: self.turns(2)  # noqa: E731
@@ -290,7 +292,7 @@ class Chaos:
 
     def _note_memory(self) -> None:
         processes = {"gateway": self.cluster.gateway}
-        processes |= {f"verify {replica.process.popen.pid}": replica.process for replica in self._replicas_up()}
+        processes |= {f"verify {process.popen.pid}": process for process in self._verifies()}
         processes |= {
             f"draft {process.popen.pid}": process
             for process in self.cluster.drafters
@@ -300,8 +302,8 @@ class Chaos:
             pages = int(Path(f"/proc/{process.popen.pid}/statm").read_text().split()[1])
             self.outcome.memory_kib.setdefault(name, []).append(pages * _PAGE_KIB)
 
-    def _replicas_up(self) -> list[Replica]:
-        return [replica for replica in self.cluster.replicas if replica.process is not None]
+    def _verifies(self) -> list[Process]:
+        return [replica.process for replica in self.cluster.replicas if replica.process is not None]
 
     async def _settle(self) -> None:
         """Everything works again; every page is free, no session is left, and answers are right."""

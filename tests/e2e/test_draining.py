@@ -53,7 +53,7 @@ async def test_what_runs_is_finished_and_a_second_signal_ends_it(replica: Replic
             if hurried:
                 assert replica.process is not None
                 replica.process.popen.send_signal(signal.SIGTERM)
-                ended = asyncio.create_task(replica.stop(0))
+            ended = asyncio.create_task(_exit_code(replica))
             replica.front.heal()
             finished, error = await _read_on(responses)
             if hurried:
@@ -63,8 +63,14 @@ async def test_what_runs_is_finished_and_a_second_signal_ends_it(replica: Replic
             else:
                 assert error is None
                 assert finished == NUM_CHOICES
-                ended = asyncio.create_task(replica.stop(0))
-        assert await ended == 0
+            assert await ended == 0
+            replica.process = None
+
+
+async def _exit_code(replica: Replica) -> int:
+    """That of the process, once it has ended by itself."""
+    assert replica.process is not None
+    return await asyncio.to_thread(replica.process.popen.wait, 100)
 
 
 async def _terminate(replica: Replica, near: grpc.aio.Channel) -> None:

@@ -183,7 +183,7 @@ def test_a_second_signal_does_not_wait(start: Start, verify: tuple[FakeVerify, s
 
 
 def test_before_it_drains_a_balancer_may_notice(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
-    """With --drain-delay-s connections stay open after SIGTERM: new requests get 503 on them, what runs goes on."""
+    """With --drain-delay-s nothing ends at SIGTERM but /health: what runs goes on, and new requests are taken."""
     fake, address, loop = verify
     fake.hold_after = 2
     process = start("--port=0", f"--verify-address={address}", "--drain-delay-s=600")
@@ -196,9 +196,9 @@ def test_before_it_drains_a_balancer_may_notice(start: Start, verify: tuple[Fake
             process.send_signal(signal.SIGTERM)
             while client.get("/health").status_code != 503:
                 pass
-            assert ask(client).status_code == 503
             loop.run(release(fake))
             assert "data: [DONE]" in list(lines)
+        assert ask(client).status_code == 200
         assert client.get("/health").status_code == 503
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

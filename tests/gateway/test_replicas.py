@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from gateway.replicas import ProbeTimes, ReplicaSet
 from outrider.errors import Unavailable
+from outrider.v1 import verify_pb2
 from tests.gateway.fakes import FAST_PROBE, FakeVerify, serving
 
 
@@ -62,6 +63,30 @@ async def test_one_that_is_late_is_in_doubt_before_it_is_down(
                 await replicas._probe(one)
             assert one.late == 3
             assert replicas.serving == [two]
+        finally:
+            await replicas.close()
+
+
+@pytest.mark.asyncio
+async def test_calls_go_on_when_their_address_is_gone(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A name may be taken back while its service finishes what it has."""
+    fake = FakeVerify(folder, tokenizer.get_vocab_size(), hold_after=1)
+    listed = tmp_path / "addresses"
+    async with serving(fake, f"unix:{tmp_path}/0") as address:
+        listed.write_text(address)
+        replicas = ReplicaSet((f"file:{listed}",), FAST_PROBE)
+        await replicas.start()
+        try:
+            await until_serving(replicas, [address])
+            request = verify_pb2.GenerateRequest(prompt_tokens=b"\5\0\0\0")
+            call = replicas.serving[0].stub.Generate(request, timeout=60)
+            tokens = [*(await anext(aiter(call))).tokens]
+            listed.write_text("")
+            await until_serving(replicas, [])
+            fake.release.set()
+            async for response in call:
+                tokens += response.tokens
+            assert tokens == [5, 6, 7]
         finally:
             await replicas.close()
 

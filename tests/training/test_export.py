@@ -141,7 +141,8 @@ def test_a_card_tells_what_was_measured(target: Path, data: Path, tmp_path: Path
     none = {"num_rounds": 0, "num_committed": 0, "accept_length": 1.0}
     figures = tmp_path / "figures.json"
     figures.write_text(json.dumps({"math": {"chain": rounds, "tree": none}, "all": {"chain": rounds, "tree": none}}))
-    settings: dict[str, Any] = {"model_path": str(target), "checkpoint": str(tmp_path), "output": str(tmp_path / "head")}
+    output = str(tmp_path / "head")
+    settings: dict[str, Any] = {"model_path": str(target), "checkpoint": str(tmp_path), "output": output}
     assert export_main(ExportArgs(**settings, figures=str(figures))) == 0
     assert "\n| math | 1.70 |  |\n| all | 1.70 |  |\n" in (tmp_path / "head" / "README.md").read_text()
     figures.write_text("{}")

@@ -86,6 +86,6 @@ def test_nobody_is_left_out_where_drafts_come_in_time() -> None:
 
 def test_a_late_session_is_left_out_no_longer_than_it_would_be_waited_for() -> None:
     halves, parts = Halves(), ready(1, 2) + late(3, deadline_ms=20)
-    assert halves.leave_out(parts, steep, reply_ms=6.0, now_ns=int(19.9 * MS)) == set()  # so little is waited
+    assert halves.leave_out(parts, steep, reply_ms=6.0, now_ns=17 * MS) == set()  # a step of 4 ms would outlast it
     assert halves.leave_out(parts, steep, reply_ms=6.0, now_ns=5 * MS) == {3}
     assert halves.leave_out(parts, steep, reply_ms=6.0, now_ns=20 * MS) == set()
