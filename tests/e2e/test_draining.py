@@ -64,7 +64,7 @@ async def test_what_runs_is_finished_and_a_second_signal_ends_it(replica: Replic
                 assert error is None
                 assert finished == NUM_CHOICES
             assert await ended == 0
-            replica.process = None
+            await replica.stop()
 
 
 async def _exit_code(replica: Replica) -> int:
