@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 import signal
 import statistics
 import sys
@@ -46,6 +47,7 @@ class Service:
     name: str
     words: tuple[str, ...]
     ready: str
+    metrics: str = ""  # of a gateway
     process: Process | None = None
 
     async def start(self) -> None:
@@ -180,9 +182,18 @@ class Soak:
             if code != 0:
                 self.outcome.bad_exits.append(f"{service.name}: {code}")
         await service.start()
+        if service.name.startswith("verify"):
+            await self._until_gateways_use_all()
         wanted = self.outcome.answers + 2 * NUM_STREAMS
         while self.outcome.answers < wanted and not self.outcome.lost:  # noqa: ASYNC110  nothing tells when
             await asyncio.sleep(0.05)
+
+    async def _until_gateways_use_all(self) -> None:
+        """Before the next one goes, as docs/operations.md says."""
+        async with httpx.AsyncClient(timeout=60) as client:
+            for url in [service.metrics for service in self.fleet if service.metrics]:
+                while re.search(r"^outrider_verify_up\{.*\} 0", (await client.get(url)).text, re.MULTILINE):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
 
     def _note_usage(self) -> None:
         for service in self.fleet:
@@ -202,7 +213,12 @@ async def fleet(model: Path, folder: Path) -> AsyncIterator[tuple[list[Service],
         ),
         *(Service(f"draft {i}", ("draft", "--listen=127.0.0.1:0", *known), "serves") for i in range(2)),
         *(
-            Service(f"gateway {i}", ("gateway", f"--port={port}", "--drain-delay-s=3", *known), "listens")
+            Service(
+                f"gateway {i}",
+                ("gateway", f"--port={port}", "--drain-delay-s=3", *known),
+                "listens",
+                f"http://127.0.0.1:{port}/metrics",
+            )
             for i, port in enumerate(gateway_ports)
         ),
     ]

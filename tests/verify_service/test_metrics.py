@@ -60,7 +60,7 @@ async def test_the_numbers_are_those_of_what_was_done(serve: Serve) -> None:
     used = value(registry, "outrider_proposals_total", algorithm="NGRAM", result="used")
     assert used == value(registry, "outrider_spec_drafts_total", algorithm="NGRAM")
     overlap = [value(registry, "outrider_overlap_total", algorithm="NGRAM", result=r) for r in ("hit", "miss")]
-    assert overlap == [0, used]
+    assert sum(overlap) == used  # a hit where a plain step went ahead and its token is in the tree
     assert value(registry, "outrider_proposal_age_seconds_count", algorithm="NGRAM") >= used
     assert value(registry, "outrider_proposed_tokens_total", algorithm="NGRAM") >= stats.draft_tokens
     phases = {s.labels["phase"]: s.value for s in samples(registry, "outrider_step_phase_seconds_total")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,6 +20,7 @@ from verify_service.commands import Released
 from verify_service.drafters import MAX_MISSED_IN_A_ROW, MAX_UNANSWERED
 
 WAIT_MS = 0.2
+MOST_LEFT_OUT = 8  # steps in a row; as many as fit in a wait
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Ledger:
 
 @given(seed=st.integers(0, 2**32), brake=st.booleans(), sessions=st.integers(1, 6))
 def test_a_streams_gap_is_one_step_and_one_wait(seed: int, brake: bool, sessions: int) -> None:
-    """Drafters stall and come back at random moments: no step is longer than one wait within the bound and one pass."""
+    """Drafters stall and come back at random moments: a step is at most a wait within the bound and one pass."""
     rng = random.Random(seed)
     rig = build_rig(MODEL, brake=brake, wait_ms=WAIT_MS)
     truth, ledger = Truth(), Ledger()
@@ -57,6 +59,7 @@ def test_a_streams_gap_is_one_step_and_one_wait(seed: int, brake: bool, sessions
     asked = [rig.submit(request(prompt_of(1 + index, VOCAB, seed)))[0] for index in range(sessions)]
     learn(truth, rig, *asked)
     ledger.watch(rig)
+    missed: Counter[int] = Counter()
     rig.step()
     while not rig.is_idle:
         awake[rng.choice("abc")] = rng.random() < 0.5
@@ -66,8 +69,12 @@ def test_a_streams_gap_is_one_step_and_one_wait(seed: int, brake: bool, sessions
         assert ledger.forwards == forwards + 1
         deadlines = ledger.waits_ms[waits:]
         assert all(left_ms <= WAIT_MS for left_ms in deadlines)
-        for session_id, responses in decoding.items():  # every stream got something in this step
-            assert len(rig.responses[session_id]) == responses + 1
+        got = {session_id: len(rig.responses[session_id]) - before for session_id, before in decoding.items()}
+        assert all(count <= 1 for count in got.values())
+        assert not got or any(got.values())
+        for session_id, count in got.items():  # who is left out of a step (halves.py) has its turn soon
+            missed[session_id] = 0 if count else missed[session_id] + 1
+            assert missed[session_id] <= MOST_LEFT_OUT
     check_outputs(rig, *asked)
     rig.check_whole()
 

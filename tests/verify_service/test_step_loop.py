@@ -228,8 +228,8 @@ def test_a_drafter_that_was_wrong_for_long_is_used_again_once_it_is_right(ms_of_
     accepted_before, steps_before = sim.drafter.counts["accepted_tokens"], rig.loop.counters.steps
     rig.run()
     check_outputs(rig, session)
-    assert sim.drafter.counts["accepted_tokens"] - accepted_before > 800
-    assert rig.loop.counters.steps - steps_before < 700
+    assert sim.drafter.counts["accepted_tokens"] - accepted_before > 500
+    assert rig.loop.counters.steps - steps_before < 1000
 
 
 def test_a_request_without_speculation_or_for_another_algorithm_is_opened_to_nobody() -> None:
