@@ -96,7 +96,7 @@ class FeatureFetcher:
 
     def _connect(self) -> grpc.aio.Channel:
         if self._channel is None:
-            self._channel = self._dial(self._address, own_connection=True)
+            self._channel = self._dial(self._address)
         return self._channel
 
 

@@ -24,7 +24,7 @@ log = get_logger(__name__)
 
 _OLD_CHANNEL_S = 24 * 3600.0  # what calls may still take on a channel whose certificates are old
 
-Dial = Callable[..., grpc.aio.Channel]  # (address, own_connection=False)
+Dial = Callable[[str], grpc.aio.Channel]
 
 
 class Dialer:
@@ -42,19 +42,17 @@ class Dialer:
         if tls is not None:
             tls.read()  # at start, not at the first call
 
-    def __call__(self, address: str, *, own_connection: bool = False) -> grpc.aio.Channel:
+    def __call__(self, address: str) -> grpc.aio.Channel:
         """A channel to `host:port`, `unix:/path` or `unix-abstract:name`; it connects on first use."""
         tls = None if address.startswith(("unix:", "unix-abstract:")) else self._tls
         if tls is None and self._tokens is None:
-            return rpc.create_channel(address, own_connection=own_connection)
-        return DialledChannel(lambda: self._open(address, tls, own_connection), tls, self._tokens)
+            return rpc.create_channel(address)
+        return DialledChannel(lambda: self._open(address, tls), tls, self._tokens)
 
-    def _open(self, address: str, tls: TlsFiles | None, own_connection: bool) -> grpc.aio.Channel:
+    def _open(self, address: str, tls: TlsFiles | None) -> grpc.aio.Channel:
         if tls is None:
-            return rpc.create_channel(address, own_connection=own_connection)
-        return rpc.create_channel(
-            address, own_connection=own_connection, credentials=channel_credentials(tls), server_name=self._server_name
-        )
+            return rpc.create_channel(address)
+        return rpc.create_channel(address, credentials=channel_credentials(tls), server_name=self._server_name)
 
 
 def dialer_of(args: DialingArgs, addresses: Sequence[str], token_path: str | None) -> Dialer:

@@ -58,18 +58,15 @@ _CHANNEL_OPTIONS = (
 def create_channel(
     address: str,
     *,
-    own_connection: bool = False,
     credentials: grpc.ChannelCredentials | None = None,
     server_name: str | None = None,
 ) -> grpc.aio.Channel:
     """A channel to `host:port`, `unix:/path` or `unix-abstract:name`; it connects on first use.
 
-    Channels to one address share a connection, unless they ask for their own. With credentials it speaks TLS, and the
-    certificate must name `server_name`, or the host where that is None. outrider/dialing.py makes them from flags.
+    It has a connection of its own. With credentials it speaks TLS, and the certificate must name `server_name`, or the
+    host where that is None. outrider/dialing.py makes them from flags.
     """
     options: list[tuple[str, Any]] = [*_CHANNEL_OPTIONS]
-    if own_connection:
-        options.append(("grpc.use_local_subchannel_pool", 1))
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
     if server_name is not None:

@@ -39,7 +39,7 @@ class Rogue:
     async def run(self) -> None:
         """Comes again until cancelled. Raises AssertionError when verify breaks a rule."""
         while True:
-            async with rpc.create_channel(self.address, own_connection=True) as channel:
+            async with rpc.create_channel(self.address) as channel:
                 await self._stream(
                     cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
                 )
