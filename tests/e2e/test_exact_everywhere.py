@@ -63,5 +63,6 @@ async def test_speculation_changes_nothing(target: Path, shape: str) -> None:
                     assert own.tokens == other.tokens, name
         stats = pair.loop.stats
         assert stats.accepted_tokens > stats.verify_steps // 4  # drafts really carried the output
-        if "max_total_tokens" in flags and "page_size" not in flags:  # large pages hold other numbers of sessions
+        # Large pages hold other numbers of sessions.
+        if "max_total_tokens" in flags and flags.get("page_size", 1) <= 16:
             assert pair.loop.scheduler.num_preemptions > 0
