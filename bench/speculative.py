@@ -82,7 +82,7 @@ def line(setting: Setting, done: Run) -> dict[str, Any]:
     accept = sum(answer.completion_tokens - 1 for answer in told) / steps if steps and setting.speculates else 1.0
     step_s = percentile(gaps, 20)
     return {
-        **asdict(setting), "acc_length": round(accept, 3), "step_time": round(step_s, 5),
+        **asdict(setting), "acc_length": round(accept, 3), "step_time": float(f"{step_s:.4g}"),
         "speed": round(accept / step_s, 3),
         "completion_tokens": round(statistics.fmean(answer.completion_tokens for answer in done.answers), 3),
     }  # fmt: skip

@@ -28,7 +28,8 @@ def configure_logging(service: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # A line is one write: processes that share a pipe do not get into each other's lines.
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(service=service)
@@ -42,7 +43,8 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 
 def announce(line: str) -> None:
     """One line for the person at the terminal, on stdout."""
-    print(line, flush=True)
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 @dataclass(slots=True)

@@ -114,8 +114,8 @@ class Outcome:
 class Soak:
     """Load on a running fleet."""
 
-    def __init__(self, fleet: list[Service], client: httpx.AsyncClient, seed: int) -> None:
-        self.fleet, self.client = fleet, client
+    def __init__(self, fleet: list[Service], client: httpx.AsyncClient, stats_url: str, seed: int) -> None:
+        self.fleet, self.client, self._stats_url = fleet, client, stats_url
         self.outcome = Outcome()
         self._chance = random.Random(seed)
         self._known: list[tuple[Question, Said]] = []
@@ -182,17 +182,19 @@ class Soak:
             if code != 0:
                 self.outcome.bad_exits.append(f"{service.name}: {code}")
         await service.start()
-        if service.name.startswith("verify"):
-            await self._until_gateways_use_all()
+        await self._until_all_are_used()
         wanted = self.outcome.answers + 2 * NUM_STREAMS
         while self.outcome.answers < wanted and not self.outcome.lost:  # noqa: ASYNC110  nothing tells when
             await asyncio.sleep(0.05)
 
-    async def _until_gateways_use_all(self) -> None:
-        """Before the next one goes, as docs/operations.md says."""
+    async def _until_all_are_used(self) -> None:
+        """By Envoy and by every gateway, before the next one goes, as docs/operations.md says."""
+        urls = {service.metrics: r"^outrider_verify_up\{.*\} 0" for service in self.fleet if service.metrics}
+        few = r'^envoy_cluster_membership_healthy\{envoy_cluster_name="(gateway|verify)\w*"\} [01]$'
+        urls[f"{self._stats_url}/stats/prometheus"] = few
         async with httpx.AsyncClient(timeout=60) as client:
-            for url in [service.metrics for service in self.fleet if service.metrics]:
-                while re.search(r"^outrider_verify_up\{.*\} 0", (await client.get(url)).text, re.MULTILINE):  # noqa: ASYNC110
+            for url, missing in urls.items():
+                while re.search(missing, (await client.get(url)).text, re.MULTILINE):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
 
     def _note_usage(self) -> None:
@@ -202,8 +204,8 @@ class Soak:
 
 
 @contextlib.asynccontextmanager
-async def fleet(model: Path, folder: Path) -> AsyncIterator[tuple[list[Service], httpx.AsyncClient]]:
-    """Two of each behind Envoy, and a client of it."""
+async def fleet(model: Path, folder: Path) -> AsyncIterator[tuple[list[Service], httpx.AsyncClient, str]]:
+    """Two of each behind Envoy, a client of it, and where its counters are."""
     verify_ports, gateway_ports = [free_port() for _ in range(2)], [free_port() for _ in range(2)]
     known = [f"--verify-address=127.0.0.1:{port}" for port in verify_ports]
     services = [
@@ -233,7 +235,7 @@ async def fleet(model: Path, folder: Path) -> AsyncIterator[tuple[list[Service],
         await asyncio.to_thread(front.until_served)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=NUM_STREAMS)
         client = httpx.AsyncClient(base_url=front.url, timeout=300, limits=limits)
-        yield services, await stack.enter_async_context(client)
+        yield services, await stack.enter_async_context(client), front.stats_url
 
 
 async def soak(seconds: float, seed: int, *, everything: bool = False) -> Outcome:
@@ -243,8 +245,8 @@ async def soak(seconds: float, seed: int, *, everything: bool = False) -> Outcom
         model.mkdir()
         folder.mkdir()
         write_small_model(model)
-        async with fleet(model, folder) as (services, client):
-            return await Soak(services, client, seed).run(seconds, everything=everything)
+        async with fleet(model, folder) as (services, client, stats_url):
+            return await Soak(services, client, stats_url, seed).run(seconds, everything=everything)
 
 
 def main() -> int:
