@@ -59,12 +59,17 @@ def ratios(entries: Sequence[Entry], rounds: Sequence[Round]) -> list[Ratio]:
         for theirs in entries:
             if theirs.system.precision != ours.system.precision or theirs is ours:
                 continue
-            if theirs.system.ours and ours.system.name != f"{theirs.system.name}-ngram":
+            if theirs.system.ours and not _compared(ours.system.name, theirs.system.name):
                 continue
             for figure, speed in FIGURES.items():
                 for streams in ours.streams:
                     found += _ratio(ours.system.name, theirs.system.name, figure, streams, speed, rounds)
     return found
+
+
+def _compared(ours: str, other: str) -> bool:
+    """Whether two systems of ours are worth a ratio: drafts beside none, two processes beside one."""
+    return ours == f"{other}-ngram" or other == f"{ours}-colocated"
 
 
 def _ratio(

@@ -120,6 +120,7 @@ SYSTEMS: Mapping[str, System] = {
     for system in (
         System("outrider", "bf16", _outrider(*PLAIN)),
         System("outrider-ngram", "bf16", _outrider(*NGRAM)),
+        System("outrider-ngram-colocated", "bf16", _outrider(*NGRAM, "--colocate")),
         System("outrider-int8", "int8", _outrider(*PLAIN, "--quantization", "int8")),
         System("outrider-int8-ngram", "int8", _outrider(*NGRAM, "--quantization", "int8")),
         System("outrider-int8-dynamic", "int8", _outrider(*PLAIN, "--quantization", "int8_dynamic")),

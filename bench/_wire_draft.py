@@ -37,6 +37,8 @@ from draft_service.link import Identity
 from draft_service.sessions import SessionTable
 from draft_service.worker import Worker
 from engine.batch import Segment
+from outrider.row_ring import host_id
+from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
 from outrider.v1 import common_pb2, verify_pb2
@@ -180,8 +182,12 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     with ThreadPoolExecutor(1, thread_name_prefix="drafter") as executor:
         model = ScriptedModel(setting)
-        drafting = Stamping(make_drafter(model, setting), early=setting.early, executor=executor)
-        identity = Identity("scripted", "bench", secrets.token_hex(8))
+        drafter = make_drafter(model, setting)
+        drafter.warm_up()
+        model.steps_ns.clear()
+        keep_steady()
+        drafting = Stamping(drafter, early=setting.early, executor=executor)
+        identity = Identity("scripted", host_id(), secrets.token_hex(8))
         worker = Worker([address], drafting, identity, max_sessions=max(setting.batch, 2))
         working = asyncio.create_task(worker.run())
         announce("ready")

@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 import uvloop
 
+from outrider import rpc  # noqa: F401  settings of gRPC that hold for the process
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce
 from outrider.wire import MAX_MESSAGE_BYTES

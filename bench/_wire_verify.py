@@ -31,6 +31,7 @@ from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
 from outrider.errors import Unavailable
+from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
 from outrider.v1 import verify_pb2, verify_pb2_grpc
@@ -123,6 +124,13 @@ class Stamped(verify_pb2_grpc.VerifyServiceServicer):
         async for response in self._servicer.Generate(request, context):
             yield response
 
+    async def GenerateMany(
+        self, request_iterator: AsyncIterator[verify_pb2.GenerateManyRequest], context: Any
+    ) -> AsyncIterator[verify_pb2.GenerateManyResponse]:
+        """See Generate."""
+        async for response in self._servicer.GenerateMany(request_iterator, context):
+            yield response
+
     async def StreamFeatures(
         self, request: verify_pb2.StreamFeaturesRequest, context: Any
     ) -> AsyncIterator[verify_pb2.StreamFeaturesResponse]:
@@ -145,7 +153,7 @@ class Stamped(verify_pb2_grpc.VerifyServiceServicer):
 
         async def coming() -> AsyncIterator[verify_pb2.SpeculateRequest]:
             async for frame in request_iterator:
-                if frame.WhichOneof("message") == "proposals":
+                if frame.WhichOneof("message") == "proposals" and frame.proposals.proposals:
                     self.came_ns[frame_key(frame.proposals.proposals[0])] = time.monotonic_ns()
                 yield frame
 
@@ -202,6 +210,7 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(stamped, server)
     rpc.bind(server, address)
     await server.start()
+    keep_steady()
     thread = threading.Thread(target=_run, args=(step_loop, stopping, loop))
     thread.start()
     announce("ready")

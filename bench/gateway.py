@@ -2,9 +2,9 @@
 
     python -m bench.gateway --output gateway.json
 
-A verify service without a model speaks as fast as it is read. Measured is the CPU time of the gateway's process, so
-that neither the speaker nor the clients count; for the bare stream, that of a process that reads and drops it. The cost
-of a token is what long answers take beyond short ones, that of a request what remains.
+A verify service without a model does a step for all its calls every few milliseconds. Measured is the CPU time of the
+gateway's process, so that neither the speaker nor the clients count; for the bare stream, that of a process that reads
+and drops it. The cost of a token is what long answers take beyond short ones, that of a request what remains.
 
 With --vllm-python the same requests go to vLLM, its engine in a process of its own: counted is its HTTP front alone.
 """
@@ -139,6 +139,7 @@ async def compare(args: argparse.Namespace, step: int, folder: Path) -> list[Cos
     with tempfile.TemporaryDirectory() as sockets, contextlib.ExitStack() as stack:
         verify, http = f"unix:{sockets}/verify", f"{sockets}/http"
         speaker = ("-m", "bench.stand_in", "--listen", verify, "--folder", str(folder), "--step", str(step))
+        speaker += ("--step-ms", str(args.step_ms))
         stack.enter_context(running(*speaker))
         gateway = stack.enter_context(running("-m", "outrider", "gateway", "--uds", http, "--verify-address", verify))
         transport = httpx.AsyncHTTPTransport(uds=http, limits=httpx.Limits(max_connections=None))
@@ -176,6 +177,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--short-requests", type=int, default=512, help="answers of one token")
     parser.add_argument("--streams", type=int, default=32, help="requests at once")
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 4], help="tokens in a response")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="time of a step of the verify service")
     parser.add_argument("--vllm-python", type=Path, help="interpreter of an environment with vLLM")
     parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
     args = parser.parse_args(words)

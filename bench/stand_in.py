@@ -1,4 +1,4 @@
-"""A verify service without a model: says tokens as fast as it can, so that what is before it can be measured.
+"""A verify service without a model, so that what is before it can be measured: a step is a pause of a few milliseconds.
 
 python -m bench.stand_in --listen unix:/tmp/verify.sock --folder MODEL_FOLDER --step 4
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from outrider.errors import Unimplemented
@@ -22,10 +22,12 @@ TOKEN = 1000  # what is said, again and again
 class StandIn(verify_pb2_grpc.VerifyServiceServicer):
     """Answers every request with `max_tokens` tokens, `step` of them in a response."""
 
-    def __init__(self, folder: str, vocab_size: int, step: int) -> None:
+    def __init__(self, folder: str, vocab_size: int, step: int, step_ms: float = 0.0) -> None:
+        """A step takes `step_ms` for all calls together; 0: as long as writing it."""
         self._folder = folder
         self._vocab_size = vocab_size
         self._step = step
+        self._step_s = step_ms / 1000
 
     async def GetServerInfo(self, request: Any, context: Any) -> verify_pb2.VerifyServiceGetServerInfoResponse:
         """No limits that matter."""
@@ -57,6 +59,38 @@ class StandIn(verify_pb2_grpc.VerifyServiceServicer):
         self, request: verify_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[verify_pb2.GenerateResponse]:
         """The first token alone, as from a prefill."""
+        for response in self._responses(request):
+            await asyncio.sleep(self._step_s)
+            yield response
+
+    async def GenerateMany(
+        self, request_iterator: AsyncIterator[verify_pb2.GenerateManyRequest], context: Any
+    ) -> AsyncIterator[verify_pb2.GenerateManyResponse]:
+        """What a step says to all calls is one message, as from the service itself."""
+        calls: dict[int, Iterator[verify_pb2.GenerateResponse]] = {}
+        reader = asyncio.create_task(self._read(request_iterator, calls))
+        try:
+            while not reader.done():
+                await asyncio.sleep(self._step_s if calls else 0.001)
+                frame = verify_pb2.GenerateManyResponse()
+                for number, responses in list(calls.items()):
+                    output = frame.outputs.add(call=number, response=next(responses))
+                    if output.response.HasField("finish"):
+                        output.end.SetInParent()
+                        del calls[number]
+                if frame.outputs:
+                    yield frame
+        finally:
+            reader.cancel()
+            await asyncio.gather(reader, return_exceptions=True)
+
+    async def _read(self, requests: Any, calls: dict[int, Iterator[verify_pb2.GenerateResponse]]) -> None:
+        async for request in requests:
+            calls.update({begin.call: self._responses(begin.request) for begin in request.begin})
+            for number in request.cancel:
+                calls.pop(number, None)
+
+    def _responses(self, request: verify_pb2.GenerateRequest) -> Iterator[verify_pb2.GenerateResponse]:
         left = request.sampling.max_tokens
         start: verify_pb2.GenerateStart | None = verify_pb2.GenerateStart(seed=request.sampling.seed)
         size = 1
@@ -88,9 +122,10 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--listen", required=True)
     parser.add_argument("--folder", required=True)
     parser.add_argument("--vocab-size", type=int, default=49152)
-    parser.add_argument("--step", type=int, default=1)
+    parser.add_argument("--step", type=int, default=1, help="tokens that a step brings a call")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="time of a step")
     args = parser.parse_args(words)
-    asyncio.run(serve(args.listen, StandIn(args.folder, args.vocab_size, args.step)))
+    asyncio.run(serve(args.listen, StandIn(args.folder, args.vocab_size, args.step, args.step_ms)))
     return 0
 
 

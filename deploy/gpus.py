@@ -1,7 +1,8 @@
 """Prints the compose services of a machine with several GPUs: a verify service for each target GPU, drafters on others.
 
 deploy/gpus.py --targets 0 1 2 --drafters 3 > docker-compose.override.yml
-It copies `verify-gpu` and `draft-gpu` of docker-compose.yml, which are the first of each, and gives every copy its GPU.
+It copies `verify-gpu` and `draft-gpu` of docker-compose.yml, which are the first of each, and gives every copy its GPU;
+with --tls what docker-compose.tls.yml adds to them, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import yaml
 
 COMPOSE = Path(__file__).parents[1] / "docker-compose.yml"
+TLS = COMPOSE.with_name("docker-compose.tls.yml")
 
 
 def main() -> int:
@@ -23,14 +25,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", type=int, nargs="+", required=True, metavar="GPU", help="GPUs of verify services.")
     parser.add_argument("--drafters", type=int, nargs="+", required=True, metavar="GPU", help="GPUs of drafters.")
+    parser.add_argument("--tls", action="store_true", help="For use with docker-compose.tls.yml.")
     args = parser.parse_args()
     if len({*args.targets, *args.drafters}) < len(args.targets) + len(args.drafters):
         parser.error("a GPU is named twice: the two kinds would take time and memory from one another")
     services = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]
+    if args.tls:
+        add(services, yaml.safe_load(TLS.read_text(encoding="utf-8"))["services"])
     made = {**replicas(services, "verify-gpu", args.targets), **replicas(services, "draft-gpu", args.drafters)}
     print("# Made by deploy/gpus.py " + " ".join(sys.argv[1:]))
     print(json.dumps({"services": made}, indent=2))  # which is YAML
     return 0
+
+
+def add(services: dict[str, Any], more: dict[str, Any]) -> None:
+    """Joins two files' services as compose does, as far as docker-compose.tls.yml needs it."""
+    for name, service in more.items():
+        for key, value in service.items():
+            known = services[name].get(key)
+            if isinstance(known, list) and key == "volumes":
+                value = [*known, *value]
+            elif isinstance(known, dict):
+                value = {**known, **value}
+            services[name][key] = value
 
 
 def replicas(services: dict[str, Any], name: str, gpus: list[int]) -> dict[str, Any]:

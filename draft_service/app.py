@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import secrets
-import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +14,13 @@ import uvloop
 
 from outrider import env, rpc, serving
 from outrider.args import DraftArgs
-from outrider.dialing import dialer_of
+from outrider.dialing import Dial, dialer_of
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
+from outrider.row_ring import host_id
+from outrider.steady import keep_steady
+from outrider.stopping import Stopping, stopped_by_signals
+from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tracing import tracing_of
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -25,7 +28,6 @@ from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 log = get_logger(__name__)
 
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def main(args: DraftArgs) -> int:
@@ -36,7 +38,7 @@ def main(args: DraftArgs) -> int:
         return describe(args)
     if args.inspect is not None:
         return inspect(args, args.inspect)
-    return uvloop.run(_serve(args))
+    return uvloop.run(_serve_until_signals(args))
 
 
 def describe(args: DraftArgs) -> int:
@@ -67,7 +69,13 @@ def cache_kernels(folder: Path) -> None:
     os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
 
 
-async def _serve(args: DraftArgs) -> int:
+async def _serve_until_signals(args: DraftArgs) -> int:
+    dial = dialer_of(args, args.verify_address, args.token_file)
+    return await serve(args, stopped_by_signals(), dial)
+
+
+async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
+    """Serves until told to stop; returns the exit code. `dial` opens the ways to the verify services."""
     # Imported here: these import numba, which reads where its cache is only once.
     from draft_service.drafters.factory import make_drafter
     from draft_service.drafting import Drafting
@@ -77,23 +85,25 @@ async def _serve(args: DraftArgs) -> int:
     from draft_service.service import DraftServicer
     from draft_service.worker import Worker
 
-    stopping, hurry = _stop_events()
-    identity = Identity(f"{socket.gethostname()}:{os.getpid()}", _host_id(), secrets.token_hex(16))
+    identity = Identity(f"{socket.gethostname()}:{os.getpid()}", host_id(), secrets.token_hex(16))
     tracing = tracing_of(args, "draft")
     drafter = make_drafter(args)
     executor = None if drafter.inline else ThreadPoolExecutor(1, thread_name_prefix="drafter")
     try:
         drafter.warm_up()
+        keep_steady()
         drafting = Drafting(drafter, executor=executor, planner=make_planner(args, drafter))
         drafting.tracing = tracing
-        dial = dialer_of(args, args.verify_address, args.token_file)
         worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial)
-        server = serving.create_server(args)
+        strangers = Strangers()
+        server = serving.create_server(args, strangers=strangers)
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(args, drafter, worker, identity), server)
         health = rpc.add_health_and_reflection(server, [SERVICE])
         (address,) = serving.listen(server, args, args.listen)
         registry = make_registry(drafter, drafting, worker)
-        async with serve_metrics(registry, args.metrics_host, args.metrics_port) as metrics_address:
+        registry.register(strangers.families)
+        telling = serve_metrics(registry, args.metrics_host, args.metrics_port)
+        async with strangers.watched([address]), telling as metrics_address:
             await server.start()
             await rpc.set_serving(health, [SERVICE], True)
             name = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
@@ -101,10 +111,10 @@ async def _serve(args: DraftArgs) -> int:
             if metrics_address is not None:
                 announce(f"draft tells metrics at {metrics_address}")
             working = asyncio.create_task(worker.run())
-            await _first_of(working, asyncio.create_task(stopping.wait()))
+            await _first_of(working, asyncio.create_task(stop.asked.wait()))
             await rpc.set_serving(health, [SERVICE], False)
             draining = asyncio.create_task(worker.drain(args.shutdown_grace_s))
-            await _first_of(draining, asyncio.create_task(hurry.wait()))
+            await _first_of(draining, asyncio.create_task(stop.hurry.wait()))
             await server.stop(grace=None)
         if not working.done():
             return 0
@@ -118,19 +128,5 @@ async def _serve(args: DraftArgs) -> int:
             tracing.close()
 
 
-def _stop_events() -> tuple[asyncio.Event, asyncio.Event]:
-    """Set by the first SIGTERM or SIGINT, and by the second."""
-    stopping, hurry = asyncio.Event(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stopping.is_set() else stopping).set())
-    return stopping, hurry
-
-
 async def _first_of(*tasks: asyncio.Task[object]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _host_id() -> str:
-    """Equal for processes that may share memory: the host's name and the kernel's start."""
-    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-    return f"{socket.gethostname()}/{boot_id}"

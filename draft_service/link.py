@@ -25,6 +25,7 @@ from outrider.errors import (
     OutriderError,
     Unavailable,
 )
+from outrider.row_ring import RowReader
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, draft_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
@@ -176,7 +177,13 @@ class VerifyLink:
 
     async def _exchange(self, call: Call, enlisted: verify_pb2.Enlisted) -> None:
         """Rounds in, proposals out, until the stream ends. Rounds that came meanwhile are taken in together."""
-        self._table = table = SessionTable(enlisted, max_sessions=self.max_sessions, counters=self.stats.counters)
+        ring = _open_ring(enlisted)
+        if ring is not None:
+            nonce = verify_pb2.Proposals(shared_memory_nonce=ring.nonce)
+            await self._send(call, verify_pb2.SpeculateRequest(proposals=nonce))
+        self._table = table = SessionTable(
+            enlisted, max_sessions=self.max_sessions, counters=self.stats.counters, ring=ring
+        )
         self.target = enlisted.target
         self.stats.state = draft_pb2.VERIFY_LINK_STATE_ENLISTED
         self.stats.connects += 1
@@ -216,6 +223,21 @@ class VerifyLink:
             note = log.warning if self.stats.connects or refused else log.info
             note("not enlisted", address=self.address, refused=refused, reason=reason or "verify closed it")
         self.stats.last_error, self._noted_connects = reason, self.stats.connects
+
+
+def _open_ring(enlisted: verify_pb2.Enlisted) -> RowReader | None:
+    """The memory that verify offers for feature rows; None where there is none, or this process cannot see it."""
+    offered = enlisted.shared_memory
+    if not offered.name:
+        return None
+    try:
+        return RowReader(
+            offered.name, num_slots=offered.num_slots, slot_bytes=offered.slot_bytes,
+            header_bytes=offered.header_bytes, dtype=enlisted.features.dtype,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        log.info("feature rows are not shared in memory but sent", reason=str(error))
+        return None
 
 
 @dataclass(frozen=True, slots=True)

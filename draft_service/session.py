@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidArgument
+from outrider.row_ring import RowReader
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids, check_token_ids, unpack_ids
@@ -77,6 +78,7 @@ class Session:
     prediction: Ids
     tokens: Ids  # all committed ones
     traceparent: str = ""  # where drafts for it are traced
+    ring: RowReader | None = None  # where its feature rows may lie
     shares_prefix: bool = False  # another session that is open here has the same prompt
     node_budget: int | None = None  # None: verify has set none
     following: verify_pb2.Next = field(default_factory=verify_pb2.Next)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from draft_service.news import News
 from draft_service.session import Extension, Sent, Session
 from outrider.errors import InvalidArgument
+from outrider.row_ring import RowReader
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids, check_token_ids, pack_ids, pack_scores
@@ -64,9 +65,11 @@ class SessionTable:
     """All sessions of one stream. Counters: `foreign`, `replayed`, `refused`, rejections by reason, credits' sums."""
 
     def __init__(
-        self, enlisted: verify_pb2.Enlisted, *, max_sessions: int, counters: Counter[str] | None = None
-    ) -> None:
+        self, enlisted: verify_pb2.Enlisted, *, max_sessions: int, counters: Counter[str] | None = None,
+        ring: RowReader | None = None,
+    ) -> None:  # fmt: skip
         limits = enlisted.limits
+        self.ring = ring
         self.target = enlisted.target
         self.max_sessions = max_sessions
         self.max_assumed = limits.max_assumed_tokens
@@ -98,7 +101,7 @@ class SessionTable:
                 if session is not None:
                     changes.features.append((session, rows.rows))
                     # Rows that come late may be what a tree waited for.
-                    if rows.rows.HasField("rows") and len(session.tokens) > session.prompt_len:
+                    if not rows.rows.announced and len(session.tokens) > session.prompt_len:
                         self._due[session.uid] = session
             for verdict in round.verdicts:
                 self._extend(verdict, changes)
@@ -197,7 +200,11 @@ class SessionTable:
         )
         while len(session.sent) > self._max_kept:
             del session.sent[next(iter(session.sent))]
-        predicted = np.packbits(from_prediction, bitorder="little").tobytes() if from_prediction.any() else b""
+        predicted = (
+            np.packbits(from_prediction, bitorder="little").tobytes()
+            if len(from_prediction) and from_prediction.any()
+            else b""
+        )
         return verify_pb2.Proposal(
             session=session.session, generation=session.generation, proposal_id=session.last_proposal_id,
             base_len=len(session.tokens), assumed=pack_ids(assumed), tokens=pack_ids(tokens),
@@ -226,6 +233,7 @@ class SessionTable:
             self._refuse(*session.key, reason, f"{len(self._sessions)} of {self.max_sessions} sessions", changes)
             return
         session.shares_prefix = opened.HasField("shares_prefix_with") and opened.shares_prefix_with in self._sessions
+        session.ring = self.ring
         self._sessions[session.session] = session
         self._due[session.uid] = session
         changes.opened.append(session)

@@ -38,7 +38,7 @@ class Entry:
         """Tokens came, or an end."""
         if delta.tokens:
             self._watch.tokens()
-            self._metrics.generation_tokens.inc(len(delta.tokens))
+            self._metrics.num_tokens += len(delta.tokens)
             if self._caller is not None:
                 self._caller.use(len(delta.tokens))
         if delta.finish_reason is not None:

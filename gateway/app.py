@@ -30,6 +30,8 @@ from outrider.args import GatewayArgs
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
 from outrider.serving import is_loopback
+from outrider.steady import keep_steady
+from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tls import http_context, server_files
 from outrider.tracing import tracing_of
@@ -70,9 +72,11 @@ def create_app(
     retry: RetryPolicy | None = None,
     probe: ProbeTimes | None = None,
     on_failure: Callable[[StartupError], None] | None = None,
+    on_ready: Callable[[], None] | None = None,
 ) -> Starlette:
-    """The ASGI application. `retry` and `probe` are for tests; `on_failure` hears that the model cannot be served."""
-    gateway = Gateway(args, retry=retry, probe=probe, on_failure=on_failure)
+    """The ASGI application. `retry` and `probe` are for tests; `on_failure` hears that the model cannot be served,
+    `on_ready` that it is."""
+    gateway = Gateway(args, retry=retry, probe=probe, on_failure=on_failure, on_ready=on_ready)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncGenerator[None]:
@@ -110,11 +114,22 @@ async def _to_the_edge(request: Request, error: Exception) -> Response:
 class _Server(uvicorn.Server):
     """uvicorn's server, which leaves with 0 after a signal: the first one drains, the second does not wait."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, drain_delay_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, drain_delay_s: float, strangers: Strangers | None
+    ) -> None:
         super().__init__(config)
         self.failure: StartupError | None = None
         self._gateway = gateway
         self._drain_delay_s = drain_delay_s
+        self._strangers = strangers
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves; tells of connections that never get through TLS, of which the protocol does not hear."""
+        async with contextlib.AsyncExitStack() as stack:
+            if self._strangers is not None:
+                addresses = [f"tcp:{listener.getsockname()[1]}" for listener in sockets or ()]
+                await stack.enter_async_context(self._strangers.watched(addresses))
+            await super().serve(sockets)
 
     def fail(self, error: StartupError) -> None:
         """Ends the server because of `error`."""
@@ -152,9 +167,11 @@ def main(args: GatewayArgs) -> int:
         assert server is not None
         server.fail(error)
 
-    app = create_app(args, on_failure=fail)
+    app = create_app(args, on_failure=fail, on_ready=keep_steady)
     listener, address = listen(args)
-    server = _Server(uvicorn_config(app, args), app.state.gateway, args.drain_delay_s)
+    strangers = Strangers("a connection ended before TLS was agreed on") if args.ssl_certfile else None
+    config = uvicorn_config(app, args, None if strangers is None else strangers.note)
+    server = _Server(config, app.state.gateway, args.drain_delay_s, strangers)
     announce(f"gateway listens on {address}")
     if args.uds is None and not is_loopback(f"{args.host}:{args.port}") and not (args.api_key or args.api_key_file):
         log.warning("other machines can reach the gateway without a key (--api-key-file)")
@@ -169,7 +186,9 @@ def main(args: GatewayArgs) -> int:
     return 0
 
 
-def uvicorn_config(app: Starlette, args: GatewayArgs) -> uvicorn.Config:
+def uvicorn_config(
+    app: Starlette, args: GatewayArgs, on_connection: Callable[[str], None] | None = None
+) -> uvicorn.Config:
     """How the application is served: uvloop, httptools behind our guard, no lines of uvicorn's own.
 
     StartupError for a certificate that cannot be used.
@@ -179,7 +198,9 @@ def uvicorn_config(app: Starlette, args: GatewayArgs) -> uvicorn.Config:
         files.read()
     return uvicorn.Config(
         app, loop="uvloop", lifespan="on", ws="none", log_config=None, access_log=False, server_header=False,
-        http=guarded(max_connections=args.max_connections, header_timeout_s=args.receive_timeout_s),
+        http=guarded(
+            max_connections=args.max_connections, header_timeout_s=args.receive_timeout_s, on_connection=on_connection
+        ),
         proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(args.shutdown_grace_s),
         ssl_context_factory=None if files is None else lambda *_: http_context(files),

@@ -13,22 +13,17 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-import grpc
-import grpc.aio
-
+from gateway.calls import Broken, NotOffered
 from gateway.merge import merge
 from gateway.replicas import Replica, ReplicaSet
-from outrider.errors import ENGINE_FAILED, DeadlineExceeded, Internal, ResourceExhausted, Unavailable
-from outrider.rpc import error_from_rpc
+from outrider.errors import DeadlineExceeded, Internal, ResourceExhausted, Unavailable
 from outrider.telemetry import get_logger
-from outrider.tracing import call_metadata
 from outrider.v1 import verify_pb2
 from outrider.wire import pack_ids, unpack_ids
 
 log = get_logger(__name__)
 
 _MAX_ENGINES = 2  # that may fail while they compute a request: it may be the cause, and must not go through them all
-_BREAKS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +37,6 @@ class RetryPolicy:
     max_pause_s: float = 1.0
 
 
-class _Broken(Exception):
-    """The stream ended before the output did; another replica may go on. `engine`: since the engine failed."""
-
-    def __init__(self, reason: str, *, engine: bool = False) -> None:
-        super().__init__(reason)
-        self.engine = engine
-
-
 class Backend:
     """Opens Generate calls on the replicas."""
 
@@ -61,7 +48,7 @@ class Backend:
         """Unavailable or ResourceExhausted when a call made now would be refused."""
         self.replicas.pick()
 
-    async def generate(
+    def generate(
         self, request: verify_pb2.GenerateRequest, *, timeout_s: float, apart: bool = False
     ) -> AsyncGenerator[verify_pb2.GenerateResponse]:
         """All choices of a request, as they come. A choice's `start` comes again after each failover.
@@ -73,12 +60,8 @@ class Backend:
         route = _Route(self.replicas, self._retry, time.monotonic() + timeout_s, request.prompt_tokens)
         if apart and request.num_choices > 1:
             parts = [_only(request, index, []) for index in _given(request)]
-            streams = merge([self._follow(part, route.fork()) for part in parts])
-        else:
-            streams = self._follow(request, route)
-        async with contextlib.aclosing(streams):
-            async for response in streams:
-                yield response
+            return merge([self._follow(part, route.fork()) for part in parts])
+        return self._follow(request, route)
 
     async def _follow(
         self, request: verify_pb2.GenerateRequest, route: _Route
@@ -86,27 +69,39 @@ class Backend:
         """One call's choices to their end, over as many replicas as it takes."""
         given = _given(request)
         progress = False
+        again: Replica | None = None
         while given:
-            replica = await route.next_replica()
+            replica, again = again or await route.next_replica(), None
+            left_s = route.deadline - time.monotonic()
+            if left_s <= 0:
+                raise DeadlineExceeded("The request took longer than the server allows.")
+            call = replica.begin(request, left_s)
             try:
-                async with contextlib.aclosing(_call(replica, request, route.deadline)) as responses:
-                    async for response in responses:
+                while responses := await call.take():
+                    replica.late = 0  # whatever its probes say
+                    for response in responses:
                         if response.choice_index not in given:
                             continue  # ended already
-                        progress |= bool(response.tokens)
-                        replica.late = 0  # whatever its probes say
-                        route.went_well(response)
-                        given[response.choice_index].extend(response.tokens)
+                        if tokens := response.tokens:
+                            progress = True
+                            given[response.choice_index].extend(tokens)
+                            route.went_well()
+                        if response.HasField("start"):
+                            route.keep_to(response.start.numerics_id)
                         if response.HasField("finish"):
                             del given[response.choice_index]
                         yield response
                         if not given:
                             return
                 route.failed(replica, "the stream ended before the output")
-            except _Broken as error:
+            except Broken as error:
                 route.failed(replica, str(error), engine=error.engine)
+            except NotOffered:
+                again = replica
             except ResourceExhausted as error:
                 route.refused(replica, error)
+            finally:
+                replica.end(call)
             if len(given) > 1 and progress:
                 rest = [self._follow(_only(request, *choice), route.fork()) for choice in given.items()]
                 async with contextlib.aclosing(merge(rest)) as responses:
@@ -174,12 +169,13 @@ class _Route:
         longest = min(self._retry.first_pause_s * 2 ** (self._failures - 2), self._retry.max_pause_s)
         return longest * random.uniform(0.5, 1.0)
 
-    def went_well(self, response: verify_pb2.GenerateResponse) -> None:
-        """A response came."""
-        if response.tokens:
-            self._failures = 0
-        if response.HasField("start"):
-            self._numerics_id = self._numerics_id or response.start.numerics_id
+    def went_well(self) -> None:
+        """Tokens came."""
+        self._failures = 0
+
+    def keep_to(self, numerics_id: str) -> None:
+        """From the first replica on, only equal ones."""
+        self._numerics_id = self._numerics_id or numerics_id
 
     def failed(self, replica: Replica, reason: str, *, engine: bool = False) -> None:
         """The call broke. Unavailable when that happened too often in a row, Internal when engines fail on it."""
@@ -206,28 +202,6 @@ class _Route:
         if self._failures == 0:
             self._give_up_at = min(time.monotonic() + self._retry.patience_s, self.deadline)
         self._failures += 1
-
-
-async def _call(
-    replica: Replica, request: verify_pb2.GenerateRequest, deadline: float
-) -> AsyncGenerator[verify_pb2.GenerateResponse]:
-    """One Generate call; _Broken when the replica went away, an OutriderError for its other statuses."""
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise DeadlineExceeded("The request took longer than the server allows.")
-    call = replica.stub.Generate(request, timeout=left_s, metadata=call_metadata())
-    replica.outstanding += 1
-    try:
-        async for response in call:
-            yield response
-    except grpc.aio.AioRpcError as error:
-        if error.code() in _BREAKS:
-            engine = error_from_rpc(error).code == ENGINE_FAILED
-            raise _Broken(error.details() or error.code().name, engine=engine) from error
-        raise error_from_rpc(error) from error
-    finally:
-        replica.outstanding -= 1
-        call.cancel()
 
 
 def _given(request: verify_pb2.GenerateRequest) -> dict[int, list[int]]:

@@ -18,6 +18,9 @@ from starlette.datastructures import Headers
 from gateway.errors import HttpError
 from outrider.args import GatewayArgs
 from outrider.errors import ResourceExhausted, StartupError
+from outrider.telemetry import Throttle, get_logger
+
+log = get_logger(__name__)
 
 Clock = Callable[[], float]
 _SETTINGS = ("requests_per_minute", "tokens_per_minute")
@@ -96,20 +99,55 @@ class KeyEntry:
     tokens_per_minute: int | None = None
 
 
+class KeyFile:
+    """The keys of --api-key-file. StartupError when it cannot be used at first; later, the keys before stay."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._throttle = Throttle()
+        self._stamp = _stamp(path)
+        self.entries = _read_file(path)
+
+    def refresh(self) -> bool:
+        """Reads the file again if it has changed; whether there are other keys now."""
+        try:
+            if (now := _stamp(self._path)) == self._stamp:
+                return False
+            self._stamp = now
+            self.entries = _read_file(self._path)
+        except StartupError as error:
+            if self._throttle.allows():
+                log.warning("the file of keys cannot be read; the keys before stay", reason=error.message)
+            return False
+        log.info("keys read again", path=self._path, keys=len(self.entries))
+        return True
+
+
 @dataclass(slots=True)
 class Callers:
-    """Finds the caller of a request."""
+    """Finds the caller of a request. `file`: more keys, which may change while the process runs."""
 
     entries: Sequence[KeyEntry]
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     clock: Clock = time.monotonic
+    file: KeyFile | None = None
+    _callers: dict[KeyEntry, Caller] = field(default_factory=dict)
     _known: list[tuple[bytes, Caller]] = field(default_factory=list)
     _anyone: Caller = field(init=False)
 
     def __post_init__(self) -> None:
         self._anyone = self._caller(KeyEntry("", "anyone"))
-        self._known = [(_digest(entry.key.encode()), self._caller(entry)) for entry in self.entries]
+        self._learn()
+
+    def all_entries(self) -> list[KeyEntry]:
+        """Those of the flags, then the file's."""
+        return [*self.entries, *(self.file.entries if self.file is not None else ())]
+
+    def _learn(self) -> None:
+        """Who has a key now; a line that is as it was keeps what it had used."""
+        self._callers = {entry: self._callers.get(entry) or self._caller(entry) for entry in self.all_entries()}
+        self._known = [(_digest(entry.key.encode()), caller) for entry, caller in self._callers.items()]
 
     def _caller(self, entry: KeyEntry) -> Caller:
         requests = entry.requests_per_minute or self.requests_per_minute
@@ -122,6 +160,8 @@ class Callers:
 
     def find(self, headers: Headers) -> Caller:
         """HttpError 401 unless `Authorization: Bearer KEY` holds a known key; without keys everyone is let in."""
+        if self.file is not None and self.file.refresh():
+            self._learn()
         if not self._known:
             return self._anyone
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -142,11 +182,19 @@ def _digest(key: bytes) -> bytes:
 def callers_of(args: GatewayArgs) -> Callers:
     """From the flags and the key file. StartupError for what cannot be read."""
     entries = [KeyEntry(key, f"key-{index}") for index, key in enumerate(args.api_key)]
-    if args.api_key_file is not None:
-        entries += _read_file(args.api_key_file)
     if not all(entry.key for entry in entries):
         raise StartupError("--api-key is empty")
-    return Callers(entries, args.requests_per_minute, args.tokens_per_minute)
+    file = None if args.api_key_file is None else KeyFile(args.api_key_file)
+    return Callers(entries, args.requests_per_minute, args.tokens_per_minute, file=file)
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Changes when the file does."""
+    try:
+        status = Path(path).stat()
+    except OSError as error:
+        raise StartupError(f"cannot read --api-key-file: {error}") from error
+    return status.st_mtime_ns, status.st_ino
 
 
 def _read_file(path: str) -> list[KeyEntry]:

@@ -18,6 +18,7 @@ from outrider.v1 import common_pb2, verify_pb2
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.encode
+_TEXT = b"\0"  # stands for a text, since JSON holds no such byte
 
 
 class Extension:
@@ -105,13 +106,23 @@ class ChatChunks(Chunks):
         self._piece_of = piece_of
         self._begun: set[int] = set()
         self._untold: dict[int, list[Piece]] = {}  # tokens whose log-probabilities wait for a chunk
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # of chunks with nothing but text, by choice
+        self._text_only = not (logprobs or self._extension.asked or self._current_usage)
 
     def events(self, delta: Delta, parts: Sequence[Part], finish_reason: str | None, call_ids: Sequence[str]) -> bytes:
         """Every event that a delta makes; none for tokens whose text is held back."""
+        if finish_reason is None and len(parts) == 1 and (frame := self._frames.get(delta.choice)) is not None:
+            part = parts[0]
+            if isinstance(part, Content):
+                return frame[0] + _encode(part.text) + frame[1]
         made: list[bytes] = []
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
             made.append(self._event(_chat_choice(delta.choice, b'{"role":"assistant","content":""}', b"null", b"null")))
+            if self._text_only:
+                choice = _chat_choice(delta.choice, b'{"content":%b}' % _TEXT, b"null", b"null")
+                before, _, after = self._event(choice).rpartition(_TEXT)
+                self._frames[delta.choice] = before, after
         extension = self._extension.of(delta) if self._extension.asked else b""
         if self._logprobs:
             self._untold.setdefault(delta.choice, []).extend(delta.pieces or ())

@@ -32,19 +32,35 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level BPE: `pieces[id]` are the bytes of each token."""
+    """For byte-level BPE: `pieces[id]` are the bytes of each token, or its text where they are whole characters."""
 
-    def __init__(self, pieces: list[bytes]) -> None:
+    def __init__(self, pieces: list[bytes | str]) -> None:
         self._pieces = pieces
         self._decoder = _decode_utf8("replace")
+        self._cut = False  # whether a character's first bytes wait in the decoder
 
     def push(self, token: int) -> str:
         """Complete characters only."""
-        return self._decoder.decode(self._pieces[token]) if token < len(self._pieces) else ""
+        piece = self._pieces[token] if token < len(self._pieces) else ""
+        if isinstance(piece, str):
+            if not self._cut:
+                return piece
+            piece = piece.encode()
+        text = self._decoder.decode(piece)
+        self._cut = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """A cut character, as U+FFFD."""
         return self._decoder.decode(b"", True)
+
+
+def _whole(piece: bytes) -> bytes | str:
+    """A piece as text, where it is whole characters."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return piece
 
 
 class FallbackDetokenizer:
@@ -152,9 +168,8 @@ def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
     special = {added.content: token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
     if _is_byte_level(decoder):
         table = _table(tokenizer, _byte_piece, b"")
-        return DetokenizerFactory(
-            special, _from_table(ByteDetokenizer, table, b""), lambda token: table[token] if token < len(table) else b""
-        )
+        make = _from_table(ByteDetokenizer, [_whole(piece) for piece in table], "")
+        return DetokenizerFactory(special, make, lambda token: table[token] if token < len(table) else b"")
     if (rule := _fallback_rule(decoder)) is not None:
         pieces = _table(tokenizer, rule.piece, None)
         make = _from_table(lambda table: FallbackDetokenizer(table, rule.strip), pieces, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,7 +29,10 @@ PING = b": ping\n\n"
 PING_INTERVAL_S = 15.0
 STALL_LIMIT_S = 60.0
 LAST_WORDS_S = 0.5
-ABORT_EXTENSION = "outrider.abort"  # the HTTP server's way to drop a connection that no longer reads
+# Our HTTP server's ways to drop a connection that no longer reads, and to send a part of a body if that takes no
+# waiting: (bytes) -> whether it was sent.
+ABORT_EXTENSION = "outrider.abort"
+WRITE_EXTENSION = "outrider.write"
 
 
 def request_id(request: Request) -> str:
@@ -83,8 +86,8 @@ class EventStream:
     """A response of server-sent events: an ASGI application.
 
     The status waits for the first event, so that a failure before it is a plain HTTP error; a later one is an error
-    event, after which the stream ends without [DONE]. Events wait in a buffer of at most `buffer_bytes`: whoever makes
-    them never waits for the socket. A comment keeps a silent connection alive.
+    event, after which the stream ends without [DONE]. Events that the socket does not take at once wait in a buffer of
+    at most `buffer_bytes`: whoever makes them never waits for it. A comment keeps a silent connection alive.
     """
 
     def __init__(self, events: AsyncGenerator[bytes], *, buffer_bytes: int) -> None:
@@ -96,12 +99,16 @@ class EventStream:
         self._ended = False
         self._started = False
         self._sending = False
+        self._write_now: Callable[[bytes], bool] = _never
         self._num_sent = 0  # times that something went to the socket
         self._wake = asyncio.Event()
         self._overflow = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream. Raises an error that came before the first event, and ClientGone when the client left."""
+        extensions = scope.get("extensions", {})
+        if WRITE_EXTENSION in extensions:
+            self._write_now = extensions[WRITE_EXTENSION]["call"]
         pump = asyncio.create_task(self._pump())
         writer = asyncio.create_task(self._write(send))
         watch = asyncio.create_task(_disconnected(receive))
@@ -124,18 +131,21 @@ class EventStream:
                         await send({"type": "http.response.body", "body": self._last_words(), "more_body": False})
             raise
         except SlowReader:
-            if (abort := scope.get("extensions", {}).get(ABORT_EXTENSION)) is not None:
-                abort["call"]()
+            if ABORT_EXTENSION in extensions:
+                extensions[ABORT_EXTENSION]["call"]()
             raise
         finally:
             await _end(pump, writer, watch, overflow, clock)
             await self._events.aclose()
 
     async def _pump(self) -> None:
-        """Moves events to the buffer."""
+        """Moves events to the socket, or to the buffer when it is not free."""
         try:
             async for event in self._events:
                 if not event:
+                    continue
+                if self._started and not self._waiting and not self._sending and self._write_now(event):
+                    self._num_sent += 1
                     continue
                 self._waiting.append(event)
                 self._size += len(event)
@@ -198,6 +208,10 @@ class EventStream:
             return b""
         log.warning("a stream ended in an error", error=type(self._error).__name__, exc_info=_unexpected(self._error))
         return b"data: " + failure(self._error).body + b"\n\n"
+
+
+def _never(event: bytes) -> bool:
+    return False
 
 
 def _unexpected(error: Exception) -> Exception | None:

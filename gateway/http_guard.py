@@ -6,12 +6,15 @@ Every refusal here has OpenAI's error shape and closes the connection.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import HttpError, failure
-from gateway.exchange import ABORT_EXTENSION
+from gateway.exchange import ABORT_EXTENSION, WRITE_EXTENSION
+from outrider.strangers import tcp_peer
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
@@ -29,6 +32,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     max_connections = 2048
     header_timeout_s = 10.0
+    on_connection: Callable[[str], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,6 +45,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Refuses the connection past the limit; starts the clock for its first request."""
         super().connection_made(transport)
+        if self.on_connection is not None and self.client is not None:
+            self.on_connection(tcp_peer(*self.client))
         if len(self.connections) > self.max_connections:
             self._refuse(HttpError(503, "The server is at its limit of connections."))
             return
@@ -81,7 +87,17 @@ class GuardedProtocol(HttpToolsProtocol):
         names = [name for name, _ in self.headers]
         if b"transfer-encoding" in names and b"content-length" in names:
             self._stop_parsing(HttpError(400, "A request has Content-Length or Transfer-Encoding, not both."))
+        extensions, before = self.scope.setdefault("extensions", {}), self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:
+            extensions[WRITE_EXTENSION] = {"call": partial(self._write_now, self.cycle)}
+
+    def _write_now(self, cycle: RequestResponseCycle, body: bytes) -> bool:
+        """Sends a part of a body as uvicorn would, unless that takes waiting: a stream's every token goes this way."""
+        if self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def send_400_response(self, msg: str) -> None:
         """What uvicorn calls when parsing fails: also when one of our checks stopped it."""
@@ -126,9 +142,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.close()  # connected and said nothing
 
 
-def guarded(*, max_connections: int, header_timeout_s: float) -> type[GuardedProtocol]:
-    """The protocol class with these limits, for uvicorn's `http` setting."""
-    limits = {"max_connections": max_connections, "header_timeout_s": header_timeout_s}
+def guarded(
+    *, max_connections: int, header_timeout_s: float, on_connection: Callable[[str], None] | None = None
+) -> type[GuardedProtocol]:
+    """The protocol class with these limits, for uvicorn's `http` setting.
+
+    on_connection: is told the peer of each TCP connection, over TLS once that is agreed on.
+    """
+    told = None if on_connection is None else staticmethod(on_connection)
+    limits = {"max_connections": max_connections, "header_timeout_s": header_timeout_s, "on_connection": told}
     return type("LimitedProtocol", (GuardedProtocol,), limits)
 
 

@@ -60,6 +60,8 @@ class Message:
 
     def feed(self, delta: Delta) -> list[Part]:
         """The parts that a delta makes certain; at its end, those that were held back."""
+        if self.reasoning is None and self.inner is None and delta.finish_reason is None:
+            return [Content(delta.text)] if delta.text else []
         made: list[Part] = []
         if self.reasoning is not None:
             made += self._reason(self.reasoning, delta)

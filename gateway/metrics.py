@@ -1,6 +1,7 @@
 """What /metrics shows: the gateway's own counts, and the verify services' as they were last asked for them.
 
-Means are left to whoever reads the counters. No label holds a request, a session or a user.
+What is counted once a token is a plain number until somebody looks. Means are left to whoever reads the counters. No
+label holds a request, a session or a user.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from prometheus_client.registry import Collector
 
 from gateway.replicas import ReplicaSet
 from gateway.text_stream import SpeculationCount
-from outrider.metrics import SECONDS, new_registry, text
+from outrider.metrics import SECONDS, Buckets, Families, Family, Reading, new_registry, text
 from outrider.v1 import common_pb2
 
+_EACH_TOKEN = (
+    Family("outrider_generation_tokens_total", "counter", "Tokens given to clients."),
+    Family("outrider_inter_token_latency_seconds", "histogram", "Between one response with tokens and the next."),
+)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
@@ -37,11 +42,12 @@ class Metrics:
         self.in_flight = Gauge("outrider_http_requests_in_flight", "Requests being answered.", registry=registry)
         self.unknown_fields = counter("unknown_fields_total", "Body fields that are not known.")
         self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of finished answers.")
-        self.generation_tokens = counter("generation_tokens_total", "Tokens given to clients.")
+        self.num_tokens = 0  # given to clients
+        self.gaps = Buckets(SECONDS)  # between one response with tokens and the next
+        registry.register(Families(_EACH_TOKEN, self._read))
         self.cache_queries = counter("prefix_cache_query_tokens_total", "Prompt tokens looked up in the prefix cache.")
         self.cache_hits = counter("prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache.")
         self.first_token = histogram("time_to_first_token_seconds", "From a request to its first token.", SECONDS)
-        self.gap = histogram("inter_token_latency_seconds", "Between one response with tokens and the next.", SECONDS)
         self.whole = histogram("e2e_request_latency_seconds", "From a request to its last token.", SECONDS)
         self.prompt_size = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
         self.answer_size = histogram("request_generation_tokens", "Tokens of an answer, all choices.", _TOKENS)
@@ -51,6 +57,10 @@ class Metrics:
         self._by_position = counter(
             "spec_accepted_tokens_per_position_total", "Draft tokens accepted at a depth of the tree.", "position"
         )
+
+    def _read(self, reading: Reading) -> None:
+        reading.add("outrider_generation_tokens_total", self.num_tokens)
+        reading.add_buckets("outrider_inter_token_latency_seconds", self.gaps)
 
     def count_speculation(self, count: SpeculationCount) -> None:
         """Adds what speculation did for one answer."""
@@ -80,7 +90,7 @@ class Stopwatch:
         """Tokens came."""
         now = time.monotonic()
         if self._started:
-            self._metrics.gap.observe(now - self._last)
+            self._metrics.gaps.observe(now - self._last)
         else:
             self._metrics.first_token.observe(now - self._began)
             self._started = True

@@ -1,41 +1,37 @@
 """The verify services behind this gateway: their addresses, which of them serve, and which takes the next call.
 
-An address may be a DNS name for several, or `file:PATH` of a file with one on each line; these are looked up again and
-again. Each replica is asked for its server info every second, and at once when a call to it broke. One that is late
-with its answer, or that broke a call, is in doubt: it gets new sessions only where no other is left, and none that go
-on from elsewhere.
+Names among the addresses are looked up again and again (gateway/addresses.py). Each replica is asked for its server
+info every second, and at once when a call to it broke. One that is late with its answer, or that broke a call, is in
+doubt: it gets new sessions only where no other is left, and none that go on from elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import random
-import socket
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
 
+from gateway.addresses import is_name, resolve
 from gateway.affinity import PrefixMap, block_keys
+from gateway.replica import Replica, ServerInfo
 from outrider.dialing import Dial
 from outrider.errors import ResourceExhausted, Unavailable
 from outrider.rpc import create_channel, error_from_rpc
 from outrider.telemetry import get_logger
-from outrider.v1 import verify_pb2, verify_pb2_grpc
+from outrider.v1 import verify_pb2
 from outrider.wire import WIRE_VERSION
 
 log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
-_FILE = "file:"
 _LAST_CALLS_S = 3600.0  # a name may go before its service; a dead one is found out by keepalive
 _MAX_LATE = 3  # probes in a row that ran out of time, as on a machine that is busy; then it is down
 _SLACK = 4  # sessions: what a prefill that is saved is worth, about
-ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +43,6 @@ class ProbeTimes:
     first_retry_s: float = 0.1
     max_retry_s: float = 2.0
     resolve_interval_s: float = 5.0
-
-
-@dataclass(slots=True, eq=False)
-class Replica:
-    """One verify service. `info` is its last answer; `outstanding` counts our calls to it that run."""
-
-    address: str
-    channel: grpc.aio.Channel
-    stub: verify_pb2_grpc.VerifyServiceAsyncStub
-    info: ServerInfo | None = None
-    serving: bool = False
-    doubtful: bool = False
-    late: int = 0  # probes in a row without an answer in time
-    outstanding: int = 0
-    others: int = 0  # sessions of other callers, when it was last asked
-    look_again: asyncio.Event = field(default_factory=asyncio.Event)
-    watch: asyncio.Task[None] | None = None
-
-    @property
-    def load(self) -> int:
-        """Sessions that it has, ours as they are now."""
-        return self.outstanding + self.others
-
-    def learn(self, info: ServerInfo) -> None:
-        """Takes in its answer."""
-        self.info = info
-        self.others = max(0, info.state.running_requests + info.state.queued_requests - self.outstanding)
-
-    @property
-    def full(self) -> bool:
-        """Whether our own calls alone fill its batch and its queue."""
-        limits = self.info.limits if self.info is not None else verify_pb2.RequestLimits()
-        room = limits.max_running_requests + limits.max_queued_requests
-        return room > 0 and self.outstanding >= room
 
 
 class ReplicaSet:
@@ -188,42 +150,23 @@ class ReplicaSet:
     # ---- Addresses
 
     async def _keep_resolving(self) -> None:
-        if not any(map(_is_name, self._addresses)):
+        if not any(map(is_name, self._addresses)):
             return
         while True:
             await asyncio.sleep(self._times.resolve_interval_s)
             self._set_addresses(await self._resolve())
 
     async def _resolve(self) -> set[str]:
-        """Every concrete address now; a name or file that cannot be looked up keeps what it had."""
-        found: set[str] = set()
-        try:
-            addresses = [listed for address in self._addresses for listed in _listed(address)]
-        except (OSError, UnicodeError) as error:
-            log.warning("cannot read verify addresses", error=str(error))
-            return set(self._replicas)
-        for address in addresses:
-            if not _is_name(address):
-                found.add(address)
-                continue
-            host, _, port = address.rpartition(":")
-            try:
-                entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError) as error:
-                log.warning("cannot look up a verify address", address=address, error=str(error))
-                return found | set(self._replicas)
-            found.update(_join(entry[4][0], port) for entry in entries)
-        return found
+        return await resolve(self._addresses, self._replicas)
 
     def _set_addresses(self, addresses: set[str], *, calls_s: float | None = _LAST_CALLS_S) -> None:
         """Replicas that are gone get no more calls; those that run on them have `calls_s`, without it none."""
         for address in addresses - self._replicas.keys():
-            channel = self._dial(address)
-            replica = Replica(address, channel, verify_pb2_grpc.VerifyServiceStub(channel))
+            replica = Replica.at(address, self._dial(address))
             replica.watch = asyncio.create_task(self._keep_watching(replica))
             self._replicas[address] = replica
         for address in self._replicas.keys() - addresses:
-            task = asyncio.create_task(_close(self._replicas.pop(address), calls_s))
+            task = asyncio.create_task(self._replicas.pop(address).close(calls_s))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
             self._tell_change()
@@ -291,40 +234,6 @@ class ReplicaSet:
 
 def _differs(replica: Replica, numerics_id: str | None) -> bool:
     return numerics_id is not None and replica.info is not None and replica.info.model.numerics_id != numerics_id
-
-
-def _listed(address: str) -> list[str]:
-    """The address, or those in the file that it names."""
-    if not address.startswith(_FILE):
-        return [address]
-    lines = Path(address.removeprefix(_FILE)).read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip()]
-
-
-def _is_name(address: str) -> bool:
-    """Whether an address is a file of addresses, or holds a host name that DNS may know."""
-    if address.startswith(("unix:", "unix-abstract:")):
-        return False
-    try:
-        ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
-    except ValueError:
-        return True
-    return False
-
-
-def _join(host: str | int, port: str) -> str:
-    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-
-
-async def _close(replica: Replica, calls_s: float | None) -> None:
-    replica.serving = False
-    try:
-        if replica.watch is not None:
-            await _end(replica.watch)
-        await replica.channel.close(calls_s)
-    except asyncio.CancelledError:
-        await replica.channel.close(None)
-        raise
 
 
 async def _end(task: asyncio.Task[None]) -> None:

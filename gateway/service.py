@@ -63,11 +63,11 @@ class Ready:
 
 
 class Gateway:
-    """One gateway process; `start` and `close` frame its life. `on_failure` is told when it cannot come up."""
+    """One gateway process; `start` and `close` frame its life. It says when it is ready, or cannot come up."""
 
     def __init__(
         self, args: GatewayArgs, *, retry: RetryPolicy | None = None, probe: ProbeTimes | None = None,
-        on_failure: Callable[[StartupError], None] | None = None,
+        on_failure: Callable[[StartupError], None] | None = None, on_ready: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self.args = args
         self.replicas = ReplicaSet(args.verify_address, probe, dialer_of(args, args.verify_address, args.token_file))
@@ -80,6 +80,7 @@ class Gateway:
         self.leaving = False  # /health says so; requests are taken still
         self.draining = False
         self._on_failure = on_failure
+        self._on_ready = on_ready
         self._ready: Ready | None = None
         self._preparation: asyncio.Task[None] | None = None
 
@@ -110,6 +111,8 @@ class Gateway:
             log.error("unexpected error while loading the model's text files", exc_info=error)
             self.fail(StartupError("cannot load the model's text files; the log says why"))
             return
+        if self._on_ready is not None:
+            self._on_ready()
         log.info("ready", model=self._ready.model_name, context_length=self._ready.codec.context_length)
 
     def fail(self, error: StartupError) -> None:

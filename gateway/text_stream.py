@@ -134,12 +134,13 @@ class ChoiceText:
         """The delta of one response of this choice."""
         if response.HasField("start"):
             self._begin_call(response)
-        self._step += bool(response.tokens)
+        tokens = list(response.tokens)
+        self._step += bool(tokens)
         delta = Delta(self.choice, "", [], [] if self._rules.pieces else None, step=self._step)
         if response.HasField("tree"):
             delta.tree = response.tree
         pieces: list[str] = []
-        for index, token in enumerate(response.tokens):
+        for index, token in enumerate(tokens):
             delta.tokens.append(token)
             if token in self._rules.end_ids:
                 delta.matched = token
@@ -147,6 +148,9 @@ class ChoiceText:
                     self._held.append(replace(self._piece(response, index, ""), ends=True))
                 continue
             text = self._detokenizer.push(token)
+            if self._stop is None and delta.pieces is None:
+                pieces.append(text)
+                continue
             if delta.pieces is not None:
                 self._held.append(self._piece(response, index, text))
             pieces.append(self._let_out(text, delta))

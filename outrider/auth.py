@@ -39,6 +39,7 @@ class TokenFile:
         self._path = Path(path)
         self._flag = flag
         self._stamp: tuple[int, int] | None = None
+        self._throttle = Throttle()
         self._tokens = self._read()
 
     def accepts(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> bool:
@@ -61,7 +62,10 @@ class TokenFile:
                 self._tokens = self._read()
                 log.info("tokens read again", path=str(self._path), tokens=len(self._tokens))
         except (OSError, StartupError) as error:
-            log.warning("a token file cannot be read; the tokens before stay", path=str(self._path), reason=str(error))
+            if self._throttle.allows():
+                log.warning(
+                    "a token file cannot be read; the tokens before stay", path=str(self._path), reason=str(error)
+                )
 
     def _read(self) -> list[str]:
         try:

@@ -94,6 +94,12 @@ def _train(words: list[str]) -> int:
     return _load("training.app").main(words)
 
 
+def _colocated(words: list[str]) -> int:
+    """`outrider colocated VERIFY_FLAGS -- DRAFT_FLAGS`."""
+    refuse_kernels_package()
+    return _load("outrider.colocated").main(words)
+
+
 def _drafters(words: list[str]) -> int:
     """`outrider drafters ACTION ...`."""
     return _load("outrider.drafters").run(words)
@@ -113,6 +119,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "verify": _of(VerifyArgs, "verify_service.app"),
         "draft": _of(DraftArgs, "draft_service.app"),
         "gateway": _of(GatewayArgs, "gateway.app"),
+        "colocated": Command(
+            "Verify and draft in one process: flags of `outrider verify`, `--`, flags of `outrider draft`.", _colocated
+        ),
     },
     "more": {
         "drafters": Command("Manage a verify service's drafters: list, drain, disable, enable.", _drafters),

@@ -87,6 +87,11 @@ def _is_ip(host: str) -> bool:
     return True
 
 
+def terms_of(channel: grpc.aio.Channel) -> object:
+    """What a call begun now would go by: the connection and the token. A long stream is of the terms it began with."""
+    return (channel.current(), channel.metadata()) if isinstance(channel, DialledChannel) else None
+
+
 class DialledChannel(grpc.aio.Channel):
     """A channel that adds the token to every call, and is made anew for the next call when certificates change.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.args import HealthArgs
 from outrider.dialing import Dial, Dialer
 from outrider.rpc import create_channel
+from outrider.tls import client_context
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -27,9 +29,11 @@ def main(args: HealthArgs) -> int:
 
 async def _ask_all(args: HealthArgs) -> list[str]:
     """What is wrong, in words."""
-    dial = Dialer(tls=args.verify_tls, server_name=args.verify_ssl_server_name)
+    tls = args.verify_tls
+    dial = Dialer(tls=tls, server_name=args.verify_ssl_server_name)
+    context = None if tls is None else client_context(tls)
     calls = [grpc_health(address, args.timeout_s, dial) for address in args.address]
-    calls += [asyncio.to_thread(http_health, url, args.timeout_s) for url in args.url]
+    calls += [asyncio.to_thread(http_health, url, args.timeout_s, context) for url in args.url]
     return [wrong for wrong in await asyncio.gather(*calls) if wrong is not None]
 
 
@@ -45,10 +49,10 @@ async def grpc_health(address: str, timeout_s: float, dial: Dial = create_channe
     return f"{address}: {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"
 
 
-def http_health(url: str, timeout_s: float) -> str | None:
-    """None when GET `url` answers 200; else what it answers instead."""
+def http_health(url: str, timeout_s: float, context: ssl.SSLContext | None = None) -> str | None:
+    """None when GET `url` answers 200; else what it answers instead. context: for https."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as reply:
+        with urllib.request.urlopen(url, timeout=timeout_s, context=context) as reply:
             return None if reply.status == 200 else f"{url}: {reply.status}"
     except urllib.error.HTTPError as error:
         with error:

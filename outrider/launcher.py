@@ -15,7 +15,7 @@ from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import grpc
 import grpc.aio
@@ -24,8 +24,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.auth import Metadata, TokenFile, token_file
+from outrider.colocated import Colocated
 from outrider.errors import StartupError
-from outrider.flags import Args
 from outrider.model_name import default_model_name
 from outrider.supervisor import Part, PartFailed, Supervisor
 from outrider.telemetry import announce
@@ -68,12 +68,22 @@ def main(args: ServeArgs) -> int:
     return asyncio.run(serve(args, when_ready))
 
 
-def command_of(settings: Args) -> tuple[str, ...]:
+class Settings(Protocol):
+    """What a part is started with."""
+
+    command: ClassVar[str]
+
+    def to_argv(self) -> list[str]:
+        """As words."""
+        ...
+
+
+def command_of(settings: Settings) -> tuple[str, ...]:
     """Shows as `outrider NAME` in a list of processes. -P: the folder one happens to be in hides no package."""
     return (sys.executable, "-P", "-m", "outrider", settings.command, *settings.to_argv())
 
 
-CommandOf = Callable[[Args], tuple[str, ...]]
+CommandOf = Callable[[Settings], tuple[str, ...]]
 
 
 async def serve(
@@ -154,14 +164,18 @@ def parts_of(
     parts = [_part(target, lambda: wait_serving(verify), command, grpc_speaks=args.grpc_is_tls)]
     if args.drafts:
         own = _draft_args(args, listen=draft, verify_address=(verify,), metrics_port=draft_port, **_NO_TLS)
-        parts.append(_part(own, lambda: wait_enlisted(draft, tokens), command, disposable=True))
+        if args.colocate:
+            both = Colocated(target, own)
+            parts = [_part(both, lambda: wait_both(verify, draft, tokens), command, grpc_speaks=args.grpc_is_tls)]
+        else:
+            parts.append(_part(own, lambda: wait_enlisted(draft, tokens), command, disposable=True))
     gateway = args.part(GatewayArgs, port=port, verify_address=(verify,), metrics_port=None)
     tls = None if args.ssl_certfile is None else _any_certificate()
     return [*parts, _part(gateway, lambda: wait_healthy(_dial_host(args.host), port, tls), command)]
 
 
 def _part(
-    settings: Args, ready: Callable[[], Awaitable[None]], command: CommandOf, *, disposable: bool = False,
+    settings: Settings, ready: Callable[[], Awaitable[None]], command: CommandOf, *, disposable: bool = False,
     grpc_speaks: bool = False,
 ) -> Part:  # fmt: skip
     return Part(settings.command, command(settings), ready, disposable, grpc_speaks)
@@ -204,6 +218,12 @@ async def wait_enlisted(address: str, tokens: TokenFile | None = None) -> None:
             raise StartupError(f"verify refuses the draft service: {info.links[0].last_error}")
         if states == {draft_pb2.VERIFY_LINK_STATE_ENLISTED}:
             return
+
+
+async def wait_both(verify: str, draft: str, tokens: TokenFile | None) -> None:
+    """As wait_serving and wait_enlisted."""
+    await wait_serving(verify)
+    await wait_enlisted(draft, tokens)
 
 
 async def wait_healthy(host: str, port: int, tls: ssl.SSLContext | None = None) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.errors import StartupError
 from outrider.metrics import CONTENT_TYPE, text
-from outrider.telemetry import get_logger
+from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
 
@@ -54,6 +54,7 @@ class _Door:
         self._registry = registry
         self._timeout_s = timeout_s
         self._open: set[asyncio.StreamWriter] = set()
+        self._throttle = Throttle()
 
     def close(self) -> None:
         """Ends the connections that are still open."""
@@ -66,7 +67,7 @@ class _Door:
         peer = str(writer.get_extra_info("peername"))
         try:
             if len(self._open) > MAX_CONNECTIONS:
-                log.warning("too many connections for metrics", peer=peer, limit=MAX_CONNECTIONS)
+                self._tell("too many connections for metrics", peer, f"{MAX_CONNECTIONS} are open")
                 return
             async with asyncio.timeout(self._timeout_s):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -78,14 +79,18 @@ class _Door:
                 )
                 await writer.drain()
         except TimeoutError:
-            log.warning("metrics: no whole request in time", peer=peer, timeout_s=self._timeout_s)
+            self._tell("metrics: no whole request in time", peer, f"{self._timeout_s} s are over")
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-            log.warning("metrics: no whole request", peer=peer, reason=str(error))
+            self._tell("metrics: no whole request", peer, str(error))
         except OSError as error:
-            log.info("metrics: the connection broke", peer=peer, reason=str(error))
+            self._tell("metrics: the connection broke", peer, str(error))
         finally:
             self._open.discard(writer)
             writer.close()
+
+    def _tell(self, event: str, peer: str, reason: str) -> None:
+        if self._throttle.allows():
+            log.warning(event, peer=peer, reason=reason, lines_left_out=self._throttle.suppressed)
 
     async def _response(self, head: bytes) -> tuple[str, str, bytes]:
         """Status, content type and body."""

@@ -10,18 +10,22 @@ import grpc.aio
 from outrider import rpc
 from outrider.args.links import ServingArgs, is_socket
 from outrider.auth import AuthInterceptor, TokenFile, token_file
+from outrider.strangers import Strangers
 from outrider.telemetry import get_logger
 from outrider.tls import server_credentials, server_files
 
 log = get_logger(__name__)
 
 
-def create_server(args: ServingArgs, apart: Sequence[tuple[str, TokenFile | None]] = ()) -> grpc.aio.Server:
-    """A server that asks for tokens if the flags say so. `apart`: as AuthInterceptor's."""
+def create_server(
+    args: ServingArgs, apart: Sequence[tuple[str, TokenFile | None]] = (), strangers: Strangers | None = None
+) -> grpc.aio.Server:
+    """A server that asks for tokens if the flags say so. `apart`: as AuthInterceptor's. strangers: learns who calls."""
     tokens = token_file(args.token_file, "--token-file")
+    on_call = None if strangers is None else strangers.note
     if tokens is None and all(own is None for _, own in apart):
-        return rpc.create_server()
-    return rpc.create_server(auth=AuthInterceptor(tokens, apart))
+        return rpc.create_server(on_call=on_call)
+    return rpc.create_server(auth=AuthInterceptor(tokens, apart), on_call=on_call)
 
 
 def listen(server: grpc.aio.Server, args: ServingArgs, *addresses: str) -> list[str]:

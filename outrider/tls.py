@@ -130,6 +130,15 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    """For a client of Python's own: as `channel_credentials`. StartupError for unusable files."""
+    files.read()
+    context = ssl.create_default_context(cafile=files.ca_certs)
+    if files.certfile is not None:
+        context.load_cert_chain(files.certfile, files.keyfile)
+    return context
+
+
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
     """For gRPC: the server must show a certificate of one of the authorities. StartupError for unusable files."""
     material = files.read()

@@ -46,5 +46,5 @@ def check_token_ids(ids: Ids, *, vocab_size: int, field: str) -> None:
 
 def pack_scores(probabilities: NDArray[np.floating]) -> bytes:
     """Path probabilities [n] as score bytes."""
-    cost = -16.0 * np.log(np.clip(probabilities, _LEAST_PROBABILITY, 1.0))
+    cost = -16.0 * np.log(np.maximum(np.minimum(probabilities, 1.0), _LEAST_PROBABILITY))
     return np.minimum(255.0, np.rint(cost)).astype(np.uint8).tobytes()

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the images, brings docker-compose.yml up, tests it (tests/deploy/compose.py), takes all down.
+# Builds the images, brings docker-compose.yml up, tests it (tests/deploy/compose.py), takes all down; the same with TLS.
 # Needs root, Debian's docker.io and docker-compose, and debootstrap where python:3.11-slim cannot be pulled. Starts a
 # daemon of its own, with its data in $OUTRIDER_DOCKER_DIR, unless DOCKER_HOST names one; KEEP=1 leaves the data there.
 set -euo pipefail
@@ -38,6 +38,22 @@ if ! docker image inspect "$OUTRIDER_BASE_IMAGE" >/dev/null 2>&1 && ! timeout 60
     export OUTRIDER_TORCH_INDEX="" # its torch comes from where this machine's pip has it
 fi
 
+# Prometheus too: the official image, or Debian's on the stand-in.
+if ! docker image inspect prom/prometheus:v3.5.0 >/dev/null 2>&1 && ! timeout 60 docker pull --quiet prom/prometheus:v3.5.0 2>/dev/null; then
+    export OUTRIDER_PROMETHEUS_IMAGE=outrider-stand-in-prometheus
+    docker build --quiet --tag "$OUTRIDER_PROMETHEUS_IMAGE" - >/dev/null <<END
+FROM $OUTRIDER_BASE_IMAGE
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus && install -d -o nobody -g nogroup /prometheus
+ENTRYPOINT ["prometheus"]
+END
+fi
+
 docker-compose build
 docker images --format '{{.Repository}} {{.Size}}' | grep '^outrider-' | sort
 "$python" -m pytest -q -p no:cacheprovider tests/deploy/compose.py "$@"
+
+# And once more with TLS.
+docker-compose down --volumes --timeout 10 >/dev/null 2>&1
+export COMPOSE_FILE=docker-compose.yml:docker-compose.tls.yml OUTRIDER_TLS_DIR=$work/tls OUTRIDER_FRONT_TLS_DIR=$work/tls/front
+deploy/certificates.sh "$OUTRIDER_TLS_DIR"
+"$python" -m pytest -q -p no:cacheprovider tests/deploy/compose_tls.py "$@"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from outrider.row_ring import RowReader
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids, unpack_ids
@@ -80,6 +81,8 @@ class View:
         self.num_credits = self.num_accepted = self.num_rerooted = 0
         self.kinds: set[verify_pb2.NextKind] = set()
         self._needs_features = needs_features
+        self.ring: RowReader | None = None
+        self.num_shared = 0  # rows that came through it
 
     def apply(self, frame: verify_pb2.Round) -> list[Seen]:
         """Takes a frame in; returns the sessions that it said something new of and that are still open."""
@@ -188,6 +191,13 @@ class View:
         assert seen.next_row_pos < len(seen.tokens)
         if rows.announced:
             seen.announced.append(rows)
+        elif rows.WhichOneof("location") == "slot_seq":
+            assert self.ring is not None
+            self.num_shared += rows.count
+            found = self.ring.rows(rows.slot_seq, rows.count)
+            shape = [rows.count, found.shape[1] // 4]
+            tensor = common_pb2.Tensor(dtype=self.ring.dtype, shape=shape, data=found.tobytes())
+            check_rows(seen.tokens, rows.first_pos, tensor)
         else:
             check_rows(seen.tokens, rows.first_pos, rows.rows)
 

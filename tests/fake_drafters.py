@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
+from outrider.row_ring import RowReader
 from outrider.tree import ROOT
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
@@ -129,6 +130,7 @@ class FakeDrafter:
         features: common_pb2.FeatureLayout | None = None,
         target: common_pb2.ModelInfo | None = None,
         wire_version: int = WIRE_VERSION,
+        host: str = "here",
     ) -> None:
         needs_features = features is not None and features.kind > common_pb2.FEATURE_KIND_NONE
         self.view = View(needs_features=needs_features)
@@ -141,7 +143,7 @@ class FakeDrafter:
             target=target,
             max_sessions=max_sessions,
             features=features,
-            host_id="here",
+            host_id=host,
             boot_id=name,
         )
         self.enlisted = verify_pb2.Enlisted()
@@ -163,6 +165,14 @@ class FakeDrafter:
         assert isinstance(answer, verify_pb2.SpeculateResponse)
         assert answer.WhichOneof("message") == "enlisted"
         self.enlisted = answer.enlisted
+        offered = self.enlisted.shared_memory
+        if offered.name:
+            self.view.ring = ring = RowReader(
+                offered.name, num_slots=offered.num_slots, slot_bytes=offered.slot_bytes,
+                header_bytes=offered.header_bytes, dtype=self.enlisted.features.dtype,
+            )  # fmt: skip
+            nonce = verify_pb2.Proposals(shared_memory_nonce=ring.nonce)
+            self.send_frame(verify_pb2.SpeculateRequest(proposals=nonce))
         self._task = asyncio.create_task(self._serve())
 
     async def until(self, done: Callable[[], object]) -> None:
@@ -193,7 +203,9 @@ class FakeDrafter:
 
     def send(self, *proposals: verify_pb2.Proposal) -> None:
         """Sends one frame of proposals."""
-        self.send_frame(verify_pb2.SpeculateRequest(proposals=verify_pb2.Proposals(proposals=proposals)))
+        read = None if self.view.ring is None else self.view.ring.last
+        frame = verify_pb2.Proposals(proposals=proposals, consumed_slot_seq=read)
+        self.send_frame(verify_pb2.SpeculateRequest(proposals=frame))
 
     def send_frame(self, frame: verify_pb2.SpeculateRequest) -> None:
         """Sends any frame."""

@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from draft_service import metrics as draft_metrics
 from gateway.metrics import Metrics
 from gateway.replicas import ReplicaSet
+from outrider import strangers
 from outrider.metrics import Family
 from verify_service import metrics as verify_metrics
 
@@ -40,11 +41,11 @@ def of_tables(service: str, families: tuple[Family, ...]) -> None:
 
 
 def test_verify() -> None:
-    of_tables("verify", verify_metrics.FAMILIES)
+    of_tables("verify", (*verify_metrics.FAMILIES, *strangers.FAMILIES))
 
 
 def test_draft() -> None:
-    of_tables("draft", draft_metrics.FAMILIES)
+    of_tables("draft", (*draft_metrics.FAMILIES, *strangers.FAMILIES))
 
 
 def test_gateway() -> None:

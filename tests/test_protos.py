@@ -28,7 +28,7 @@ def test_the_package_and_its_services_have_their_names() -> None:
     assert {file.package for file in files} == {"outrider.v1"}
     services = {name: [m.name for m in service.methods] for f in files for name, service in f.services_by_name.items()}
     assert services == {
-        "VerifyService": ["Generate", "Speculate", "StreamFeatures", "GetServerInfo", "FlushCache"],
+        "VerifyService": ["Generate", "GenerateMany", "Speculate", "StreamFeatures", "GetServerInfo", "FlushCache"],
         "AdminService": ["ListDrafters", "SetDrafterMode", "SetAlgorithm"],
         "DraftService": ["Propose", "AddCorpus", "GetServerInfo"],
     }

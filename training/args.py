@@ -129,6 +129,9 @@ class HeadArgs(TargetArgs):
     no_fc_norm: bool = arg(
         False, "head", "EAGLE3: give the target's states to `fc` as they are, for readers that know no `fc_norm`."
     )
+    train_output_head: bool = arg(
+        False, "head", "EAGLE3: move the output head's rows too. By default they stay the target's, which costs less."
+    )
     num_kv_heads: int | None = arg(None, "head", "Key heads of a head's layer. Default: as many as query heads.")
     num_layers: int = arg(3, "head", "Layers of a STANDALONE draft model.")
     tokens: int = arg(10_000_000, "training", "Tokens to see, repeated ones counted; may be raised to train longer.")

@@ -2,81 +2,171 @@
 find out what its inputs are for.
 
 From the token's embedding e and the state s before it, least squares tell the next state: s' = A e + B s. EAGLE's and
-NextN's first matrices are that guess. EAGLE-3's layer makes it in its attention: queries and keys are one projection of
-the embedding, so that each row attends to itself above all, and values and output matrix are A and B.
+NextN's first matrices are that guess. EAGLE-3's layer makes it in its attention, where rows attend to themselves above
+all. What heads that copy bring (`copying`) is part of what is fitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
 from engine.config import ModelConfig
+from engine.models.heads.base import rope_rows
 from kernels.norm import rms_norm
 from training.batches import Batch
-from training.kinds import EAGLE, EAGLE3, Kind
+from training.copying import Copying, marks_beside, marks_within
+from training.kinds import EAGLE, EAGLE3, OUTPUT_HEAD, Kind
 from training.target_states import States
 
 FITTED_TOKENS = 30_000
 _RIDGE = 1e-3
 # Logit of a row's attention to itself, about 0 for others.
-_OWN_LOGIT = 10.0
+_OWN_LOGIT = 14.0
 # Of what the layer adds beside the guess.
 LAYER_SHARE = 0.1
 
 
+class Conversation(NamedTuple):
+    """What the target made of one, fp32."""
+
+    embedded: torch.Tensor
+    """[L, hidden]: rows of its embedding."""
+    features: torch.Tensor
+    """[L, width]: what a head reads of its states."""
+    last: torch.Tensor
+    """[L, hidden]: states before the output head."""
+    wanted: torch.Tensor
+    """bool [L]: tokens that the target wrote."""
+
+    @property
+    def counted(self) -> torch.Tensor:
+        """Row s goes on from state s and token s + 1 to state s + 1; those count whose token is the target's."""
+        return self.wanted[1:]
+
+
 @torch.no_grad()
 def fitted(
-    kind: Kind, batches: Iterable[tuple[Batch, States]], embedding: torch.Tensor, final_norm: torch.Tensor, *, seed: int
+    kind: Kind, batches: Iterable[tuple[Batch, States]], embedding: torch.Tensor, final_norm: torch.Tensor,
+    output_head: torch.Tensor | None, *, seed: int,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Tensors of a head of `kind`, fp32, fitted to at most FITTED_TOKENS tokens of the target's answers.
 
-    embedding [vocab, hidden], final_norm [hidden]: the target's, on the CPU, where all of this is computed.
+    embedding [vocab, hidden], final_norm [hidden], output_head [drafted, hidden] of a kind that has its own: the
+    target's, on the CPU, where all of this is computed.
     """
-    embedded, features, before, after = _rows(kind, batches, embedding)
-    eps = kind.config.block.rms_eps
-    if kind.algorithm == EAGLE:
-        guess, _ = _least_squares(torch.cat([embedded, features], dim=1), after)
-        return {"fc.weight": guess}
-    one = torch.ones_like(final_norm)
-    embedded = rms_norm(embedded, one, eps)
-    after = after / final_norm
+    conversations = list(_conversations(batches, embedding))
     if kind.algorithm != EAGLE3:
-        guess, share = _least_squares(torch.cat([embedded, rms_norm(features, one, eps)], dim=1), after)
-        return {"0.eh_proj.weight": guess, "0.norm.weight": final_norm * share}
+        return _joined(kind, conversations, final_norm, seed)
+    assert output_head is not None
+    return _beside(kind, conversations, final_norm, output_head, seed)
+
+
+def _joined(
+    kind: Kind, conversations: list[Conversation], final_norm: torch.Tensor, seed: int
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """EAGLE's and NextN's: the first matrix joins embedding and state, and makes the guess and the row's marks."""
+    block, counted = kind.config.block, [one.counted for one in conversations]
+    is_eagle = kind.algorithm == EAGLE
+    normed = [_normed(kind, one.embedded) for one in conversations]
+    embedded = [one.embedded for one in conversations] if is_eagle else normed
+    before = [one.features if is_eagle else _normed(kind, one.features) for one in conversations]
+    clean = [one.last if is_eagle else one.last / final_norm for one in conversations]
+    pairs = [torch.cat([e[1:], s[:-1]], dim=1) for e, s in zip(embedded, before, strict=True)]
+    after = _chosen([one[1:] for one in clean], counted)
+    prefix, joins = ("layers.0.", "fc.weight") if is_eagle else ("0.", "0.eh_proj.weight")
+    if not kind.num_copying:
+        join, share = _least_squares(_chosen(pairs, counted), after)
+        return {joins: join} | ({} if is_eagle else {"0.norm.weight": final_norm * share})
+    marks = marks_within(block, torch.cat(normed), torch.cat(clean), seed)
+    wanted = [marks.marked(*pair)[1:] for pair in zip(clean, normed, strict=True)]
+    join, _ = _least_squares(torch.cat([one[1:] for one in pairs]), torch.cat([one[1:] for one in wanted]))
+    streams = [one @ join.T for one in pairs]
+    rows = streams if is_eagle else [_normed(kind, one) for one in streams]
+    stream = _chosen(streams, counted)
+    attention, added = _attention(kind, Copying.within(block, marks), rows, counted, after - stream, seed)
+    found = {joins: join} | {f"{prefix}self_attn.{name}.weight": tensor for name, tensor in attention.items()}
+    if is_eagle:
+        return found
+    one = torch.ones_like(final_norm)
+    return found | {"0.input_layernorm.weight": one, "0.norm.weight": final_norm * _cosine(stream + added, after)}
+
+
+def _beside(
+    kind: Kind, conversations: list[Conversation], final_norm: torch.Tensor, output_head: torch.Tensor, seed: int
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """EAGLE-3's: the attention makes the guess. The final norm's weights go into the output head's rows, which do not
+    see marks either: the head's outputs carry those on to the rows drafted next.
+    """
+    block, counted = kind.config.block, [one.counted for one in conversations]
+    embedded = [_normed(kind, one.embedded) for one in conversations]
+    features = [one.features for one in conversations]
     if "fc_norm.0.weight" in kind.config.shapes():
-        features = rms_norm(features.unflatten(1, (-1, len(one))), one, eps).flatten(1)
-    narrow, _ = _least_squares(features, before / final_norm)
-    states = features @ narrow.T
-    inputs = torch.cat([embedded, rms_norm(states, one, eps)], dim=1)
-    added, _ = _least_squares(inputs, after - states)
-    guess = states + inputs @ added.T
-    share = float((guess * after).sum() / guess.norm() / after.norm())
-    own = _attention(kind.config.block, added, seed)
-    return {"fc.weight": narrow, "norm.weight": final_norm * share} | {
-        f"layers.0.self_attn.{name}.weight": tensor for name, tensor in own.items()
-    }
+        features = [_normed(kind, one.unflatten(1, (-1, block.hidden_size))).flatten(1) for one in features]
+    clean = [one.last / final_norm for one in conversations]
+    wanted, marks, heads = clean, None, output_head * final_norm
+    if kind.num_copying:
+        marks = marks_beside(block, torch.cat(embedded), torch.cat(clean), seed)
+        wanted = [marks.marked(*pair) for pair in zip(clean, embedded, strict=True)]
+        heads = marks.without(heads)
+    # A conversation's first state is like no other.
+    narrow, _ = _least_squares(torch.cat([one[1:] for one in features]), torch.cat([one[1:] for one in wanted]))
+    states = [one @ narrow.T for one in features]
+    rows = [torch.cat([e[1:], _normed(kind, s[:-1])], dim=1) for e, s in zip(embedded, states, strict=True)]
+    state = _chosen([one[:-1] for one in states], counted)
+    target = _chosen([one[1:] for one in wanted], counted) - state
+    copying = None if marks is None else Copying.beside(block, marks)
+    attention, added = _attention(kind, copying, rows, counted, target, seed)
+    guess, after = state + added, _chosen([one[1:] for one in clean], counted)
+    share = _cosine(guess if marks is None else marks.without(guess), after)
+    return {
+        "fc.weight": narrow, "layers.0.hidden_norm.weight": torch.ones_like(final_norm),
+        "norm.weight": torch.full_like(final_norm, share), OUTPUT_HEAD: heads,
+    } | {f"layers.0.self_attn.{name}.weight": tensor for name, tensor in attention.items()}  # fmt: skip
 
 
-def _rows(
-    kind: Kind, batches: Iterable[tuple[Batch, States]], embedding: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of tokens in answers: their embeddings, the features before them, and the last states before and at them."""
-    found: list[list[torch.Tensor]] = []
+def _attention(
+    kind: Kind, copying: Copying | None, rows: list[torch.Tensor], counted: list[torch.Tensor],
+    wanted: torch.Tensor, seed: int,
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:  # fmt: skip
+    """Projections that add `wanted` to the rows that count as well as they can, and what they add.
+
+    rows: what the attention reads, by conversation.
+    """
+    block, width = kind.config.block, rows[0].shape[1]
+    inputs = rows
+    if copying is not None:
+        rope = rope_rows(block, max(len(one) for one in rows))
+        inputs = [torch.cat([one, copying.found(one, rope[: len(one)])], dim=1) for one in rows]
+    chosen = _chosen(inputs, counted)
+    matrix, _ = _least_squares(chosen, wanted)
+    parts = [_own_rows(block, matrix[:, :width], block.num_heads - kind.num_copying, torch.cat(rows), seed)]
+    if copying is not None:
+        parts.append(copying.projections(matrix[:, width:], kind.num_copying))
+    joined = {name: torch.cat([part[name] for part in parts], dim=int(name == "o_proj")) for name in parts[0]}
+    return joined, chosen @ matrix.T
+
+
+def _conversations(batches: Iterable[tuple[Batch, States]], embedding: torch.Tensor) -> Iterable[Conversation]:
     count = 0
     for batch, states in batches:
-        # A conversation's last token has no state.
-        there = batch.wanted & (
-            torch.arange(batch.tokens.shape[1], device=batch.tokens.device) < batch.lengths[:, None] - 1
-        )
-        feature, last = states.features.roll(1, dims=1)[there], states.last.roll(1, dims=1)[there]
-        found.append([embedding[batch.tokens[there].cpu()], feature.cpu(), last.cpu(), states.last[there].cpu()])
-        count += len(last)
+        for row, length in enumerate(batch.lengths.tolist()):
+            tokens, wanted = batch.tokens[row, :length].cpu(), batch.wanted[row, :length].cpu()
+            features, last = states.features[row, :length].cpu().float(), states.last[row, :length].cpu().float()
+            yield Conversation(embedding[tokens].float(), features, last, wanted)
+            count += int(wanted.sum())
         if count >= FITTED_TOKENS:
-            break
-    embedded, features, before, after = (torch.cat(parts).float() for parts in zip(*found, strict=True))
-    return embedded, features, before, after
+            return
+
+
+def _chosen(parts: list[torch.Tensor], masks: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)])
+
+
+def _normed(kind: Kind, rows: torch.Tensor) -> torch.Tensor:
+    return rms_norm(rows, torch.ones(rows.shape[-1]), kind.config.block.rms_eps)
 
 
 def _least_squares(inputs: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -84,32 +174,38 @@ def _least_squares(inputs: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Te
     gram = inputs.T @ inputs
     gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
     matrix = torch.linalg.solve(gram, inputs.T @ wanted).T.contiguous()
-    guess = inputs @ matrix.T
-    return matrix, float((guess * wanted).sum() / guess.norm() / wanted.norm())
+    return matrix, _cosine(inputs @ matrix.T, wanted)
 
 
-def _attention(block: ModelConfig, added: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
-    """Projections [.., 2 * hidden] that make `added` of a row's own [embedding, state]."""
+def _cosine(guess: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((guess * wanted).sum() / guess.norm() / wanted.norm())
+
+
+def _own_rows(
+    block: ModelConfig, added: torch.Tensor, num_heads: int, rows: torch.Tensor, seed: int
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Projections of the first `num_heads` heads, which make `added` of a row's own numbers.
+
+    Queries and keys are one random projection of what begins the rows [T, width], so each row is most like itself.
+    """
     hidden, size = block.hidden_size, block.head_dim
-    generator = torch.Generator().manual_seed(seed)
-    shared = torch.randn((block.num_kv_heads, size, hidden), generator=generator)
-    # Rows of normed embeddings, hidden in squared length: shared @ e has size * hidden.
-    shared *= (_OWN_LOGIT * size**0.5 / (size * hidden)) ** 0.5
     groups = block.num_heads // block.num_kv_heads
-    queries = shared.repeat_interleave(groups, dim=0).flatten(0, 1)
-    zeros = torch.zeros_like(queries)
+    num_kv_heads = num_heads // groups
+    generator = torch.Generator().manual_seed(seed)
+    shared = torch.randn((num_kv_heads * size, hidden), generator=generator)
+    mean = rows[:, :hidden].mean(dim=0)
+    shared -= torch.outer(shared @ mean, mean) / mean.dot(mean)
+    length = (rows[:, :hidden] @ shared.T).square().sum(dim=1).mean() / num_kv_heads
+    shared *= (_OWN_LOGIT * size**0.5 / length) ** 0.5
+    keys = torch.nn.functional.pad(shared, (0, rows.shape[1] - hidden))
     left, sizes, right = torch.linalg.svd(added, full_matrices=False)
-    rank = min(len(sizes), block.num_kv_heads * size)
-    values = torch.zeros(block.num_kv_heads * size, 2 * hidden)
+    rank = min(len(sizes), num_kv_heads * size)
+    values = torch.zeros_like(keys)
     values[:rank] = sizes[:rank, None].sqrt() * right[:rank]
-    columns = torch.zeros(hidden, block.num_kv_heads * size)
+    columns = torch.zeros(hidden, num_kv_heads * size)
     columns[:, :rank] = left[:, :rank] * sizes[:rank].sqrt()
     # Heads that share values: the first of them passes them on.
-    output = torch.zeros(hidden, block.num_kv_heads, groups, size)
-    output[:, :, 0] = columns.unflatten(1, (block.num_kv_heads, size))
-    return {
-        "q_proj": torch.cat([queries, zeros], dim=1),
-        "k_proj": torch.cat([shared.flatten(0, 1), zeros[: shared.shape[0] * size]], dim=1),
-        "v_proj": values,
-        "o_proj": output.flatten(1),
-    }
+    output = torch.zeros(hidden, num_kv_heads, groups, size)
+    output[:, :, 0] = columns.unflatten(1, (num_kv_heads, size))
+    queries = keys.unflatten(0, (num_kv_heads, size)).repeat_interleave(groups, dim=0).flatten(0, 1)
+    return {"q_proj": queries, "k_proj": keys, "v_proj": values, "o_proj": output.flatten(1)}

@@ -72,6 +72,10 @@ def _block(kind: Kind, target: TargetStates, generator: torch.Generator, scale: 
         wanted = kind.config.block.num_kv_heads
         index = torch.arange(wanted) * config.num_kv_heads // wanted
         block[name] = heads[index].flatten(0, 1)
+    heads = torch.arange(kind.config.block.num_heads) % config.num_heads
+    query, output = "self_attn.q_proj.weight", "self_attn.o_proj.weight"
+    block[query] = block[query].unflatten(0, (-1, config.head_dim))[heads].flatten(0, 1)
+    block[output] = block[output].unflatten(1, (-1, config.head_dim))[:, heads].flatten(1)
     for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
         block[name] = block[name] * scale
     if kind.algorithm == EAGLE3:

@@ -24,6 +24,7 @@ from engine.models.heads.target import TargetShape
 from engine.models.llama_weights import tensor_shapes
 from kernels.norm import rms_norm
 from outrider.errors import StartupError
+from training.copying import NUM_COPYING
 
 EAGLE, EAGLE3, NEXTN, STANDALONE = ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 OUTPUT_HEAD: Final = "lm_head.weight"
@@ -36,13 +37,14 @@ _INHERITED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is trained. values: its config.json; shift: see above."""
+    """What is trained. values: its config.json; shift: see above; num_copying: last heads that start by copying."""
 
     algorithm: str
     values: dict[str, Any]
     config: HeadConfig
     features: FeatureSpec
     shift: int
+    num_copying: int = 0
 
     @property
     def has_output_head(self) -> bool:
@@ -62,7 +64,11 @@ def make_kind(
     """The kind of that name for a target. draft_vocab_size, fc_norm: of EAGLE-3; num_layers: of STANDALONE."""
     values = _common(target, num_kv_heads)
     raw = RawConfig(target / "config.json", values)
-    shape = TargetShape.from_folder(target)
+    shape, num_copying = TargetShape.from_folder(target), 0
+    if algorithm != STANDALONE and num_kv_heads is None:
+        num_copying = NUM_COPYING
+        for key in ("num_attention_heads", "num_key_value_heads"):
+            values[key] += num_copying
     if algorithm == EAGLE:
         values |= {"architectures": ["LlamaForCausalLMEagle"], "bias": True}
         config: HeadConfig = EagleConfig.read(raw, {})
@@ -83,7 +89,7 @@ def make_kind(
         config = MtpConfig.read(raw, "nextn", 1)
     else:
         return _standalone(target, num_layers)
-    return Kind(algorithm, values, config, config.features(shape), shift=1)
+    return Kind(algorithm, values, config, config.features(shape), shift=1, num_copying=num_copying)
 
 
 def usual_aux_layers(num_layers: int) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ from training.fitting import LAYER_SHARE, fitted
 from training.frequencies import answer_counts, hot_tokens
 from training.initial import initial_tensors
 from training.kinds import EAGLE, EAGLE3, Kind, make_kind
+from training.kinds import OUTPUT_HEAD as OWN_OUTPUT_HEAD
 from training.losses import Report, Weights, batch_loss
 from training.network import DraftNetwork
 from training.optimizers import Optimizers, clip, schedule
@@ -204,7 +205,8 @@ class Trainer:
         batches = (batch.to(self.target.device) for batch in self.dataset.once())
         found = fitted(
             self.kind, ((batch, self._states(batch)) for batch in batches), self.target.vocabulary_rows(EMBEDDING),
-            tensor_of(self.target.folder, "model.norm.weight", self.target.load_format).float(), seed=self.args.seed,
+            tensor_of(self.target.folder, "model.norm.weight", self.target.load_format).float(),
+            tensors.get(OWN_OUTPUT_HEAD), seed=self.args.seed,
         )  # fmt: skip
         small = [name for name in tensors if name.endswith(("o_proj.weight", "down_proj.weight")) and name not in found]
         return found | {name: tensors[name] * LAYER_SHARE for name in small}
@@ -305,7 +307,7 @@ def _network(kind: Kind, checkpoint: Checkpoint, target: TargetStates, args: Hea
     head = target.vocabulary_rows(OUTPUT_HEAD)[checkpoint.drafted]
     network = DraftNetwork(
         kind, checkpoint.tensors, target.vocabulary_rows(EMBEDDING), head, checkpoint.drafted, max_len=args.max_len,
-        dtype=getattr(torch, args.train_dtype),
+        dtype=getattr(torch, args.train_dtype), train_output_head=args.train_output_head,
     )  # fmt: skip
     return network.to(target.device)
 

@@ -27,7 +27,7 @@ class DraftNetwork(nn.Module):
 
     def __init__(
         self, kind: Kind, tensors: Mapping[str, torch.Tensor], embedding: torch.Tensor, head: torch.Tensor,
-        drafted: torch.Tensor, *, max_len: int, dtype: torch.dtype,
+        drafted: torch.Tensor, *, max_len: int, dtype: torch.dtype, train_output_head: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.kind = kind
@@ -35,6 +35,8 @@ class DraftNetwork(nn.Module):
         self.dtype = dtype
         self._names = {name: name.replace(".", "/") for name in tensors}
         self.tensors = nn.ParameterDict({self._names[name]: nn.Parameter(t.float()) for name, t in tensors.items()})
+        if kind.has_output_head:
+            self.tensors[self._names[OUTPUT_HEAD]].requires_grad_(train_output_head)
         self.register_buffer("embedding", embedding.to(dtype), persistent=False)
         self.register_buffer("head", head.to(dtype), persistent=False)
         self.register_buffer("drafted", drafted, persistent=False)

@@ -24,6 +24,8 @@ class Optimizers:
     def __init__(self, network: DraftNetwork, *, learning_rate: float, weight_decay: float, use_muon: bool) -> None:
         matrices, others, heads = [], [], []
         for name, parameter in network.tensors.items():
+            if not parameter.requires_grad:
+                continue
             if name == OUTPUT_HEAD.replace(".", "/"):
                 heads.append(parameter)
             else:

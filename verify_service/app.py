@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,9 @@ from outrider.auth import token_file
 from outrider.cost_table import CostTable
 from outrider.errors import Unavailable
 from outrider.metrics_http import serve_metrics
+from outrider.steady import keep_steady
+from outrider.stopping import Stopping, stopped_by_signals
+from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
@@ -57,7 +60,8 @@ def main(args: VerifyArgs) -> int:
     """Runs the process; returns its exit code."""
     configure_logging("verify")
     engine = load_engine(args)
-    return uvloop.run(_serve(args, engine))
+    keep_steady()
+    return uvloop.run(_serve_until_signals(args, engine))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,22 +141,22 @@ def measure_costs(runner: ModelRunner, sizes: Sizes) -> CostTable:
     return CostTable(measured)
 
 
-async def _serve(args: VerifyArgs, engine: Engine) -> int:
+async def _serve_until_signals(args: VerifyArgs, engine: Engine) -> int:
+    return await serve(args, engine, stopped_by_signals())
+
+
+async def serve(
+    args: VerifyArgs, engine: Engine, stop: Stopping, on_ready: Callable[[VerifyServicer], object] | None = None
+) -> int:
+    """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
     loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
-    hurry = asyncio.Event()
-
-    def on_signal() -> None:
-        (hurry if stopping.is_set() else stopping).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
     inbox = Inbox()
     step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch))
     tracing = tracing_of(args, "verify")
     servicer = build_servicer(args, engine, step_loop, inbox, tracing)
     admin_tokens = token_file(args.admin_token_file, "--admin-token-file")
-    server = serving.create_server(args, apart=[(admin.PATH, admin_tokens)])
+    strangers = Strangers()
+    server = serving.create_server(args, [(admin.PATH, admin_tokens)], strangers)
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
         admin.AdminServicer(inbox, has_token=admin_tokens is not None), server
@@ -160,25 +164,30 @@ async def _serve(args: VerifyArgs, engine: Engine) -> int:
     health = rpc.add_health_and_reflection(server, [SERVICE, admin.SERVICE])
     addresses = serving.listen(server, args, args.listen, *([args.grpc_address] if args.grpc_address else []))
     registry = make_registry(step_loop, servicer.totals, servicer.model_name)
-    async with serve_metrics(registry, args.metrics_host, args.metrics_port) as metrics_address:
+    registry.register(strangers.families)
+    telling = serve_metrics(registry, args.metrics_host, args.metrics_port)
+    async with strangers.watched(addresses), telling as metrics_address:
         await server.start()
         failed: list[BaseException] = []
         thread = threading.Thread(
-            target=_run, args=(step_loop, failed, lambda: loop.call_soon_threadsafe(stopping.set))
+            target=_run, args=(step_loop, failed, lambda: loop.call_soon_threadsafe(stop.asked.set))
         )
         thread.start()
         await rpc.set_serving(health, [SERVICE], True)
         announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
         if metrics_address is not None:
             announce(f"verify tells metrics at {metrics_address}")
-        await stopping.wait()
+        if on_ready is not None:
+            on_ready(servicer)
+        await stop.asked.wait()
 
-        servicer.draining = True
+        servicer.calls.draining = True
         await rpc.set_serving(health, [SERVICE], False)
         if not failed:
-            await _first_of(servicer.idle.wait(), hurry.wait(), timeout_s=args.shutdown_grace_s)
+            await _first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
         inbox.put(Stop(Unavailable("this server is shutting down")))
         await asyncio.to_thread(thread.join)
+        servicer.end_streams()
         await server.stop(grace=1.0)
     if tracing is not None:
         tracing.close()
@@ -216,6 +225,7 @@ def build_step_loop(args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Cal
         max_draft_wait_ms=args.max_draft_wait_ms,
         brake=not args.disable_speculation_brake,
         decode_log_interval=args.decode_log_interval,
+        clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk"),
     )
 
 
@@ -241,7 +251,9 @@ def build_servicer(
     target = Target(new_boot_id(), model, features, runner.dtype.itemsize, sizes.context_length)
     bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes)
     compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
-    return VerifyServicer(args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox, tracing)
+    servicer = VerifyServicer(args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox, tracing)
+    servicer.totals.grammars = compiler.totals
+    return servicer
 
 
 def _run(step_loop: StepLoop, failed: list[BaseException], on_end: Callable[[], object]) -> None:

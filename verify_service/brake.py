@@ -18,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.cost_table import CostTable
+from verify_service.acceptance import Acceptance
 
 _ALPHA = 0.1  # weight of a new measurement in a moving average
-_BINS = 16  # scores 0..255 fall in bins of 16: a factor of e in probability each
-_DEPTHS = 8  # deeper ones count as the deepest
 _SETTLED = 6  # rounds before a session can be silenced
 _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain steps between probes of a silenced session, at least
 _LAST_TRIAL = 512  # the same where probes were right and what followed was not
@@ -29,59 +28,9 @@ _PROVEN, _PATIENCE = 0.1, 3.0  # worth of a drafter whose sessions may lose so m
 _PROBE_PATIENCE = 16  # plain steps in which a probe must have brought a tree
 _PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
 _TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
-_OWN_WEIGHT = 4.0  # nodes of its own after which a session counts as much as all others of its drafter
 _FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
+_LEAST_SLACK_MS = 4.0  # beyond the mean of reply times
 _PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
-
-
-class Acceptance:
-    """How often a drafter's nodes come true, by score and depth: what it says of deep nodes is often too good.
-
-    shared: of all its sessions, where this is one's own.
-    """
-
-    def __init__(self, shared: Acceptance | None = None) -> None:
-        self._shared = shared
-        self._window = 64.0 if shared else 512.0
-        self._verified = np.zeros((_DEPTHS, _BINS))
-        self._accepted = np.zeros((_DEPTHS, _BINS))
-        if shared is None:
-            # The prior trusts scores half: exp(-score / 16) of the bin's middle, worth eight nodes.
-            self._verified += 8.0
-            self._accepted += 8.0 * 0.5 * np.exp(-np.arange(_BINS, dtype=np.float64))
-
-    def probabilities(
-        self, scores: NDArray[np.uint8], depths: NDArray[np.integer] | None = None
-    ) -> NDArray[np.float64]:
-        """float64 [n]: estimated probability that each node comes true; it rises with neither score nor depth.
-
-        depths: from 1, or all 1.
-        """
-        rates = np.minimum.accumulate(np.minimum.accumulate(self._rates(), axis=0), axis=1)
-        return rates[_rows(scores, depths), scores >> 4]
-
-    def observe(
-        self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_], depths: NDArray[np.integer] | None = None
-    ) -> None:
-        """Takes in what became of a tree's nodes; old ones fade."""
-        cells = _rows(scores, depths) * _BINS + (scores >> 4)
-        shape = self._verified.shape
-        self._verified += np.bincount(cells, minlength=_DEPTHS * _BINS).reshape(shape)
-        self._accepted += np.bincount(cells, weights=accepted, minlength=_DEPTHS * _BINS).reshape(shape)
-        fade = np.where(self._verified > self._window, 0.5, 1.0)
-        self._verified *= fade
-        self._accepted *= fade
-        if self._shared is not None:
-            self._shared.observe(scores, accepted, depths)
-
-    def _rates(self) -> NDArray[np.float64]:
-        if self._shared is None:
-            return self._accepted / self._verified
-        return (_OWN_WEIGHT * self._shared._rates() + self._accepted) / (_OWN_WEIGHT + self._verified)
-
-
-def _rows(scores: NDArray[np.uint8], depths: NDArray[np.integer] | None) -> NDArray[np.intp]:
-    return np.zeros(len(scores), np.intp) if depths is None else np.minimum(depths, _DEPTHS).astype(np.intp) - 1
 
 
 @dataclass(slots=True)
@@ -304,8 +253,11 @@ class ReplyTimes:
 
     @property
     def bound_ms(self) -> float:
-        """A wait that almost all answers keep within."""
-        return self.mean_ms + 4 * self.deviation_ms
+        """A wait that almost all answers keep within.
+
+        However regular they are, one is now and then late by what a busy core takes: giving up on it costs a step.
+        """
+        return self.mean_ms + max(4 * self.deviation_ms, _LEAST_SLACK_MS)
 
 
 def choose_nodes(

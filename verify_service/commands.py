@@ -54,10 +54,11 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class ProposalsArrived:
-    """A frame of proposals."""
+    """A frame of proposals. read: the last row of the drafter's ring that it has read, where it says so."""
 
     drafter: Drafter
     proposals: list[Arrived]
+    read: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

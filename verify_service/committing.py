@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kernels.acceptance import Accepted
 from outrider.errors import Internal
 from outrider.tree import ROOT
-from outrider.v1 import verify_pb2
+from outrider.v1 import common_pb2, verify_pb2
 from verify_service.drafters import Assignment, Drafters
 from verify_service.features import send_features
 from verify_service.planner import Work
@@ -21,14 +23,55 @@ from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
 
 if TYPE_CHECKING:
-    from verify_service.step_loop import Responses, Runner
+    from verify_service.step_loop import Runner
+
+
+@dataclass(slots=True)
+class Committed:
+    """What a step committed for a session, for its client; the message is made when drafters have been told."""
+
+    session: Session
+    tokens: list[int]
+    num_accepted: int = 0
+    num_drafted: int | None = None
+    algorithm: common_pb2.Algorithm | None = None
+    finished: bool = False
+    tree: verify_pb2.VerifiedTree | None = None
+    logprobs: Sequence[verify_pb2.TokenLogprob] = ()
+    prompt_logprobs: Sequence[verify_pb2.TokenLogprob] | None = None
+
+    def response(self) -> verify_pb2.GenerateResponse:
+        """The message."""
+        session = self.session
+        response = verify_pb2.GenerateResponse(
+            choice_index=session.choice_index, tokens=self.tokens, num_accepted=self.num_accepted,
+            num_drafted=self.num_drafted, algorithm=self.algorithm, tree=self.tree, logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+        )  # fmt: skip
+        if self.finished:
+            response.finish.CopyFrom(
+                verify_pb2.GenerateFinish(
+                    reason=session.finish,
+                    stop_token_id=session.stop_token,
+                    prompt_tokens=session.prompt_len,
+                    completion_tokens=session.output_len,
+                    speculation=session.stats.to_proto(),
+                    **session.timings_us(),
+                )
+            )
+        return response
+
+
+Unsent = Committed | Exception
+"""What a client gets: the message of what was committed, or why there is no more."""
 
 
 class Committer:
     """Applies a step's outcomes."""
 
     def __init__(
-        self, scheduler: Scheduler, drafters: Drafters, runner: Runner, stats: Stats, responses: Responses,
+        self, scheduler: Scheduler, drafters: Drafters, runner: Runner, stats: Stats,
+        responses: list[tuple[Session, Unsent]],
         *, by_algorithm: defaultdict[int, Stats],
     ) -> None:  # fmt: skip
         self._scheduler = scheduler
@@ -38,8 +81,12 @@ class Committer:
         self._by_algorithm = by_algorithm
         self._responses = responses
 
-    def commit(self, works: list[Work], outcomes: list[Accepted | None], *, step_us: int, batch_tokens: int) -> None:
-        """Commits each work's outcome; None where there is none (a chunk), or where the model gave no distribution."""
+    def commit(self, works: list[Work], outcomes: list[Accepted | None], *, step_us: int, batch_tokens: int) -> int:
+        """Commits each work's outcome; None where there is none (a chunk), or where the model gave no distribution.
+
+        Returns the number of tokens committed.
+        """
+        committed = 0
         for work, outcome in zip(works, outcomes, strict=True):
             if not work.samples:
                 self._scheduler.keep(work.session, work.slots, list(range(work.num_rows)))
@@ -50,7 +97,8 @@ class Committer:
                 self._scheduler.keep(work.session, work.slots, [])
                 self.fail(work.session, Internal("the model gave no finite logits for this request"))
             else:
-                self._commit_one(work, outcome, step_us, batch_tokens)
+                committed += self._commit_one(work, outcome, step_us, batch_tokens)
+        return committed
 
     def finish_resumed(self, sessions: list[Session]) -> None:
         """Ends sessions whose resumed tokens are already a whole output."""
@@ -64,7 +112,7 @@ class Committer:
                 elif session.remaining <= 0:
                     session.finish = verify_pb2.FINISH_REASON_LENGTH
             if session.finish is not None:
-                self._respond(session, verify_pb2.GenerateResponse(choice_index=session.choice_index))
+                self._responses.append((session, Committed(session, [], finished=True)))
                 self._end(session)
 
     def fail(self, session: Session, error: Exception) -> None:
@@ -74,10 +122,10 @@ class Committer:
         self._drafters.close(session, verify_pb2.CLOSE_REASON_ERROR)
         self._drafters.forget(session)
 
-    def _commit_one(self, work: Work, outcome: Accepted, step_us: int, batch_tokens: int) -> None:
+    def _commit_one(self, work: Work, outcome: Accepted, step_us: int, batch_tokens: int) -> int:
         session, match = work.session, work.match
         drafted = len(match.tree) if match is not None else 0
-        tokens = [int(match.tree.tokens[node]) for node in outcome.nodes] if match is not None else []
+        tokens = match.tree.tokens[outcome.nodes].tolist() if match is not None and outcome.nodes else []
         base_len = session.committed_len
         first_output = session.output_len == 0
         taken = session.commit([*tokens, outcome.bonus])
@@ -88,30 +136,25 @@ class Committer:
         )
         session.sampler.commit(taken)
         session.first_token_ns = session.first_token_ns or time.monotonic_ns()
+        algorithm = work.assignment.drafter.algorithm if drafted and work.assignment is not None else None
         if first_output:
             self._scheduler.share(session)
         else:
-            algorithm = work.assignment.drafter.algorithm if drafted and work.assignment is not None else 0
-            for stats in (session.stats, self._stats, self._by_algorithm[algorithm]):
+            for stats in (session.stats, self._stats, self._by_algorithm[algorithm or 0]):
                 stats.count(drafted=drafted, accepted=len(accepted), committed=len(taken))
             self._count_prediction(work, accepted)
-        tree = self._verified_tree(work, accepted, step_us) if session.include_trees and drafted else None
-        response = verify_pb2.GenerateResponse(
-            choice_index=session.choice_index,
-            tokens=taken,
-            num_accepted=len(accepted),
-            num_drafted=None if first_output else drafted,
-            algorithm=work.assignment.drafter.algorithm if drafted and work.assignment is not None else None,
-            tree=tree,
-            logprobs=work.logprobs[: len(taken)],
-            prompt_logprobs=session.prompt_logprobs if first_output else None,
-        )
-        self._respond(session, response)
+        said = Committed(
+            session, taken, len(accepted), None if first_output else drafted, algorithm, session.finish is not None,
+            tree=self._verified_tree(work, accepted, step_us) if session.include_trees and drafted else None,
+            logprobs=work.logprobs[: len(taken)], prompt_logprobs=session.prompt_logprobs if first_output else None,
+        )  # fmt: skip
+        self._responses.append((session, said))
         assignment = self._drafters.of(session)
         if assignment is not None and assignment is work.assignment:  # not closed to it since the step was planned
             self._judge(work, assignment, base_len, accepted, step_us, batch_tokens)
         if session.finish is not None:
             self._end(session)
+        return len(taken)
 
     def _judge(
         self,
@@ -151,20 +194,6 @@ class Committer:
         session = assignment.session
         for proposal_id in assignment.book.advance(session.committed):
             assignment.drafter.refuse(session.session_id, assignment.generation, proposal_id, Refusal.STALE)
-
-    def _respond(self, session: Session, response: verify_pb2.GenerateResponse) -> None:
-        if session.finish is not None:
-            response.finish.CopyFrom(
-                verify_pb2.GenerateFinish(
-                    reason=session.finish,
-                    stop_token_id=session.stop_token,
-                    prompt_tokens=session.prompt_len,
-                    completion_tokens=session.output_len,
-                    speculation=session.stats.to_proto(),
-                    **session.timings_us(),
-                )
-            )
-        self._responses.append((session, response))
 
     def _end(self, session: Session) -> None:
         assignment = self._drafters.of(session)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from outrider.metrics import Buckets
 from outrider.v1 import verify_pb2
+from verify_service.grammar import GrammarTotals
 from verify_service.session import Session, Stats
 
 # Phases of the loop, in the order in which a step goes through them.
@@ -78,6 +79,7 @@ class CallTotals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # sessions by how they ended
+    grammars: GrammarTotals = field(default_factory=GrammarTotals)
     stages_s: dict[str, Buckets] = field(
         default_factory=lambda: {stage: Buckets(_STAGE_BOUNDS) for stage in ("queue", "prefill", "decode")}
     )

@@ -9,36 +9,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from outrider.row_ring import RowRing
 from outrider.v1 import common_pb2, verify_pb2
-from verify_service.brake import DrafterRecord, ReplyTimes, SessionBrake
+from verify_service.assignment import Assignment
+from verify_service.brake import DrafterRecord, ReplyTimes
 from verify_service.counting import DraftTotals
-from verify_service.hindsight import Hindsight
 from verify_service.outbox import RoundOutbox
-from verify_service.proposals import Match, ProposalBook, Refusal
+from verify_service.proposals import ProposalBook, Refusal
 from verify_service.session import Session
 
 # A drafter that gets this many proposals refused with none kept between them floods; its stream is ended.
 MAX_REFUSALS_IN_A_ROW = 4096
-# Lengths of a session whose answers are timed at once.
-MAX_UNANSWERED = 8
 # A drafter that let this many waits run out is not waited for until it answers.
 MAX_MISSED_IN_A_ROW = 2
-
-
-@dataclass(slots=True)
-class Untold:
-    """Steps of a silenced session that its drafter has not been told of; their tokens are the session's newest."""
-
-    base_len: int
-    steps: int = 0
-    verify_us: int = 0
-    batch_tokens: int = 0
-
-    def add(self, step_us: int, batch_tokens: int) -> None:
-        """One step more."""
-        self.steps += 1
-        self.verify_us += step_us
-        self.batch_tokens += batch_tokens
 
 
 class Mode(enum.Enum):
@@ -47,64 +30,6 @@ class Mode(enum.Enum):
     ENABLED = "enabled"
     DRAINING = "draining"  # no new sessions
     DISABLED = "disabled"  # none
-
-
-@dataclass(slots=True, eq=False)
-class Assignment:
-    """One session in one drafter's hands, for one generation."""
-
-    session: Session
-    drafter: Drafter
-    generation: int
-    book: ProposalBook
-    brake: SessionBrake
-    hindsight: Hindsight = field(default_factory=Hindsight)
-    features_sent: int = 0  # positions whose rows were sent or announced
-    match: Match | None = None  # verified in the step under way
-    verdict: verify_pb2.Verdict | None = None  # committed, not yet told
-    untold: Untold | None = None  # committed before that, while it is silenced: no verdict is made of each step
-    is_silenced: bool = False  # so it was told last
-    asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet
-    waited_len: int = -1  # committed length for which a wait has run out
-
-    @property
-    def told_len(self) -> int:
-        """Committed length that the drafter knows of, or will by the verdict that is being completed."""
-        return self.session.committed_len if self.untold is None else self.untold.base_len
-
-    def leave_out(self, base_len: int, step_us: int, batch_tokens: int) -> None:
-        """Notes a step that a silenced drafter is not told of."""
-        self.untold = self.untold or Untold(base_len)
-        self.untold.add(step_us, batch_tokens)
-
-    def take_untold(self) -> verify_pb2.Verdict:
-        """The verdict of all steps that were left out."""
-        untold, self.untold = self.untold, None
-        assert untold is not None
-        return verify_pb2.Verdict(
-            session=self.session.session_id,
-            generation=self.generation,
-            base_len=untold.base_len,
-            tokens=self.session.tokens[untold.base_len : self.session.committed_len].tolist(),
-            verify_us=untold.verify_us,
-            batch_tokens=untold.batch_tokens,
-            steps=untold.steps,
-        )
-
-    def asked(self, committed_len: int, now_ns: int) -> None:
-        """Notes that the drafter is told of a length."""
-        self.asked_ns[committed_len] = now_ns
-        if len(self.asked_ns) > MAX_UNANSWERED:
-            del self.asked_ns[next(iter(self.asked_ns))]
-
-    def answered(self, tree_len: int, now_ns: int) -> None:
-        """Takes in how long the answer to a length took, also where a step no longer waited for it."""
-        asked_ns = self.asked_ns.get(tree_len)
-        if asked_ns is None:
-            return
-        self.drafter.replies.observe((now_ns - asked_ns) / 1e6)
-        self.drafter.totals.ages.observe((now_ns - asked_ns) / 1e9)
-        self.asked_ns = {length: ns for length, ns in self.asked_ns.items() if length > tree_len}
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +53,7 @@ class Drafter:
     mode: Mode = Mode.ENABLED
     refusals_in_a_row: int = 0
     missed_in_a_row: int = 0  # waits that ran out since its last answer
+    ring: RowRing | None = None  # for feature rows, where it seems to run on this host
 
     @property
     def stalled(self) -> bool:

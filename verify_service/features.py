@@ -9,11 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from engine.config import FeatureSpec
+from outrider.row_ring import RowRing, Rows
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
 
 if TYPE_CHECKING:
-    from verify_service.drafters import Assignment
+    from verify_service.assignment import Assignment
+    from verify_service.commands import ReadFeatures
+    from verify_service.drafters import Drafters
     from verify_service.step_loop import Runner
 
 DTYPES = {
@@ -50,27 +53,54 @@ def read_rows(plane: torch.Tensor, slots: NDArray[np.int32]) -> common_pb2.Tenso
     return tensor
 
 
-def put_rows(features: common_pb2.FeatureRows, plane: torch.Tensor, first_pos: int, slots: NDArray[np.int32]) -> None:
-    """Fills `features` with the rows, inline, or announced where they are over the inline limit.
+def answer_read(runner: Runner, drafters: Drafters, asked: ReadFeatures) -> None:
+    """Answers with the rows of a session that is open to the asking drafter, or None where the pool has them not."""
+    plane = runner.features
+    for drafter in drafters:
+        assignment = drafter.find(asked.session, asked.generation)
+        if drafter.drafter_id != asked.drafter_id or assignment is None or plane is None:
+            continue
+        session = assignment.session
+        if asked.first_pos + asked.count <= session.kv_len:
+            slots = runner.slot_table[session.table_row, asked.first_pos :][: asked.count]
+            asked.answer(read_rows(plane, slots))
+            return
+    asked.answer(None)
 
-    In place: a message that is copied takes as long as its rows once more.
-    """
+
+def put_rows(
+    features: common_pb2.FeatureRows, plane: torch.Tensor, first_pos: int, slots: NDArray[np.int32],
+    ring: RowRing | None = None,
+) -> None:  # fmt: skip
+    """Fills `features` with the rows: in the ring, or inline, or announced where they are over the inline limit."""
     features.first_pos, features.count = first_pos, len(slots)
-    if len(slots) * row_bytes(plane) > INLINE_FEATURE_BYTES:
+    number = None if ring is None else ring.put(len(slots), lambda rows: _gather(plane, slots, rows))
+    if number is not None:
+        features.slot_seq = number
+    elif len(slots) * row_bytes(plane) > INLINE_FEATURE_BYTES:
         features.announced = True
     else:
-        _fill(features.rows, plane, slots)
+        _fill(features.rows, plane, slots)  # in place: a message that is copied takes as long as its rows once more
 
 
 def _fill(tensor: common_pb2.Tensor, plane: torch.Tensor, slots: NDArray[np.int32]) -> None:
+    rows = np.empty((len(slots), row_bytes(plane)), np.uint8)
+    _gather(plane, slots, rows)
     tensor.dtype = DTYPES[plane.dtype]
     tensor.shape.extend((len(slots), plane.shape[1]))
+    tensor.data = rows.tobytes()
+
+
+def _gather(plane: torch.Tensor, slots: NDArray[np.int32], rows: Rows) -> None:
+    """Copies rows of the plane to `rows` uint8 [len(slots), bytes of a row]."""
     if plane.device.type == "cpu":
         # By numpy: torch hands even a few rows to its threads, which wake up in milliseconds where cores are busy.
-        tensor.data = plane.view(torch.uint8).numpy()[slots].tobytes()
+        data = plane.view(torch.uint8).numpy()
+        for row, slot in zip(rows, slots.tolist(), strict=True):
+            row[:] = data[slot]
     else:
         index = torch.from_numpy(slots.astype(np.int64)).to(plane.device)
-        tensor.data = plane.index_select(0, index).cpu().view(torch.uint8).numpy().tobytes()
+        rows[:] = plane.index_select(0, index).cpu().view(torch.uint8).numpy()
 
 
 def send_features(
@@ -87,11 +117,11 @@ def send_features(
     if assignment.features_sent < end_pos:
         first = assignment.features_sent
         features = verify_pb2.SessionFeatures(session=session.session_id, generation=assignment.generation)
-        put_rows(features.rows, plane, first, slots[first:end_pos])
+        put_rows(features.rows, plane, first, slots[first:end_pos], assignment.drafter.ring)
         assignment.drafter.outbox.feature_rows(features)
         assignment.features_sent = end_pos
         assignment.drafter.wake()
     if verdict is not None:
         count = len(verdict.tokens)
-        put_rows(verdict.features, plane, end_pos, slots[end_pos : end_pos + count])
+        put_rows(verdict.features, plane, end_pos, slots[end_pos : end_pos + count], assignment.drafter.ring)
         assignment.features_sent = end_pos + count

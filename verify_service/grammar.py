@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
 from outrider.errors import InvalidArgument, Unimplemented
+from outrider.metrics import Buckets
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2
 
@@ -84,6 +87,16 @@ class GrammarState:
         self._path = list(path)
 
 
+@dataclass(slots=True)
+class GrammarTotals:
+    """What became of requests' grammars; written under the compiler's lock."""
+
+    compiled: int = 0
+    cache_hits: int = 0
+    refused: int = 0
+    compile_s: Buckets = field(default_factory=Buckets)  # those that compiled, and those that did not
+
+
 class GrammarCompiler:
     """Makes states from requests' grammars. Thread-safe; keeps the compiled ones it used last."""
 
@@ -94,6 +107,7 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+        self.totals = GrammarTotals()
 
     def compile(self, grammar: common_pb2.Grammar) -> GrammarState:
         """The state at the beginning of the output. InvalidArgument for a grammar that is refused, with the reason."""
@@ -108,12 +122,28 @@ class GrammarCompiler:
                 code="invalid_json_schema",
             )
         with self._lock:
-            matcher = self._compiled.get((kind, source)) or self._compile(kind, source)
+            matcher = self._compiled.get((kind, source))
+            if matcher is None:
+                matcher = self._count(kind, source)
+            else:
+                self.totals.cache_hits += 1
             self._compiled[kind, source] = matcher
             self._compiled.move_to_end((kind, source))
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
             return GrammarState(matcher.deep_copy(), self._vocab_size)
+
+    def _count(self, kind: str, source: str) -> LLMatcher:
+        began = time.monotonic()
+        try:
+            matcher = self._compile(kind, source)
+        except InvalidArgument:
+            self.totals.refused += 1
+            raise
+        finally:
+            self.totals.compile_s.observe(time.monotonic() - began)
+        self.totals.compiled += 1
+        return matcher
 
     def _compile(self, kind: str, source: str) -> LLMatcher:
         try:

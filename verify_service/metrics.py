@@ -40,6 +40,8 @@ FAMILIES = (
         "outrider_spec_accepted_tokens_per_position_total", "counter",
         "Draft tokens accepted at a depth of the tree.", ("algorithm", "position"),
     ),
+    Family("outrider_grammar_total", "counter", "Requests' grammars: compiled, cached, refused.", ("result",)),
+    Family("outrider_grammar_compilation_seconds", "histogram", "Time that compiling a grammar took."),
     Family("outrider_drafter_up", "gauge", "Drafters that are enlisted.", ("algorithm",)),
     Family("outrider_drafter_sessions", "gauge", "Sessions that drafters have.", ("algorithm",)),
     Family("outrider_drafter_outbox_bytes", "gauge", "Bytes that drafters have yet to read.", ("algorithm",)),
@@ -99,6 +101,11 @@ def _read_requests(reading: Reading, engine: StepLoop, calls: CallTotals) -> Non
     reading.add("outrider_prefix_cache_query_tokens_total", calls.prompt_tokens)
     reading.add("outrider_prefix_cache_hit_tokens_total", calls.cached_tokens)
     reading.add("outrider_preemptions_total", scheduler.num_preemptions)
+    grammars = calls.grammars
+    counts = {"compiled": grammars.compiled, "cached": grammars.cache_hits, "refused": grammars.refused}
+    for result, number in counts.items():
+        reading.add("outrider_grammar_total", number, result)
+    reading.add_buckets("outrider_grammar_compilation_seconds", grammars.compile_s)
     total, free = scheduler.pool.num_pages, scheduler.pool.num_free
     cached = max(0, scheduler.num_available - free)
     used = max(0, total - free - cached)

@@ -17,6 +17,7 @@ from outrider.cost_table import CostTable
 from outrider.v1 import verify_pb2
 from verify_service.brake import choose_nodes
 from verify_service.drafters import Assignment, Drafters
+from verify_service.hindsight import Judged
 from verify_service.proposals import Match
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
@@ -86,6 +87,7 @@ class Planner:
         self._max_nodes = max_nodes
         self._max_wait_ms = max_wait_ms
         self._brake = brake
+        self._judged: list[tuple[Assignment, Judged]] = []  # not taken into account yet
 
     def is_fixed(self, session: Session) -> bool:
         """Whether the user fixed the tree, so that it is not trimmed."""
@@ -93,7 +95,6 @@ class Planner:
 
     def match(self) -> list[Assignment]:
         """Sets each decoding session's match, trimmed to what pays; returns the assignments still waited for."""
-        value_ms, node_ms = self._worths()
         late: list[Assignment] = []
         matched: list[Assignment] = []
         for session in self._scheduler.running:
@@ -102,7 +103,7 @@ class Planner:
                 continue
             assignment.match = None
             if assignment.hindsight.is_watching and (judged := assignment.hindsight.follow(session.committed)):
-                assignment.brake.judged(judged.scores, judged.true, judged.depths, value_ms=value_ms, node_ms=node_ms)
+                self._judged.append((assignment, judged))
             if assignment.is_silenced and not len(assignment.book):
                 continue  # of many silent sessions each costs every step
             assignment.brake.fixed = self.is_fixed(session)
@@ -121,6 +122,15 @@ class Planner:
         if free := [assignment for assignment in matched if not self.is_fixed(assignment.session)]:
             self._trim(free)
         return late
+
+    def look_back(self) -> None:
+        """Tells brakes which nodes of earlier trees came true; no step waits for it."""
+        if not self._judged:
+            return
+        value_ms, node_ms = self._worths()
+        for assignment, judged in self._judged:
+            assignment.brake.judged(judged.scores, judged.true, judged.depths, value_ms=value_ms, node_ms=node_ms)
+        self._judged.clear()
 
     def bound_ms(self, assignment: Assignment) -> float:
         """The longest that its drafter is waited for."""

@@ -75,6 +75,8 @@ class Match:
         return self._with(*pruned(self.tree, grammar))
 
     def _with(self, tree: TokenTree, kept: NDArray[np.int32]) -> Match:
+        if tree is self.tree:
+            return self
         return Match(self.proposal, self.root_node, tree, self.nodes[kept], self.scores[kept])
 
 

@@ -7,6 +7,7 @@ the outcome does not depend on the tree, the batch or earlier failures. Logits t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,8 @@ class SessionSampler:
     def accept(self, logits: NDArray[np.float32], tree: TokenTree, output_pos: int) -> Accepted:
         """The accepted path and the bonus; logits [n + 1, V], root first; output_pos: of the token after the root."""
         parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
-
+        if self._filters.is_greedy and not self._is_shaped:
+            return walk(parents, tokens, lambda row: _likeliest(logits[row]))
         if self._coupled:
             depths = [0, *tree.depths.tolist()]
 
@@ -150,6 +152,12 @@ class SessionSampler:
 
     def _uniform(self, position: int, lane: int) -> float:
         return uniform_one(self._seed, self._choice, position, lane)
+
+
+def _likeliest(row: NDArray[np.float32]) -> int:
+    """As `draw`, greedily."""
+    best = int(row.argmax())
+    return best if math.isfinite(row[best]) else NO_TOKEN
 
 
 class Sampler:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
-import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
@@ -14,33 +13,21 @@ import grpc.aio
 from engine.config import ModelConfig
 from outrider import __version__
 from outrider.args import VerifyArgs
-from outrider.errors import InvalidArgument, NotFound, Unavailable
+from outrider.auth import token_file
+from outrider.errors import InvalidArgument, NotFound
 from outrider.telemetry import get_logger
-from outrider.tracing import REQUEST_ID, Tracing, metadata_value
+from outrider.tracing import Tracing
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import INLINE_FEATURE_BYTES, WIRE_VERSION
-from verify_service.commands import Cancel, FlushCache, Inbox, ReadFeatures, Submit
+from verify_service.call_stream import CallStream
+from verify_service.calls import Calls
+from verify_service.commands import FlushCache, Inbox, ReadFeatures
 from verify_service.counting import CallTotals
 from verify_service.requests import SessionFactory
-from verify_service.session import Session
 from verify_service.speculate import DrafterStream, Target
 from verify_service.step_loop import Responses, StepLoop
-from verify_service.tracing import CallTrace, begin
 
 log = get_logger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One Generate rpc: what its sessions have sent and nobody has written yet.
-
-    Bounded by what its sessions may generate, since they make nothing else.
-    """
-
-    sessions: dict[int, Session]
-    responses: asyncio.Queue[tuple[Session, verify_pb2.GenerateResponse | Exception]] = field(
-        default_factory=asyncio.Queue
-    )
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -57,18 +44,15 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         tracing: Tracing | None = None,
     ) -> None:
         self._args = args
-        self._tracing = tracing
         self._config = config
         self._target = target
-        self._factory = factory
         self._engine = engine
         self._inbox = inbox
-        self._calls: dict[int, Call] = {}  # by session id
+        self._tokens = token_file(args.token_file, "--token-file")
         self._streams: set[DrafterStream] = set()
+        self._call_streams: set[CallStream] = set()
         self.totals = CallTotals()
-        self.draining = False
-        self.idle = asyncio.Event()
-        self.idle.set()
+        self.calls = Calls(factory, inbox, target, self.totals, tracing)
 
     @property
     def model_name(self) -> str:
@@ -77,73 +61,42 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     def deliver(self, responses: Responses) -> None:
         """Takes a step's responses to the calls that wait for them; runs on the event loop."""
-        for session, response in responses:
-            call = self._calls.get(session.session_id)
-            if call is not None:
-                call.responses.put_nowait((session, response))
+        self.calls.deliver(responses)
+
+    def end_streams(self) -> None:
+        """Ends the streams that callers keep open for calls to come."""
+        for stream in self._call_streams:
+            stream.close()
 
     async def Generate(
         self, request: verify_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[verify_pb2.GenerateResponse]:
         """Streams tokens as they are committed; leaving it in any way frees what its sessions hold."""
-        if self.draining:
-            raise Unavailable("this server is shutting down")
-        if request.sampling.HasField("grammar"):
-            sessions = await asyncio.to_thread(self._factory.build, request)
-        else:
-            sessions = self._factory.build(request)
-        metadata = context.invocation_metadata()
-        request_id = request.request_id or metadata_value(metadata, REQUEST_ID)
-        trace = begin(self._tracing, metadata, sessions, request_id)
-        call = Call({session.session_id: session for session in sessions})
-        self._calls.update(dict.fromkeys(call.sessions, call))
-        self.idle.clear()
-        self._inbox.put(Submit(sessions))
-        left_by = "cancelled"
+        # Bounded by what the sessions may generate, since they say nothing else.
+        responses: asyncio.Queue[verify_pb2.GenerateResponse | Exception] = asyncio.Queue()
+        call = await self.calls.begin(request, context.invocation_metadata(), responses.put_nowait)
         try:
-            started: set[int] = set()
-            while call.sessions:
-                session, response = await call.responses.get()
+            while call.running or not responses.empty():
+                response = await responses.get()
                 if isinstance(response, Exception):
-                    left_by = "error"
+                    self.calls.give_up(call, "error")
                     raise response
-                if session.session_id not in started:
-                    started.add(session.session_id)
-                    self.totals.began(session)
-                    response.start.CopyFrom(
-                        verify_pb2.GenerateStart(
-                            seed=session.seed,
-                            boot_id=self._target.boot_id,
-                            numerics_id=self._target.model.numerics_id,
-                            cached_tokens=session.cached_len,
-                        )
-                    )
-                if trace is not None:
-                    trace.responded(session, response)
-                if response.HasField("finish"):
-                    self.totals.ended(response.finish)
-                    del call.sessions[session.session_id], self._calls[session.session_id]
                 yield response
         finally:
-            if call.sessions:
-                self.totals.finished[left_by] += len(call.sessions)
-                self._inbox.put(Cancel(list(call.sessions.values())))
-                for session_id in call.sessions:
-                    del self._calls[session_id]
-            if not self._calls:
-                self.idle.set()
-            self._note_end(sessions, request_id, left_by if call.sessions else "finished", trace)
+            self.calls.leave(call)
 
-    @staticmethod
-    def _note_end(sessions: list[Session], request_id: str, how: str, trace: CallTrace | None) -> None:
-        """One line for each call, and the end of its trace."""
-        if trace is not None:
-            trace.end(how)
-        log.info(
-            "generate", request_id=request_id, end=how, sessions=[session.session_id for session in sessions],
-            prompt_tokens=sessions[0].prompt_len, tokens=sum(session.output_len for session in sessions),
-            ms=(time.monotonic_ns() - sessions[0].arrived_ns) // 1_000_000,
-        )  # fmt: skip
+    async def GenerateMany(
+        self, request_iterator: AsyncIterator[verify_pb2.GenerateManyRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[verify_pb2.GenerateManyResponse]:
+        """Any number of Generate calls; leaving it in any way frees what their sessions hold."""
+        stream = CallStream(self.calls, self._tokens, context.invocation_metadata())
+        self._call_streams.add(stream)
+        try:
+            async with contextlib.aclosing(stream.frames(request_iterator)) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            self._call_streams.discard(stream)
 
     async def Speculate(
         self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: grpc.aio.ServicerContext
@@ -208,7 +161,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 generation_tokens_per_s=counters.tokens_per_s,
                 steps=counters.steps,
                 preemptions=scheduler.num_preemptions,
-                draining=self.draining,
+                draining=self.calls.draining,
             ),
             speculation=self._engine.stats.to_proto(),
             drafters=[

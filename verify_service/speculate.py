@@ -10,6 +10,7 @@ import numpy as np
 
 from outrider.args import VerifyArgs
 from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError, ResourceExhausted
+from outrider.row_ring import HEADER_BYTES, RowRing, host_id
 from outrider.telemetry import get_logger
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
@@ -104,6 +105,8 @@ class DrafterStream:
         finally:
             reader.cancel()
             self._inbox.put(DrafterLeft(drafter))
+            if drafter.ring is not None:
+                drafter.ring.unlink()
             log.info("drafter left", drafter=drafter.drafter_id)
 
     async def _first_frame(self, requests: AsyncIterator[verify_pb2.SpeculateRequest]) -> verify_pb2.Enlist:
@@ -146,7 +149,17 @@ class DrafterStream:
             wake=lambda: self._loop.call_soon_threadsafe(self._ready.set),
             end=lambda reason: self._loop.call_soon_threadsafe(self._end, reason),
             taken=self._credits.release,
+            ring=self._ring() if needs_features and enlist.host_id == host_id() else None,
         )
+
+    def _ring(self) -> RowRing | None:
+        """Memory for the rows of a drafter that seems to run on this host; None where there is none to be had."""
+        row_bytes = self._target.features.width * self._target.feature_bytes
+        try:
+            return RowRing(row_bytes, max(1, self._args.drafter_outbox_bytes // row_bytes))
+        except OSError as error:
+            log.warning("feature rows are not shared in memory but sent", reason=str(error))
+            return None
 
     def _enlisted(self, drafter: Drafter) -> verify_pb2.Enlisted:
         args = self._args
@@ -162,7 +175,13 @@ class DrafterStream:
                 max_sessions=drafter.max_sessions,
                 max_verify_nodes=args.max_verify_nodes,
             ),
-        )
+            shared_memory=None
+            if drafter.ring is None
+            else verify_pb2.SharedMemoryRing(
+                name=drafter.ring.name, num_slots=drafter.ring.num_slots, slot_bytes=drafter.ring.row_bytes,
+                header_bytes=HEADER_BYTES,
+            ),
+        )  # fmt: skip
 
     async def _read(self, requests: AsyncIterator[verify_pb2.SpeculateRequest], drafter: Drafter) -> None:
         async for frame in requests:
@@ -176,7 +195,10 @@ class DrafterStream:
                         raise ResourceExhausted(
                             f"a frame has {len(proposals)} proposals; at most {MAX_PROPOSALS_PER_FRAME} are taken"
                         )
-                    self._inbox.put(ProposalsArrived(drafter, await self._parse(proposals)))
+                    if drafter.ring is not None and frame.proposals.HasField("shared_memory_nonce"):
+                        drafter.ring.prove(frame.proposals.shared_memory_nonce)
+                    read = frame.proposals.consumed_slot_seq if frame.proposals.HasField("consumed_slot_seq") else None
+                    self._inbox.put(ProposalsArrived(drafter, await self._parse(proposals), read))
                 case "releases":
                     self._inbox.put(Released(drafter, list(frame.releases.releases)))
                 case "enlist":

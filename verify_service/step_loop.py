@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from typing import Protocol
 
 import numpy as np
@@ -33,11 +34,11 @@ from verify_service.commands import (
     Stop,
     Submit,
 )  # fmt: skip
-from verify_service.committing import Committer
-from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, WAIT, Counters, DecodeLog
+from verify_service.committing import Committer, Unsent
+from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, Counters, DecodeLog
 from verify_service.drafters import Assignment, Drafters
-from verify_service.features import read_rows
-from verify_service.halves import Halves, Part
+from verify_service.features import answer_read
+from verify_service.gathering import BREATH_S, Gatherer
 from verify_service.intake import take_proposals, take_releases
 from verify_service.mishaps import MAX_FAILED_STEPS, ends_the_engine, undo_prompt_rows
 from verify_service.planner import Planner, Work, ms_since
@@ -70,7 +71,10 @@ class Runner(Protocol):
 
 
 class StepLoop:
-    """See the module's text. `deliver` is called from the engine thread with each step's responses."""
+    """See the module's text. `deliver` is called with each step's responses.
+
+    clerk: does what can wait while the device computes, a thread of its own; None: the engine thread, before that.
+    """
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class StepLoop:
         max_draft_wait_ms: float,
         brake: bool = True,
         decode_log_interval: int = 0,
+        clerk: Executor | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.drafters = drafters
@@ -100,14 +105,19 @@ class StepLoop:
         self._sampler = Sampler()
         self._weigher = Weigher(drafters, costs, self.counters)
         self._teller = Teller(drafters, runner)
-        self._responses: Responses = []
+        self._responses: list[tuple[Session, Unsent]] = []
+        self._clerk = clerk
+        self._busy: Future[None] | None = None  # the clerk's work
+        self._later: Callable[[], object] | None = None  # the account of the last step
+        self._gatherer = Gatherer(
+            scheduler, drafters, self._planner, self._teller, inbox=inbox, costs=costs, counters=self.counters,
+            obey=self._obey, rest=self.flush,
+        )  # fmt: skip
         self._committer = Committer(
             scheduler, drafters, runner, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
-        self._halves = Halves()
-        self._left_out: set[int] = set()  # ids of sessions, of the step under way
         self._failed_steps = 0  # in a row, of those that failed for every session
 
     def run(self) -> None:
@@ -124,7 +134,7 @@ class StepLoop:
     def step(self) -> None:
         """One step; waits for a command when there is nothing to run.
 
-        Clients get a step's tokens once the drafters are told of it: the next step waits for a drafter, not for them.
+        Drafters are told of a step before all else: the next one waits for them, not for clients or accounts.
         """
         commands = self.inbox.take(0 if self.scheduler.running or self.scheduler.waiting else None)
         self.counters.lap(IDLE)
@@ -132,14 +142,15 @@ class StepLoop:
         for session in self.scheduler.admit():
             session.started_ns = session.started_ns or time.monotonic_ns()
         self._assign()
-        waited_ms, late = self._gather()
-        works = self._planner.plan(self._left_out)
+        waited_ms, late = self._gatherer.gather()
+        works = self._planner.plan(self._gatherer.left_out)
         self.counters.lap(PLAN)
         self._teller.tell(works)
-        self._halves.ran(
-            [work.session.session_id for work in works], num_late=len(late), num_left_out=len(self._left_out)
-        )
-        self.flush()
+        self._gatherer.ran([work.session.session_id for work in works], len(late))
+        if works and self._clerk is not None and (self._responses or self._later is not None):
+            self._busy = self._clerk.submit(self._flush_soon if len(self.drafters) else self.flush)
+        else:
+            self.flush()
         self.counters.lap(TELL)
         if works:
             self._run(works, waited_ms, late)
@@ -152,8 +163,10 @@ class StepLoop:
             logits = self._runner.forward([work.segment() for work in works])
             outcomes = self._sampler.accept(works, logits)
         except Exception as error:
+            self._await_clerk()
             self._run_apart(works, error)
             return
+        self._await_clerk()
         self._failed_steps = 0
         step_ms = ms_since(start_ns)
         self.counters.lap(FORWARD)
@@ -161,11 +174,30 @@ class StepLoop:
         decoding = all(work.session.needs_prefill == 1 for work in works)
         (self.counters.decode_s if decoding else self.counters.prefill_s).observe(step_ms / 1000)
         running = {session.session_id for session in self.scheduler.running}
-        self._weigher.weigh(works, outcomes, step_ms=step_ms, waited_ms=waited_ms, late=late, running=running)
-        self._committer.commit(works, outcomes, step_us=int(step_ms * 1000), batch_tokens=rows)
-        sent = sum(len(response.tokens) for _, response in self._responses if not isinstance(response, Exception))
-        self.counters.count(sent, time.monotonic_ns() - start_ns)
+        seen = self._weigher.look(works, outcomes, step_ms=step_ms, waited_ms=waited_ms, late=late, running=running)
+        sent = self._committer.commit(works, outcomes, step_us=int(step_ms * 1000), batch_tokens=rows)
         self.counters.lap(COMMIT)
+        elapsed_ns = time.monotonic_ns() - start_ns
+
+        def account() -> None:
+            self._planner.look_back()
+            self._weigher.weigh(seen)
+            self._count(sent, elapsed_ns)
+
+        self._later = account
+
+    def _flush_soon(self) -> None:
+        """Lets the event loop, which needs the interpreter for it, send first what drafters were told."""
+        time.sleep(BREATH_S)
+        self.flush()
+
+    def _await_clerk(self) -> None:
+        if self._busy is not None:
+            busy, self._busy = self._busy, None
+            busy.result()
+
+    def _count(self, sent: int, elapsed_ns: int) -> None:
+        self.counters.count(sent, elapsed_ns)
         pool = self.scheduler.pool
         self._decode_log.step(
             running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
@@ -202,82 +234,6 @@ class StepLoop:
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error
 
-    def _gather(self) -> tuple[float, list[Assignment]]:
-        """Matches proposals and waits for late ones as long as that pays: the time waited, and for whom.
-
-        Whom the step is better without is in `_left_out`.
-        """
-        late = self._give_up_on(self._planner.match())
-        self._left_out = set()
-        if not late:
-            self._left_out = self._leave_out(late)
-            return 0.0, []
-        self.counters.lap(PLAN)
-        self.counters.waits += 1
-        waited_for, start_ns = late, time.monotonic_ns()
-        deadline_ns = start_ns + int(self._planner.wait_ms(late) * 1e6)
-        self._teller.tell_waiting(late)
-        self.flush()
-        self._left_out = self._leave_out(late)
-        while late and not self._left_out and self._stopped_by is None:
-            commands = self.inbox.take(deadline_ns)
-            if not commands:
-                break
-            self._obey(commands)
-            late = self._planner.match()
-            self._left_out = self._leave_out(late)
-            if time.monotonic_ns() >= deadline_ns:  # whatever else keeps coming
-                break
-        if not self._left_out:
-            self._missed(late)
-        self.counters.lap(WAIT)
-        return ms_since(start_ns), waited_for
-
-    def _leave_out(self, late: list[Assignment]) -> set[int]:
-        """Ids of sessions that the step is better without (halves.py)."""
-        parts: list[Part] = []
-        reply_ms, is_late = 0.0, set(map(id, late))
-        for session in self.scheduler.running if late or self._halves.expects_waits else ():
-            assignment = self.drafters.of(session)
-            rows = session.needs_prefill
-            if assignment is not None and id(assignment) in is_late:
-                reply_ms = max(reply_ms, assignment.drafter.replies.mean_ms)
-                rows += round(assignment.brake.expected_nodes)
-                parts.append(Part(session.session_id, rows, late=True, deadline_ns=self._deadline_ns(assignment)))
-            elif assignment is not None and assignment.match is not None:
-                reply_ms = max(reply_ms, assignment.drafter.replies.mean_ms)
-                parts.append(Part(session.session_id, rows + len(assignment.match.tree)))
-            elif late:
-                parts.append(Part(session.session_id, rows))
-            else:
-                return set()  # who decodes plainly runs in every step
-        return self._halves.leave_out(
-            parts, lambda rows: float(self._costs.ms(rows)), reply_ms=reply_ms, now_ns=time.monotonic_ns()
-        )
-
-    def _deadline_ns(self, assignment: Assignment) -> int:
-        """Until when a draft for the newest length is worth waiting for, or leaving its session out."""
-        asked_ns = assignment.asked_ns.get(assignment.session.committed_len, 0)
-        return asked_ns + int(self._planner.bound_ms(assignment) * 1e6)
-
-    def _give_up_on(self, late: list[Assignment]) -> list[Assignment]:
-        """Those of `late` that are waited for still: who was left out until now has had its time."""
-        now_ns = time.monotonic_ns()
-        missed = [
-            assignment for assignment in late
-            if assignment.session.session_id in self._left_out and self._deadline_ns(assignment) <= now_ns
-        ]  # fmt: skip
-        self._missed(missed)
-        return [assignment for assignment in late if assignment not in missed]
-
-    def _missed(self, late: list[Assignment]) -> None:
-        """Drafts that did not come while they were waited for: their sessions decode plainly."""
-        self.counters.missing += len(late)
-        for assignment in late:
-            assignment.waited_len = assignment.session.committed_len
-        for drafter in {assignment.drafter for assignment in late}:
-            drafter.missed_in_a_row += 1
-
     def _assign(self) -> None:
         """Opens running sessions that have no drafter to one that fits."""
         if not len(self.drafters):
@@ -288,7 +244,8 @@ class StepLoop:
                 fixed = self._planner.is_fixed(session)
                 self._teller.opened(self.drafters.assign(session, row_ms=None if fixed else row_ms))
 
-    def _obey(self, commands: list[Command]) -> None:
+    def _obey(self, commands: list[Command]) -> bool:
+        """Does what they say; whether the loop goes on."""
         for command in commands:
             match command:
                 case Submit(sessions):
@@ -300,18 +257,21 @@ class StepLoop:
                     self.drafters.enlist(drafter)
                 case DrafterLeft(drafter):
                     self.drafters.leave(drafter)
-                case ProposalsArrived(drafter, proposals):
+                case ProposalsArrived(drafter, proposals, read):
+                    if read is not None and drafter.ring is not None:
+                        drafter.ring.read(read)
                     take_proposals(self.drafters, drafter, proposals)
                 case Released(drafter, releases):
                     take_releases(self.drafters, drafter, releases)
                 case ReadFeatures():
-                    self._read_features(command)
+                    answer_read(self._runner, self.drafters, command)
                 case FlushCache(answer):
                     answer(*self.scheduler.flush_cache())
                 case Administer(run):
                     run(self.drafters)
                 case Stop():
                     self._stopped_by = command
+        return self._stopped_by is None
 
     def _submit(self, sessions: list[Session]) -> None:
         try:
@@ -335,21 +295,15 @@ class StepLoop:
             self._responses.append((session, error if isinstance(error, OutriderError) else Unavailable(str(error))))
         self.flush()
 
-    def _read_features(self, command: ReadFeatures) -> None:
-        plane = self._runner.features
-        for drafter in self.drafters:
-            assignment = drafter.find(command.session, command.generation)
-            if drafter.drafter_id != command.drafter_id or assignment is None or plane is None:
-                continue
-            session = assignment.session
-            if command.first_pos + command.count <= session.kv_len:
-                slots = self._runner.slot_table[session.table_row, command.first_pos :][: command.count]
-                command.answer(read_rows(plane, slots))
-                return
-        command.answer(None)
-
     def flush(self) -> None:
-        """Hands clients what was committed."""
+        """Does what could wait: hands clients what was committed, and takes the last step into account."""
         if self._responses:
-            self._deliver(list(self._responses))
+            responses: Responses = [
+                (session, unsent if isinstance(unsent, Exception) else unsent.response())
+                for session, unsent in self._responses
+            ]
             self._responses.clear()
+            self._deliver(responses)
+        if self._later is not None:
+            later, self._later = self._later, None
+            later()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kernels.acceptance import Accepted
 from outrider.cost_table import CostTable
@@ -28,6 +29,21 @@ _FIRST_HUSH, _HUSH_EVERY = 64, 2048  # steps with so many sessions of which none
 
 
 Told = tuple[int, bool]  # a record's id; whether each step tells it, or a probe did
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A step as it ended. told: ids of assignments that were asked for drafts before it; decodes: it ran no prompt."""
+
+    works: list[Work]
+    outcomes: list[Accepted | None]
+    step_ms: float
+    waited_ms: float
+    wall_ms: float  # since the step before it ended
+    late: list[Assignment]
+    running: set[int]
+    decodes: bool
+    told: set[int]
 
 
 class QuietTimes:
@@ -81,32 +97,43 @@ class Weigher:
         self._paid_steps = 0  # in a row in which nothing was owed
         self._pause = _FIRST_PAUSE
 
-    def weigh(
+    def look(
         self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,
         late: list[Assignment], running: set[int],
-    ) -> None:  # fmt: skip
-        """Takes in a step, before its outcomes are committed.
+    ) -> Seen:  # fmt: skip
+        """Notes a step before its outcomes are committed, for `weigh`, which can wait until drafters are told of it.
 
         step_ms: of forward pass and sampling; running: ids of all sessions, those that the step left out too.
         """
         now_ns = self._clock()
         wall_ms, self._last_ns = (now_ns - self._last_ns) / 1e6, now_ns
-        steady, self._sessions = running <= self._sessions, running
+        decodes = all(work.session.needs_prefill == 1 for work in works)
+        told: set[int] = set()
+        for work in works:
+            assignment = work.assignment
+            if assignment is not None and assignment.brake.told:
+                told.add(id(assignment))
+                assignment.brake.told = False
+        return Seen(works, outcomes, step_ms, waited_ms, wall_ms, late, running, decodes, told)
+
+    def weigh(self, seen: Seen) -> None:
+        """Takes in a step."""
+        works, late, wall_ms = seen.works, seen.late, seen.wall_ms
+        steady, self._sessions = seen.running <= self._sessions, seen.running
         assignments = [work.assignment for work in works if work.assignment is not None]
-        told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if a.brake.told)
+        told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if id(a) in seen.told)
         if told or not (self._linger and any(a.asked_ns for a in assignments)):
             self._linger = _LINGER_STEPS if told else 0
-        if all(work.session.needs_prefill == 1 for work in works):
-            self._measure(works, told, step_ms, wall_ms - waited_ms if steady else None, waited=bool(late))
-            self._weigh(works, outcomes, waited_ms, late, len(running))
+        if seen.decodes:
+            own_ms = wall_ms - seen.waited_ms if steady else None
+            self._measure(works, told, seen.step_ms, own_ms, waited=bool(late))
+            self._weigh(seen)
             if steady and (told or self._linger):
-                committed = sum(1 + (len(outcome.nodes) if outcome is not None else 0) for outcome in outcomes)
+                committed = sum(1 + (len(outcome.nodes) if outcome is not None else 0) for outcome in seen.outcomes)
                 self._balance(works, committed, wall_ms)
         self._linger = max(0, self._linger - 1)
         if told or not self._linger:
             self._told_before = told
-        for assignment in assignments:
-            assignment.brake.told = False
 
     def _measure(
         self, works: list[Work], told: Counter[Told], step_ms: float, own_ms: float | None, *, waited: bool
@@ -177,11 +204,9 @@ class Weigher:
         for drafter in self._drafters:
             drafter.record.hushed = hushed
 
-    def _weigh(
-        self, works: list[Work], outcomes: list[Accepted | None], waited_ms: float, late: list[Assignment],
-        num_running: int,
-    ) -> None:  # fmt: skip
+    def _weigh(self, seen: Seen) -> None:
         """Tells each session's brake what its drafts saved and cost in this step."""
+        works, late, num_running = seen.works, seen.late, len(seen.running)
         rows = sum(work.num_rows for work in works)
         nodes = rows - len(works)
         plain_ms = float(self._costs.ms(len(works)))
@@ -191,18 +216,18 @@ class Weigher:
         share_ms = whole_ms / max(num_running, len(works))
         listening = sum(work.assignment is not None and work.assignment.brake.listens for work in works)
         left_out_ms = max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)
-        wait_ms = waited_ms / max(1, len(late))
-        for work, outcome in zip(works, outcomes, strict=True):
+        wait_ms = seen.waited_ms / max(1, len(late))
+        for work, outcome in zip(works, seen.outcomes, strict=True):
             assignment = work.assignment
             if assignment is None or assignment.brake.fixed:
                 continue
             brake, drafted = assignment.brake, work.num_rows - 1
-            waited = assignment in late
-            if not (drafted or waited or (brake.told and brake.listens)):
+            waited, told = assignment in late, id(assignment) in seen.told
+            if not (drafted or waited or (told and brake.listens)):
                 self._counters.probes += brake.plain_step(share_ms)
                 continue
             accepted = len(outcome.nodes) if outcome is not None else 0
-            lost_ms = drafted * node_ms + waited * wait_ms + brake.told * assignment.drafter.record.tax_ms
+            lost_ms = drafted * node_ms + waited * wait_ms + told * assignment.drafter.record.tax_ms
             lost_ms += left_out_ms * brake.listens
             self._counters.silenced += brake.round_done(
                 nodes=drafted, accepted=accepted, net_ms=accepted * share_ms - lost_ms, step_ms=share_ms

@@ -67,6 +67,10 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--verify", action="append", metavar="HOST:PORT", help="Verify service; as --gateway.")
     parser.add_argument("--tls-certificate", help="PEM file: HTTPS, and gRPC over TLS, for clients.")
     parser.add_argument("--tls-key", help="Its key.")
+    parser.add_argument("--gateway-ca", help="PEM file: TLS to gateways, whose certificates this signs.")
+    parser.add_argument("--gateway-certificate", help="What Envoy shows them (mutual TLS).")
+    parser.add_argument("--gateway-key", help="Its key.")
+    parser.add_argument("--gateway-server-name", help="DNS name that their certificates must have. Default: any.")
     parser.add_argument("--verify-ca", help="PEM file: TLS to verify services, whose certificates this signs.")
     parser.add_argument("--verify-certificate", help="What Envoy shows them (mutual TLS).")
     parser.add_argument("--verify-key", help="Its key.")
@@ -76,12 +80,14 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--check", action="store_true", help="Only say whether Envoy takes the configuration.")
     args = parser.parse_args(words)
-    for one, other in (("tls_certificate", "tls_key"), ("verify_certificate", "verify_key")):
+    pairs = (("tls_certificate", "tls_key"), *((f"{to}_certificate", f"{to}_key") for to in ("gateway", "verify")))
+    for one, other in pairs:
         if (getattr(args, one) is None) != (getattr(args, other) is None):
             parser.error(f"--{one.replace('_', '-')} and --{other.replace('_', '-')} go together")
-    for name in ("verify_certificate", "verify_server_name"):
-        if getattr(args, name) is not None and args.verify_ca is None:
-            parser.error(f"--{name.replace('_', '-')} needs --verify-ca")
+    for to in ("gateway", "verify"):
+        for name in ("certificate", "server_name"):
+            if getattr(args, f"{to}_{name}") is not None and getattr(args, f"{to}_ca") is None:
+                parser.error(f"--{to}-{name.replace('_', '-')} needs --{to}-ca")
     return args
 
 
@@ -95,7 +101,8 @@ def render(args: argparse.Namespace) -> str:
         "GATEWAYS": [_endpoint(address) for address in args.gateway or ["127.0.0.1:8000"]],
         "VERIFIERS": [_endpoint(address) for address in args.verify or ["127.0.0.1:50051"]],
         "FRONT_TLS": front_tls(args.tls_certificate, args.tls_key),
-        "VERIFY_TLS": verify_tls(args.verify_ca, args.verify_certificate, args.verify_key, args.verify_server_name),
+        "GATEWAY_TLS": upstream_tls(args, "gateway", "http/1.1"),
+        "VERIFY_TLS": upstream_tls(args, "verify", "h2"),
     }
     text = _TEMPLATE.read_text(encoding="utf-8")
     return string.Template(text).substitute({name: json.dumps(value) for name, value in values.items()})
@@ -114,14 +121,16 @@ def front_tls(certificate: str | None, key: str | None) -> dict[str, object] | N
     return _socket("DownstreamTlsContext", context)
 
 
-def verify_tls(ca: str | None, certificate: str | None, key: str | None, name: str | None) -> dict[str, object] | None:
-    """A cluster's transport socket; none without a CA. With `name`, verify's certificate must have it."""
+def upstream_tls(args: argparse.Namespace, to: str, protocol: str) -> dict[str, object] | None:
+    """The transport socket of clusters of `to`; none without a CA. With a name, their certificates must have it."""
+    given = vars(args)
+    ca, certificate, key, name = (given[f"{to}_{what}"] for what in ("ca", "certificate", "key", "server_name"))
     if ca is None:
         return None
     validation: dict[str, object] = {"trusted_ca": {"filename": ca}}
     if name is not None:
         validation["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": {"exact": name}}]
-    context: dict[str, object] = {"validation_context": validation, "alpn_protocols": ["h2"]}
+    context: dict[str, object] = {"validation_context": validation, "alpn_protocols": [protocol]}
     if certificate is not None and key is not None:
         context["tls_certificates"] = [_pair(certificate, key)]
     return _socket("UpstreamTlsContext", context, **({} if name is None else {"sni": name}))

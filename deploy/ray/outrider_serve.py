@@ -68,18 +68,24 @@ class Settings(BaseModel):
 
 @ray.remote(num_cpus=0)
 class Directory:
-    """Where verify services are: each says so every second, and is forgotten when it stops."""
+    """Where verify services are: each says so every second, and is forgotten when it stops.
+
+    Ray may start it again on another node, knowing nothing: it tells nothing then until all had time to report.
+    """
 
     def __init__(self) -> None:
+        self._began = time.monotonic()
         self._seen: dict[str, float] = {}
 
     def report(self, address: str) -> None:
         """The verify service at `address` serves."""
         self._seen[address] = time.monotonic()
 
-    def addresses(self) -> list[str]:
-        """All that were heard of lately."""
+    def addresses(self) -> list[str] | None:
+        """All that were heard of lately; None where that cannot be known yet, and what was known before holds."""
         now = time.monotonic()
+        if now - self._began < _FORGET_S:
+            return None
         self._seen = {address: at for address, at in self._seen.items() if now - at < _FORGET_S}
         return sorted(self._seen)
 
@@ -220,9 +226,11 @@ def _keep_addresses(path: Path) -> None:
     known = directory()
     while True:
         with contextlib.suppress(ray.exceptions.RayError):
-            beside = path.with_suffix(".new")
-            beside.write_text("\n".join(ray.get(known.addresses.remote(), timeout=_CALL_TIMEOUT_S)))
-            beside.replace(path)  # whole, for whoever reads it now
+            addresses = ray.get(known.addresses.remote(), timeout=_CALL_TIMEOUT_S)
+            if addresses is not None:
+                beside = path.with_suffix(".new")
+                beside.write_text("\n".join(addresses))
+                beside.replace(path)  # whole, for whoever reads it now
         time.sleep(_REPORT_S)
 
 

@@ -88,7 +88,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
     def _take(self, state: HeadStateT, rows: common_pb2.FeatureRows) -> bool:
         """Whether the rows could be used; if not, the session is given up."""
         try:
-            state.features.add(rows)
+            state.features.add(rows, state.session.ring)
         except UnusableFeatures as error:
             self._give_up(state.session, verify_pb2.RELEASE_REASON_FEATURES, str(error))
             return False
@@ -114,7 +114,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         for state, first, end in pieces:
             found.append(state.features.rows(first, end))
             state.features.drop(end)
-        return self._model.fuse(torch.cat(found))
+        return self._model.fuse(torch.cat(found) if len(found) > 1 else found[0])
 
 
 class EagleDrafter(HeadDrafter[HeadState]):

@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from outrider.row_ring import RowReader
 from outrider.v1 import common_pb2
 
 _DTYPES = {
@@ -34,7 +35,26 @@ def read_tensor(tensor: common_pb2.Tensor, width: int) -> torch.Tensor:
     if len(tensor.data) != wanted:
         raise UnusableFeatures(f"{len(tensor.data)} bytes of feature rows; their shape takes {wanted}")
     # Copied: the message's bytes must not be written to, and its other parts need not be kept.
-    rows = torch.frombuffer(bytearray(tensor.data), dtype=dtype).view(*tensor.shape)
+    return _finite(torch.frombuffer(bytearray(tensor.data), dtype=dtype).view(*tensor.shape))
+
+
+def read_shared(ring: RowReader | None, first: int, count: int, width: int) -> torch.Tensor:
+    """Rows [count, width] from shared memory. UnusableFeatures where there are none, for another width, or NaN."""
+    if ring is None:
+        raise UnusableFeatures("feature rows in memory that is not shared with this process")
+    dtype = _DTYPES.get(ring.dtype)
+    if dtype is None:
+        raise UnusableFeatures(f"feature rows of dtype {ring.dtype}")
+    try:
+        rows = torch.from_numpy(ring.rows(first, count)).view(dtype)
+    except (ValueError, RuntimeError) as error:
+        raise UnusableFeatures(str(error)) from error
+    if rows.shape[1] != width:
+        raise UnusableFeatures(f"feature rows of {rows.shape[1]} numbers; {width} are needed")
+    return _finite(rows)
+
+
+def _finite(rows: torch.Tensor) -> torch.Tensor:
     if not all(math.isfinite(bound) for bound in torch.aminmax(rows)):
         raise UnusableFeatures("feature rows hold NaN or infinity")
     return rows
@@ -62,11 +82,18 @@ class FeatureBuffer:
         """Position after the last row before the first gap."""
         return self._end
 
-    def add(self, rows: common_pb2.FeatureRows) -> None:
-        """Takes rows that are inline; those only announced come later, fetched. UnusableFeatures for nonsense."""
-        if rows.WhichOneof("location") != "rows":
-            return
-        values = read_tensor(rows.rows, self._width)
+    def add(self, rows: common_pb2.FeatureRows, ring: RowReader | None = None) -> None:
+        """Takes rows that are inline, or in `ring`; those only announced come later, fetched.
+
+        UnusableFeatures for nonsense.
+        """
+        match rows.WhichOneof("location"):
+            case "rows":
+                values = read_tensor(rows.rows, self._width)
+            case "slot_seq":
+                values = read_shared(ring, rows.slot_seq, rows.count, self._width)
+            case _:
+                return
         if len(values) != rows.count:
             raise UnusableFeatures(f"{len(values)} feature rows where {rows.count} are named")
         self.put(rows.first_pos, values)

@@ -99,7 +99,7 @@ def _grow_chains(
         chances[:, step] = tips.probabilities[:, 0].cpu().numpy()
         if tips.states is not None:
             steps.append(tips.states[:, None])
-    np.cumprod(np.nan_to_num(chances, copy=False, nan=0.0), axis=1, out=chances)
+    np.cumprod(np.fmax(chances, 0.0, out=chances), axis=1, out=chances)  # fmax: NaN counts as 0
     parents = np.arange(-1, num_steps - 1, dtype=np.int32)
     entries = np.append(np.arange(num_steps - 1, dtype=np.int32), np.int32(-1))
     return [

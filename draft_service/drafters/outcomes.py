@@ -22,12 +22,15 @@ def likely_ends(tree: TokenTree, probabilities: NDArray[np.float64], max_accepte
     probabilities: float64 [n], of the paths. Acceptance ends at a node with its path's probability less its children's.
     Nodes deeper than `max_accepted` are left out; the likeliest comes first.
     """
-    ends = np.append(probabilities, 1.0)  # ROOT is -1: the last
-    np.subtract.at(ends, tree.parents, probabilities)
-    depths = np.append(tree.depths, 0)
-    order = np.argsort(-ends, kind="stable")
-    order = order[depths[order] <= max_accepted][:MAX_OUTCOMES_TRIED]
-    return [(ROOT if node == len(tree) else node, max(0.0, float(ends[node]))) for node in order.tolist()]
+    # Plain lists: numpy takes longer for so few numbers, and a verdict waits.
+    paths = probabilities.tolist()
+    ends = [*paths, 1.0]  # ROOT is -1: the last
+    for parent, chance in zip(tree.parents.tolist(), paths, strict=True):
+        ends[parent] -= chance
+    depths = [*tree.depths.tolist(), 0]
+    within = [node for node in range(len(ends)) if depths[node] <= max_accepted]
+    order = sorted(within, key=lambda node: -ends[node])[:MAX_OUTCOMES_TRIED]
+    return [(ROOT if node == len(tree) else node, max(0.0, ends[node])) for node in order]
 
 
 def likely_outcomes(

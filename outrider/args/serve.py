@@ -10,6 +10,7 @@ from outrider.args.draft import DraftArgs
 from outrider.args.gateway import GatewayArgs
 from outrider.args.links import is_socket
 from outrider.args.verify import VerifyArgs
+from outrider.errors import StartupError
 from outrider.fastest import USUAL, fastest_algorithm
 from outrider.flags import ArgsT, arg, at_least
 
@@ -47,6 +48,11 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         "Port of the verify service's Prometheus metrics, without key or TLS; the draft service's are on the next one, "
         "the gateway's at its own /metrics. 0 takes free ones.",
     )  # fmt: skip
+    colocate: bool = arg(
+        False, "more",
+        "Verify and draft in one process, their stream kept in memory: for small machines. They then share one Python "
+        "interpreter.",
+    )  # fmt: skip
     startup_timeout_s: float = arg(900.0, "network", "Time to become ready, a model's first download included.")
 
     def check(self) -> None:
@@ -55,6 +61,8 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         DraftArgs.check(self)
         GatewayArgs.check(self)
         at_least(self, 1, "startup_timeout_s")
+        if self.colocate and not self.drafts:
+            raise StartupError("--colocate needs drafts; --speculative-algorithm is NONE")
         if self.algorithm == USUAL:
             self.refuse_draft_model_flags()
 

@@ -201,6 +201,52 @@ class VerifiedTree(_message.Message):
     verify_us: int
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[bool]] = ..., probabilities: _Optional[_Iterable[float]] = ..., algorithm: _Optional[_Union[_common_pb2.Algorithm, str]] = ..., draft_us: _Optional[int] = ..., verify_us: _Optional[int] = ...) -> None: ...
 
+class GenerateManyRequest(_message.Message):
+    __slots__ = ("begin", "cancel")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    begin: _containers.RepeatedCompositeFieldContainer[GenerateCall]
+    cancel: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, begin: _Optional[_Iterable[_Union[GenerateCall, _Mapping]]] = ..., cancel: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class GenerateCall(_message.Message):
+    __slots__ = ("call", "request", "timeout_ms", "traceparent")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    request: GenerateRequest
+    timeout_ms: int
+    traceparent: str
+    def __init__(self, call: _Optional[int] = ..., request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., timeout_ms: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class GenerateManyResponse(_message.Message):
+    __slots__ = ("outputs",)
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    outputs: _containers.RepeatedCompositeFieldContainer[CallOutput]
+    def __init__(self, outputs: _Optional[_Iterable[_Union[CallOutput, _Mapping]]] = ...) -> None: ...
+
+class CallOutput(_message.Message):
+    __slots__ = ("call", "response", "end")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    response: GenerateResponse
+    end: CallEnd
+    def __init__(self, call: _Optional[int] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., end: _Optional[_Union[CallEnd, _Mapping]] = ...) -> None: ...
+
+class CallEnd(_message.Message):
+    __slots__ = ("code", "message", "details")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    details: bytes
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., details: _Optional[bytes] = ...) -> None: ...
+
 class SpeculateRequest(_message.Message):
     __slots__ = ("enlist", "proposals", "releases")
     ENLIST_FIELD_NUMBER: _ClassVar[int]

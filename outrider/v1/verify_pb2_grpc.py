@@ -40,6 +40,11 @@ class VerifyServiceStub:
                 request_serializer=outrider_dot_v1_dot_verify__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_verify__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateMany = channel.stream_stream(
+                '/outrider.v1.VerifyService/GenerateMany',
+                request_serializer=outrider_dot_v1_dot_verify__pb2.GenerateManyRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_verify__pb2.GenerateManyResponse.FromString,
+                _registered_method=True)
         self.Speculate = channel.stream_stream(
                 '/outrider.v1.VerifyService/Speculate',
                 request_serializer=outrider_dot_v1_dot_verify__pb2.SpeculateRequest.SerializeToString,
@@ -68,6 +73,13 @@ class VerifyServiceServicer:
 
     def Generate(self, request, context):
         """Generates up to `num_choices` continuations of a prompt. Cancelling frees the session's pages within one step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateMany(self, request_iterator, context):
+        """Any number of Generate calls on one stream: what a step says to all of them comes as one message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,6 +120,11 @@ def add_VerifyServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=outrider_dot_v1_dot_verify__pb2.GenerateRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_verify__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.GenerateMany,
+                    request_deserializer=outrider_dot_v1_dot_verify__pb2.GenerateManyRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_verify__pb2.GenerateManyResponse.SerializeToString,
             ),
             'Speculate': grpc.stream_stream_rpc_method_handler(
                     servicer.Speculate,
@@ -158,6 +175,33 @@ class VerifyService:
             '/outrider.v1.VerifyService/Generate',
             outrider_dot_v1_dot_verify__pb2.GenerateRequest.SerializeToString,
             outrider_dot_v1_dot_verify__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/outrider.v1.VerifyService/GenerateMany',
+            outrider_dot_v1_dot_verify__pb2.GenerateManyRequest.SerializeToString,
+            outrider_dot_v1_dot_verify__pb2.GenerateManyResponse.FromString,
             options,
             channel_credentials,
             insecure,

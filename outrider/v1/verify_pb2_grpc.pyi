@@ -35,6 +35,8 @@ class VerifyServiceStub:
     def __new__(cls, channel: _aio.Channel) -> VerifyServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_verify_pb2.GenerateRequest, _verify_pb2.GenerateResponse]
     """Generates up to `num_choices` continuations of a prompt. Cancelling frees the session's pages within one step."""
+    GenerateMany: _grpc.StreamStreamMultiCallable[_verify_pb2.GenerateManyRequest, _verify_pb2.GenerateManyResponse]
+    """Any number of Generate calls on one stream: what a step says to all of them comes as one message."""
     Speculate: _grpc.StreamStreamMultiCallable[_verify_pb2.SpeculateRequest, _verify_pb2.SpeculateResponse]
     """One stream per drafter process; every session is multiplexed on it."""
     StreamFeatures: _grpc.UnaryStreamMultiCallable[_verify_pb2.StreamFeaturesRequest, _verify_pb2.StreamFeaturesResponse]
@@ -51,6 +53,8 @@ class VerifyServiceAsyncStub(VerifyServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_verify_pb2.GenerateRequest, _verify_pb2.GenerateResponse]  # type: ignore[assignment]
     """Generates up to `num_choices` continuations of a prompt. Cancelling frees the session's pages within one step."""
+    GenerateMany: _aio.StreamStreamMultiCallable[_verify_pb2.GenerateManyRequest, _verify_pb2.GenerateManyResponse]  # type: ignore[assignment]
+    """Any number of Generate calls on one stream: what a step says to all of them comes as one message."""
     Speculate: _aio.StreamStreamMultiCallable[_verify_pb2.SpeculateRequest, _verify_pb2.SpeculateResponse]  # type: ignore[assignment]
     """One stream per drafter process; every session is multiplexed on it."""
     StreamFeatures: _aio.UnaryStreamMultiCallable[_verify_pb2.StreamFeaturesRequest, _verify_pb2.StreamFeaturesResponse]  # type: ignore[assignment]
@@ -70,6 +74,14 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verify_pb2.GenerateResponse], _abc.AsyncIterator[_verify_pb2.GenerateResponse]]:
         """Generates up to `num_choices` continuations of a prompt. Cancelling frees the session's pages within one step."""
+
+    @_abc_1.abstractmethod
+    def GenerateMany(
+        self,
+        request_iterator: _MaybeAsyncIterator[_verify_pb2.GenerateManyRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_verify_pb2.GenerateManyResponse], _abc.AsyncIterator[_verify_pb2.GenerateManyResponse]]:
+        """Any number of Generate calls on one stream: what a step says to all of them comes as one message."""
 
     @_abc_1.abstractmethod
     def Speculate(

@@ -30,6 +30,13 @@ ROUNDS = [
 ]  # fmt: skip
 
 
+def test_two_processes_are_compared_with_one() -> None:
+    entries = parse_entries("outrider-ngram,outrider-ngram-colocated", [1])
+    rounds = [{"outrider-ngram": measured(96, 1), "outrider-ngram-colocated": measured(100, 1)}]
+    (found,) = [one for one in ratios(entries, rounds) if one.figure == "decode"]
+    assert (found.system, found.beside, found.median) == ("outrider-ngram", "outrider-ngram-colocated", 0.96)
+
+
 def test_a_slow_moment_of_the_machine_moves_no_ratio() -> None:
     found = {(one.system, one.beside, one.figure, one.streams): one for one in ratios(ENTRIES, ROUNDS)}
     plain = found["outrider", "llama.cpp", "decode", 1]

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.deploy.front import free_port
 
 ROOT = Path(__file__).parents[2]
 PROJECT = os.environ["COMPOSE_PROJECT_NAME"]
-PORT = free_port()
+PORT, PROMETHEUS_PORT = free_port(), free_port()
 OURS = ("verify", "draft", "gateway", "envoy")
 MESSAGES = [{"role": "user", "content": "Write three sentences about the sea, then repeat them word for word."}]
 NUM_TOKENS = 120
@@ -37,7 +38,8 @@ TICK = threading.Event()  # never set: something to wait on between looks
 def compose(*words: str) -> str:
     """docker-compose on the file at the top."""
     command = ["docker-compose", "--project-directory", str(ROOT), *words]
-    environment = {**os.environ, "OUTRIDER_PORT": str(PORT)}
+    ports = {"OUTRIDER_PORT": str(PORT), "OUTRIDER_PROMETHEUS_PORT": str(PROMETHEUS_PORT)}
+    environment = {**os.environ, **ports}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return ended.stdout
@@ -127,6 +129,12 @@ def while_streaming(http: httpx.Client, act: Any, number: int = 4) -> set[str]:
         return {text.result() for text in texts}
 
 
+def said_in(container: str, script: str) -> str:
+    """What a Python program prints in a container; nothing where that is just coming up."""
+    command = ["docker", "exec", container, "python", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
 def up(http: httpx.Client, num_verify: int, num_drafters: int) -> None:
     """Returns when the gateway sees so many verify services, each with so many drafters."""
 
@@ -141,7 +149,7 @@ def up(http: httpx.Client, num_verify: int, num_drafters: int) -> None:
     script = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
     replies: list[str] = []
     for _ in range(240):
-        replies = [docker("exec", name, "python", "-c", script) for name in containers("gateway")]
+        replies = [said_in(name, script) for name in containers("gateway")]
         if all(enough(httpx.Response(200, text=text)) for text in replies):
             return
         TICK.wait(0.5)
@@ -214,6 +222,32 @@ def test_two_of_each(http: httpx.Client, reference: str) -> None:
     compose("up", "--detach", "--no-build", "--no-recreate", *scale)
     up(http, 2, 2)
     assert while_streaming(http, lambda: None) == {reference}
+
+
+def test_prometheus_scrapes_all_and_evaluates_the_rules(http: httpx.Client) -> None:
+    """The profile `monitoring` as it is: every container of each kind is found, rules have values, no alert fires."""
+    compose("up", "--detach", "--no-build", "--no-recreate", "prometheus")
+    wanted = {"verify": 2, "draft": 2, "gateway": 2, "envoy": 1}
+
+    def all_up(reply: httpx.Response) -> bool:
+        targets = reply.json()["data"]["activeTargets"]
+        return Counter(target["labels"]["job"] for target in targets if target["health"] == "up") == wanted
+
+    def evaluated(reply: httpx.Response) -> bool:
+        rules = [rule for group in reply.json()["data"]["groups"] for rule in group["rules"]]
+        assert not [rule for rule in rules if rule["health"] == "err"]
+        return all(rule["health"] == "ok" for rule in rules)
+
+    with httpx.Client(base_url=f"http://127.0.0.1:{PROMETHEUS_PORT}/api/v1", timeout=60) as client:
+        until(client, "/targets", all_up)
+        stream(http)
+        until(client, "/rules", evaluated)
+        until(client, "/query?query=outrider:accept_length:5m", lambda reply: bool(reply.json()["data"]["result"]))
+        (mean,) = client.get("/query?query=outrider:accept_length:5m").json()["data"]["result"]
+        assert float(mean["value"][1]) >= 1
+        firing = [alert for alert in client.get("/alerts").json()["data"]["alerts"] if alert["state"] == "firing"]
+        assert firing == []
+    compose("rm", "--stop", "--force", "prometheus")
 
 
 def test_paused_drafters_hold_nobody_up(http: httpx.Client, reference: str) -> None:

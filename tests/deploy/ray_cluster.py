@@ -18,6 +18,7 @@ import pytest
 import ray
 from ray import serve
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tests.deploy.front import free_port
 
@@ -28,19 +29,23 @@ import outrider_serve  # noqa: E402
 PORT = free_port()
 MESSAGES = [{"role": "user", "content": "Write three sentences about the sea, then repeat them word for word."}]
 NUM_TOKENS = 160
+pytestmark = pytest.mark.timeout(1200)  # the cluster's start and end are in it
 NODE = {"num_cpus": 3}  # room for one pair and what Serve needs, not for two pairs
 TICK = threading.Event()  # never set: something to wait on between looks
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Generator[Cluster]:
-    """A head and a second node; the gateway is on the head, as is the proxy that we talk to."""
-
+    """A head with the gateway and the proxy that we talk to, a second node with the directory."""
     cluster = Cluster(initialize_head=True, head_node_args={**NODE, "resources": {"front": 1}})
-    cluster.add_node(**NODE)
+    second = cluster.add_node(**NODE)
     ray.init(
         address=cluster.address, namespace="test", log_to_driver=False, runtime_env={"working_dir": FOLDER}
     )  # fmt: skip
+    there = NodeAffinitySchedulingStrategy(second.node_id, soft=True)
+    options = {"name": outrider_serve.DIRECTORY, "namespace": outrider_serve.NAMESPACE, "scheduling_strategy": there}
+    first = outrider_serve.Directory.options(lifetime="detached", max_restarts=-1, max_task_retries=3, **options)
+    ray.get(first.remote().addresses.remote())
     serve.start(http_options={"host": "127.0.0.1", "port": PORT}, proxy_location="HeadOnly")
     settings = outrider_serve.Settings(
         verify_flags=["--threads=1", "--max-total-tokens=16384"],
@@ -86,7 +91,7 @@ def pairs() -> list[dict[str, Any]]:
 def verify_addresses() -> list[str]:
     """What the directory knows; nothing while it moves to another node."""
     try:
-        return ray.get(outrider_serve.directory().addresses.remote(), timeout=30)
+        return ray.get(outrider_serve.directory().addresses.remote(), timeout=30) or []
     except ray.exceptions.RayError:
         return []
 

@@ -86,7 +86,10 @@ def _varint(number: int) -> bytes:
 
 
 class Relay(grpc.GenericRpcHandler):
-    """Passes calls on to `target`, each message changed. Calls of the methods in `seen` came through."""
+    """Passes calls on to `target`, each message changed. Calls of the methods in `seen` came through.
+
+    A method whose messages the other release has not is not there.
+    """
 
     def __init__(self, target: str, change: Change) -> None:
         self._channel = create_channel(target)
@@ -101,6 +104,8 @@ class Relay(grpc.GenericRpcHandler):
         if not service.startswith("outrider.v1.") or found is None:
             return None
         described = found.methods_by_name[name]
+        if not self.knows(described.input_type.full_name):
+            return None
 
         async def relay(requests: AsyncIterator[bytes], context: Any) -> AsyncGenerator[bytes]:
             self.seen.add(name)
@@ -118,6 +123,14 @@ class Relay(grpc.GenericRpcHandler):
                 call.cancel()
 
         return grpc.stream_stream_rpc_method_handler(relay)
+
+    def knows(self, message: str) -> bool:
+        """Whether the other release has this message."""
+        try:
+            self._change(message, b"")
+        except KeyError:
+            return False
+        return True
 
     async def close(self) -> None:
         """Closes the way on."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shutil
+import ssl
 import subprocess
 import sys
 import tomllib
@@ -13,13 +16,18 @@ import pytest
 import yaml
 
 from outrider.args import DraftArgs, GatewayArgs, VerifyArgs
-from outrider.flags import Args
+from outrider.args.tools import HealthArgs
+from outrider.health import client_context
+from outrider.tls import http_context, server_files
 
 ROOT = Path(__file__).parents[2]
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+FILES = [ROOT / "docker-compose.yml", ROOT / "docker-compose.tls.yml"]
+COMPOSE, TLS = (yaml.safe_load(path.read_text()) for path in FILES)
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
-COMMANDS: dict[str, type[Args]] = {"verify": VerifyArgs, "draft": DraftArgs, "gateway": GatewayArgs}
+COMMANDS: dict[str, type[VerifyArgs | DraftArgs | GatewayArgs]] = {
+    "verify": VerifyArgs, "draft": DraftArgs, "gateway": GatewayArgs
+}  # fmt: skip
 
 
 def filled_in(word: str) -> str:
@@ -90,5 +98,146 @@ def test_a_machine_with_more_gpus() -> None:
     gpus = {name: s["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for name, s in services.items()}
     assert gpus == {"verify-gpu-2": ["2"], "verify-gpu-3": ["3"], "draft-gpu-4": ["4"]}
     assert services["verify-gpu-2"]["command"] == SERVICES["verify-gpu"]["command"]
+    made = subprocess.run([sys.executable, script, *words, "--tls"], capture_output=True, text=True, check=True)
+    safe = yaml.safe_load(made.stdout)["services"]
+    for name, first in (("verify-gpu-2", "verify-gpu"), ("verify-gpu-3", "verify-gpu"), ("draft-gpu-4", "draft-gpu")):
+        for key in ("entrypoint", "secrets"):
+            assert safe[name][key] == TLS["services"][first][key]
+        assert safe[name]["volumes"] == [*services[name]["volumes"], *TLS["services"][first]["volumes"]]
+        assert safe[name]["healthcheck"] == {**services[name]["healthcheck"], **TLS["services"][first]["healthcheck"]}
     twice = subprocess.run([sys.executable, script, *words, "0"], capture_output=True, text=True, check=False)
     assert twice.returncode == 2
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What deploy/certificates.sh makes, as root would on a server."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("made") / "tls"
+    renew(folder)
+    return folder
+
+
+def renew(folder: Path) -> None:
+    """Runs the script."""
+    script = ROOT / "deploy" / "certificates.sh"
+    subprocess.run([script, folder, "outrider.example", "10.1.2.3"], check=True, capture_output=True)
+
+
+def flags_of(name: str, folder: Path) -> list[str]:
+    """What docker-compose.tls.yml puts behind a service's command, with the files that the script made."""
+    shell, option, script, _ = TLS["services"][name]["entrypoint"]
+    assert (shell, option) == ("sh", "-c")
+    start, _, flags = script.partition('"$$@"')
+    assert start.split()[0] == "exec"  # signals reach the service
+    return [in_folder(word, name, folder) for word in flags.split()]
+
+
+def in_folder(word: str, name: str, folder: Path) -> str:
+    """Where a mounted file is on this machine."""
+    for secret in TLS["services"][name].get("secrets", ()):
+        path = filled_in(TLS["secrets"][secret]["file"]).replace("./deploy/tls", str(folder))
+        word = word.replace(f"/run/secrets/{secret}", path) if word.endswith(f"/{secret}") else word
+    for volume in TLS["services"][name]["volumes"]:
+        assert volume["read_only"]
+        word = word.replace(volume["target"], filled_in(volume["source"]).replace("./deploy/tls", str(folder)))
+    return word
+
+
+@pytest.mark.parametrize("name", [name for name in OURS if not name.startswith("envoy")])
+def test_services_with_tls(name: str, certificates: Path) -> None:
+    """Its flags are taken with the files that there are, its health check gets in with them, and tokens are asked."""
+    command, *words = map(filled_in, SERVICES[name]["command"])
+    args = COMMANDS[command].parse([*words, *flags_of(name, certificates)])
+    assert args.ssl_ca_certs is not None
+    assert args.token_file is not None
+    assert len(Path(args.token_file).read_text().strip()) == 64
+    files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
+    assert files is not None
+    files.read()
+    test = [in_folder(word, name, certificates) for word in TLS["services"][name]["healthcheck"]["test"]]
+    assert test[:3] == ["CMD", "outrider", "health"]
+    health = HealthArgs.parse(test[3:])
+    old = HealthArgs.parse(SERVICES[name]["healthcheck"]["test"][3:])
+    assert (health.address, health.url) == (old.address, tuple(url.replace("http:", "https:") for url in old.url))
+    assert health.verify_tls is not None
+    shake_hands(http_context(files), client_context(health.verify_tls), "127.0.0.1")
+    if isinstance(args, VerifyArgs):
+        assert args.admin_token_file is not None
+        assert Path(args.admin_token_file).read_text() != Path(args.token_file).read_text()
+        return
+    if isinstance(args, GatewayArgs):
+        assert args.api_key_file is not None
+    assert args.verify_tls is not None
+    verify = VerifyArgs.parse(flags_of("verify", certificates))
+    theirs = server_files(verify.ssl_certfile, verify.ssl_keyfile, verify.ssl_ca_certs)
+    assert theirs is not None
+    host = args.verify_address[0].rpartition(":")[0]
+    shake_hands(http_context(theirs), client_context(args.verify_tls), host)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        shake_hands(http_context(theirs), client_context(args.verify_tls), "gateway-service")
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    """A TLS handshake in memory; SSLError when one does not like the other."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname=name), server.wrap_bio(to_server, to_client, True)
+    ]  # fmt: skip
+    for _ in range(4):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    assert all(side.version() for side in sides)
+
+
+@pytest.mark.parametrize("name", ["envoy", "envoy-gpu"])
+def test_envoy_with_tls(name: str, certificates: Path, tmp_path: Path) -> None:
+    pytest.importorskip("envoy")
+    words = [filled_in(word).replace("/tmp/envoy", str(tmp_path)) for word in SERVICES[name]["command"]]
+    words += flags_of(name, certificates)
+    script = ROOT / "deploy" / "envoy" / "run.py"
+    ended = subprocess.run([sys.executable, script, *words, "--check"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    made = (tmp_path / "envoy.yaml").read_text()
+    assert made.count('"name": "envoy.transport_sockets.tls"') == 5  # in front, and of two clusters of each kind
+
+
+def test_every_service_gets_tls() -> None:
+    assert set(TLS["services"]) == set(OURS)
+    for name, service in TLS["services"].items():
+        assert set(service) <= {"entrypoint", "volumes", "secrets", "healthcheck"}
+        assert service["volumes"][0]["source"].endswith("/" + name.removesuffix("-gpu"))  # no other's key
+
+
+def test_certificates_are_renewed_and_secrets_stay(certificates: Path) -> None:
+    before = {path: path.read_bytes() for path in certificates.rglob("*") if path.is_file()}
+    renew(certificates)
+    changed = {str(path.relative_to(certificates)) for path, content in before.items() if path.read_bytes() != content}
+    assert changed == {
+        f"{name}/{file}.pem" for name in ("verify", "draft", "gateway", "envoy", "front") for file in ("cert", "key")
+    }
+    assert {path for path in certificates.rglob("*") if path.is_file()} == before.keys()
+    assert (certificates.stat().st_mode & 0o777, (certificates / "authority").stat().st_mode & 0o777) == (0o700, 0o700)
+    text = ["openssl", "x509", "-noout", "-ext", "subjectAltName", "-in", certificates / "front" / "cert.pem"]
+    names = subprocess.run(text, check=True, capture_output=True, text=True).stdout
+    assert "DNS:outrider.example" in names
+    assert "IP Address:10.1.2.3" in names
+
+
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="needs docker-compose")
+@pytest.mark.parametrize("profile", ["cpu", "gpu", "monitoring"])
+@pytest.mark.parametrize("files", [FILES[:1], FILES], ids=["plain", "tls"])
+def test_docker_compose_takes_it(profile: str, files: list[Path]) -> None:
+    """By its own word; GPUs are reserved as Docker's schema has it."""
+    words = [word for path in files for word in ("--file", str(path))]
+    command = ["docker-compose", "--project-directory", str(ROOT), *words, "--profile", profile, "config"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    services = yaml.safe_load(ended.stdout)["services"]
+    if profile != "gpu":
+        return
+    for name, gpu in (("verify-gpu", "0"), ("draft-gpu", "1")):
+        (device,) = services[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "device_ids": [gpu], "capabilities": ["gpu"]}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
@@ -19,7 +21,8 @@ from outrider.tls import TlsFiles
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 from tests.certificates import Authority
-from tests.deploy.front import HAS_ENVOY, Front, front
+from tests.deploy.front import HAS_ENVOY, Front, free_port, front
+from tests.e2e.stack import part
 from tests.gateway import models
 from tests.gateway.fakes import FakeVerify, LoopThread
 
@@ -261,13 +264,39 @@ def test_tls_on_both_sides(tmp_path: Path) -> None:
     files = TlsFiles(*authority.issue("verify"), str(authority.path))
     words = [f"--tls-certificate={certificate}", f"--tls-key={key}", f"--verify-ca={authority.path}"]
     words += [f"--verify-certificate={shown}", f"--verify-key={its_key}", "--verify-server-name=verify"]
+    port = free_port()
+    words += [f"--gateway=127.0.0.1:{port}", f"--gateway-ca={authority.path}", "--gateway-server-name=gateway"]
+    words += [f"--gateway-certificate={shown}", f"--gateway-key={its_key}"]
     with front([fake], 0, tmp_path, *words, tls=files) as (envoy, _):
+        gateway_cert, gateway_key = authority.issue("gateway")
+        dialled = [f"--verify-address={envoy.replicas[0].address}", f"--verify-ssl-ca-certs={authority.path}"]
+        dialled += [f"--verify-ssl-certfile={gateway_cert}", f"--verify-ssl-keyfile={gateway_key}"]
+        served = [f"--ssl-certfile={gateway_cert}", f"--ssl-keyfile={gateway_key}", f"--ssl-ca-certs={authority.path}"]
+        flags = ["--verify-ssl-server-name=verify", f"--port={port}", *dialled, *served]
+        trusting = ssl.create_default_context(cafile=authority.path)
+        with (
+            part("gateway", *flags, ready='"ready"'),
+            httpx.Client(base_url=f"https://localhost:{envoy.port}", verify=trusting, timeout=60) as https,
+        ):
+            until_answered(https)
+            with pytest.raises(httpx.TransportError):  # Envoy alone is let in
+                httpx.get(f"https://localhost:{port}/health", verify=trusting)
         credentials = grpc.ssl_channel_credentials(authority.path.read_bytes())
         with grpc.secure_channel(f"localhost:{envoy.port}", credentials) as channel:
             until_generated(channel)
         for address in (f"127.0.0.1:{envoy.port}", envoy.replicas[0].address):
             with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
                 list(stub(channel).Generate(request(), timeout=30))
+
+
+def until_answered(https: httpx.Client) -> None:
+    """Returns when Envoy has found the gateway well and a request is answered."""
+    for _ in range(2000):
+        reply = https.post("/v1/chat/completions", json=HI)
+        if reply.status_code == 200:
+            assert reply.json()["choices"][0]["message"]["content"] == ANSWER
+            return
+    raise AssertionError("no request is answered")
 
 
 def until_generated(channel: grpc.Channel) -> None:

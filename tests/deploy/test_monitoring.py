@@ -17,6 +17,7 @@ from draft_service.metrics import FAMILIES as DRAFT
 from gateway.metrics import Metrics
 from gateway.replicas import ReplicaSet
 from outrider.metrics import new_registry
+from outrider.strangers import FAMILIES as STRANGERS
 from verify_service.metrics import FAMILIES as VERIFY
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -48,8 +49,8 @@ def rule_queries() -> Iterator[str]:
 def told() -> dict[str, dict[str, set[str] | None]]:
     """By job: names as scraped, and the labels of those where they are declared."""
     process = {name: None for metric in new_registry().collect() for name in scraped_names(metric)}
-    verify: dict[str, set[str] | None] = {family.name: {*family.labels} for family in VERIFY}
-    draft: dict[str, set[str] | None] = {family.name: {*family.labels} for family in DRAFT}
+    verify: dict[str, set[str] | None] = {family.name: {*family.labels} for family in (*VERIFY, *STRANGERS)}
+    draft: dict[str, set[str] | None] = {family.name: {*family.labels} for family in (*DRAFT, *STRANGERS)}
     registry = Metrics(ReplicaSet(("127.0.0.1:1",))).registry
     gateway = {name: None for metric in registry.collect() for name in scraped_names(metric)}
     return {"verify": {**process, **verify}, "draft": {**process, **draft}, "gateway": {**process, **gateway}}

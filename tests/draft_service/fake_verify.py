@@ -106,6 +106,13 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
         raise Unimplemented("a fake")
         yield
 
+    async def GenerateMany(
+        self, request_iterator: AsyncIterator[pb.GenerateManyRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.GenerateManyResponse]:
+        """Not what drafters call."""
+        raise Unimplemented("a fake")
+        yield
+
     async def StreamFeatures(
         self, request: pb.StreamFeaturesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamFeaturesResponse]:

@@ -23,6 +23,7 @@ from outrider.errors import OutriderError, Unimplemented
 from outrider.rpc import bind, create_server
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION, unpack_ids
+from tests.gateway.multiplexed import multiplexed
 
 ResultT = TypeVar("ResultT")
 
@@ -61,6 +62,8 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     flushed: int = 0
     active: int = 0
     responses_sent: int = 0
+    knows_many: bool = True
+    streams: int = 0  # of GenerateMany
     is_late: bool = False  # never answers to GetServerInfo
     release: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -121,6 +124,15 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
             self.active -= 1
             if not self.active:
                 self.idle.set()
+
+    async def GenerateMany(self, request_iterator: Any, context: Any) -> AsyncGenerator[Any]:
+        """Calls of Generate on one stream, unless it is of a release that had none."""
+        if not self.knows_many:
+            raise Unimplemented("Method not found!")
+        self.streams += 1
+        async with contextlib.aclosing(multiplexed(self.Generate, request_iterator)) as frames:
+            async for frame in frames:
+                yield frame
 
     async def FlushCache(self, request: Any, context: Any) -> verify_pb2.FlushCacheResponse:
         """Counts how often."""

@@ -34,9 +34,18 @@ def by_seed(request: verify_pb2.GenerateRequest, choice: int) -> list[int]:
     return [10 + (request.sampling.seed + 7 * choice + 3 * position) % 200 for position in range(30)]
 
 
+RELEASE: dict[str, Any] = {}  # what all replicas of a test know
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["one stream", "a stream each"])
+def release(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls share a stream, or verify is of a release that has no such stream."""
+    monkeypatch.setitem(RELEASE, "knows_many", request.param)
+
+
 def fake(tmp_path: Path, **settings: Any) -> FakeVerify:
     """A replica that says LONG."""
-    return FakeVerify(tmp_path, vocab_size=300, **{"say": lambda request, choice: LONG, **settings})
+    return FakeVerify(tmp_path, vocab_size=300, **{"say": lambda request, choice: LONG, **RELEASE, **settings})
 
 
 @contextlib.asynccontextmanager

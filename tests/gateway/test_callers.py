@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from starlette.datastructures import Headers
+from structlog.testing import capture_logs
 
 from gateway.callers import Bucket, Caller, Callers, KeyEntry, callers_of
 from gateway.errors import HttpError
@@ -94,12 +95,12 @@ def test_the_key_file(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\n\nsk-1 name=alice requests_per_minute=5\n  sk-2   tokens_per_minute=7\nsk-3\n")
     callers = callers_of(GatewayArgs(api_key=("sk-0",), api_key_file=str(path), tokens_per_minute=9))
-    assert [entry.key for entry in callers.entries] == ["sk-0", "sk-1", "sk-2", "sk-3"]
+    assert [entry.key for entry in callers.all_entries()] == ["sk-0", "sk-1", "sk-2", "sk-3"]
     alice, other = callers.find(bearer("sk-1")), callers.find(bearer("sk-2"))
     assert alice.name == "alice"
     assert (alice.requests and alice.requests.per_minute, alice.tokens and alice.tokens.per_minute) == (5, 9)
     assert (other.requests, other.tokens and other.tokens.per_minute) == (None, 7)
-    assert "sk-" not in "".join(entry.name for entry in callers.entries)
+    assert "sk-" not in "".join(entry.name for entry in callers.all_entries())
 
 
 @pytest.mark.parametrize("line", ["", "# none", "sk rate=5", "sk requests_per_minute=0", "sk requests_per_minute=x"])
@@ -109,6 +110,36 @@ def test_a_key_file_that_is_wrong(tmp_path: Path, line: str) -> None:
     with pytest.raises(StartupError, match="keys") as refused:
         callers_of(GatewayArgs(api_key_file=str(path)))
     assert "sk" not in refused.value.message.replace(str(path), "")
+
+
+def test_keys_change_without_a_restart(tmp_path: Path) -> None:
+    """A new key is let in, an old one is not; who stays keeps what was used; a file that is wrong changes nothing."""
+    path = tmp_path / "keys"
+
+    def write(text: str) -> None:
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+
+    write("stays requests_per_minute=5\ngoes\n")
+    callers = callers_of(GatewayArgs(api_key=("flag",), api_key_file=str(path)))
+    stays = callers.find(bearer("stays"))
+    assert callers.find(bearer("goes"))
+    write("comes\nstays requests_per_minute=5\n")
+    assert callers.find(bearer("comes"))
+    assert callers.find(bearer("flag"))
+    assert callers.find(bearer("stays")) is stays
+    with pytest.raises(HttpError):
+        callers.find(bearer("goes"))
+    for wrong in ("comes colour=red\n", "# none\n"):
+        write(wrong)
+        with capture_logs() as logs:
+            assert callers.find(bearer("stays")) is stays
+            assert callers.find(bearer("comes"))
+        assert ["the keys before stay" in log["event"] for log in logs] == [True]
+    path.unlink()
+    assert callers.find(bearer("stays")) is stays
+    write("comes\nstays requests_per_minute=6\n")
+    assert callers.find(bearer("stays")) is not stays  # another limit
 
 
 def test_keys_that_are_empty_or_cannot_be_read(tmp_path: Path) -> None:

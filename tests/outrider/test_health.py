@@ -14,7 +14,7 @@ from outrider.args import HealthArgs
 from outrider.errors import StartupError
 from outrider.health import grpc_health, http_health, main
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
-from outrider.tls import TlsFiles, server_credentials
+from outrider.tls import TlsFiles, http_context, server_credentials
 from tests.certificates import Authority
 
 TIMEOUT_S = 10.0
@@ -41,6 +41,27 @@ def site() -> Generator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def test_a_gateway_with_tls_is_asked_over_tls(tmp_path: Path) -> None:
+    """With a certificate to show, where it wants to see one."""
+    authority = Authority(tmp_path)
+    files = TlsFiles(*authority.issue("localhost"), str(authority.path))
+    certificate, key = authority.issue("prober")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        server.socket = http_context(files).wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        words = [f"--url=https://localhost:{server.server_port}/health", f"--timeout-s={TIMEOUT_S}"]
+        trusting = [*words, f"--verify-ssl-ca-certs={authority.path}"]
+        shown = [f"--verify-ssl-certfile={certificate}", f"--verify-ssl-keyfile={key}"]
+        try:
+            assert main(HealthArgs.parse([*trusting, *shown])) == 0
+            for fewer in (trusting, words):
+                assert main(HealthArgs.parse(fewer)) == 1
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.asyncio

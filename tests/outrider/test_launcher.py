@@ -15,24 +15,25 @@ import pytest
 
 from outrider import launcher
 from outrider.args import DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.colocated import Colocated
 from outrider.errors import StartupError
-from outrider.flags import Args
+from outrider.launcher import Settings
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
 
 FAKE_PART = Path(__file__).with_name("fake_part.py")
 
 
-def fake_command(settings: Args) -> tuple[str, ...]:
+def fake_command(settings: Settings) -> tuple[str, ...]:
     return (sys.executable, str(FAKE_PART), settings.command, *settings.to_argv())
 
 
-def without(name: str) -> Callable[[Args], tuple[str, ...]]:
+def without(name: str) -> Callable[[Settings], tuple[str, ...]]:
     """Commands of which one dies at its start."""
     die = (sys.executable, str(FAKE_PART), "--die")
     return lambda settings: die if settings.command == name else fake_command(settings)
 
 
-async def run(args: ServeArgs, command: Callable[[Args], tuple[str, ...]] = fake_command) -> tuple[int, list[str]]:
+async def run(args: ServeArgs, command: Callable[[Settings], tuple[str, ...]] = fake_command) -> tuple[int, list[str]]:
     """Exit code, and (address, model) once ready; stops then."""
     seen: list[str] = []
 
@@ -65,7 +66,7 @@ async def test_the_part_that_fails_is_named(name: str, capfd: pytest.CaptureFixt
 
 @pytest.mark.asyncio
 async def test_a_draft_service_that_verify_refuses_fails_the_start() -> None:
-    def command(settings: Args) -> tuple[str, ...]:
+    def command(settings: Settings) -> tuple[str, ...]:
         python, script, *words = fake_command(settings)
         return (python, script, *(["--refused"] if settings.command == "draft" else []), *words)
 
@@ -130,6 +131,19 @@ def test_each_part_gets_its_own_flags() -> None:
         verify_address=(VERIFY,), host="0.0.0.0", port=1234, api_key=("k",)
     )
     assert "outrider verify --listen" in " ".join(verify.command)
+
+
+def test_colocated_services_are_one_part_with_the_flags_of_both() -> None:
+    args = ServeArgs(colocate=True, dtype="float32", speculative_ngram_branch_length=20)
+    apart = launcher.parts_of(ServeArgs(dtype="float32", speculative_ngram_branch_length=20), VERIFY, DRAFT, 1234)
+    both, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
+    assert (both.name, both.disposable) == ("colocated", False)
+    settings = Colocated.parse(list(both.command[5:]))
+    assert settings.verify == VerifyArgs.parse(list(apart[0].command[5:]))
+    assert settings.draft == DraftArgs.parse(list(apart[1].command[5:]))
+    assert gateway.command == apart[2].command
+    with pytest.raises(StartupError, match="--colocate"):
+        ServeArgs(colocate=True, speculative_algorithm="NONE")
 
 
 @pytest.mark.asyncio

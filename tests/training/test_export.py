@@ -26,7 +26,8 @@ from training.loop import Trainer, facts_of
 from training.losses import unrolled
 from training.ranks import Ranks
 
-HIDDEN, FFN, QUERY, DRAFTED = 96, 160, 96, 200
+# Six heads as the target has, and three that copy, of 16.
+HIDDEN, FFN, QUERY, DRAFTED = 96, 160, 144, 200
 ATTENTION = {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight"}
 MLP = {"mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight", "post_attention_layernorm.weight"}
 
@@ -54,7 +55,7 @@ def test_eagle(target: Path, data: Path, tmp_path: Path) -> None:
         1,
         True,
     )
-    assert (config["hidden_size"], config["num_key_value_heads"], config["vocab_size"]) == (HIDDEN, 6, VOCAB_SIZE)
+    assert (config["hidden_size"], config["num_key_value_heads"], config["vocab_size"]) == (HIDDEN, 9, VOCAB_SIZE)
 
 
 def test_eagle3(target: Path, data: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from engine.models.heads.load import HeadFolder
 from outrider.errors import StartupError
 from tests.training.rig import head_args, make_data
 from training.checkpoints import BEST, LAST, Checkpoint
-from training.kinds import ALGORITHMS
+from training.kinds import ALGORITHMS, OUTPUT_HEAD
 from training.loop import Trainer, Writer, main
 from training.losses import Report
 from training.ranks import Ranks
@@ -48,15 +48,28 @@ def assert_same(left: Checkpoint, right: Checkpoint) -> None:
         assert torch.equal(tensor, right.tensors[name]), name
 
 
+def from_noise(trainer: Trainer) -> None:
+    """Forgets what fitting and the target's layers gave to begin with; an output head is the target's."""
+    generator = torch.Generator().manual_seed(0)
+    trainer.network.load(
+        {
+            name: tensor if tensor.ndim == 1 or name == OUTPUT_HEAD
+            else torch.randn(tensor.shape, generator=generator) * tensor.shape[1] ** -0.5
+            for name, tensor in trainer.network.trained().items()
+        }
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_loss_of_every_kind_falls(algorithm: str, target: Path, data: Path, tmp_path: Path) -> None:
-    _, reports = trained(algorithm, target, data, tmp_path)
-    early, late = reports[:3], reports[-3:]
+    trainer, heard = Trainer(head_args(algorithm, target, data, tmp_path), ALONE), Heard()
+    from_noise(trainer)
+    trainer.run(heard)
+    early, late = heard.reports[:3], heard.reports[-3:]
     for step in range(1 if algorithm == "STANDALONE" else 3):
-        assert sum(r.token_losses[step] for r in late) < 0.95 * sum(r.token_losses[step] for r in early)
+        assert sum(r.token_losses[step] for r in late) < 0.8 * sum(r.token_losses[step] for r in early)
     if algorithm == "EAGLE":
-        # Least squares have made it small to begin with.
-        assert sum(r.feature_losses[0] for r in late) < 1.05 * sum(r.feature_losses[0] for r in early)
+        assert sum(r.feature_losses[0] for r in late) < 0.9 * sum(r.feature_losses[0] for r in early)
 
 
 def test_eagle3_learns_from_states_as_they_are(target: Path, data: Path, tmp_path: Path) -> None:

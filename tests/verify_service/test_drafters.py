@@ -15,8 +15,9 @@ from outrider.wire import pack_ids
 from tests.drafter_view import Draft, Seen
 from tests.fakes import ToyModel, toy_config
 from tests.verify_service.rig import MAX_KEPT, Sim, build_factory, build_rig, expected, request
+from verify_service.assignment import MAX_UNANSWERED
 from verify_service.commands import Arrived
-from verify_service.drafters import MAX_REFUSALS_IN_A_ROW, MAX_UNANSWERED, Drafter, Drafters
+from verify_service.drafters import MAX_REFUSALS_IN_A_ROW, Drafter, Drafters
 from verify_service.intake import take_proposals, take_releases
 from verify_service.proposals import Proposal
 from verify_service.session import Session

@@ -6,11 +6,13 @@ Every view asserts that rows come in order, once, and hold what the fake runner 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
+from outrider.row_ring import host_id
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
@@ -30,9 +32,11 @@ NARROW, WIDE = 8, 8192  # numbers in a row: 32 bytes, and 32 KiB of which 8 go i
 TARGET = common_pb2.ModelInfo(hidden_size=8)
 
 
-async def head(service: Service, width: int, policy: Policy = silent, *, name: str = "head") -> FakeDrafter:
+async def head(
+    service: Service, width: int, policy: Policy = silent, *, name: str = "head", host: str = "here"
+) -> FakeDrafter:
     """A drafter that needs features."""
-    return await service.draft(policy, name=name, features=layout(width), target=TARGET)
+    return await service.draft(policy, name=name, features=layout(width), target=TARGET, host=host)
 
 
 def with_rows(policy: Policy) -> Policy:
@@ -168,6 +172,33 @@ async def held_session(serve: Serve, *, width: int) -> tuple[Service, FakeDrafte
     await service.gate.at_step()
     await drafter.until(lambda: drafter.view.sessions and next(iter(drafter.view.sessions.values())).steps)
     return service, drafter, task
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("width", "slots"), [(NARROW, 512), (WIDE, 12)])
+async def test_a_drafter_on_the_same_host_finds_rows_in_shared_memory(serve: Serve, width: int, slots: int) -> None:
+    outbox = {"drafter_outbox_bytes": slots * width * 4}
+    service = await serve(MODEL, feature_width=width, chunked_prefill_size=8, max_draft_wait_ms=10_000.0, **outbox)
+    drafter = await head(service, width, perfect(Truth([TEXT])), host=host_id())
+    offered = drafter.enlisted.shared_memory
+    assert (offered.num_slots, offered.slot_bytes) == (slots, width * 4)
+    await service.inbox.until(lambda: not Path("/dev/shm", offered.name).exists())  # proven: the name goes
+    responses = await service.generate(request(PROMPT, PARAMS))
+    assert tokens_of(responses) == TEXT[100:140]
+    assert drafter.view.num_shared > (100 if width == NARROW else 8)
+    # More slots than there are were used: those that were read came round again.
+    assert width == NARROW or drafter.view.num_shared > slots
+
+
+@pytest.mark.asyncio
+async def test_nobody_is_offered_memory_who_is_elsewhere_or_needs_no_rows(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=NARROW)
+    assert not (await head(service, NARROW)).enlisted.HasField("shared_memory")
+    assert not (await service.draft(name="plain", host=host_id())).enlisted.HasField("shared_memory")
+    wrong = await head(service, NARROW, name="liar", host=host_id())
+    name = wrong.enlisted.shared_memory.name
+    await wrong.close()
+    await service.inbox.until(lambda: not Path("/dev/shm", name).exists())
 
 
 @pytest.mark.asyncio

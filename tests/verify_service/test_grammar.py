@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -144,3 +145,13 @@ def test_rows_beyond_the_tokenizer_are_forbidden(compiler: GrammarCompiler, toke
     row = np.zeros(tokenizer.get_vocab_size() + 64, np.float32)
     state.forbid(row, [])
     assert (row[tokenizer.get_vocab_size() :] == -math.inf).all()
+
+
+def test_grammars_are_counted(compiler: GrammarCompiler) -> None:
+    fresh = GrammarCompiler(compiler._tokenizer_path.parent, vocab_size=compiler._vocab_size, eos_token_ids=(EOS,))
+    for source in ("ab+", "ab+", "a(", "ab*"):
+        with contextlib.suppress(InvalidArgument):
+            fresh.compile(common_pb2.Grammar(regex=source))
+    counted = fresh.totals
+    assert (counted.compiled, counted.cache_hits, counted.refused) == (2, 1, 1)
+    assert sum(counted.compile_s.counts) == 3

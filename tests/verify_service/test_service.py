@@ -235,8 +235,8 @@ async def test_a_client_that_reads_nothing_is_let_go_when_it_leaves(serve: Serve
 async def test_draining_refuses_the_new_and_finishes_the_running(serve: Serve) -> None:
     service = await serve(MODEL)
     call = await begin(service)
-    service.servicer.draining = True
-    assert not service.servicer.idle.is_set()
+    service.servicer.calls.draining = True
+    assert not service.servicer.calls.idle.is_set()
     error = await error_of(service.generate(request([1], GREEDY)))
     assert isinstance(error, Unavailable)
     info = await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())
@@ -244,7 +244,7 @@ async def test_draining_refuses_the_new_and_finishes_the_running(serve: Serve) -
     service.gate.open()
     rest = [response async for response in call]
     assert rest[-1].HasField("finish")
-    await service.servicer.idle.wait()
+    await service.servicer.calls.idle.wait()
 
 
 @pytest.mark.asyncio

@@ -16,8 +16,9 @@ from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, perfect
 from tests.verify_service.rig import Rig, build_rig, prompt_of, request
 from tests.verify_service.scenes import MODEL, VOCAB, check_outputs, learn
+from verify_service.assignment import MAX_UNANSWERED
 from verify_service.commands import Released
-from verify_service.drafters import MAX_MISSED_IN_A_ROW, MAX_UNANSWERED
+from verify_service.drafters import MAX_MISSED_IN_A_ROW
 
 WAIT_MS = 0.2
 MOST_LEFT_OUT = 8  # steps in a row; as many as fit in a wait

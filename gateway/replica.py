@@ -1,0 +1,81 @@
+"""One verify service as the gateway knows it: its last answer, our calls to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from gateway.calls import Call, ReplicaCalls
+from outrider.v1 import verify_pb2, verify_pb2_grpc
+
+ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One verify service. `info` is its last answer; `outstanding` counts our calls to it that run."""
+
+    address: str
+    channel: grpc.aio.Channel
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub
+    calls: ReplicaCalls
+    info: ServerInfo | None = None
+    serving: bool = False
+    doubtful: bool = False
+    late: int = 0  # probes in a row without an answer in time
+    outstanding: int = 0
+    others: int = 0  # sessions of other callers, when it was last asked
+    look_again: asyncio.Event = field(default_factory=asyncio.Event)
+    watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    def at(cls, address: str, channel: grpc.aio.Channel) -> Replica:
+        """That which the channel leads to."""
+        return cls(address, channel, verify_pb2_grpc.VerifyServiceStub(channel), ReplicaCalls(channel))
+
+    @property
+    def load(self) -> int:
+        """Sessions that it has, ours as they are now."""
+        return self.outstanding + self.others
+
+    @property
+    def full(self) -> bool:
+        """Whether our own calls alone fill its batch and its queue."""
+        limits = self.info.limits if self.info is not None else verify_pb2.RequestLimits()
+        room = limits.max_running_requests + limits.max_queued_requests
+        return room > 0 and self.outstanding >= room
+
+    def learn(self, info: ServerInfo) -> None:
+        """Takes in its answer."""
+        if self.info is not None and self.info.boot_id != info.boot_id:
+            self.calls.ask_again()
+        self.info = info
+        self.others = max(0, info.state.running_requests + info.state.queued_requests - self.outstanding)
+
+    def begin(self, request: verify_pb2.GenerateRequest, timeout_s: float) -> Call:
+        """A Generate call, which must be ended."""
+        call = self.calls.begin(request, timeout_s)
+        self.outstanding += 1
+        return call
+
+    def end(self, call: Call) -> None:
+        """Nobody waits for the call any more."""
+        self.outstanding -= 1
+        call.close()
+
+    async def close(self, calls_s: float | None) -> None:
+        """Ends the watching and closes the channel; calls that run have `calls_s`, without it none."""
+        self.serving = False
+        self.calls.retire()
+        try:
+            if self.watch is not None:
+                self.watch.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.watch
+            await self.channel.close(calls_s)
+        except asyncio.CancelledError:
+            await self.channel.close(None)
+            raise

@@ -1,0 +1,116 @@
+"""`outrider colocated`: verify and draft in one process, their stream kept in memory. For small machines.
+
+The services are what they are apart; between them is outrider/in_memory.py in place of a socket. They share an event
+loop, and Python's lock with the engine's thread: drafting in Python holds up verifying, which two processes on two
+cores would do at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import structlog
+import uvloop
+
+from outrider import env
+from outrider.args import DraftArgs, VerifyArgs
+from outrider.errors import StartupError
+from outrider.in_memory import InMemoryServer
+from outrider.steady import keep_steady
+from outrider.stopping import Stopping, on_signals
+from outrider.telemetry import configure_logging, get_logger
+from outrider.v1 import verify_pb2_grpc
+
+log = get_logger(__name__)
+
+SEPARATOR = "--"
+_FIRST_RESTART_S = 0.5
+_LAST_RESTART_S = 30.0
+
+
+@dataclass(frozen=True)
+class Colocated:
+    """The settings of both services, as words: verify's, `--`, draft's."""
+
+    command: ClassVar[str] = "colocated"
+    verify: VerifyArgs
+    draft: DraftArgs
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Colocated:
+        """From the words of a command line. StartupError without both halves."""
+        if SEPARATOR not in words:
+            raise StartupError("give the flags of `outrider verify`, then `--`, then those of `outrider draft`")
+        at = list(words).index(SEPARATOR)
+        return cls(VerifyArgs.parse(words[:at]), DraftArgs.parse(words[at + 1 :]))
+
+    def to_argv(self) -> list[str]:
+        """The words again."""
+        return [*self.verify.to_argv(), SEPARATOR, *self.draft.to_argv()]
+
+
+def main(words: list[str]) -> int:
+    """Runs the process; returns its exit code."""
+    settings = Colocated.parse(words)
+    configure_logging("verify")
+    # By name, as the command line and the launcher do it: this package knows no service.
+    draft: Any = importlib.import_module("draft_service.app")
+    draft.cache_kernels(env.home() / "numba")
+    verify: Any = importlib.import_module("verify_service.app")
+    engine = verify.load_engine(settings.verify)
+    keep_steady()
+    return uvloop.run(_serve(settings, verify, engine, draft))
+
+
+async def _serve(settings: Colocated, verify: Any, engine: Any, draft: Any) -> int:
+    """Verify for as long as it lives, and draft beside it; told to stop, draft leaves first."""
+    verifying, drafting = Stopping(), Stopping()
+    on_signals(lambda: _stop(verifying, drafting))
+    ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    verify_task = asyncio.create_task(verify.serve(settings.verify, engine, verifying, ready.set_result))
+    await asyncio.wait([ready, verify_task], return_when=asyncio.FIRST_COMPLETED)
+    if not ready.done():
+        return await verify_task
+    memory = InMemoryServer()
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(ready.result(), memory)  # pyright: ignore[reportArgumentType]
+    draft_task = asyncio.create_task(_keep_drafting(settings.draft, draft, drafting, memory))
+    await asyncio.wait([verify_task, draft_task], return_when=asyncio.FIRST_COMPLETED)
+    drafting.ask()
+    if verify_task.done():
+        drafting.ask()  # at once: there is nobody to draft for
+    try:
+        await draft_task
+    finally:
+        verifying.ask()
+        code = await verify_task
+    return code
+
+
+def _stop(verifying: Stopping, drafting: Stopping) -> None:
+    """The first time draft ends, then verify; the second time neither waits."""
+    if drafting.asked.is_set():
+        verifying.ask()
+    drafting.ask()
+
+
+async def _keep_drafting(args: DraftArgs, draft: Any, stopping: Stopping, memory: InMemoryServer) -> None:
+    """Draft until it is told to stop. Once it has served, it is begun again when it fails, after pauses that grow."""
+    structlog.contextvars.bind_contextvars(service="draft")
+    failed = bool(await draft.serve(args, stopping, memory.dial))
+    pause_s = _FIRST_RESTART_S
+    while failed and not stopping.asked.is_set():
+        log.error("drafting failed; it begins again", pause_s=pause_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await stopping.asked.wait()
+                return
+        pause_s = min(2 * pause_s, _LAST_RESTART_S)
+        try:
+            failed = bool(await draft.serve(args, stopping, memory.dial))
+        except Exception as error:
+            log.error("drafting cannot begin again", exc_info=error)

@@ -1,0 +1,124 @@
+"""Rows in memory that two processes on one host share: written by one, read by the other, never sent.
+
+A file of /dev/shm: a header that begins with a nonce, then slots of one row each. Rows have sequence numbers; number s
+lies in slot s mod num_slots. Rows that belong together lie one behind another, never over the ring's end, where numbers
+are skipped. Knows nothing of what a row means, or of how its number gets across.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.v1 import common_pb2
+
+HEADER_BYTES = 4096
+_NONCE_BYTES = 16
+_FOLDER = Path("/dev/shm")
+_PREFIX = "outrider-"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+Rows = NDArray[np.uint8]
+
+
+def host_id() -> str:
+    """Equal for processes that may share memory: the host's name and the kernel's start."""
+    boot_id = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+    return f"{socket.gethostname()}/{boot_id}"
+
+
+class RowRing:
+    """The writer's side. OSError where the memory cannot be had.
+
+    Used by one thread, but for `prove` and `unlink`, which any may call.
+    """
+
+    def __init__(self, row_bytes: int, num_slots: int) -> None:
+        self.name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        self.num_slots = num_slots
+        self.row_bytes = row_bytes
+        self.proven = False  # the reader sees it
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._head = self._tail = 0  # next number to be written; first that is not read
+        path = _FOLDER / self.name
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            size = HEADER_BYTES + num_slots * row_bytes
+            os.posix_fallocate(file, 0, size)  # a page that is not there when it is written ends the process
+            memory = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
+        memory[:_NONCE_BYTES] = self._nonce
+        self._slots: Rows = np.frombuffer(memory, np.uint8, offset=HEADER_BYTES).reshape(num_slots, row_bytes)
+
+    def prove(self, nonce: bytes) -> None:
+        """The reader has sent what it found in the header: if that is right, rows may be written.
+
+        The file goes then: both have the memory.
+        """
+        if secrets.compare_digest(nonce, self._nonce):
+            self.proven = True
+            self.unlink()
+
+    def unlink(self) -> None:
+        """Removes the name; the memory goes when neither side has it any more."""
+        (_FOLDER / self.name).unlink(missing_ok=True)
+
+    def put(self, count: int, fill: Callable[[Rows], object]) -> int | None:
+        """Has `fill` write rows uint8 [count, row_bytes]; the first one's number, or None where there is no room."""
+        first = self._head
+        place = first % self.num_slots
+        if place + count > self.num_slots:
+            first, place = first + self.num_slots - place, 0
+        tail = first if self._tail == self._head else self._tail  # what is skipped holds nothing up when all is read
+        if not self.proven or first + count - tail > self.num_slots:
+            return None
+        fill(self._slots[place : place + count])
+        self._head, self._tail = first + count, tail
+        return first
+
+    def read(self, last: int) -> None:
+        """The rows up to number `last` have been read; what was not written yet cannot have been."""
+        if self._tail <= last < self._head:
+            self._tail = last + 1
+
+
+class RowReader:
+    """The reader's side of a ring of this name and these sizes. OSError or ValueError where it cannot be seen.
+
+    dtype: the wire's, of the numbers in a row. `last`: number of the last row that was read, None before the first.
+    """
+
+    def __init__(
+        self, name: str, *, num_slots: int, slot_bytes: int, header_bytes: int, dtype: common_pb2.Dtype
+    ) -> None:
+        if not name.startswith(_PREFIX) or "/" in name or not num_slots or not slot_bytes:
+            raise ValueError(f"no ring is called {name!r}, with {num_slots} slots of {slot_bytes} bytes")
+        file = os.open(_FOLDER / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = header_bytes + num_slots * slot_bytes
+            memory = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+        finally:
+            os.close(file)
+        self.nonce = memory[:_NONCE_BYTES]
+        self.dtype = dtype
+        self.last: int | None = None
+        self._slots: Rows = np.frombuffer(memory, np.uint8, offset=header_bytes).reshape(num_slots, slot_bytes)
+
+    def rows(self, first: int, count: int) -> Rows:
+        """A copy of the rows from number `first` on, uint8 [count, slot_bytes]. ValueError for rows over its end."""
+        place = first % len(self._slots)
+        if not 0 < count <= len(self._slots) - place:
+            raise ValueError(f"{count} rows from slot {place} of {len(self._slots)} on")
+        self.last = max(first + count - 1, -1 if self.last is None else self.last)
+        return self._slots[place : place + count].copy()

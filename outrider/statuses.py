@@ -1,0 +1,88 @@
+"""Errors of ours as gRPC statuses with google.rpc details, and such statuses as errors again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from outrider.errors import BY_STATUS, DeadlineExceeded, Internal, OutriderError, ResourceExhausted
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
+
+_ERROR_DOMAIN = "outrider"
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def told_error(error: Exception, method: str) -> OutriderError:
+    """What a caller of `method` is told of an error; one that is not ours goes to the log, and is INTERNAL."""
+    if isinstance(error, OutriderError):
+        return error
+    if isinstance(error, asyncio.TimeoutError):
+        return DeadlineExceeded("the deadline passed")
+    log.error("unexpected error in handler", method=method, exc_info=error)
+    return Internal("internal error; the server's log has it")
+
+
+def details_of(error: OutriderError) -> bytes:
+    """google.rpc.Status with the field, code and retry delay that the error has; empty where it has none."""
+    details: list[any_pb2.Any] = []
+    if error.field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
+        details.append(_any(error_details_pb2.BadRequest(field_violations=[violation])))
+    if error.code is not None:
+        details.append(_any(error_details_pb2.ErrorInfo(reason=error.code, domain=_ERROR_DOMAIN)))
+    if isinstance(error, ResourceExhausted):
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(int(error.retry_after_s * 1000))
+        details.append(_any(error_details_pb2.RetryInfo(retry_delay=delay)))
+    if not details:
+        return b""
+    code = code_pb2.Code.Value(error.status.name)
+    return status_pb2.Status(code=code, message=error.message, details=details).SerializeToString()
+
+
+def code_of(number: int) -> grpc.StatusCode:
+    """gRPC's status by its number; UNKNOWN for one that there is not."""
+    return _CODES.get(number, grpc.StatusCode.UNKNOWN)
+
+
+def error_of(code: grpc.StatusCode, message: str, details: bytes = b"") -> OutriderError:
+    """Our error for a peer's status, with the field, code and retry delay that its details carry."""
+    kind = BY_STATUS.get(code, Internal)
+    read = _read(details) if details else _Details()
+    if kind is ResourceExhausted:
+        return ResourceExhausted(message, field=read.field, code=read.code, retry_after_s=read.retry_after_s)
+    return kind(message, field=read.field, code=read.code)
+
+
+def _any(message: Any) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
+
+
+class _Details(NamedTuple):
+    """What a status carries beside its message."""
+
+    field: str | None = None
+    code: str | None = None
+    retry_after_s: float = 1.0
+
+
+def _read(details: bytes) -> _Details:
+    found = _Details()
+    for detail in status_pb2.Status.FromString(details).details:
+        bad_request, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(bad_request) and bad_request.field_violations:
+            found = found._replace(field=bad_request.field_violations[0].field)
+        elif detail.Unpack(retry):
+            found = found._replace(retry_after_s=retry.retry_delay.ToMilliseconds() / 1000)
+        elif detail.Unpack(info) and info.domain == _ERROR_DOMAIN:
+            found = found._replace(code=info.reason)
+    return found

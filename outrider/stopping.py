@@ -1,0 +1,33 @@
+"""How a service is asked to end: once in good order, twice at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopping:
+    """`asked`: end in good order; `hurry`: do not wait any longer."""
+
+    def __init__(self) -> None:
+        self.asked, self.hurry = asyncio.Event(), asyncio.Event()
+
+    def ask(self) -> None:
+        """Asks, or asks again."""
+        (self.hurry if self.asked.is_set() else self.asked).set()
+
+
+def on_signals(stop: Callable[[], object]) -> None:
+    """Has SIGTERM and SIGINT call `stop` in the running loop, each time that they come."""
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def stopped_by_signals() -> Stopping:
+    """Asked by the process's signals."""
+    stopping = Stopping()
+    on_signals(stopping.ask)
+    return stopping

@@ -1,0 +1,124 @@
+"""`outrider colocated`: its words, and the order in which the two services come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from outrider import colocated
+from outrider.args import DraftArgs, VerifyArgs
+from outrider.colocated import Colocated
+from outrider.errors import StartupError
+from outrider.in_memory import InMemoryServer
+from outrider.stopping import Stopping
+from outrider.v1 import verify_pb2_grpc
+
+SETTINGS = Colocated(VerifyArgs(threads=1, dtype="float32"), DraftArgs(listen="unix:/d", verify_address=("unix:/v",)))
+
+
+def test_the_words_of_both_services_are_told_apart() -> None:
+    assert Colocated.parse(SETTINGS.to_argv()) == SETTINGS
+    with pytest.raises(StartupError, match="`--`"):
+        Colocated.parse(["--threads=1"])
+
+
+class Verify:
+    """Serves until it is told to stop, or fails."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.failing = asyncio.Event()
+
+    async def serve(self, args: Any, engine: Any, stop: Stopping, on_ready: Any) -> int:
+        """Ready at once."""
+        on_ready(verify_pb2_grpc.VerifyServiceServicer())
+        failing = asyncio.create_task(self.failing.wait())
+        await asyncio.wait([failing, asyncio.create_task(stop.asked.wait())], return_when=asyncio.FIRST_COMPLETED)
+        failing.cancel()
+        self.events.append("verify ended")
+        return int(self.failing.is_set())
+
+
+class Draft:
+    """Serves as often as it is begun; ends with these codes, or errors, one after the other, then serves on."""
+
+    def __init__(self, events: list[str], ends: list[int | Exception] | None = None) -> None:
+        self.events = events
+        self.ends = ends or []
+        self.serves = asyncio.Event()
+
+    async def serve(self, args: Any, stop: Stopping, dial: Any) -> int:
+        """Until it is told to stop."""
+        if self.ends:
+            end = self.ends.pop(0)
+            if isinstance(end, Exception):
+                raise end
+            return end
+        self.serves.set()
+        await stop.asked.wait()
+        self.events.append("draft ended")
+        return 0
+
+
+async def run(verify: Verify, draft: Draft, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Task[int], Any]:
+    """The process's own part, and what a signal calls."""
+    stops: list[Any] = []
+    monkeypatch.setattr(colocated, "on_signals", stops.append)
+    monkeypatch.setattr(colocated, "_FIRST_RESTART_S", 0.0)
+    task = asyncio.create_task(colocated._serve(SETTINGS, verify, None, draft))
+    while not stops:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    return task, stops[0]
+
+
+@pytest.mark.asyncio
+async def test_told_to_stop_draft_leaves_before_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    draft = Draft(events)
+    task, stop = await run(Verify(events), draft, monkeypatch)
+    await draft.serves.wait()
+    stop()
+    assert await task == 0
+    assert events == ["draft ended", "verify ended"]
+
+
+@pytest.mark.asyncio
+async def test_when_verify_fails_all_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    verify, draft = Verify(events), Draft(events)
+    task, _ = await run(verify, draft, monkeypatch)
+    await draft.serves.wait()
+    verify.failing.set()
+    assert await task == 1
+    assert events == ["verify ended", "draft ended"]
+
+
+@pytest.mark.asyncio
+async def test_drafting_that_fails_begins_again_and_verify_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    draft = Draft(events, [1, RuntimeError("a fault"), 1])
+    task, stop = await run(Verify(events), draft, monkeypatch)
+    await draft.serves.wait()
+    assert events == []
+    stop()
+    assert await task == 0
+
+
+@pytest.mark.asyncio
+async def test_drafting_that_never_began_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    task, _ = await run(Verify(events), Draft(events, [StartupError("no such head")]), monkeypatch)
+    with pytest.raises(StartupError, match="no such head"):
+        await task
+    assert events == ["verify ended"]
+
+
+@pytest.mark.asyncio
+async def test_no_more_is_begun_once_it_is_told_to_stop() -> None:
+    stopping = Stopping()
+    stopping.ask()
+    draft: Any = Draft([], [1, 1])
+    await colocated._keep_drafting(SETTINGS.draft, draft, stopping, InMemoryServer())
+    assert draft.ends == [1]

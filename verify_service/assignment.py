@@ -1,0 +1,92 @@
+"""One session in one drafter's hands: what it was told, what it has answered, what is prepared for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.v1 import verify_pb2
+from verify_service.brake import SessionBrake
+from verify_service.hindsight import Hindsight
+from verify_service.proposals import Match, ProposalBook
+from verify_service.session import Session
+
+if TYPE_CHECKING:
+    from verify_service.drafters import Drafter
+
+# Lengths of a session whose answers are timed at once.
+MAX_UNANSWERED = 8
+
+
+@dataclass(slots=True)
+class Untold:
+    """Steps of a silenced session that its drafter has not been told of; their tokens are the session's newest."""
+
+    base_len: int
+    steps: int = 0
+    verify_us: int = 0
+    batch_tokens: int = 0
+
+    def add(self, step_us: int, batch_tokens: int) -> None:
+        """One step more."""
+        self.steps += 1
+        self.verify_us += step_us
+        self.batch_tokens += batch_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Assignment:
+    """One session in one drafter's hands, for one generation."""
+
+    session: Session
+    drafter: Drafter
+    generation: int
+    book: ProposalBook
+    brake: SessionBrake
+    hindsight: Hindsight = field(default_factory=Hindsight)
+    features_sent: int = 0  # positions whose rows were sent or announced
+    match: Match | None = None  # verified in the step under way
+    verdict: verify_pb2.Verdict | None = None  # committed, not yet told
+    untold: Untold | None = None  # committed before that, while it is silenced: no verdict is made of each step
+    is_silenced: bool = False  # so it was told last
+    asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet
+    waited_len: int = -1  # committed length for which a wait has run out
+
+    @property
+    def told_len(self) -> int:
+        """Committed length that the drafter knows of, or will by the verdict that is being completed."""
+        return self.session.committed_len if self.untold is None else self.untold.base_len
+
+    def leave_out(self, base_len: int, step_us: int, batch_tokens: int) -> None:
+        """Notes a step that a silenced drafter is not told of."""
+        self.untold = self.untold or Untold(base_len)
+        self.untold.add(step_us, batch_tokens)
+
+    def take_untold(self) -> verify_pb2.Verdict:
+        """The verdict of all steps that were left out."""
+        untold, self.untold = self.untold, None
+        assert untold is not None
+        return verify_pb2.Verdict(
+            session=self.session.session_id,
+            generation=self.generation,
+            base_len=untold.base_len,
+            tokens=self.session.tokens[untold.base_len : self.session.committed_len].tolist(),
+            verify_us=untold.verify_us,
+            batch_tokens=untold.batch_tokens,
+            steps=untold.steps,
+        )
+
+    def asked(self, committed_len: int, now_ns: int) -> None:
+        """Notes that the drafter is told of a length."""
+        self.asked_ns[committed_len] = now_ns
+        if len(self.asked_ns) > MAX_UNANSWERED:
+            del self.asked_ns[next(iter(self.asked_ns))]
+
+    def answered(self, tree_len: int, now_ns: int) -> None:
+        """Takes in how long the answer to a length took, also where a step no longer waited for it."""
+        asked_ns = self.asked_ns.get(tree_len)
+        if asked_ns is None:
+            return
+        self.drafter.replies.observe((now_ns - asked_ns) / 1e6)
+        self.drafter.totals.ages.observe((now_ns - asked_ns) / 1e9)
+        self.asked_ns = {length: ns for length, ns in self.asked_ns.items() if length > tree_len}

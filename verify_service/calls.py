@@ -1,0 +1,135 @@
+"""Generate calls: how they begin, what their sessions say to them, how they end. Owned by the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.errors import Unavailable
+from outrider.telemetry import get_logger
+from outrider.tracing import REQUEST_ID, Tracing, metadata_value
+from outrider.v1 import verify_pb2
+from verify_service.commands import Cancel, Inbox, Submit
+from verify_service.counting import CallTotals
+from verify_service.requests import SessionFactory
+from verify_service.session import Session
+from verify_service.speculate import Target
+from verify_service.step_loop import Responses
+from verify_service.tracing import CallTrace, begin
+
+log = get_logger(__name__)
+
+Tell = Callable[[verify_pb2.GenerateResponse | Exception], object]
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One Generate call. `tell` gets what its sessions say, or why they cannot go on."""
+
+    sessions: list[Session]
+    request_id: str
+    trace: CallTrace | None
+    tell: Tell
+    running: dict[int, Session] = field(init=False)  # those that have not finished, by session id
+    started: set[int] = field(default_factory=set)
+    how: str = "finished"  # it ended: or cancelled, or error
+
+    def __post_init__(self) -> None:
+        self.running = {session.session_id: session for session in self.sessions}
+
+
+class Calls:
+    """All calls of the process. `idle` is set while there are none."""
+
+    def __init__(
+        self, factory: SessionFactory, inbox: Inbox, target: Target, totals: CallTotals, tracing: Tracing | None
+    ) -> None:
+        self._factory = factory
+        self._inbox = inbox
+        self._target = target
+        self._totals = totals
+        self._tracing = tracing
+        self._by_session: dict[int, Call] = {}
+        self._open: set[Call] = set()
+        self.draining = False  # no new ones are taken
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    async def begin(self, request: verify_pb2.GenerateRequest, metadata: Any, tell: Tell) -> Call:
+        """Makes the request's sessions and hands them to the engine. Whoever gets the call must `leave` it.
+
+        metadata: the caller's, for the request's name and its trace. InvalidArgument for a request that breaks a rule,
+        Unavailable while draining.
+        """
+        if self.draining:
+            raise Unavailable("this server is shutting down")
+        if request.sampling.HasField("grammar"):
+            sessions = await asyncio.to_thread(self._factory.build, request)
+        else:
+            sessions = self._factory.build(request)
+        request_id = request.request_id or metadata_value(metadata, REQUEST_ID)
+        call = Call(sessions, request_id, begin(self._tracing, metadata, sessions, request_id), tell)
+        self._by_session.update(dict.fromkeys(call.running, call))
+        self._open.add(call)
+        self.idle.clear()
+        self._inbox.put(Submit(sessions))
+        return call
+
+    def deliver(self, responses: Responses) -> None:
+        """Takes a step's responses to their calls."""
+        for session, response in responses:
+            call = self._by_session.get(session.session_id)
+            if call is None:
+                continue
+            if not isinstance(response, Exception):
+                self._note(call, session, response)
+            call.tell(response)
+
+    def give_up(self, call: Call, how: str) -> None:
+        """What still runs of the call is wanted no more, since it was `cancelled`, or one of its choices had an
+        `error`: its pages are free within one step."""
+        if not call.running:
+            return
+        call.how = how
+        self._totals.finished[how] += len(call.running)
+        self._inbox.put(Cancel(list(call.running.values())))
+        for session_id in call.running:
+            del self._by_session[session_id]
+        call.running = {}
+
+    def leave(self, call: Call) -> None:
+        """The caller has all of the call, or wants no more."""
+        self.give_up(call, "cancelled")
+        self._open.discard(call)
+        if not self._open:
+            self.idle.set()
+        if call.trace is not None:
+            call.trace.end(call.how)
+        sessions = call.sessions
+        log.info(
+            "generate", request_id=call.request_id, end=call.how, sessions=[each.session_id for each in sessions],
+            prompt_tokens=sessions[0].prompt_len, tokens=sum(session.output_len for session in sessions),
+            ms=(time.monotonic_ns() - sessions[0].arrived_ns) // 1_000_000,
+        )  # fmt: skip
+
+    def _note(self, call: Call, session: Session, response: verify_pb2.GenerateResponse) -> None:
+        """What a response is the first or the last of, and its trace."""
+        if session.session_id not in call.started:
+            call.started.add(session.session_id)
+            self._totals.began(session)
+            response.start.CopyFrom(
+                verify_pb2.GenerateStart(
+                    seed=session.seed,
+                    boot_id=self._target.boot_id,
+                    numerics_id=self._target.model.numerics_id,
+                    cached_tokens=session.cached_len,
+                )
+            )
+        if call.trace is not None:
+            call.trace.responded(session, response)
+        if response.HasField("finish"):
+            self._totals.ended(response.finish)
+            del call.running[session.session_id], self._by_session[session.session_id]

@@ -1,0 +1,130 @@
+"""What a step begins with: proposals matched, late ones waited for as long as that pays, sessions left out.
+
+Between two steps nothing stands before the drafters: they are told first, and what can wait is done while they draft.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from outrider.cost_table import CostTable
+from verify_service.commands import Command, Inbox
+from verify_service.counting import PLAN, WAIT, Counters
+from verify_service.drafters import Assignment, Drafters
+from verify_service.halves import Halves, Part
+from verify_service.planner import Planner, ms_since
+from verify_service.scheduler import Scheduler
+from verify_service.telling import Teller
+
+# In which the event loop, which needs the interpreter for it, sends what drafters were just told.
+BREATH_S = 0.0003
+
+
+class Gatherer:
+    """Owned by the engine thread. `left_out`: ids of sessions that the step under way is better without.
+
+    obey: does what commands say; whether the loop goes on. rest: does what can wait.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, drafters: Drafters, planner: Planner, teller: Teller, *, inbox: Inbox,
+        costs: CostTable, counters: Counters, obey: Callable[[list[Command]], bool], rest: Callable[[], object],
+    ) -> None:  # fmt: skip
+        self.halves = Halves()
+        self.left_out: set[int] = set()
+        self._scheduler = scheduler
+        self._drafters = drafters
+        self._planner = planner
+        self._teller = teller
+        self._inbox = inbox
+        self._costs = costs
+        self._counters = counters
+        self._obey = obey
+        self._rest = rest
+
+    def gather(self) -> tuple[float, list[Assignment]]:
+        """Matches proposals and waits for late ones as long as that pays: the time waited, and for whom."""
+        late = self._give_up_on(self._planner.match())
+        self.left_out = set()
+        if not late:
+            self.left_out = self._leave_out(late)
+            return 0.0, []
+        self._counters.lap(PLAN)
+        self._counters.waits += 1
+        waited_for, start_ns = late, time.monotonic_ns()
+        deadline_ns = start_ns + int(self._planner.wait_ms(late) * 1e6)
+        self._teller.tell_waiting(late)
+        if len(late) < len(self._scheduler.running):
+            self.left_out = self._leave_out(late)
+        goes_on = True
+        if not self.left_out:
+            if commands := self._inbox.take(min(start_ns + int(BREATH_S * 1e9), deadline_ns)):
+                goes_on = self._obey(commands)
+                late = self._planner.match()
+            self._rest()
+            self.left_out = self._leave_out(late)
+        while goes_on and late and not self.left_out and time.monotonic_ns() < deadline_ns:
+            commands = self._inbox.take(deadline_ns)
+            if not commands:
+                break
+            goes_on = self._obey(commands)
+            late = self._planner.match()
+            self.left_out = self._leave_out(late)
+        if not self.left_out:
+            self._missed(late)
+        self._counters.lap(WAIT)
+        return ms_since(start_ns), waited_for
+
+    def ran(self, sessions: list[int], num_late: int) -> None:
+        """Takes in which sessions the step runs."""
+        self.halves.ran(sessions, num_late=num_late, num_left_out=len(self.left_out))
+
+    def _leave_out(self, late: list[Assignment]) -> set[int]:
+        """Ids of sessions that the step is better without (halves.py)."""
+        if not late and not self.halves.expects_waits:
+            return set()
+        parts: list[Part] = []
+        reply_ms, is_late = 0.0, set(map(id, late))
+        for session in self._scheduler.running:
+            assignment = self._drafters.of(session)
+            rows = session.needs_prefill
+            if assignment is not None and id(assignment) in is_late:
+                reply_ms = max(reply_ms, assignment.drafter.replies.mean_ms)
+                rows += round(assignment.brake.expected_nodes)
+                parts.append(Part(session.session_id, rows, late=True, deadline_ns=self._deadline_ns(assignment)))
+            elif assignment is not None and assignment.match is not None:
+                reply_ms = max(reply_ms, assignment.drafter.replies.mean_ms)
+                parts.append(Part(session.session_id, rows + len(assignment.match.tree)))
+            elif late:
+                parts.append(Part(session.session_id, rows))
+            else:
+                return set()  # who decodes plainly runs in every step
+        return self.halves.leave_out(
+            parts, lambda rows: float(self._costs.ms(rows)), reply_ms=reply_ms, now_ns=time.monotonic_ns()
+        )
+
+    def _deadline_ns(self, assignment: Assignment) -> int:
+        """Until when a draft for the newest length is worth waiting for, or leaving its session out."""
+        asked_ns = assignment.asked_ns.get(assignment.session.committed_len, 0)
+        return asked_ns + int(self._planner.bound_ms(assignment) * 1e6)
+
+    def _give_up_on(self, late: list[Assignment]) -> list[Assignment]:
+        """Those of `late` that are waited for still: who was left out until now has had its time."""
+        if not late or not self.left_out:
+            return late
+        now_ns = time.monotonic_ns()
+        missed = [
+            assignment for assignment in late
+            if assignment.session.session_id in self.left_out and self._deadline_ns(assignment) <= now_ns
+        ]  # fmt: skip
+        self._missed(missed)
+        return [assignment for assignment in late if assignment not in missed]
+
+    def _missed(self, late: list[Assignment]) -> None:
+        """Drafts that did not come while they were waited for: their sessions decode plainly."""
+        self._counters.missing += len(late)
+        for assignment in late:
+            assignment.waited_len = assignment.session.committed_len
+        for drafter in {assignment.drafter for assignment in late}:
+            drafter.missed_in_a_row += 1
