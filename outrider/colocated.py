@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -42,11 +41,11 @@ class Colocated:
     draft: DraftArgs
 
     @classmethod
-    def parse(cls, words: Sequence[str]) -> Colocated:
+    def parse(cls, words: list[str]) -> Colocated:
         """From the words of a command line. StartupError without both halves."""
         if SEPARATOR not in words:
             raise StartupError("give the flags of `outrider verify`, then `--`, then those of `outrider draft`")
-        at = list(words).index(SEPARATOR)
+        at = words.index(SEPARATOR)
         return cls(VerifyArgs.parse(words[:at]), DraftArgs.parse(words[at + 1 :]))
 
     def to_argv(self) -> list[str]:

@@ -132,7 +132,11 @@ class HeadArgs(TargetArgs):
     train_output_head: bool = arg(
         False, "head", "EAGLE3: move the output head's rows too. By default they stay the target's, which costs less."
     )
-    num_kv_heads: int | None = arg(None, "head", "Key heads of a head's layer. Default: as many as query heads.")
+    num_kv_heads: int | None = arg(
+        None,
+        "head",
+        "Key heads of a head's layer; none of them copy. Default: three more than the target's query heads.",
+    )
     num_layers: int = arg(3, "head", "Layers of a STANDALONE draft model.")
     tokens: int = arg(10_000_000, "training", "Tokens to see, repeated ones counted; may be raised to train longer.")
     batch_tokens: int = arg(2048, "training", "Most tokens of a batch, padding counted.")

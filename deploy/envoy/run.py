@@ -100,7 +100,7 @@ def render(args: argparse.Namespace) -> str:
         "ADMIN_SOCKET": f"{args.run_dir}/admin.sock",
         "GATEWAYS": [_endpoint(address) for address in args.gateway or ["127.0.0.1:8000"]],
         "VERIFIERS": [_endpoint(address) for address in args.verify or ["127.0.0.1:50051"]],
-        "FRONT_TLS": front_tls(args.tls_certificate, args.tls_key),
+        "FRONT_TLS": front_tls(args),
         "GATEWAY_TLS": upstream_tls(args, "gateway", "http/1.1"),
         "VERIFY_TLS": upstream_tls(args, "verify", "h2"),
     }
@@ -113,12 +113,12 @@ def _endpoint(address: str) -> dict[str, object]:
     return {"endpoint": {"address": {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}}}
 
 
-def front_tls(certificate: str | None, key: str | None) -> dict[str, object] | None:
+def front_tls(args: argparse.Namespace) -> dict[str, object] | None:
     """A listener's transport socket; none without a certificate. The files are read again when they change."""
-    if certificate is None or key is None:
+    if args.tls_certificate is None:
         return None
-    context = {"tls_certificates": [_pair(certificate, key)], "alpn_protocols": ["h2", "http/1.1"]}
-    return _socket("DownstreamTlsContext", context)
+    shown = _pair(args.run_dir, "front", args.tls_certificate, args.tls_key)
+    return _socket("DownstreamTlsContext", {**shown, "alpn_protocols": ["h2", "http/1.1"]})
 
 
 def upstream_tls(args: argparse.Namespace, to: str, protocol: str) -> dict[str, object] | None:
@@ -127,22 +127,34 @@ def upstream_tls(args: argparse.Namespace, to: str, protocol: str) -> dict[str, 
     ca, certificate, key, name = (given[f"{to}_{what}"] for what in ("ca", "certificate", "key", "server_name"))
     if ca is None:
         return None
-    validation: dict[str, object] = {"trusted_ca": {"filename": ca}}
+    validation: dict[str, object] = {"trusted_ca": {"filename": ca}, "watched_directory": _folder_of(ca)}
     if name is not None:
         validation["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": {"exact": name}}]
-    context: dict[str, object] = {"validation_context": validation, "alpn_protocols": [protocol]}
-    if certificate is not None and key is not None:
-        context["tls_certificates"] = [_pair(certificate, key)]
+    trusted = _secret(args.run_dir, f"{to}-ca", {"validation_context": validation})
+    context: dict[str, object] = {"validation_context_sds_secret_config": trusted, "alpn_protocols": [protocol]}
+    if certificate is not None:
+        context |= _pair(args.run_dir, to, certificate, key)
     return _socket("UpstreamTlsContext", context, **({} if name is None else {"sni": name}))
 
 
-def _pair(certificate: str, key: str) -> dict[str, object]:
-    watched = {"path": str(Path(certificate).parent)}
-    return {
+def _pair(run_dir: str, name: str, certificate: str, key: str) -> dict[str, object]:
+    files = {
         "certificate_chain": {"filename": certificate},
         "private_key": {"filename": key},
-        "watched_directory": watched,
+        "watched_directory": _folder_of(certificate),
     }
+    return {"tls_certificate_sds_secret_configs": [_secret(run_dir, name, {"tls_certificate": files})]}
+
+
+def _folder_of(path: str) -> dict[str, str]:
+    return {"path": str(Path(path).parent)}
+
+
+def _secret(run_dir: str, name: str, content: dict[str, object]) -> dict[str, object]:
+    """Where a secret is told of: in a file of its own. Envoy reads again only what does not stand in its own one."""
+    path = Path(run_dir) / f"{name}.json"
+    path.write_text(json.dumps({"resources": [{"@type": f"{_TLS}.Secret", "name": name, **content}]}))
+    return {"name": name, "sds_config": {"path_config_source": {"path": str(path)}, "resource_api_version": "V3"}}
 
 
 def _socket(kind: str, context: dict[str, object], **more: object) -> dict[str, object]:

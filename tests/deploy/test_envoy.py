@@ -284,9 +284,20 @@ def test_tls_on_both_sides(tmp_path: Path) -> None:
         credentials = grpc.ssl_channel_credentials(authority.path.read_bytes())
         with grpc.secure_channel(f"localhost:{envoy.port}", credentials) as channel:
             until_generated(channel)
+        shown_before = ssl.get_server_certificate(("localhost", envoy.port))
+        authority.issue("localhost")  # renewed while everything runs
+        until_shown(envoy.port, shown_before)
         for address in (f"127.0.0.1:{envoy.port}", envoy.replicas[0].address):
             with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError):
                 list(stub(channel).Generate(request(), timeout=30))
+
+
+def until_shown(port: int, before: str) -> None:
+    """Returns when Envoy shows another certificate."""
+    for _ in range(5000):
+        if ssl.get_server_certificate(("localhost", port)) != before:
+            return
+    raise AssertionError("Envoy shows the old certificate")
 
 
 def until_answered(https: httpx.Client) -> None:

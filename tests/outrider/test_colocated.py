@@ -33,7 +33,8 @@ class Verify:
 
     async def serve(self, args: Any, engine: Any, stop: Stopping, on_ready: Any) -> int:
         """Ready at once."""
-        on_ready(verify_pb2_grpc.VerifyServiceServicer())
+        servicer: Any = verify_pb2_grpc.VerifyServiceServicer
+        on_ready(servicer())
         failing = asyncio.create_task(self.failing.wait())
         await asyncio.wait([failing, asyncio.create_task(stop.asked.wait())], return_when=asyncio.FIRST_COMPLETED)
         failing.cancel()
