@@ -60,7 +60,7 @@ def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: in
         # Of each session the first token comes from its prompt.
         assert found["accept_length"] * found["verify_steps"] == pytest.approx(found["num_tokens"] - 2)
         assert 0 <= found["hit_rate"] <= 1
-        assert found["bytes_a_round"]["to_drafter"] > 2 * 2 * width
+        assert found["bytes_a_round"]["to_drafter"] > 0  # rows go through shared memory
     assert figures["sequential"]["hit_rate"] == 0
     assert set(figures["sequential"]["hops_ms"]) <= {*HOPS, "draft_steps"}
     assert figures["round_trip_ms"] == figures["echo_ms"]["p50"]
