@@ -240,6 +240,9 @@ class _Stream:
             if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
                 self._not_offered()
                 end = NotOffered
+            elif failed.code() is grpc.StatusCode.INTERNAL:
+                # What a write says that met a connection just closed; an engine's failure comes as its calls' ends.
+                end = partial(Broken, failed.details() or "the stream failed")
             else:
                 end = partial(_failure_of_rpc, failed)
         finally:

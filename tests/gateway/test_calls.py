@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from gateway import calls
@@ -139,6 +140,25 @@ async def test_the_end_of_the_stream_breaks_its_calls_and_the_next_opens_another
         async with serving(fake(tmp_path), f"unix:{tmp_path}/verify"):
             await channel.channel_ready()
             assert await read(made.begin(ask(), 60)) == LONG
+
+
+class FailingStream(FakeVerify):
+    """Its streams fail as a write does that meets a connection just closed."""
+
+    async def GenerateMany(self, request_iterator: Any, context: Any) -> AsyncGenerator[Any]:
+        """Takes a frame and fails."""
+        await anext(request_iterator)
+        await context.abort(grpc.StatusCode.INTERNAL, "Internal error from Core")
+        yield verify_pb2.GenerateManyResponse()
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_fails_breaks_its_calls_so_that_they_go_on_elsewhere(tmp_path: Path) -> None:
+    verify = FailingStream(tmp_path, vocab_size=300)
+    async with calls_to(verify, tmp_path) as made:
+        with pytest.raises(Broken, match="Internal error from Core") as caught:
+            await read(made.begin(ask(), 60))
+    assert not caught.value.engine
 
 
 @pytest.mark.asyncio
