@@ -1,10 +1,10 @@
 """Attention heads that start by copying: they look for the newest token where it stood before and bring what followed.
 
 A target that repeats itself, or its prompt, does so by induction heads (Olsson et al., 2022). A draft head's one layer
-can hold the whole of it, but is slow to find it by gradients. Row s
-reads token s + 1 and the state before it, which still tells token s, and to a degree the one before that. So each row
-carries marks, a few numbers by which a token is known again: a query is the mark of the row's token, a key the mark
-that the state holds, and the value is the row's token, which followed the one that was sought.
+can hold the whole of it, but is slow to find it by gradients. Row s reads token s + 1 and the state before it, which
+still tells token s, and to a degree the one before that. So each row carries marks, a few numbers by which a token is
+known again: a query is the mark of the row's token, a key the mark that the state holds, and the value is the row's
+token, which followed the one that was sought.
 
 Marks stand in the directions that the target's states use least.
 """
