@@ -69,7 +69,7 @@ def ratios(entries: Sequence[Entry], rounds: Sequence[Round]) -> list[Ratio]:
 
 def _compared(ours: str, other: str) -> bool:
     """Whether two systems of ours are worth a ratio: drafts beside none, two processes beside one."""
-    return ours == f"{other}-ngram" or other == f"{ours}-colocated"
+    return ours in (f"{other}-ngram", f"{other}-eagle3") or other == f"{ours}-colocated"
 
 
 def _ratio(

@@ -113,6 +113,7 @@ def _transformers(setup: Setup, port: int, streams: int) -> Launch:
 
 PLAIN = ("--speculative-algorithm", "NONE")
 NGRAM = ("--speculative-algorithm", "NGRAM")
+EAGLE3 = ("--speculative-algorithm", "EAGLE3")
 VLLM_NGRAM = json.dumps({"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4})
 
 SYSTEMS: Mapping[str, System] = {
@@ -121,10 +122,13 @@ SYSTEMS: Mapping[str, System] = {
         System("outrider", "bf16", _outrider(*PLAIN)),
         System("outrider-ngram", "bf16", _outrider(*NGRAM)),
         System("outrider-ngram-colocated", "bf16", _outrider(*NGRAM, "--colocate")),
+        System("outrider-eagle3", "bf16", _outrider(*EAGLE3)),
+        System("outrider-eagle3-colocated", "bf16", _outrider(*EAGLE3, "--colocate")),
         System("outrider-int8", "int8", _outrider(*PLAIN, "--quantization", "int8")),
         System("outrider-int8-ngram", "int8", _outrider(*NGRAM, "--quantization", "int8")),
         System("outrider-int8-dynamic", "int8", _outrider(*PLAIN, "--quantization", "int8_dynamic")),
         System("outrider-int8-dynamic-ngram", "int8", _outrider(*NGRAM, "--quantization", "int8_dynamic")),
+        System("outrider-int8-dynamic-eagle3", "int8", _outrider(*EAGLE3, "--quantization", "int8_dynamic")),
         System("transformers", "bf16", _transformers, max_streams=1),
         System("vllm", "bf16", _vllm()),
         System("vllm-ngram", "bf16", _vllm("--speculative-config", VLLM_NGRAM)),
@@ -134,7 +138,10 @@ SYSTEMS: Mapping[str, System] = {
         System("llama.cpp-q8-ngram", "int8", _llama("q8_0", ngram=True)),
     )
 }
-DEFAULT = "outrider,outrider-ngram,transformers,vllm,llama.cpp,llama.cpp-ngram@1,outrider-int8@1,llama.cpp-q8@1"
+DEFAULT = (
+    "outrider,outrider-ngram,outrider-eagle3,transformers,vllm,llama.cpp,llama.cpp-ngram@1,outrider-int8@1,"
+    "llama.cpp-q8@1"
+)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from outrider.errors import Unavailable
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 
-_WARM_SHARE = 0.15  # of the time, at the beginning, that is not measured
+WARM_SHARE = 0.15  # of the time, at the beginning, that is not measured
 _ENLIST_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 
@@ -130,7 +130,7 @@ def rate(played: Played) -> Rate:
     """Over the time in which all sessions ran, but for its beginning."""
     first = max(stream.times_ns[0] for stream in played.streams)
     last = min(stream.times_ns[-1] for stream in played.streams)
-    begin = first + int(_WARM_SHARE * (last - first))
+    begin = first + int(WARM_SHARE * (last - first))
     lead = played.streams[0].times_ns
     begin = next(t for t in lead if t >= begin)
     end = max(t for t in lead if t <= last)

@@ -1,9 +1,11 @@
 """Speed of every drafter that comes with Outrider for its embedded model, and the table that `serve` chooses by.
 
     python -m bench.shipped --per-category 2 --tokens 128
+    python -m bench.shipped --per-category 2 --tokens 128 --quantization=int8_dynamic
 
 Runs bench.mt_bench for n-grams and for each shipped head. Speed is the geometric mean over questions of decode speed
-with drafts by that without, in one run and in turn. The table is written beside the heads; other flags go to `serve`.
+with drafts by that without, in one run and in turn. The table, which has a section for targets as they are and one for
+quantised ones, is written beside the heads; other flags go to `serve`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Any
 
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
-from outrider.fastest import SPEEDS, USUAL
+from outrider.args import ServeArgs
+from outrider.fastest import SPEEDS, USUAL, section
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,13 +40,15 @@ def main(argv: list[str] | None = None) -> int:
     print("| drafts | speed | accept length |\n|---|---|---|")
     for algorithm, (speed, accept_length) in measured.items():
         print(f"| {algorithm} | {speed:.2f}x | {accept_length:.2f} |")
-    table = {
+    tables = json.loads(args.output.read_text(encoding="utf-8")) if args.output.is_file() else {}
+    own_flags = "".join(f" {flag}" for flag in serve_flags)
+    tables[section(quantized=ServeArgs.parse(serve_flags).quantization is not None)] = {
         "speeds": {algorithm: round(speed, 3) for algorithm, (speed, _) in measured.items()},
         "accept_lengths": {algorithm: round(length, 3) for algorithm, (_, length) in measured.items()},
-        "command": f"python -m bench.shipped --per-category {args.per_category} --tokens {args.tokens}",
+        "command": f"python -m bench.shipped --per-category {args.per_category} --tokens {args.tokens}{own_flags}",
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    args.output.write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

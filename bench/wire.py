@@ -19,9 +19,10 @@ Run twice, each time with processes of its own: one after the other, and with OU
     wrong_next_share             verdicts that did not verify what `next` had foretold
 
 V, D and h are the flags'; R is the median of echo_ms, unless --round-trip-ms says; the accept length is the script's,
-so rounds cut short count against the services. Of several sessions a step that misses one draft waits for it: there h
-is the chance that none misses. `share_as_timed` takes V and D as they were in this run. `hops_ms` tells where the time
-between two steps goes, median of the rounds that waited for a fresh draft. --picture draws some rounds of both runs.
+so rounds cut short count against the services. The first 15 % of a run count neither for rates nor for grpc_ms. Of
+several sessions a step that misses one draft waits for it: there h is the chance that none misses. `share_as_timed`
+takes V and D as they were in this run. `hops_ms` tells where the time between two steps goes, median of the rounds that
+waited for a fresh draft. --picture draws some rounds of both runs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from bench._flags import positive
 from bench._wire_echo import round_trips_ms
 from bench._wire_hops import rounds
 from bench._wire_picture import draw
-from bench._wire_run import Played, load_average, play, process, rate
+from bench._wire_run import WARM_SHARE, Played, load_average, play, process, rate
 from bench._wire_script import NUM_TOP, Setting
 
 LLAMA_8B_EAGLE3_WIDTH = 3 * 4096
@@ -161,11 +162,14 @@ def _figures(played: Played, cycle_ms: float, missed: float, round_trip_ms: floa
 
 
 def _grpc_ms(played: Played) -> list[float]:
-    """Of each fresh proposal's round trip, the time between the services' hands: the frame there and the frame back."""
-    sent, came = played.verify["sent_ns"], played.verify["came_ns"]
+    """Of each fresh proposal's round trip, the time between the services' hands: the frame there and the frame back.
+
+    The first ones are left out, as from the rate: a round waits there while the drafter reads other sessions' prompts.
+    """
+    sent, came, trips = played.verify["sent_ns"], played.verify["came_ns"], played.draft["trips"]
     return [
         (round_came - sent[round_key] + came[frame_key] - frame_sent) / 1e6
-        for round_key, round_came, frame_key, frame_sent in played.draft["trips"]
+        for round_key, round_came, frame_key, frame_sent in trips[int(WARM_SHARE * len(trips)) :]
         if round_key in sent and frame_key in came
     ]
 

@@ -260,6 +260,7 @@ async def _read(call: Call, arrivals: asyncio.Queue[Arrival], fetcher: FeatureFe
             news.note(frame.round)
             await arrivals.put(frame.round)
             fetcher.watch([frame.round])
+            await asyncio.sleep(0)  # who takes it goes first: asking gRPC for the next one takes a while
     except Exception as error:  # raised again by whoever takes it
         end = _End(error)
     await arrivals.put(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol, runtime_checkable
 
 from draft_service.adaptive import AdaptivePlanner
@@ -13,6 +14,7 @@ from outrider import env
 from outrider.args import DraftArgs
 from outrider.v1 import common_pb2
 
+_FEW_CORES = 4  # on which drafts made during a step mostly slow it down
 _DEEPEST = 7  # steps, and SGLang's largest candidate
 _NODES_A_STEP = 2  # of trees with branches; verify takes those that pay
 
@@ -34,7 +36,7 @@ class Shaped(Protocol):
 def make_planner(args: DraftArgs, drafter: Drafter) -> Planner:
     """For a drafter that is loaded. StartupError for an adaptive configuration that is no good."""
     early = env.early_proposals()
-    overlap = OverlapRule() if early is None else None
+    overlap = OverlapRule(first=_num_cores() > _FEW_CORES) if early is None else None
     outcomes = MAX_OUTCOMES if early else 0
     if not isinstance(drafter, Shaped):
         return FixedPlanner(Plan(outcomes=outcomes)) if overlap is None else _overlap_only(overlap)
@@ -45,6 +47,11 @@ def make_planner(args: DraftArgs, drafter: Drafter) -> Planner:
     if args.speculative_num_steps is not None:
         return FixedPlanner(Plan(outcomes=outcomes)) if overlap is None else _overlap_only(overlap)
     return CostPlanner(drafter.shape, _most(drafter), drafter.reshape, overlap, outcomes)
+
+
+def _num_cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _overlap_only(overlap: OverlapRule) -> CostPlanner:

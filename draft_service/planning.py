@@ -176,12 +176,13 @@ class OverlapRule:
     SKIPPED = 3  # of a window's first rounds: drafts made the other way are still about
     FORGOTTEN_S = 1.0  # a verdict so long after the last one says nothing of a round's time
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, first: bool = True) -> None:
+        """first: whether to begin with it; without, it is tried when the first hold is over."""
         self._clock = clock
-        self._on = True
-        self._preferred = True
-        self._turns = self.TURNS  # windows of the trial that are left; 0: the last outcome holds
-        self._left = self.WINDOW
+        self._on = first
+        self._preferred = first
+        self._turns = self.TURNS if first else 0  # windows of the trial that are left; 0: the last outcome holds
+        self._left = self.WINDOW if first else self.FIRST_HOLD
         self._hold = self.FIRST_HOLD
         self._tokens = {True: 0.0, False: 0.0}  # of a round, moving averages
         self._rounds = {True: 0, False: 0}

@@ -177,7 +177,9 @@ class SessionTable:
             return None
         tokens = session.tokens
         for sent in reversed(session.sent.values()):
-            hopes = sent.base_len + len(sent.assumed) == len(tokens) and len(sent.tokens) > 0 < len(sent.assumed)
+            if not len(sent.assumed):
+                continue  # most, and every session is asked each round
+            hopes = sent.base_len + len(sent.assumed) == len(tokens) and len(sent.tokens) > 0
             if hopes and np.array_equal(tokens[sent.base_len :], sent.assumed):
                 return sent
         return None
@@ -246,8 +248,10 @@ class SessionTable:
         try:
             if verdict.base_len != base_len:
                 raise InvalidArgument(f"a verdict's base_len is {verdict.base_len}; {base_len} tokens are known here")
-            tokens = np.array(verdict.tokens, np.int64).astype(np.int32)
-            check_token_ids(tokens, vocab_size=session.vocab_size, field="verdict.tokens")
+            words = verdict.tokens[:]
+            tokens = np.array(words, np.int64).astype(np.int32)
+            if max(words, default=0) >= session.vocab_size:
+                check_token_ids(tokens, vocab_size=session.vocab_size, field="verdict.tokens")
         except InvalidArgument as error:
             self.release(session, verify_pb2.RELEASE_REASON_OUT_OF_SYNC, error.message, changes)
             return

@@ -170,7 +170,7 @@ class GraphedDecoder:
     """A decoder that replays graphs where one holds the step, and else computes it as ever."""
 
     def __init__(
-        self, decoder: Decoder, sizes: GraphSizes, *, vocab_size: int, max_len: int, padding_slot: int,
+        self, decoder: Decoder, sizes: GraphSizes, *, num_outputs: int, max_len: int, padding_slot: int,
         device: torch.device, prepare: Prepare, capture: Capture,
     ) -> None:  # fmt: skip
         self._decoder = decoder
@@ -178,14 +178,14 @@ class GraphedDecoder:
             self._step, sizes, max_len=max_len, padding_slot=padding_slot, device=device, prepare=prepare,
             capture=capture,
         )  # fmt: skip
-        self._logits = torch.zeros((self._graphs.num_logits, vocab_size), device=device)
+        self._logits = torch.zeros((self._graphs.num_logits, num_outputs), device=device)
 
     def capture(self) -> None:
         """Captures all graphs."""
         self._graphs.capture()
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits, fp32 [len(batch.logit_rows), vocab]; good until the next step."""
+        """Logits, fp32 [len(batch.logit_rows), outputs]; good until the next step."""
         graph = self._graphs.find(batch)
         if graph is None:
             return self._decoder.forward(batch)
@@ -258,7 +258,7 @@ def with_cuda_graphs(decoder: TorchLlama, sizes: GraphSizes, pool: KVPool, dtype
         attention.prepare(layout, heads, bucket)
 
     graphed = GraphedDecoder(
-        decoder, sizes, vocab_size=config.vocab_size, max_len=len(decoder.rope), padding_slot=pool.num_slots,
+        decoder, sizes, num_outputs=decoder.num_outputs, max_len=len(decoder.rope), padding_slot=pool.num_slots,
         device=pool.k.device, prepare=prepare, capture=CudaCapture(),
     )  # fmt: skip
     graphed.capture()

@@ -50,11 +50,14 @@ def check_quantization(name: str | None, device: torch.device) -> str | None:
     return method
 
 
-def draft_quantization(draft: str | None, target: str | None) -> str | None:
-    """What a draft model is quantised to: as the target, unless told otherwise; `unquant` is none (SGLang's rule)."""
+def draft_quantization(draft: str | None, target: str | None, *, stored: str | None = None) -> str | None:
+    """What a draft model is quantised to: as the target, unless told otherwise; `unquant` is none (SGLang's rule).
+
+    stored: what its weights are rounded to already; to compute with more would take time and give nothing.
+    """
     if draft == "unquant":
         return None
-    return target if draft is None else draft
+    return draft or target or stored
 
 
 def linear_maker(method: str | None) -> MakeLinear:

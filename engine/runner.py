@@ -41,7 +41,7 @@ class Decoder(Protocol):
     """A forward pass over a pool."""
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits, fp32 [len(batch.logit_rows), vocab]; keys, values and features are written at the rows' slots."""
+        """Logits, fp32 [len(batch.logit_rows), outputs]; keys, values and features are written at the rows' slots."""
         ...
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
@@ -58,7 +58,11 @@ class ModelRunner:
     def __init__(
         self, config: ModelConfig, decoder: Decoder, pool: KVPool, slot_table: np.ndarray, buffers: BatchBuffers, *,
         dtype: torch.dtype, device: torch.device, model_path: Path, backend: str, numerics: str,
+        num_outputs: int | None = None, picked: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
+        """num_outputs: width of the logits, by default the vocabulary's; picked: those of the decoder's that are given
+        out, None: all.
+        """
         self.config = config
         self.dtype = dtype
         self.device = device
@@ -69,6 +73,8 @@ class ModelRunner:
         self.slot_table = slot_table
         self._buffers = buffers
         self._decoder = decoder
+        self._picked = None if picked is None else picked.to(device)
+        self.num_outputs = config.vocab_size if num_outputs is None else num_outputs
 
     @property
     def uses_kernels(self) -> bool:
@@ -81,7 +87,7 @@ class ModelRunner:
         return self.pool.features
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """One step. Returns fp32 logits [sum of num_logits, vocab], rows in the segments' order.
+        """One step. Returns fp32 logits [sum of num_logits, vocab or output_rows], rows in the segments' order.
 
         Raises ValueError for a segment whose numbers lie outside the model, the pool or the slot table; nothing is
         computed then.
@@ -89,28 +95,32 @@ class ModelRunner:
         batch = self._buffers.fill(segments)
         logits = self._decoder.forward(batch)
         self._buffers.remember(batch)
-        return logits
+        return self._wanted(logits)
 
     def timed_forward(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, dict[str, float]]:
         """As forward, with the seconds that each part of the step took; which parts, the backend decides."""
         batch = self._buffers.fill(segments)
         logits, seconds = self._decoder.timed_forward(batch)
         self._buffers.remember(batch)
-        return logits, seconds
+        return self._wanted(logits), seconds
+
+    def _wanted(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits if self._picked is None else logits[:, self._picked]
 
     @classmethod
     def load(
         cls, model_path: Path, *, dtype: str = "auto", device: str = "cpu", num_slots: int, max_sessions: int,
         max_len: int, features: FeatureSpec | None = None, load_format: str = "auto",
         max_batch_tokens: int = DEFAULT_MAX_BATCH_TOKENS, threads: int | None = None, quantization: str | None = None,
-        execution: Execution | None = None, trust_remote_code: bool = False,
+        execution: Execution | None = None, trust_remote_code: bool = False, output_rows: torch.Tensor | None = None,
     ) -> ModelRunner:  # fmt: skip
         """Reads a model folder and allocates its pool. Raises StartupError for a folder that is refused.
 
         dtype: auto, bfloat16, float16 or float32; device: auto, cpu, cuda or cuda:N; max_len: longest session, cut to
         the model's context; max_batch_tokens: most rows of one step; threads: of the CPU, default torch's;
         quantization: engine.quantization says which there are; execution: kernels, kept numbers, graphs, compiling;
-        trust_remote_code: run code that comes in the folder, where the model needs it.
+        trust_remote_code: run code that comes in the folder, where the model needs it; output_rows: int64 [n]: the only
+        ids that there are logits of, in this order.
         """
         if threads is not None:
             torch.set_num_threads(threads)
@@ -127,7 +137,7 @@ class ModelRunner:
             if config.is_native:
                 checkpoint, tensors = load_checkpoint(model_path, tensor_shapes(config), load_format=load_format)
                 decoder, backend = _build_decoder(
-                    config, tensors, pool, features, max_len, quantization, torch_dtype, execution
+                    config, tensors, pool, features, max_len, quantization, torch_dtype, execution, output_rows
                 )
             else:
                 decoder, backend, checkpoint = _transformers_decoder(
@@ -141,14 +151,15 @@ class ModelRunner:
         )  # fmt: skip
         return cls(
             config, decoder, pool, slot_table, buffers, dtype=torch_dtype, device=place, model_path=model_path,
-            backend=backend,
+            backend=backend, num_outputs=None if output_rows is None else len(output_rows),
+            picked=None if config.is_native else output_rows,
             numerics=numerics_id(checkpoint.files, load_format, str(torch_dtype), quantization or "", backend),
         )  # fmt: skip
 
 
 def _build_decoder(
     config: ModelConfig, tensors: Iterator[tuple[str, torch.Tensor]], pool: KVPool, features: FeatureSpec, max_len: int,
-    quantization: str | None, dtype: torch.dtype, execution: Execution,
+    quantization: str | None, dtype: torch.dtype, execution: Execution, output_rows: torch.Tensor | None,
 ) -> tuple[Decoder, str]:  # fmt: skip
     """The forward pass that suits the machine, and its name, which is part of numerics_id."""
     if execution.compile_max_batch and quantization is not None:
@@ -161,11 +172,11 @@ def _build_decoder(
     if device.type == "cpu":
         library = _cpu_kernels(config, dtype, quantization, _torch_only(dtype, pool, execution))
     if library is not None:
-        weights = LlamaWeights(config, tensors, None, device)
+        weights = LlamaWeights(config, tensors, None, device, output_rows)
         threads = torch.get_num_threads()
         decoder = NativeLlama(config, weights, pool, features, max_len, frequencies, library, threads, quantization)
         return decoder, f"native {library.outrider_instructions().decode()} {build_key(library)}"
-    weights = LlamaWeights(config, tensors, dtype, device)
+    weights = LlamaWeights(config, tensors, dtype, device, output_rows)
     attention = build_attention(execution.attention, device, page_size=execution.page_size)
     decoder: Decoder = TorchLlama(
         config, weights, pool, features, attention, max_len, frequencies, quantization,

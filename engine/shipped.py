@@ -1,9 +1,9 @@
-"""Draft heads that come with Outrider, and the form in which they do: int8 with a scale for each row.
+"""Draft heads that come with Outrider, small on disk (packed.py).
 
-A shipped file is one safetensors file: each matrix as int8 [rows, columns] with `NAME.scale` fp32 [rows], everything
-else as it is; its metadata holds config.json, the algorithm, and which target the head was trained for. On first use it
-is expanded, once, into the published bf16 form in the cache, which every loader reads. A draft model ships only its
-trained layers; embedding, output head and tokenizer come from the target's files.
+A shipped file is one safetensors file; its metadata holds config.json, the algorithm, which target the head was trained
+for, and `bases`: the target's tensor beside which one of its own is stored, or which it is where none is stored. On
+first use it is expanded, once, into the published bf16 form in the cache, which every loader reads. So a draft model
+ships only what was trained; embedding, output head and tokenizer come from the target's files.
 """
 
 from __future__ import annotations
@@ -23,20 +23,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from engine.checkpoint import open_checkpoint
+from engine.checkpoint import Checkpoint, open_checkpoint
+from engine.cpu_kernels import cpu_kernels
 from engine.fingerprint import numerics_id
-from engine.models.heads.target import EMBEDDING, OUTPUT_HEAD, TargetShape, shared_tensor
+from engine.models.heads.target import EMBEDDING
+from engine.packed import SCALE, Tensors, dequantized, difference, moved, parents, quantized
 from outrider import env
 from outrider.errors import StartupError
 
 SHIPPED = Path(__file__).parent / "weights"
-SCALE = ".scale"
-SHARED = (EMBEDDING, OUTPUT_HEAD)
-# What a whole draft model has and a head has not.
-FINAL_NORM = "model.norm.weight"
+HEADS_FOLDER = "heads"
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def shipped_head(algorithm: str, target: Path, *, folder: Path = SHIPPED) -> Path | None:
@@ -57,6 +54,23 @@ def shipped_algorithms(target: Path, *, folder: Path = SHIPPED) -> list[str]:
     return [facts["algorithm"] for facts in every if facts["target"] == target_id(target)]
 
 
+def stored_quantization(folder: Path, device: torch.device) -> str | None:
+    """What a head's weights are rounded to, where kernels gain by it: int8 of those that are shipped, on a CPU."""
+    return "int8" if is_shipped(folder) and device.type == "cpu" and cpu_kernels() is not None else None
+
+
+def shipped_token_map(folder: Path, target: Path) -> str | None:
+    """The map of tokens (FR-Spec) that a shipped head drafts from, where there is one for the target: rarer ones it has
+    hardly learnt, and so it reads a third of the output head."""
+    path = SHIPPED / "token_maps" / f"{target.name}.safetensors"
+    return str(path) if is_shipped(folder) and path.is_file() else None
+
+
+def is_shipped(folder: Path) -> bool:
+    """Whether a folder is what a shipped head was expanded into."""
+    return folder.parent == env.home() / HEADS_FOLDER
+
+
 def target_id(target: Path) -> str:
     """Names a target's weights: equal for equal files."""
     return numerics_id(open_checkpoint(target, load_format="auto").files)
@@ -67,40 +81,36 @@ def pack(head: Path, algorithm: str, target: Path, output: Path) -> int:
     config = json.loads((head / "config.json").read_text(encoding="utf-8"))
     with safe_open(head / "model.safetensors", framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if FINAL_NORM in tensors:
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in SHARED}
-    metadata = {"algorithm": algorithm, "target": target_id(target), "config": json.dumps(config)}
+    checkpoint = open_checkpoint(target, load_format="auto")
+    bases = parents(tensors, checkpoint)
+    metadata = {
+        "algorithm": algorithm, "target": target_id(target), "config": json.dumps(config), "bases": json.dumps(bases),
+    }  # fmt: skip
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".partial")
-    save_file(quantized(tensors), partial, metadata=metadata)
+    save_file(_packed(tensors, bases, checkpoint), partial, metadata=metadata)
     os.replace(partial, output)
     return output.stat().st_size
 
 
-def quantized(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Matrices as int8 with a scale for each row; vectors, maps and masks as they are."""
-    packed: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if tensor.ndim != 2 or not tensor.is_floating_point():
-            packed[name] = tensor.contiguous()
-            continue
-        wide = tensor.float()
-        # A row of zeros keeps a scale of 1.
-        largest = wide.abs().amax(dim=1)
-        scale = torch.where(largest > 0, largest / 127, 1.0)
-        packed[name] = (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
-        packed[name + SCALE] = scale
+def _packed(tensors: Tensors, bases: Mapping[str, str], target: Checkpoint) -> dict[str, torch.Tensor]:
+    packed = quantized({name: tensor for name, tensor in tensors.items() if name not in bases})
+    for name, base in bases.items():
+        whole = target.tensor(base)
+        if not torch.equal(tensors[name], whole.to(tensors[name].dtype)):
+            packed[name], packed[name + SCALE] = difference(tensors[name], whole)
     return packed
 
 
-def dequantized(packed: Tensors) -> dict[str, torch.Tensor]:
-    """What `quantized` made, in bf16 again."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in packed.items():
-        if name.endswith(SCALE) and name.removesuffix(SCALE) in packed:
-            continue
-        scale = packed.get(name + SCALE)
-        tensors[name] = tensor if scale is None else (tensor.float() * scale[:, None]).to(torch.bfloat16)
+def _unpacked(packed: Tensors, bases: Mapping[str, str], target: Checkpoint) -> dict[str, torch.Tensor]:
+    own = {name: tensor for name, tensor in packed.items() if name.removesuffix(SCALE) not in bases}
+    tensors = dequantized(own)
+    for name, base in bases.items():
+        whole = target.tensor(base)
+        if name in packed:
+            tensors[name] = moved(packed[name], packed[name + SCALE], whole)
+        else:
+            tensors[name] = whole.to(torch.bfloat16) if whole.ndim > 1 else whole
     return tensors
 
 
@@ -108,8 +118,12 @@ def _facts(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-        return {"algorithm": metadata["algorithm"], "target": metadata["target"], "config": metadata["config"]}
-    except (SafetensorError, OSError, KeyError) as error:
+        facts = {name: metadata[name] for name in ("algorithm", "target", "config")}
+        bases = json.loads(metadata.get("bases", "{}"))
+        if not isinstance(bases, dict):
+            raise TypeError(f"bases is {bases!r}")
+        return facts | {"bases": bases}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise StartupError(f"the shipped head {path} is damaged: {error!r}") from error
 
 
@@ -117,7 +131,7 @@ def _expanded(path: Path, facts: dict[str, Any], target: Path) -> Path:
     """The published form in the cache, made when it is not there; a changed file is another folder."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
-    heads = env.home() / "heads"
+    heads = env.home() / HEADS_FOLDER
     final = heads / f"{path.stem}-{digest}"
     if final.is_dir():
         return final
@@ -131,16 +145,16 @@ def _expanded(path: Path, facts: dict[str, Any], target: Path) -> Path:
                 ready.rename(final)
     except OSError as error:
         raise StartupError(f"the shipped head cannot be expanded below {heads}: {error}") from error
+    except (SafetensorError, KeyError, RuntimeError) as error:
+        raise StartupError(f"the shipped head {path} is damaged: {error!r}") from error
     return final
 
 
 def _write(path: Path, facts: dict[str, Any], target: Path, folder: Path) -> None:
     with safe_open(path, framework="pt") as file:
-        tensors = dequantized({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    if FINAL_NORM in tensors:
-        shape = TargetShape.from_folder(target)
-        names = (EMBEDDING,) if shape.tied_embeddings else SHARED
-        tensors |= {name: shared_tensor(shape, name, load_format="auto").to(torch.bfloat16) for name in names}
+        packed = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors = _unpacked(packed, facts["bases"], open_checkpoint(target, load_format="auto"))
+    if EMBEDDING in tensors:  # a whole model
         for name in TEXT_FILES:
             if (target / name).is_file():
                 shutil.copyfile(target / name, folder / name)

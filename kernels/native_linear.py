@@ -27,6 +27,7 @@ class ProductTeam:
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
         self.library = library
+        self.num_threads = num_threads
         self.handle: int = library.outrider_product_team(num_threads)
         if not self.handle:
             raise MemoryError("no memory for a team of threads")
@@ -45,9 +46,14 @@ class NativeLinear:
         packed, layout = _packed(weight, quantization)
         self._data = team.arena.place(packed)
         self._bias = None if bias is None else bias.float().contiguous()
-        self._matrix = CMatrix(address(self._data), address(self._bias), weight.shape[0], weight.shape[1], layout)
+        self.matrix = CMatrix(address(self._data), address(self._bias), weight.shape[0], weight.shape[1], layout)
         takes_narrow = layout == BF16 and bool(team.library.outrider_has_bf16_dot())
         self._rows_dtype = torch.bfloat16 if takes_narrow and weight.dtype is torch.bfloat16 else torch.float32
+
+    @property
+    def num_threads(self) -> int:
+        """Of its team."""
+        return self._team.num_threads
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out] in x's dtype."""
@@ -58,7 +64,7 @@ class NativeLinear:
         rows = x.to(self._rows_dtype).contiguous()
         y = torch.empty(len(rows), self._num_outputs)
         done = self._team.library.outrider_product(
-            self._team.handle, ctypes.byref(self._matrix), rows.data_ptr(), rows.dtype is torch.float32, len(rows),
+            self._team.handle, ctypes.byref(self.matrix), rows.data_ptr(), rows.dtype is torch.float32, len(rows),
             y.data_ptr(),
         )  # fmt: skip
         if not done:

@@ -12,12 +12,22 @@ SPEEDS = Path(__file__).parent.parent / "engine" / "weights" / "speeds.json"
 USUAL = "NGRAM"
 
 
-def fastest_algorithm(path: Path = SPEEDS) -> str:
-    """Its name; USUAL without a table. Raises StartupError for a damaged one."""
+def section(*, quantized: bool) -> str:
+    """Where the table has the speeds beside a target as it is, or a quantised one."""
+    return "quantized" if quantized else "as_it_is"
+
+
+def fastest_algorithm(*, quantized: bool, path: Path = SPEEDS) -> str:
+    """Its name; USUAL where the table has nothing to say. Raises StartupError for a damaged one.
+
+    quantized: for a quantised target, whose steps are shorter: a draft must be cheaper to pay.
+    """
     if not path.is_file():
         return USUAL
     try:
-        speeds: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["speeds"]
+        tables = json.loads(path.read_text(encoding="utf-8"))
+        name = section(quantized=quantized)
+        speeds: dict[str, float] = tables[name]["speeds"] if name in tables else {USUAL: 1.0}
         return max(speeds, key=lambda name: speeds[name])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartupError(f"the table of measured speeds {path} is damaged: {error!r}") from error

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import shutil
 import socket
-import ssl
 import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-import grpc
-import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
-from outrider.auth import Metadata, TokenFile, token_file
+from outrider.auth import token_file
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
-from outrider.model_name import default_model_name
+from outrider.readiness import any_certificate, model_name, wait_both, wait_enlisted, wait_healthy, wait_serving
 from outrider.supervisor import Part, PartFailed, Supervisor
 from outrider.telemetry import announce
-from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 _LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes
 _END_MARGIN_S = 5.0  # beside the grace that running requests get
-_FIRST_RETRY_S = 0.05
-_LAST_RETRY_S = 0.5
-_CALL_TIMEOUT_S = 10.0
 _NO_TLS: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None}
-_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it ended meanwhile; the next one is asked again
-# A child that starts is looked for often; outrider.rpc's back-off suits lost peers.
-_PROBE_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
 
 
 @dataclass(frozen=True)
@@ -170,7 +157,7 @@ def parts_of(
         else:
             parts.append(_part(own, lambda: wait_enlisted(draft, tokens), command, disposable=True))
     gateway = args.part(GatewayArgs, port=port, verify_address=(verify,), metrics_port=None)
-    tls = None if args.ssl_certfile is None else _any_certificate()
+    tls = None if args.ssl_certfile is None else any_certificate()
     return [*parts, _part(gateway, lambda: wait_healthy(_dial_host(args.host), port, tls), command)]
 
 
@@ -179,98 +166,6 @@ def _part(
     grpc_speaks: bool = False,
 ) -> Part:  # fmt: skip
     return Part(settings.command, command(settings), ready, disposable, grpc_speaks)
-
-
-async def wait_serving(address: str) -> None:
-    """Returns once the gRPC server at `address` says SERVING; waits for ever."""
-    request = health_pb2.HealthCheckRequest()
-    while True:
-        async with _probe(address) as channel:
-            try:
-                async for reply in health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True):
-                    if reply.status == health_pb2.HealthCheckResponse.SERVING:
-                        return
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _GONE:
-                    raise
-        await asyncio.sleep(_FIRST_RETRY_S)
-
-
-async def wait_enlisted(address: str, tokens: TokenFile | None = None) -> None:
-    """Returns once the draft service at `address` serves and its verify service has taken it; waits for ever.
-
-    Raises StartupError when verify refuses it.
-    """
-    await wait_serving(address)
-    async for _ in _retries():
-        async with _probe(address) as channel:
-            try:
-                info = await draft_pb2_grpc.DraftServiceStub(channel).GetServerInfo(
-                    draft_pb2.DraftServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S,
-                    metadata=tokens.metadata() if tokens is not None else (),
-                )  # fmt: skip
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in _GONE:
-                    raise
-                continue
-        states = {link.state for link in info.links}
-        if draft_pb2.VERIFY_LINK_STATE_REFUSED in states:
-            raise StartupError(f"verify refuses the draft service: {info.links[0].last_error}")
-        if states == {draft_pb2.VERIFY_LINK_STATE_ENLISTED}:
-            return
-
-
-async def wait_both(verify: str, draft: str, tokens: TokenFile | None) -> None:
-    """As wait_serving and wait_enlisted."""
-    await wait_serving(verify)
-    await wait_enlisted(draft, tokens)
-
-
-async def wait_healthy(host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-    """Returns once GET /health answers 200, or wants a client certificate, which we have not; waits for ever."""
-    async for _ in _retries():
-        try:
-            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
-            with contextlib.closing(writer):
-                writer.write(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-                status = await reader.readline()
-        except ssl.SSLError as error:
-            if "CERTIFICATE_REQUIRED" in str(error):
-                return
-            continue
-        except OSError:
-            continue  # not listening yet
-        if status.split()[1:2] == [b"200"]:
-            return
-
-
-def _any_certificate() -> ssl.SSLContext:
-    """For asking our own child whether it is up; nothing is entrusted to it."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
-
-
-async def model_name(address: str, metadata: Metadata = ()) -> str:
-    """The gateway's default name for the model that the verify service at `address` serves."""
-    async with _probe(address) as channel:
-        info = await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(
-            verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=_CALL_TIMEOUT_S, metadata=metadata
-        )
-    return default_model_name(info)
-
-
-def _probe(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=_PROBE_OPTIONS)
-
-
-async def _retries() -> AsyncIterator[None]:
-    """At once, then after pauses that grow."""
-    pause_s = _FIRST_RETRY_S
-    while True:
-        yield
-        await asyncio.sleep(pause_s)
-        pause_s = min(1.5 * pause_s, _LAST_RETRY_S)
 
 
 def choose_port(host: str, port: int) -> int:

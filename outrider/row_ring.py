@@ -116,9 +116,12 @@ class RowReader:
         self._slots: Rows = np.frombuffer(memory, np.uint8, offset=header_bytes).reshape(num_slots, slot_bytes)
 
     def rows(self, first: int, count: int) -> Rows:
-        """A copy of the rows from number `first` on, uint8 [count, slot_bytes]. ValueError for rows over its end."""
+        """The rows from number `first` on, uint8 [count, slot_bytes], to be copied before the writer is told of `last`.
+
+        ValueError for rows over the ring's end.
+        """
         place = first % len(self._slots)
         if not 0 < count <= len(self._slots) - place:
             raise ValueError(f"{count} rows from slot {place} of {len(self._slots)} on")
         self.last = max(first + count - 1, -1 if self.last is None else self.last)
-        return self._slots[place : place + count].copy()
+        return self._slots[place : place + count]

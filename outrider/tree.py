@@ -28,9 +28,11 @@ class TokenTree:
     tokens: Ids
     parents: Ids
     _children: dict[int, dict[int, int]] = field(init=False, repr=False)
+    _depths: list[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         children: dict[int, dict[int, int]] = {}
+        depths = [0] * (len(self.tokens) + 1)  # ROOT is -1: the last
         for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
             siblings = children.setdefault(parent, {})
             if parent >= node or parent < ROOT:
@@ -40,7 +42,9 @@ class TokenTree:
                     f"tokens[{node}] repeats token {token} of its sibling {siblings[token]}", field="tokens"
                 )
             siblings[token] = node
+            depths[node] = depths[parent] + 1
         object.__setattr__(self, "_children", children)
+        object.__setattr__(self, "_depths", depths[:-1])
 
     @classmethod
     def empty(cls) -> TokenTree:
@@ -73,28 +77,30 @@ class TokenTree:
         """Children of `node` (-1: the root), ascending."""
         return list(self._children.get(node, {}).values())
 
+    def has_children(self, node: int) -> bool:
+        """Whether any node hangs below `node` (-1: the root)."""
+        return node in self._children
+
     @cached_property
     def depths(self) -> NDArray[np.int32]:
         """int32 [n]: distance from the root, at least 1."""
-        depths: list[int] = []
-        for parent in self.parents.tolist():
-            depths.append(1 if parent == ROOT else depths[parent] + 1)
-        return np.array(depths, np.int32)
+        return np.array(self._depths, np.int32)
 
-    @cached_property
+    @property
     def depth(self) -> int:
         """Of the deepest node; 0 without nodes."""
-        return int(self.depths.max(initial=0))
+        return max(self._depths, default=0)
 
     def ancestor_mask(self) -> NDArray[np.bool_]:
         """bool [n+1, n+1]: row r sees itself, its ancestors and the root (row 0)."""
         size = len(self) + 1
-        mask = np.zeros((size, size), np.bool_)
-        mask[0, 0] = True
+        rows = [1]  # as bits
         for row, parent in enumerate(self.parents.tolist(), start=1):
-            mask[row] = mask[parent + 1]
-            mask[row, row] = True
-        return mask
+            rows.append(rows[parent + 1] | 1 << row)
+        width = -(-size // 8)
+        packed = np.frombuffer(b"".join([row.to_bytes(width, "little") for row in rows]), np.uint8)
+        bits = np.unpackbits(packed.reshape(size, width), axis=1, count=size, bitorder="little")
+        return bits.view(np.bool_)
 
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`; empty for the root."""

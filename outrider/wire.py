@@ -16,6 +16,7 @@ WIRE_VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 INLINE_FEATURE_BYTES = 256 * 1024
 
+_INT32 = np.dtype("<i4")
 _LEAST_PROBABILITY = 1e-9  # its score is above 255
 
 Ids = NDArray[np.int32]
@@ -23,14 +24,14 @@ Ids = NDArray[np.int32]
 
 def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
     """Token ids or indices as little-endian int32."""
-    return np.asarray(ids, dtype="<i4").tobytes()
+    return np.asarray(ids, _INT32).tobytes()
 
 
 def unpack_ids(data: bytes, *, field: str) -> Ids:
     """int32 array from `data`; InvalidArgument (naming `field`) when the length is no multiple of 4."""
     if len(data) % 4:
         raise InvalidArgument(f"{field}: {len(data)} bytes are no whole number of int32", field=field)
-    return np.frombuffer(data, dtype="<i4").astype(np.int32, copy=False)
+    return np.frombuffer(data, _INT32).astype(np.int32, copy=False)
 
 
 def check_token_ids(ids: Ids, *, vocab_size: int, field: str) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import trustme
 
+from outrider.args import VerifyArgs
+
 _PAST = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -39,3 +41,37 @@ class Authority:
             fresh.write_bytes(content.bytes())
             fresh.rename(path)
         return str(paths[0]), str(paths[1])
+
+
+@dataclass(frozen=True)
+class MutualTls:
+    """A verify service's settings, and what who dials it has: a certificate, and a token that is not yet the right one.
+
+    client: the flags of DraftArgs or GatewayArgs. The server's certificate is for `localhost`.
+    """
+
+    authority: Authority
+    verify: VerifyArgs
+    client: dict[str, Any]
+
+    @classmethod
+    def between(cls, folder: Path, client: str, *, expired: bool = False) -> MutualTls:
+        """Files in `folder`; `client` names the one who dials, `expired` is its certificate."""
+        authority = Authority(folder)
+        (server_cert, server_key), (cert, key) = authority.issue("localhost"), authority.issue(client, expired=expired)
+        ours, theirs = folder / "ours", folder / "theirs"
+        ours.write_text("a-token-that-is-not-known")
+        theirs.write_text("a-token-between-services")
+        verify = VerifyArgs(
+            listen="127.0.0.1:0", ssl_certfile=server_cert, ssl_keyfile=server_key, ssl_ca_certs=str(authority.path),
+            token_file=str(theirs),
+        )  # fmt: skip
+        dialling = {
+            "verify_ssl_ca_certs": str(authority.path), "verify_ssl_certfile": cert, "verify_ssl_keyfile": key,
+            "token_file": str(ours),
+        }  # fmt: skip
+        return cls(authority, verify, dialling)
+
+    def correct_token(self) -> None:
+        """Gives who dials the token that the service knows."""
+        Path(self.client["token_file"]).write_text("a-token-between-services")

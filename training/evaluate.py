@@ -63,7 +63,7 @@ def main(args: EvalArgs) -> int:
         total.chain.add(found.chain)
         total.tree.add(found.tree)
     figures["all"] = total
-    announce(table(figures, with_trees=args.tree_tokens > 0))
+    announce(table(figures, with_trees=total.tree.num_rounds > 0))
     if args.output is not None:
         rows = {
             name: {kind: asdict(rounds) | {"accept_length": rounds.accept_length} for kind, rounds in

@@ -8,7 +8,7 @@ all. What heads that copy bring (`copying`) is part of what is fitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,11 +17,12 @@ from engine.config import ModelConfig
 from engine.models.heads.base import rope_rows
 from kernels.norm import rms_norm
 from training.batches import Batch
-from training.copying import Copying, marks_beside, marks_within
+from training.copying import Carried, Copying, marks_beside, slow_places
 from training.kinds import EAGLE, EAGLE3, OUTPUT_HEAD, Kind
+from training.looking import Lesson, teach
 from training.target_states import States
 
-FITTED_TOKENS = 30_000
+FITTED_TOKENS = 100_000
 _RIDGE = 1e-3
 # Logit of a row's attention to itself, about 0 for others.
 _OWN_LOGIT = 14.0
@@ -32,6 +33,8 @@ LAYER_SHARE = 0.1
 class Conversation(NamedTuple):
     """What the target made of one, fp32."""
 
+    tokens: torch.Tensor
+    """int64 [L]"""
     embedded: torch.Tensor
     """[L, hidden]: rows of its embedding."""
     features: torch.Tensor
@@ -49,15 +52,12 @@ class Conversation(NamedTuple):
 
 @torch.no_grad()
 def fitted(
-    kind: Kind, batches: Iterable[tuple[Batch, States]], embedding: torch.Tensor, final_norm: torch.Tensor,
-    output_head: torch.Tensor | None, *, seed: int,
+    kind: Kind, conversations: list[Conversation], final_norm: torch.Tensor, output_head: torch.Tensor | None, *,
+    seed: int,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Tensors of a head of `kind`, fp32, fitted to at most FITTED_TOKENS tokens of the target's answers.
-
-    embedding [vocab, hidden], final_norm [hidden], output_head [drafted, hidden] of a kind that has its own: the
-    target's, on the CPU, where all of this is computed.
+    """Tensors of a head of `kind`, fp32. final_norm [hidden], output_head [drafted, hidden] of a kind that has its own:
+    the target's, on the CPU, where all of this is computed.
     """
-    conversations = list(_conversations(batches, embedding))
     if kind.algorithm != EAGLE3:
         return _joined(kind, conversations, final_norm, seed)
     assert output_head is not None
@@ -75,23 +75,37 @@ def _joined(
     before = [one.features if is_eagle else _normed(kind, one.features) for one in conversations]
     clean = [one.last if is_eagle else one.last / final_norm for one in conversations]
     pairs = [torch.cat([e[1:], s[:-1]], dim=1) for e, s in zip(embedded, before, strict=True)]
-    after = _chosen([one[1:] for one in clean], counted)
+    after = chosen([one[1:] for one in clean], counted)
     prefix, joins = ("layers.0.", "fc.weight") if is_eagle else ("0.", "0.eh_proj.weight")
     if not kind.num_copying:
-        join, share = _least_squares(_chosen(pairs, counted), after)
+        join, share = least_squares(chosen(pairs, counted), after)
         return {joins: join} | ({} if is_eagle else {"0.norm.weight": final_norm * share})
-    marks = marks_within(block, torch.cat(normed), torch.cat(clean), seed)
-    wanted = [marks.marked(*pair)[1:] for pair in zip(clean, normed, strict=True)]
-    join, _ = _least_squares(torch.cat([one[1:] for one in pairs]), torch.cat([one[1:] for one in wanted]))
+    size = min(len(slow_places(block)), block.hidden_size // 4)
+    taught = teach(_lessons(pairs, conversations), size, seed=seed)
+    carried = Carried.choose(taught, chosen(pairs, counted), chosen([one[:-1] for one in clean], counted))
+    guess, _ = least_squares(chosen(pairs, counted), carried.without(after))
+    join = guess + carried.directions @ carried.made
     streams = [one @ join.T for one in pairs]
-    rows = streams if is_eagle else [_normed(kind, one) for one in streams]
-    stream = _chosen(streams, counted)
-    attention, added = _attention(kind, Copying.within(block, marks), rows, counted, after - stream, seed)
+    stream = chosen(streams, counted)
+    rows = streams
+    if not is_eagle:
+        rows = [_normed(kind, one) for one in streams]
+        carried = carried.scaled(float(stream.square().mean(dim=1).sqrt().mean()))
+    attention, added = _attention(kind, Copying.within(block, carried), rows, counted, after - stream, seed)
     found = {joins: join} | {f"{prefix}self_attn.{name}.weight": tensor for name, tensor in attention.items()}
     if is_eagle:
         return found
     one = torch.ones_like(final_norm)
     return found | {"0.input_layernorm.weight": one, "0.norm.weight": final_norm * _cosine(stream + added, after)}
+
+
+def _lessons(pairs: list[torch.Tensor], conversations: list[Conversation]) -> list[Lesson]:
+    """Row s brings token s + 1 and wants token s + 2."""
+    return [
+        Lesson(rows[:-1], one.tokens[1:-1], one.tokens[2:], one.wanted[2:])
+        for rows, one in zip(pairs, conversations, strict=True)
+        if len(rows) > 2
+    ]
 
 
 def _beside(
@@ -112,14 +126,14 @@ def _beside(
         wanted = [marks.marked(*pair) for pair in zip(clean, embedded, strict=True)]
         heads = marks.without(heads)
     # A conversation's first state is like no other.
-    narrow, _ = _least_squares(torch.cat([one[1:] for one in features]), torch.cat([one[1:] for one in wanted]))
+    narrow, _ = least_squares(torch.cat([one[1:] for one in features]), torch.cat([one[1:] for one in wanted]))
     states = [one @ narrow.T for one in features]
     rows = [torch.cat([e[1:], _normed(kind, s[:-1])], dim=1) for e, s in zip(embedded, states, strict=True)]
-    state = _chosen([one[:-1] for one in states], counted)
-    target = _chosen([one[1:] for one in wanted], counted) - state
+    state = chosen([one[:-1] for one in states], counted)
+    target = chosen([one[1:] for one in wanted], counted) - state
     copying = None if marks is None else Copying.beside(block, marks)
     attention, added = _attention(kind, copying, rows, counted, target, seed)
-    guess, after = state + added, _chosen([one[1:] for one in clean], counted)
+    guess, after = state + added, chosen([one[1:] for one in clean], counted)
     share = _cosine(guess if marks is None else marks.without(guess), after)
     return {
         "fc.weight": narrow, "layers.0.hidden_norm.weight": torch.ones_like(final_norm),
@@ -140,28 +154,30 @@ def _attention(
     if copying is not None:
         rope = rope_rows(block, max(len(one) for one in rows))
         inputs = [torch.cat([one, copying.found(one, rope[: len(one)])], dim=1) for one in rows]
-    chosen = _chosen(inputs, counted)
-    matrix, _ = _least_squares(chosen, wanted)
+    counting = chosen(inputs, counted)
+    matrix, _ = least_squares(counting, wanted)
     parts = [_own_rows(block, matrix[:, :width], block.num_heads - kind.num_copying, torch.cat(rows), seed)]
     if copying is not None:
         parts.append(copying.projections(matrix[:, width:], kind.num_copying))
     joined = {name: torch.cat([part[name] for part in parts], dim=int(name == "o_proj")) for name in parts[0]}
-    return joined, chosen @ matrix.T
+    return joined, counting @ matrix.T
 
 
-def _conversations(batches: Iterable[tuple[Batch, States]], embedding: torch.Tensor) -> Iterable[Conversation]:
+def conversations_of(batches: Iterable[tuple[Batch, States]], embedding: torch.Tensor) -> Iterator[Conversation]:
+    """Of batches with their states, until FITTED_TOKENS tokens are the target's own. embedding: [vocab, hidden]."""
     count = 0
     for batch, states in batches:
         for row, length in enumerate(batch.lengths.tolist()):
             tokens, wanted = batch.tokens[row, :length].cpu(), batch.wanted[row, :length].cpu()
             features, last = states.features[row, :length].cpu().float(), states.last[row, :length].cpu().float()
-            yield Conversation(embedding[tokens].float(), features, last, wanted)
+            yield Conversation(tokens, embedding[tokens].float(), features, last, wanted)
             count += int(wanted.sum())
         if count >= FITTED_TOKENS:
             return
 
 
-def _chosen(parts: list[torch.Tensor], masks: list[torch.Tensor]) -> torch.Tensor:
+def chosen(parts: Sequence[torch.Tensor], masks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Rows [T, width] of conversations' parts that their masks let pass."""
     return torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)])
 
 
@@ -169,7 +185,7 @@ def _normed(kind: Kind, rows: torch.Tensor) -> torch.Tensor:
     return rms_norm(rows, torch.ones(rows.shape[-1]), kind.config.block.rms_eps)
 
 
-def _least_squares(inputs: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, float]:
+def least_squares(inputs: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, float]:
     """The matrix [outputs, inputs] that guesses `wanted` best, and the cosine of its guesses with it."""
     gram = inputs.T @ inputs
     gram.diagonal().add_(_RIDGE * gram.diagonal().mean())

@@ -13,57 +13,57 @@ from engine.models.heads.block import within
 from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
 from engine.models.llama_weights import tensor_shapes
 from training.kinds import EAGLE, EAGLE3, NEXTN, OUTPUT_HEAD, STANDALONE, Kind
+from training.shallow import source_layers
 from training.target_states import TargetStates, tensor_of
 
-_NOISE = 0.5
+_READING = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
 
 
 def initial_tensors(
-    kind: Kind, target: TargetStates, drafted: torch.Tensor, *, seed: int, stream_scale: float
+    kind: Kind, target: TargetStates, drafted: torch.Tensor, *, stream_scale: float
 ) -> dict[str, torch.Tensor]:
-    """Every trained tensor, fp32. `drafted` int64 [n]: the tokens of an output head of its own."""
-    generator = torch.Generator().manual_seed(seed)
+    """Every trained tensor, fp32; zeros where `fitting` has to find it.
+
+    drafted: int64 [n]: the tokens of an output head of its own.
+    """
     if kind.algorithm == STANDALONE:
         return _shallow(kind, target)
     shapes = kind.shapes(len(drafted))
     norm = _read(target, "model.norm.weight")
-    block = _block(kind, target, generator, stream_scale)
-    tensors = {name: torch.ones(shape) for name, shape in shapes.items() if len(shape) == 1}
+    block = _block(kind, target, stream_scale)
+    tensors = {name: torch.ones(shape) if len(shape) == 1 else torch.zeros(shape) for name, shape in shapes.items()}
     if kind.algorithm == EAGLE:
-        own = {"fc.weight": _joined(shapes["fc.weight"], generator), "fc.bias": torch.zeros(shapes["fc.bias"])}
+        own = {"fc.bias": torch.zeros(shapes["fc.bias"])}
         own |= {f"layers.0.{name}": tensor for name, tensor in block.items() if name != "input_layernorm.weight"}
     elif kind.algorithm == EAGLE3:
-        own = {"fc.weight": _joined(shapes["fc.weight"], generator), "norm.weight": norm}
+        own = {"norm.weight": norm}
         own |= {f"layers.0.{name}": tensor for name, tensor in block.items()}
         own["layers.0.hidden_norm.weight"] = block["input_layernorm.weight"]
         own["layers.0.input_layernorm.weight"] = torch.ones_like(norm)
         own[OUTPUT_HEAD] = target.vocabulary_rows(TARGET_HEAD)[drafted].float()
     else:
         assert kind.algorithm == NEXTN
-        own = {"0.eh_proj.weight": _joined(shapes["0.eh_proj.weight"], generator), "0.norm.weight": norm}
+        own = {"0.norm.weight": norm}
         own |= {f"0.{name}": tensor for name, tensor in block.items()}
     tensors |= own
     return {name: tensors[name].clone() for name in shapes}
 
 
-def spread_layers(num_target: int, num_draft: int) -> list[int]:
-    """Which of the target's layers a shallow copy begins with: first and last, and between them at even distances."""
-    if num_draft == 1:
-        return [num_target - 1]
-    return [round(i * (num_target - 1) / (num_draft - 1)) for i in range(num_draft)]
-
-
 def _shallow(kind: Kind, target: TargetStates) -> dict[str, torch.Tensor]:
+    """The target's layers; the one that copies as the last, made small, with a norm that changes nothing."""
     tensors = {"model.norm.weight": _read(target, "model.norm.weight")}
-    sources = spread_layers(target.config.num_layers, kind.config.block.num_layers)
-    for index, source in enumerate(sources):
+    num_target = target.config.num_layers
+    for index, source in enumerate(source_layers(num_target, kind.config.block.num_layers)):
         for name in within(dict.fromkeys(kind.config.shapes(), torch.empty(0)), f"model.layers.{index}."):
-            tensors[f"model.layers.{index}.{name}"] = _read(target, f"model.layers.{source}.{name}")
+            tensor = _read(target, f"model.layers.{num_target - 1 if source is None else source}.{name}")
+            if source is None and name == "input_layernorm.weight":
+                tensor = torch.ones_like(tensor)
+            tensors[f"model.layers.{index}.{name}"] = tensor
     return tensors
 
 
-def _block(kind: Kind, target: TargetStates, generator: torch.Generator, scale: float) -> dict[str, torch.Tensor]:
-    """The target's last layer as a head's: key heads repeated, noise for inputs that the target's has not."""
+def _block(kind: Kind, target: TargetStates, scale: float) -> dict[str, torch.Tensor]:
+    """The target's last layer as a head's: key heads repeated, without what `fitting` finds."""
     prefix, config = f"model.layers.{target.config.num_layers - 1}.", target.config
     names = [name.removeprefix(prefix) for name in tensor_shapes(config) if name.startswith(prefix)]
     block = {name: _read(target, prefix + name) for name in names}
@@ -78,11 +78,8 @@ def _block(kind: Kind, target: TargetStates, generator: torch.Generator, scale: 
     block[output] = block[output].unflatten(1, (-1, config.head_dim))[:, heads].flatten(1)
     for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
         block[name] = block[name] * scale
-    if kind.algorithm == EAGLE3:
-        for name in ("q", "k", "v"):
-            own = block[f"self_attn.{name}_proj.weight"]
-            noise = torch.randn(own.shape, generator=generator) * _NOISE * (2 * own.shape[1]) ** -0.5
-            block[f"self_attn.{name}_proj.weight"] = torch.cat([noise, own], dim=1)
+    if kind.algorithm == EAGLE3:  # these read two rows side by side
+        block = {name: tensor for name, tensor in block.items() if name not in _READING}
     return _known(kind, block)
 
 
@@ -90,14 +87,6 @@ def _known(kind: Kind, block: Tensors) -> dict[str, torch.Tensor]:
     """Without biases and norms that a head's layer does not have."""
     suffixes = tuple(name.partition("layers.0." if kind.algorithm != NEXTN else "0.")[2] for name in kind.shapes(1))
     return {name: tensor for name, tensor in block.items() if name in suffixes or name == "input_layernorm.weight"}
-
-
-def _joined(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """A matrix [hidden, k * hidden] that passes its last input on, and of the others noise."""
-    hidden, width = shape
-    weight = torch.randn(shape, generator=generator) * _NOISE * width**-0.5
-    weight[:, width - hidden :] = torch.eye(hidden)
-    return weight
 
 
 def _read(target: TargetStates, name: str) -> torch.Tensor:

@@ -46,7 +46,7 @@ class DraftNetwork(nn.Module):
         tensors = {name: self.tensors[key].to(self.dtype) for name, key in self._names.items()}
         head = tensors.pop(OUTPUT_HEAD) if self.kind.has_output_head else self.head
         vocabulary = Vocabulary(self.embedding, head, self.drafted)
-        return self.kind.config.build(tensors, vocabulary, self.max_len, _linear)
+        return self.kind.config.build(tensors, vocabulary, self.max_len, linear_layer)
 
     def built_for_loss(self) -> tuple[Head, torch.Tensor]:
         """The network with `logits` that gives the rows which its output head would read, and that output head."""
@@ -55,7 +55,7 @@ class DraftNetwork(nn.Module):
         vocabulary = Vocabulary(self.embedding, output_head, self.drafted)
 
         def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Rows:
-            return _as_they_are if weight is output_head else _linear(weight, bias)
+            return _as_they_are if weight is output_head else linear_layer(weight, bias)
 
         return self.kind.config.build(tensors, vocabulary, self.max_len, make_linear), output_head
 
@@ -84,5 +84,6 @@ def _as_they_are(rows: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Rows:
+def linear_layer(weight: torch.Tensor, bias: torch.Tensor | None) -> Rows:
+    """A product in torch, through which gradients go."""
     return partial(linear, weight=weight, bias=bias)

@@ -100,7 +100,10 @@ def load_engine(args: VerifyArgs) -> Engine:
     if runner.device.type == "cuda":
         DeviceSampler(runner.device).warm_up(config.vocab_size, args.max_verify_nodes)
     costs = measure_costs(runner, sizes)
-    log.info("model loaded", path=str(folder), tokens=sizes.total_tokens, step_ms=round(float(costs.ms(1)), 2))
+    log.info(
+        "model loaded", path=str(folder), kernels=runner.backend, tokens=sizes.total_tokens,
+        step_ms=round(float(costs.ms(1)), 2),
+    )  # fmt: skip
     return Engine(runner, sizes, costs, vocab_fingerprint(folder))
 
 

@@ -51,6 +51,8 @@ class Assignment:
     is_silenced: bool = False  # so it was told last
     asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet
     waited_len: int = -1  # committed length for which a wait has run out
+    has_answered: bool = False  # before that it reads the prompt, for as long as that takes
+    unheard_steps: int = 0  # in which it did
 
     @property
     def told_len(self) -> int:
@@ -84,9 +86,11 @@ class Assignment:
 
     def answered(self, tree_len: int, now_ns: int) -> None:
         """Takes in how long the answer to a length took, also where a step no longer waited for it."""
-        asked_ns = self.asked_ns.get(tree_len)
+        asked_ns, is_first = self.asked_ns.get(tree_len), not self.has_answered
+        self.has_answered = True
         if asked_ns is None:
             return
-        self.drafter.replies.observe((now_ns - asked_ns) / 1e6)
+        if not is_first:
+            self.drafter.replies.observe((now_ns - asked_ns) / 1e6)
         self.drafter.totals.ages.observe((now_ns - asked_ns) / 1e9)
         self.asked_ns = {length: ns for length, ns in self.asked_ns.items() if length > tree_len}

@@ -25,6 +25,7 @@ _SETTLED = 6  # rounds before a session can be silenced
 _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain steps between probes of a silenced session, at least
 _LAST_TRIAL = 512  # the same where probes were right and what followed was not
 _PROVEN, _PATIENCE = 0.1, 3.0  # worth of a drafter whose sessions may lose so many steps' time before they are silenced
+_GOOD, _TRUST = 0.4, 4.0  # worth of one whose sessions may lose so many times as much: it may be bad luck
 _PROBE_PATIENCE = 16  # plain steps in which a probe must have brought a tree
 _PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
 _TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
@@ -61,6 +62,7 @@ class DrafterRecord:
     acceptance: Acceptance = field(default_factory=Acceptance)
     hushed: bool = False  # all its sessions, for a few steps: what plain steps take is measured
     pays: bool = False  # all sessions together gain, as far as is known
+    alone: bool = False  # one session runs, whoever's
     worth: float = 0.0  # moving average of what a round saved, in steps per session
     rounds: int = 0
     expected_accepted: float = 1.0  # drafts accepted per round
@@ -70,6 +72,14 @@ class DrafterRecord:
     purse_ms: float = 0.0  # what may be spent on new sessions while sessions gain nothing
     _tax: _Tax = field(default_factory=lambda: _Tax(256.0))
     _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
+
+    @property
+    def is_good(self) -> bool:
+        """Whether its sessions have gained much, all in all and for long, and only one runs now.
+
+        With several the account of all tells more: what they cost one another is in no session's own.
+        """
+        return self.alone and self.rounds >= _FEW_ROUNDS and self.worth > _GOOD
 
     @property
     def tax_ms(self) -> float:
@@ -194,10 +204,11 @@ class SessionBrake:
         self.rounds += 1
         self.plain_steps = 0
         alpha = 2 * _ALPHA if self.probe_after > _FIRST_PROBE else _ALPHA
-        self.expected_accepted += alpha * (accepted - self.expected_accepted)
-        self.expected_nodes += alpha * (nodes - self.expected_nodes)
-        self.record.expected_accepted += 0.01 * (accepted - self.record.expected_accepted)
-        self.record.expected_nodes += 0.01 * (nodes - self.record.expected_nodes)
+        if nodes:  # what a draft is worth when it comes; one that does not come in time is a loss by its wait
+            self.expected_accepted += alpha * (accepted - self.expected_accepted)
+            self.expected_nodes += alpha * (nodes - self.expected_nodes)
+            self.record.expected_accepted += 0.01 * (accepted - self.record.expected_accepted)
+            self.record.expected_nodes += 0.01 * (nodes - self.record.expected_nodes)
         self.saved_ms += alpha * (net_ms - self.saved_ms)
         self.debt_ms = max(0.0, self.debt_ms - net_ms)
         self.record.round_done(net_ms / step_ms)
@@ -207,7 +218,8 @@ class SessionBrake:
             if self.saved_ms > 0.0 and self.debt_ms == 0.0:
                 self.probe_after = _FIRST_PROBE
             return False
-        if self.record.worth > _PROVEN and self.debt_ms < _PATIENCE * step_ms * (4 if self.record.pays else 1):
+        trust = _TRUST if self.record.pays or self.record.is_good else 1.0
+        if self.record.worth > _PROVEN and self.debt_ms < _PATIENCE * trust * step_ms:
             return False
         self.silent = True
         self.record.silenced += 1

@@ -9,21 +9,18 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernels.acceptance import Accepted
 from outrider.errors import Internal
 from outrider.tree import ROOT
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.drafters import Assignment, Drafters
-from verify_service.features import send_features
+from verify_service.features import send_features, send_verdict_rows
 from verify_service.planner import Work
 from verify_service.proposals import Refusal
+from verify_service.runner import Runner
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
-
-if TYPE_CHECKING:
-    from verify_service.step_loop import Runner
 
 
 @dataclass(slots=True)
@@ -80,6 +77,9 @@ class Committer:
         self._stats = stats
         self._by_algorithm = by_algorithm
         self._responses = responses
+        self._uncounted: list[tuple[Work, common_pb2.Algorithm | None, list[int], int]] = []
+        self._without_rows: list[tuple[Assignment, verify_pb2.Verdict]] = []
+        self._dropped: list[int] = []  # pages
 
     def commit(self, works: list[Work], outcomes: list[Accepted | None], *, step_us: int, batch_tokens: int) -> int:
         """Commits each work's outcome; None where there is none (a chunk), or where the model gave no distribution.
@@ -89,16 +89,32 @@ class Committer:
         committed = 0
         for work, outcome in zip(works, outcomes, strict=True):
             if not work.samples:
-                self._scheduler.keep(work.session, work.slots, list(range(work.num_rows)))
+                self._keep(work, list(range(work.num_rows)))
                 assignment = self._drafters.of(work.session)
                 if assignment is not None and assignment is work.assignment:
                     send_features(self._runner, assignment, min(work.session.kv_len, assignment.told_len - 1))
             elif outcome is None:
-                self._scheduler.keep(work.session, work.slots, [])
+                self._keep(work, [])
                 self.fail(work.session, Internal("the model gave no finite logits for this request"))
             else:
                 committed += self._commit_one(work, outcome, step_us, batch_tokens)
+        send_verdict_rows(self._runner, self._without_rows)
+        self._without_rows.clear()
+        self._scheduler.free(self._dropped)
+        self._dropped.clear()
         return committed
+
+    def count(self) -> None:
+        """Counts what was committed since the last call; no drafter waits for that."""
+        for work, algorithm, accepted, committed in self._uncounted:
+            drafted = len(work.match.tree) if work.match is not None else 0
+            for stats in (work.session.stats, self._stats, self._by_algorithm[algorithm or 0]):
+                stats.count(drafted=drafted, accepted=len(accepted), committed=committed)
+            self._count_prediction(work, accepted)
+        self._uncounted.clear()
+
+    def _keep(self, work: Work, rows: list[int]) -> None:
+        self._dropped += self._scheduler.keep(work.session, work.slots, rows)
 
     def finish_resumed(self, sessions: list[Session]) -> None:
         """Ends sessions whose resumed tokens are already a whole output."""
@@ -131,18 +147,14 @@ class Committer:
         taken = session.commit([*tokens, outcome.bonus])
         accepted = outcome.nodes[: len(taken)]
         chunk_rows = work.num_rows - drafted
-        self._scheduler.keep(
-            session, work.slots, [*range(chunk_rows), *(chunk_rows + node for node in accepted[: len(taken) - 1])]
-        )
+        self._keep(work, [*range(chunk_rows), *(chunk_rows + node for node in accepted[: len(taken) - 1])])
         session.sampler.commit(taken)
         session.first_token_ns = session.first_token_ns or time.monotonic_ns()
         algorithm = work.assignment.drafter.algorithm if drafted and work.assignment is not None else None
         if first_output:
             self._scheduler.share(session)
         else:
-            for stats in (session.stats, self._stats, self._by_algorithm[algorithm or 0]):
-                stats.count(drafted=drafted, accepted=len(accepted), committed=len(taken))
-            self._count_prediction(work, accepted)
+            self._uncounted.append((work, algorithm, accepted, len(taken)))
         said = Committed(
             session, taken, len(accepted), None if first_output else drafted, algorithm, session.finish is not None,
             tree=self._verified_tree(work, accepted, step_us) if session.include_trees and drafted else None,
@@ -179,12 +191,14 @@ class Committer:
             )
             credit.accepted_nodes.extend(match.nodes[accepted].tolist())
             early = match.root_node != ROOT or len(match.proposal.assumed) > 0
-            assignment.drafter.totals.count_used(early=early)
+            assignment.drafter.totals.count_used(len(accepted), early=early)
             assignment.drafter.counts["used"] += 1
             assignment.drafter.counts["drafted_tokens"] += len(match.tree)
             assignment.drafter.counts["accepted_tokens"] += len(accepted)
         if session.finish is None:
-            send_features(self._runner, assignment, base_len - 1, verdict)
+            if assignment.features_sent < base_len - 1:
+                send_features(self._runner, assignment, base_len - 1)
+            self._without_rows.append((assignment, verdict))
         assignment.verdict = verdict
         self._advance(assignment)
 

@@ -65,11 +65,15 @@ class DraftTotals:
     proposed_tokens: int = 0  # nodes of proposals that were kept
     overlap_hits: int = 0  # trees verified that were drafted before the newest token was known
     overlap_misses: int = 0
+    accepted_early: int = 0  # tokens of the former, and of the latter
+    accepted_fresh: int = 0
 
-    def count_used(self, *, early: bool) -> None:
-        """Counts a tree that is verified; `early`: it was drafted before its root was known."""
+    def count_used(self, accepted: int, *, early: bool) -> None:
+        """Counts a tree that was verified, of which so many nodes; `early`: drafted before its root was known."""
         self.overlap_hits += early
         self.overlap_misses += not early
+        self.accepted_early += accepted * early
+        self.accepted_fresh += accepted * (not early)
 
 
 @dataclass(slots=True)

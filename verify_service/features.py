@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,12 +14,12 @@ from engine.config import FeatureSpec
 from outrider.row_ring import RowRing, Rows
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
+from verify_service.runner import Runner
 
 if TYPE_CHECKING:
     from verify_service.assignment import Assignment
     from verify_service.commands import ReadFeatures
     from verify_service.drafters import Drafters
-    from verify_service.step_loop import Runner
 
 DTYPES = {
     torch.float32: common_pb2.DTYPE_FLOAT32,
@@ -83,6 +85,23 @@ def put_rows(
         _fill(features.rows, plane, slots)  # in place: a message that is copied takes as long as its rows once more
 
 
+def put_many(
+    wanted: Sequence[tuple[common_pb2.FeatureRows, int, NDArray[np.int32]]], plane: torch.Tensor, ring: RowRing | None
+) -> None:
+    """Fills each message with the rows of (first_pos, slots), as put_rows; in the ring all are written in one go."""
+    counts = [len(slots) for _, _, slots in wanted]
+    number = None
+    if ring is not None and len(wanted) > 1:
+        every = np.concatenate([slots for _, _, slots in wanted])
+        number = ring.put(len(every), lambda rows: _gather(plane, every, rows))
+    for (features, first_pos, slots), count in zip(wanted, counts, strict=True):
+        if number is None:
+            put_rows(features, plane, first_pos, slots, ring)
+        else:
+            features.first_pos, features.count, features.slot_seq = first_pos, count, number
+            number += count
+
+
 def _fill(tensor: common_pb2.Tensor, plane: torch.Tensor, slots: NDArray[np.int32]) -> None:
     rows = np.empty((len(slots), row_bytes(plane)), np.uint8)
     _gather(plane, slots, rows)
@@ -91,11 +110,16 @@ def _fill(tensor: common_pb2.Tensor, plane: torch.Tensor, slots: NDArray[np.int3
     tensor.data = rows.tobytes()
 
 
+@lru_cache(maxsize=1)
+def _bytes_of(plane: torch.Tensor) -> Rows:
+    return plane.view(torch.uint8).numpy()
+
+
 def _gather(plane: torch.Tensor, slots: NDArray[np.int32], rows: Rows) -> None:
     """Copies rows of the plane to `rows` uint8 [len(slots), bytes of a row]."""
     if plane.device.type == "cpu":
         # By numpy: torch hands even a few rows to its threads, which wake up in milliseconds where cores are busy.
-        data = plane.view(torch.uint8).numpy()
+        data = _bytes_of(plane)
         for row, slot in zip(rows, slots.tolist(), strict=True):
             row[:] = data[slot]
     else:
@@ -122,6 +146,22 @@ def send_features(
         assignment.features_sent = end_pos
         assignment.drafter.wake()
     if verdict is not None:
-        count = len(verdict.tokens)
-        put_rows(verdict.features, plane, end_pos, slots[end_pos : end_pos + count], assignment.drafter.ring)
-        assignment.features_sent = end_pos + count
+        send_verdict_rows(runner, [(assignment, verdict)])
+
+
+def send_verdict_rows(runner: Runner, verdicts: Sequence[tuple[Assignment, verify_pb2.Verdict]]) -> None:
+    """Puts the rows of what they commit in verdicts: one row a token, from that of the token before the first on."""
+    plane = runner.features
+    if plane is None:
+        return
+    by_drafter: dict[int, list[tuple[Assignment, verify_pb2.Verdict]]] = {}
+    for assignment, verdict in verdicts:
+        if assignment.drafter.needs_features:
+            by_drafter.setdefault(id(assignment.drafter), []).append((assignment, verdict))
+    for own in by_drafter.values():
+        wanted: list[tuple[common_pb2.FeatureRows, int, NDArray[np.int32]]] = []
+        for assignment, verdict in own:
+            first = verdict.base_len - 1
+            end = assignment.features_sent = first + len(verdict.tokens)
+            wanted.append((verdict.features, first, runner.slot_table[assignment.session.table_row, first:end]))
+        put_many(wanted, plane, own[0][0].drafter.ring)

@@ -17,11 +17,23 @@ from verify_service.proposals import Match
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A tree whose walk has ended. scores: uint8 [n]; depths: [n], from 1; true: bool [n], whether a node came true."""
+    """A tree whose walk has ended. scores: uint8 [n]; path: the nodes that came true."""
 
+    tree: TokenTree
     scores: NDArray[np.uint8]
-    depths: NDArray[np.integer]
-    true: NDArray[np.bool_]
+    path: list[int]
+
+    @property
+    def depths(self) -> NDArray[np.integer]:
+        """[n]: from 1."""
+        return self.tree.depths
+
+    @property
+    def true(self) -> NDArray[np.bool_]:
+        """bool [n]: whether a node came true."""
+        true = np.zeros(len(self.tree), np.bool_)
+        true[self.path] = True
+        return true
 
 
 class Hindsight:
@@ -52,15 +64,13 @@ class Hindsight:
         if tree is None:
             return None
         node = self._path[-1] if self._path else ROOT
-        while self._pos < len(committed):
-            child = tree.child(node, int(committed[self._pos]))
+        for token in committed[self._pos :].tolist():
+            child = tree.child(node, token)
             self._pos += 1
             if child is not None:
                 self._path.append(child)
                 node = child
-            if child is None or not tree.children(child):
-                true = np.zeros(len(tree), np.bool_)
-                true[self._path] = True
+            if child is None or not tree.has_children(child):
                 self._tree = None
-                return Judged(self._scores, tree.depths, true)
+                return Judged(tree, self._scores, self._path)
         return None

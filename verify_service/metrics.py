@@ -9,7 +9,7 @@ from collections import Counter
 
 from prometheus_client import CollectorRegistry
 
-from outrider.metrics import Buckets, Families, Family, Reading, new_registry
+from outrider.metrics import Families, Family, Reading, new_registry
 from outrider.v1 import common_pb2
 from verify_service.counting import PHASES, CallTotals
 from verify_service.proposals import Refusal
@@ -54,6 +54,11 @@ FAMILIES = (
     Family(
         "outrider_overlap_total", "counter",
         "Trees verified; hit: drafted before the token that they hang below was known.", ("algorithm", "result"),
+    ),
+    Family(
+        "outrider_overlap_accepted_tokens_total", "counter",
+        "Draft tokens accepted of trees that were drafted early (hit) and of others.",
+        ("algorithm", "result"),
     ),
     Family("outrider_draft_waits_total", "counter", "Waits of the engine for drafts."),
     Family("outrider_drafts_missing_total", "counter", "Sessions that ran plainly because a draft had not come."),
@@ -162,10 +167,8 @@ def _read_drafters(reading: Reading, engine: StepLoop) -> None:
         for result in _RESULTS:
             reading.add("outrider_proposals_total", counts[result], name, result)
         reading.add("outrider_proposed_tokens_total", totals.proposed_tokens, name)
-        _read_totals(reading, name, totals.ages, totals.overlap_hits, totals.overlap_misses)
-
-
-def _read_totals(reading: Reading, name: str, ages: Buckets, hits: int, misses: int) -> None:
-    reading.add_buckets("outrider_proposal_age_seconds", ages, name)
-    reading.add("outrider_overlap_total", hits, name, "hit")
-    reading.add("outrider_overlap_total", misses, name, "miss")
+        reading.add_buckets("outrider_proposal_age_seconds", totals.ages, name)
+        reading.add("outrider_overlap_total", totals.overlap_hits, name, "hit")
+        reading.add("outrider_overlap_total", totals.overlap_misses, name, "miss")
+        reading.add("outrider_overlap_accepted_tokens_total", totals.accepted_early, name, "hit")
+        reading.add("outrider_overlap_accepted_tokens_total", totals.accepted_fresh, name, "miss")

@@ -8,7 +8,6 @@ what is verified is the subtree below the end of that walk. docs/protocol.md tel
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,6 +66,8 @@ class Match:
 
     def kept(self, count: int, max_depth: int) -> Match:
         """The `count` likeliest nodes no deeper than `max_depth`."""
+        if count >= len(self.tree) and max_depth >= self.tree.depth:
+            return self
         tree, kept = self.tree.trimmed(self.scores, count, max_depth)
         return self._with(tree, kept)
 
@@ -97,11 +98,12 @@ class _Walk:
     used: bool = False  # verified at least once
     standing: _Standing = _Standing.PENDING
 
-    def follow(self, committed: Sequence[int] | Ids, committed_len: int) -> _Standing:
+    def follow(self, committed: Ids, committed_len: int) -> _Standing:
         """Takes the walk on to `committed_len`; a stale walk stays stale."""
         proposal = self.proposal
-        while self.pos < committed_len and self.standing is not _Standing.STALE:
-            token = int(committed[self.pos])
+        for token in committed[self.pos : committed_len].tolist() if self.pos < committed_len else ():
+            if self.standing is _Standing.STALE:
+                break
             if self.pos < proposal.tree_len:
                 agrees = int(proposal.assumed[self.pos - proposal.base_len]) == token
                 self.standing = _Standing.PENDING if agrees else _Standing.STALE
@@ -115,8 +117,8 @@ class _Walk:
         if not len(proposal.tree):
             self.standing = _Standing.DECLINES
         else:
-            below = proposal.tree.children(self.node)
-            self.standing = _Standing.MATCHES if below else _Standing.STALE
+            goes_on = proposal.tree.has_children(self.node)
+            self.standing = _Standing.MATCHES if goes_on else _Standing.STALE
         return self.standing
 
 
@@ -138,7 +140,7 @@ class ProposalBook:
         """Proposals kept, the one being verified included."""
         return len(self._kept) + (self._verifying is not None)
 
-    def add(self, proposal: Proposal, committed: Sequence[int] | Ids) -> list[tuple[int, Refusal]]:
+    def add(self, proposal: Proposal, committed: Ids) -> list[tuple[int, Refusal]]:
         """Keeps a proposal; returns what was refused or pushed out: (proposal_id, why).
 
         InvalidArgument when it breaks a rule that only this session's state can tell: the session is quarantined.
@@ -157,7 +159,7 @@ class ProposalBook:
             refused.append((self._kept.pop(0).proposal.proposal_id, Refusal.CROWDED))
         return refused
 
-    def advance(self, committed: Sequence[int] | Ids) -> list[int]:
+    def advance(self, committed: Ids) -> list[int]:
         """Follows newly committed tokens; returns the ids of proposals that went stale unused."""
         stale: list[int] = []
         verified, self._verifying = self._verifying, None
@@ -177,13 +179,14 @@ class ProposalBook:
             return None
         best = max(matching, key=lambda walk: (walk.proposal.base_len, walk.proposal.proposal_id))
         proposal = best.proposal
-        tree, nodes = proposal.tree.subtree(best.node)
         scores = (
             proposal.tree.raised(proposal.scores) if len(proposal.scores) else np.zeros(len(proposal.tree), np.uint8)
         )
-        # Given that the root has come true: a constant, so the nodes' order stays as the drafter has it.
-        above = scores[best.node] if best.node != ROOT else np.uint8(0)
-        return Match(proposal, best.node, tree, nodes, scores[nodes] - above)
+        tree, nodes = proposal.tree.subtree(best.node)
+        if best.node != ROOT:
+            # Given that the root has come true: a constant, so the nodes' order stays as the drafter has it.
+            scores = scores[nodes] - scores[best.node]
+        return Match(proposal, best.node, tree, nodes, scores)
 
     def declined(self) -> bool:
         """Whether the drafter has said that it proposes nothing at the length last seen."""

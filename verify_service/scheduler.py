@@ -73,6 +73,8 @@ class Scheduler:
     def admit(self) -> list[Session]:
         """Moves waiting sessions into the batch while rows and pages for their known tokens are there."""
         admitted: list[Session] = []
+        if not self.waiting:
+            return admitted
         promised = sum(session.needs_prefill for session in self.running)
         for session in self._in_order():
             if not self._rows:
@@ -119,27 +121,34 @@ class Scheduler:
         self._grow(session, first + count)
         return self._slots(session, first, count)
 
-    def keep(self, session: Session, slots: Slots, rows: list[int]) -> None:
-        """After a step: of the slots written, those of `rows` become the next positions'; the others are free again."""
+    def keep(self, session: Session, slots: Slots, rows: list[int]) -> list[int]:
+        """After a step: of the slots written, those of `rows`, ascending, become the next positions'.
+
+        Returns the pages that are not held any more; the caller gives them to `free`, those of all sessions at once.
+        """
         start, end = session.kv_len, session.kv_len + len(rows)
-        chosen = slots[rows]
+        in_order = not rows or rows[-1] == len(rows) - 1
+        chosen = slots[: len(rows)] if in_order else slots[rows]
         if self.pool.page_size == 1:
             kept = set(rows)
             dropped = [slot for row, slot in enumerate(slots.tolist()) if row not in kept]
             session.pages[start : start + len(slots)] = [*chosen.tolist(), *dropped]
-        else:
+        elif not in_order:
             target = slots[: len(rows)]
             moved = chosen != target
-            if moved.any():
-                assert self._move is not None
-                self._move(chosen[moved], target[moved])
+            assert self._move is not None
+            self._move(chosen[moved], target[moved])
             chosen = target
         self.slot_table[session.table_row, start:end] = chosen
         session.kv_len = end
         held = -(-end // self.pool.page_size)
-        if held < len(session.pages):
-            self.pool.free(np.array(session.pages[held:], np.int32))
-            del session.pages[held:]
+        dropped = session.pages[held:]
+        del session.pages[held:]
+        return dropped
+
+    def free(self, pages: list[int]) -> None:
+        """Takes pages back that no session holds."""
+        self.pool.free(np.array(pages, np.int32))
 
     def share(self, session: Session) -> None:
         """Puts the whole pages that a running session has computed into the cache, for others to read."""

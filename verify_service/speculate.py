@@ -25,6 +25,7 @@ ENLIST_TIMEOUT_S = 10.0
 FRAMES_IN_FLIGHT = 64  # frames of one drafter that may wait for the engine; gRPC's flow control holds back the rest
 MAX_PROPOSALS_PER_FRAME = 16_384
 PROPOSALS_PER_TURN = 64  # of one frame; then other streams have theirs
+_NO_BITS = np.empty(0, np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,16 +249,17 @@ def _checked(pb: verify_pb2.Proposal, vocab_size: int, max_nodes: int) -> Propos
         )
     assumed = unpack_ids(pb.assumed, field="assumed")
     check_token_ids(assumed, vocab_size=vocab_size, field="assumed")
-    predicted = np.frombuffer(pb.from_prediction, np.uint8)
+    predicted = _NO_BITS
+    if pb.from_prediction:
+        bits = np.frombuffer(pb.from_prediction, np.uint8)
+        predicted = np.unpackbits(bits, bitorder="little", count=len(tree)).view(np.bool_)
     return Proposal(
         proposal_id=pb.proposal_id,
         base_len=pb.base_len,
         assumed=assumed,
         tree=tree,
         scores=np.frombuffer(pb.scores, np.uint8),
-        from_prediction=np.unpackbits(predicted, bitorder="little", count=len(tree)).astype(np.bool_)
-        if len(predicted)
-        else np.empty(0, np.bool_),
+        from_prediction=predicted,
         draft_us=pb.draft_us,
     )
 

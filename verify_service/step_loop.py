@@ -7,15 +7,9 @@ speaks through two callbacks: responses to clients, and the drafters' outboxes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Protocol
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from engine.batch import Segment
 from outrider.cost_table import CostTable
 from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
 from outrider.telemetry import get_logger
@@ -42,6 +36,7 @@ from verify_service.gathering import BREATH_S, Gatherer
 from verify_service.intake import take_proposals, take_releases
 from verify_service.mishaps import MAX_FAILED_STEPS, ends_the_engine, undo_prompt_rows
 from verify_service.planner import Planner, Work, ms_since
+from verify_service.runner import Runner
 from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
@@ -53,21 +48,6 @@ log = get_logger(__name__)
 _DRAFT_ROW = 0.05  # of a plain step: what a row of a prompt takes a draft model on the same cores, about
 
 Responses = list[tuple[Session, verify_pb2.GenerateResponse | Exception]]
-
-
-class Runner(Protocol):
-    """The forward pass (engine.runner.ModelRunner, or a fake of it)."""
-
-    slot_table: NDArray[np.int32]
-
-    @property
-    def features(self) -> torch.Tensor | None:
-        """The feature plane [num_slots, width]."""
-        ...
-
-    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Logits float32 [sum of num_logits, vocab]; KV and features go to the segments' slots."""
-        ...
 
 
 class StepLoop:
@@ -223,7 +203,7 @@ class StepLoop:
                 if ends_the_engine(failure):
                     raise
                 log.error("a step failed for one session", session=work.session.session_id, exc_info=failure)
-                self.scheduler.keep(work.session, work.slots, [])
+                self.scheduler.free(self.scheduler.keep(work.session, work.slots, []))
                 self._committer.fail(
                     work.session, Internal("this request cannot be computed; the server's log says why")
                 )
@@ -297,6 +277,7 @@ class StepLoop:
 
     def flush(self) -> None:
         """Does what could wait: hands clients what was committed, and takes the last step into account."""
+        self._committer.count()
         if self._responses:
             responses: Responses = [
                 (session, unsent if isinstance(unsent, Exception) else unsent.response())

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from outrider.v1 import verify_pb2
 from verify_service.drafters import Assignment, Drafters
 from verify_service.features import send_features
 from verify_service.planner import Work
-
-if TYPE_CHECKING:
-    from verify_service.step_loop import Runner
+from verify_service.runner import Runner
 
 
 class Teller:

@@ -21,10 +21,13 @@ from verify_service.planner import Work
 
 _ALPHA = 0.1
 _LINGER_STEPS = 16  # after which a drafter that has not answered is thought to rest
+_READING_STEPS = 64  # that a drafter may take for a prompt before its silence tells against it
 _HUSH_STEPS = 8  # at most; the first two may still be disturbed by drafts under way
 _QUIET_SAMPLES = 3  # that end a hush
-_OWED_STEPS = 6.0  # of plain steps' time that all together may owe
-_FIRST_PAUSE, _LAST_PAUSE = 192, 4096  # steps without drafts when they owe more: at most a thirtieth is lost
+_OWED_STEPS, _OWED_BY_GOOD = 6.0, 12.0  # of plain steps' time that all together may owe
+# Steps without drafts when they owe more; it doubles, so little is lost in the end.
+_FIRST_PAUSE, _LAST_PAUSE = 48, 4096
+_RELIABLE_STEPS = 192  # without debts, after which the next pause is a first one
 _FIRST_HUSH, _HUSH_EVERY = 64, 2048  # steps with so many sessions of which none was quiet
 
 
@@ -95,7 +98,7 @@ class Weigher:
         self._quiet_left = 0
         self._owed_ms = 0.0  # what speculation has cost all sessions together and not brought in
         self._paid_steps = 0  # in a row in which nothing was owed
-        self._pause = _FIRST_PAUSE
+        self._pauses: dict[int, int] = {}  # steps of the next one, by about how many sessions
 
     def look(
         self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,
@@ -190,14 +193,19 @@ class Weigher:
         net_ms = max(-2 * quiet_ms, min(committed * quiet_ms / len(self._sessions) - wall_ms, 2 * quiet_ms))
         self._owed_ms = max(0.0, self._owed_ms - net_ms)
         self._paid_steps = 0 if self._owed_ms else self._paid_steps + 1
-        if self._paid_steps > _FIRST_PAUSE:
-            self._pause = _FIRST_PAUSE
+        size = len(self._sessions).bit_length()
+        if self._paid_steps > _RELIABLE_STEPS:
+            self._pauses.pop(size, None)
         for drafter in self._drafters:
             drafter.record.pays = self._owed_ms < quiet_ms
-        if self._owed_ms > _OWED_STEPS * quiet_ms and not self._hush_left:
+            drafter.record.alone = len(self._sessions) == 1
+        is_good = any(drafter.record.is_good for drafter in self._drafters)
+        # The luck of many sessions evens out: a smaller debt says as much.
+        allowed = (_OWED_BY_GOOD if is_good else _OWED_STEPS) / len(self._sessions) ** 0.5
+        if self._owed_ms > allowed * quiet_ms and not self._hush_left:
             self._owed_ms = 0.0
-            self._hush_left, self._quiet_left = self._pause, self._pause
-            self._pause = min(2 * self._pause, _LAST_PAUSE)
+            self._hush_left = self._quiet_left = pause = self._pauses.get(size, _FIRST_PAUSE)
+            self._pauses[size] = min(2 * pause, _LAST_PAUSE)
             self._set_hushed(True)
 
     def _set_hushed(self, hushed: bool) -> None:
@@ -223,6 +231,9 @@ class Weigher:
                 continue
             brake, drafted = assignment.brake, work.num_rows - 1
             waited, told = assignment in late, id(assignment) in seen.told
+            if brake.listens and not assignment.has_answered and assignment.unheard_steps < _READING_STEPS:
+                assignment.unheard_steps += 1
+                continue
             if not (drafted or waited or (told and brake.listens)):
                 self._counters.probes += brake.plain_step(share_ms)
                 continue

@@ -14,7 +14,8 @@ from typing import TypeVar
 import torch
 
 from draft_service.drafters.base import Draft, TextRequest
-from draft_service.drafters.features import FeatureBuffer, UnusableFeatures, read_tensor
+from draft_service.drafters.features import FeatureBuffer, UnusableFeatures, one_tensor, read_tensor, read_together
+from draft_service.drafters.features import warm_up as warm_up_reading
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import ModelDrafter, State
 from draft_service.drafters.models import HeadModel
@@ -45,17 +46,20 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         super().__init__(model, shape, algorithm=algorithm, draft_model=draft_model, features=features, target=target)
         self._head = model
 
+    def warm_up(self) -> None:
+        """See ModelDrafter; what reads rows too."""
+        warm_up_reading()
+        super().warm_up()
+
     def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
         """Takes rows and runs what they make runnable, so that a prompt is read while the target reads it.
 
         Rows that are not inline are waited for: they are to be fetched, and given here.
         """
         with self._lock, torch.inference_mode():
-            states = [
-                state
-                for session, found in rows
-                if (state := self._states.get(session.uid)) is not None and self._take(state, found)
-            ]
+            states = self._take(
+                [(state, found) for session, found in rows if (state := self._states.get(session.uid)) is not None]
+            )
             self._catch_up(list(dict.fromkeys(states)))
 
     def _propose(self, request: TextRequest, features: torch.Tensor | None = None) -> Draft:
@@ -80,19 +84,23 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
             )
         return rows
 
-    def _note(self, state: HeadStateT, extension: Extension) -> None:
-        super()._note(state, extension)
-        if extension.verdict.HasField("features"):
-            self._take(state, extension.verdict.features)
+    def _note(self, news: Sequence[tuple[HeadStateT, Extension]]) -> None:
+        super()._note(news)
+        verdicts = [(state, extension.verdict) for state, extension in news]
+        self._take([(state, verdict.features) for state, verdict in verdicts if verdict.HasField("features")])
 
-    def _take(self, state: HeadStateT, rows: common_pb2.FeatureRows) -> bool:
-        """Whether the rows could be used; if not, the session is given up."""
-        try:
-            state.features.add(rows, state.session.ring)
-        except UnusableFeatures as error:
-            self._give_up(state.session, verify_pb2.RELEASE_REASON_FEATURES, str(error))
-            return False
-        return True
+    def _take(self, found: Sequence[tuple[HeadStateT, common_pb2.FeatureRows]]) -> list[HeadStateT]:
+        """The states whose rows could be used; the sessions of the others are given up."""
+        shared = read_together([(state.session.ring, rows) for state, rows in found], self._head.feature_width)
+        taken: list[HeadStateT] = []
+        for state, rows in found:
+            try:
+                state.features.add(rows, state.session.ring, shared)
+            except UnusableFeatures as error:
+                self._give_up(state.session, verify_pb2.RELEASE_REASON_FEATURES, str(error))
+            else:
+                taken.append(state)
+        return taken
 
     def _take_rows(self, state: HeadStateT, features: torch.Tensor) -> None:
         state.features.put(0, features)
@@ -114,7 +122,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         for state, first, end in pieces:
             found.append(state.features.rows(first, end))
             state.features.drop(end)
-        return self._model.fuse(torch.cat(found) if len(found) > 1 else found[0])
+        return self._model.fuse(one_tensor(found))
 
 
 class EagleDrafter(HeadDrafter[HeadState]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from draft_service.drafters.base import Draft
 from draft_service.drafters.expansion import Growth, choose, expand
 from draft_service.drafters.kv import Sequence
-from draft_service.drafters.models import DraftModel, Tips, as_ids
+from draft_service.drafters.models import DraftModel, Tips, on_host
 from engine.batch import Segment
 from outrider.tree import ROOT
 from outrider.wire import Ids
@@ -39,23 +40,58 @@ def most_nodes(num_steps: int, topk: int) -> int:
 class Carried:
     """What a head gave out of one tree's rows: the states that rows below them go on from.
 
-    steps: of each step [B, F, hidden], the root's first; entries: int32 [n], of each node, -1 where it was not run.
+    steps: of each step [B * width, hidden], but the roots' [B, hidden] first; entries: int32 [n], of each node, -1
+    where it was not run.
     """
 
-    steps: list[torch.Tensor]
+    steps: Many[torch.Tensor]
+    width: int
     index: int  # of the B trees that grew together
     entries: Ids
 
     def rows(self, nodes: Many[int]) -> torch.Tensor | None:
         """States [len(nodes), hidden] of nodes, -1 the root; None where one was not run."""
-        width, found = self.steps[-1].shape[1], []
+        found: list[torch.Tensor] = []
         for node in nodes:
-            entry = 0 if node == ROOT else int(self.entries[node])
+            if node == ROOT:
+                found.append(self.steps[0][self.index])
+                continue
+            entry = int(self.entries[node])
             if entry < 0:
                 return None
-            step = self.steps[0] if node == ROOT else self.steps[1 + entry // width]
-            found.append(step[self.index, entry % width if node != ROOT else 0])
+            found.append(self.steps[1 + entry // self.width][self.index * self.width + entry % self.width])
         return torch.stack(found)
+
+
+class _States:
+    """What a head gives out of B trees' rows, in one tensor: the roots' states, then each step's, tree by tree."""
+
+    def __init__(self, roots: torch.Tensor, num_steps: int, topk: int) -> None:
+        batch, self._topk = len(roots), topk
+        self._sizes = [batch] + [batch * topk] * (num_steps - 2)
+        self._rows = roots.new_empty((sum(self._sizes), roots.shape[1]))
+        self._rows[:batch] = self._last = roots
+        self._each = np.arange(batch)[:, None]
+        self._above = np.empty((batch, topk * (num_steps - 1)), np.int64)  # of each entry, its parent's row
+
+    def below(self, parents: NDArray[np.int64], step: int) -> torch.Tensor:
+        """[B * step * K, hidden]: what all entries up to `step`'s go on from; parents: of those of `step`, [B, K]."""
+        end, width = step * self._topk, 1 if step == 1 else self._topk
+        self._above[:, end - self._topk : end] = parents + width * self._each + sum(self._sizes[: step - 1])
+        index = torch.from_numpy(self._above[:, :end].reshape(-1))
+        return self._rows.index_select(0, index.to(self._rows.device))
+
+    def add(self, states: torch.Tensor, step: int) -> None:
+        """Takes in what the newest entries gave; from the last ones nothing grows here."""
+        if step == len(self._sizes):
+            self._last = states
+            return
+        first = sum(self._sizes[:step])
+        self._rows[first : first + self._sizes[step]] = states
+
+    def steps(self) -> Many[torch.Tensor]:
+        """By step, the roots' first."""
+        return [*self._rows.split(self._sizes), self._last]
 
 
 def grow(
@@ -95,17 +131,25 @@ def _grow_chains(
                 for i, (sequence, length) in enumerate(zip(sequences, lengths, strict=True))
             ]
             tips = model.run(segments, tips.states, 1)
-        words[:, step] = as_ids(tips.tokens[:, 0])
-        chances[:, step] = tips.probabilities[:, 0].cpu().numpy()
+        words[:, step] = on_host(tips.tokens)[:, 0]
+        chances[:, step] = on_host(tips.probabilities)[:, 0]
         if tips.states is not None:
-            steps.append(tips.states[:, None])
+            steps.append(tips.states)
     np.cumprod(np.fmax(chances, 0.0, out=chances), axis=1, out=chances)  # fmax: NaN counts as 0
-    parents = np.arange(-1, num_steps - 1, dtype=np.int32)
-    entries = np.append(np.arange(num_steps - 1, dtype=np.int32), np.int32(-1))
+    parents, entries = _chain(num_steps)
     return [
-        Draft(words[i, :n], parents[:n], chances[i, :n], memo=Carried(steps, i, entries) if steps else None)
+        Draft(words[i, :n], parents[:n], chances[i, :n], memo=Carried(steps, 1, i, entries) if steps else None)
         for i, n in enumerate(counts)
     ]
+
+
+@lru_cache
+def _chain(num_steps: int) -> tuple[Ids, Ids]:
+    """A chain's parents and entries, not to be written to."""
+    parents = np.arange(-1, num_steps - 1, dtype=np.int32)
+    entries = np.append(parents[1:], np.int32(-1))
+    parents.flags.writeable = entries.flags.writeable = False
+    return parents, entries
 
 
 def _grow_trees(
@@ -116,13 +160,10 @@ def _grow_trees(
     growth = Growth.empty(batch, num_steps, topk)
     depths = np.repeat(np.arange(num_steps - 1, dtype=np.int32), topk)
     _expand(growth, 0, topk, tips, batch)
-    inputs: list[torch.Tensor] = []
-    steps = [] if tips.states is None else [tips.states[:, None]]
+    states = None if tips.states is None else _States(tips.states, num_steps, topk)
     for step in range(1, num_steps):
         check()
         end = step * topk
-        if steps:
-            inputs.append(_of_parents(steps[-1], growth.entry_parents[:, end - topk : end]))
         segments = [
             Segment(
                 sequence.table_row, sequence.num_rows, growth.entry_tokens[i, :end], slots[i, :end], depths[:end],
@@ -130,31 +171,24 @@ def _grow_trees(
             )
             for i, sequence in enumerate(sequences)
         ]  # fmt: skip
-        found = model.run(segments, torch.cat(inputs, dim=1).flatten(0, 1) if inputs else None, topk)
+        inputs = None if states is None else states.below(growth.entry_parents[:, end - topk : end], step)
+        found = model.run(segments, inputs, topk)
         _expand(growth, step, topk, found, batch)
-        if found.states is not None:
-            steps.append(found.states.view(batch, topk, -1))
-    chosen = choose(growth, topk, counts)
+        if states is not None and found.states is not None:
+            states.add(found.states, step)
+    chosen, steps = choose(growth, topk, counts), None if states is None else states.steps()
     return [
         Draft(
             chosen.tokens[i, :n], chosen.parents[i, :n], chosen.probabilities[i, :n],
-            memo=Carried(steps, i, chosen.entries[i, :n]) if steps else None,
+            memo=Carried(steps, topk, i, chosen.entries[i, :n]) if steps else None,
         )
         for i, n in enumerate(counts)
     ]  # fmt: skip
 
 
-def _of_parents(states: torch.Tensor, parents: NDArray[np.int64]) -> torch.Tensor:
-    """States [B, K, hidden] of the entries' parents [B, K], from those [B, F, hidden] that the step before gave."""
-    batch, width, hidden = states.shape
-    index = torch.from_numpy(parents + width * np.arange(batch)[:, None]).to(states.device)
-    return states.reshape(batch * width, hidden).index_select(0, index.view(-1)).view(batch, -1, hidden)
-
-
 def _expand(growth: Growth, step: int, topk: int, tips: Tips, batch: int) -> None:
     """Takes the tips of the root, or of the newest entries, into the growth."""
-    probabilities = tips.probabilities[:, :topk].float().cpu().numpy()
-    tokens = tips.tokens[:, :topk].cpu().numpy()
+    probabilities, tokens = on_host(tips.probabilities)[:, :topk], on_host(tips.tokens)[:, :topk]
     shape = (batch, -1, topk)
     expand(
         growth, step, topk,

@@ -20,7 +20,7 @@ from engine.models.heads.runner import HeadRunner
 from engine.models.heads.target import TargetShape
 from engine.quantization import KernelLinears, check_quantization, draft_quantization
 from engine.runner import pick_device
-from engine.shipped import shipped_head
+from engine.shipped import shipped_head, shipped_token_map, stored_quantization
 from engine.threads import share_cores
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
@@ -43,13 +43,17 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     target_folder, folder, load_format = _folders(args)
     target = TargetShape.from_folder(target_folder)
     device = pick_device(args.device)
+    stored = stored_quantization(folder, device)
     method = check_quantization(
-        draft_quantization(args.speculative_draft_model_quantization, args.quantization), device
+        draft_quantization(args.speculative_draft_model_quantization, args.quantization, stored=stored), device
     )
+    token_map = args.speculative_token_map
+    if token_map is None and (args.speculative_algorithm or "").upper() != "EAGLE3":  # which has its own
+        token_map = shipped_token_map(folder, target_folder)
     threads = share_cores(args.threads, by_kernels=device.type == "cpu" and cpu_kernels() is not None)
     head, spec = load_head(
         folder, target_folder, max_len=args.draft_max_total_tokens, dtype=args.dtype, device=device,
-        load_format=load_format, target_load_format=args.load_format, token_map=args.speculative_token_map,
+        load_format=load_format, target_load_format=args.load_format, token_map=token_map,
         make_linear=KernelLinears(method, threads),
     )  # fmt: skip
     _check_family(args, folder, head.config.family)

@@ -96,11 +96,15 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def extend(self, extensions: Sequence[Extension]) -> None:
         """Notes what was committed; it is run when a tree is asked for."""
-        with self._lock, torch.inference_mode():
-            for extension in extensions:
-                state = self._states.get(extension.session.uid)
-                if state is not None and self._can_read(state, extension.session.tokens[extension.base_len :]):
-                    self._note(state, extension)
+        with self._lock:
+            self._note(
+                [
+                    (state, extension)
+                    for extension in extensions
+                    if (state := self._states.get(extension.session.uid)) is not None
+                    and self._can_read(state, extension.session.tokens[extension.base_len :])
+                ]
+            )
 
     def close(self, sessions: Sequence[Session]) -> None:
         """Forgets sessions and frees their pages; of one that was given up, nothing is left."""
@@ -180,9 +184,10 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     # ---- sessions
 
-    def _note(self, state: StateT, extension: Extension) -> None:
+    def _note(self, news: Sequence[tuple[StateT, Extension]]) -> None:
         """Takes in what was committed."""
-        state.tip = None
+        for state, _ in news:
+            state.tip = None
 
     def _admit(self, session: Session) -> StateT | None:
         self._forget(session)
@@ -197,6 +202,8 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _can_read(self, state: StateT, tokens: Ids) -> bool:
         """Whether the model's embedding has all of them; if not, the session is given up."""
+        if state.session.vocab_size <= self._model.num_read:
+            return True  # they were checked against the target's vocabulary
         highest = int(tokens.max(initial=0))
         if highest < self._model.num_read:
             return True
@@ -219,13 +226,14 @@ class ModelDrafter(ABC, Generic[StateT]):
     # ---- catching up
 
     def _catch_up(self, states: Sequence[StateT]) -> None:
-        """Runs rows of committed tokens, short backlogs first, up to MAX_ROWS_PER_CALL."""
+        """Runs rows of committed tokens up to MAX_ROWS_PER_CALL, short backlogs first where not all fit."""
         left = MAX_ROWS_PER_CALL
         while left > 0:
             behind = [s for s in states if s.session.uid in self._states and self._num_runnable(s) > s.rows.num_rows]
             if not behind:
                 return
-            behind.sort(key=lambda s: self._num_runnable(s) - s.rows.num_rows)
+            if sum(self._num_runnable(s) - s.rows.num_rows for s in behind) > left:
+                behind.sort(key=lambda s: self._num_runnable(s) - s.rows.num_rows)
             left -= self._run_rows(behind, min(left, self._model.max_batch_tokens))
 
     def _run_rows(self, states: Sequence[StateT], most: int) -> int:

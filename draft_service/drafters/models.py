@@ -6,9 +6,10 @@ Both take segments and give, for the last row of each, its likeliest next tokens
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from numpy.typing import NDArray
 
 from draft_service.drafters.kv import DraftCache
 from engine.batch import Segment
@@ -16,7 +17,6 @@ from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.runner import HeadRunner
 from engine.runner import ModelRunner
 from kernels.likeliest import Likeliest, likeliest, native_likeliest
-from outrider.wire import Ids
 
 
 class Tips(NamedTuple):
@@ -95,7 +95,7 @@ class DraftModel(Protocol):
 
 
 class LanguageModel:
-    """Any model that the engine runs; token_map: int64 [n], the only ids that may be drafted (FR-Spec)."""
+    """Any model that the engine runs; token_map: int64 [n], its `output_rows`: all that may be drafted (FR-Spec)."""
 
     reads_states = False
 
@@ -104,9 +104,12 @@ class LanguageModel:
     ) -> None:
         self.cache = DraftCache(runner.slot_table, num_slots)
         self.max_batch_tokens = max_batch_tokens
+        if token_map is not None and runner.num_outputs != len(token_map):
+            raise ValueError(f"a map of {len(token_map)} tokens for a runner of {runner.num_outputs} outputs")
         self._runner = runner
         self._limit = runner.config.vocab_size
         self._token_map = None if token_map is None else token_map.to(runner.device)
+        self._columns: torch.Tensor | None = None  # of the logits, where some of the map's ids are too high
         self._likeliest = _likeliest_on(runner.device)
 
     @property
@@ -122,7 +125,10 @@ class LanguageModel:
     def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
         """See DraftModel."""
         logits = self._runner.forward(segments)
-        logits = logits[:, : self._limit] if self._token_map is None else logits[:, self._token_map]
+        if self._token_map is None:
+            logits = logits[:, : self._limit]
+        elif self._columns is not None:
+            logits = logits[:, self._columns]
         return Tips(*_named(self._likeliest(logits, num_top), self._token_map), None)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
@@ -132,8 +138,11 @@ class LanguageModel:
     def limit_vocabulary(self, vocab_size: int) -> None:
         """See DraftModel."""
         self._limit = min(self._limit, vocab_size)
-        if self._token_map is not None:
-            self._token_map = self._token_map[self._token_map < vocab_size]
+        if self._token_map is None or not bool((self._token_map >= vocab_size).any()):
+            return
+        kept = (self._token_map < vocab_size).nonzero().flatten()
+        self._columns = kept if self._columns is None else self._columns[kept]
+        self._token_map = self._token_map[kept]
 
 
 class HeadModel:
@@ -186,9 +195,9 @@ class HeadModel:
             self._limit = min(self._limit, vocab_size)
 
 
-def as_ids(tokens: torch.Tensor) -> Ids:
-    """Token ids on the host, int32."""
-    return tokens.to("cpu", torch.int32).numpy()
+def on_host(values: torch.Tensor) -> NDArray[Any]:
+    """As an array: of memory that is the host's already, the same."""
+    return values.numpy() if values.device.type == "cpu" else values.cpu().numpy()
 
 
 def _likeliest_on(device: torch.device) -> Likeliest:

@@ -43,9 +43,10 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
         built = [0] * self._head.num_stages
         return StagedState(session, rows, FeatureBuffer(self._head.feature_width), built)
 
-    def _note(self, state: StagedState, extension: Extension) -> None:
-        super()._note(state, extension)
-        state.drafted, state.chances = [], []
+    def _note(self, news: Sequence[tuple[StagedState, Extension]]) -> None:
+        super()._note(news)
+        for state, _ in news:
+            state.drafted, state.chances = [], []
 
     def _catch_up(self, states: Sequence[StagedState]) -> None:
         left = min(MAX_ROWS_PER_CALL, self._model.max_batch_tokens)

@@ -24,8 +24,8 @@ from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.models.heads.token_map import load_token_map
 from engine.quantization import draft_quantization
-from engine.runner import ModelRunner
-from engine.shipped import shipped_head
+from engine.runner import ModelRunner, pick_device
+from engine.shipped import is_shipped, shipped_head, shipped_token_map, stored_quantization
 from engine.threads import share_cores
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
@@ -69,21 +69,25 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
     config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
     fingerprint = vocab_fingerprint(folder)
     _check_vocabulary(args, folder, fingerprint)
+    named = args.speculative_token_map
+    if named is None and is_shipped(folder):
+        named = shipped_token_map(folder, resolve_model(args.model_path, revision=args.revision))
+    token_map = None if named is None else load_token_map(named, config.vocab_size)
     runner = ModelRunner.load(
         folder, dtype=args.dtype, device=args.device, num_slots=args.draft_max_total_tokens,
         max_sessions=ROWS_PER_SESSION * args.max_sessions, max_len=args.draft_max_total_tokens,
         load_format=args.speculative_draft_load_format or args.load_format, max_batch_tokens=MAX_BATCH_TOKENS,
         threads=args.threads,
-        quantization=draft_quantization(args.speculative_draft_model_quantization, args.quantization),
+        quantization=draft_quantization(
+            args.speculative_draft_model_quantization, args.quantization,
+            stored=stored_quantization(folder, pick_device(args.device)),
+        ),
         execution=Execution(
             AttentionChoice(args.speculative_draft_attention_backend or "auto"), graphs=graph_sizes(args, shape)
         ),
-        trust_remote_code=args.trust_remote_code,
+        trust_remote_code=args.trust_remote_code, output_rows=token_map,
     )  # fmt: skip
     share_cores(args.threads, by_kernels=runner.uses_kernels)
-    token_map = None
-    if args.speculative_token_map is not None:
-        token_map = load_token_map(args.speculative_token_map, config.vocab_size)
     model = LanguageModel(runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS, token_map=token_map)
     target = common_pb2.ModelInfo(vocab_fingerprint=fingerprint)
     return StandaloneDrafter(model, shape, draft_model=args.speculative_draft_model_path or str(folder), target=target)

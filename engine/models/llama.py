@@ -118,6 +118,7 @@ class TorchLlama:
         top = weights.top()
         self.embedding = top.embedding
         self.norm = top.norm
+        self.num_outputs = len(top.head)
         self.head = head_maker(quantization)(top.head, None)
         self.rope = rope_table(frequencies, num_positions).to(self.embedding.device)
 
@@ -154,7 +155,7 @@ class TorchLlama:
             final = rms_norm(x[wanted], self.norm, self.config.rms_eps)
         if self.pool.features is not None:
             self.pool.features.index_copy_(0, rows.slots, torch.cat(kept, dim=-1))
-        return self.head(final).float() if len(final) else final.new_zeros((0, self.config.vocab_size)).float()
+        return self.head(final).float() if len(final) else final.new_zeros((0, self.num_outputs)).float()
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """As forward; torch's operators are not told apart."""

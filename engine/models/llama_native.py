@@ -55,9 +55,10 @@ class NativeLlama:
         layers = [self._layer(layer, pool.k[i], pool.v[i], windows[i]) for i, layer in enumerate(weights.layers())]
         top = weights.top()
         embedding = self._stored(top.embedding)
+        self._num_outputs = len(top.head)
         model = CModel(
             hidden=config.hidden_size, ffn=config.intermediate_size, num_layers=config.num_layers,
-            vocab=config.vocab_size,
+            vocab=len(top.head),
             wide_activations=quantization is not None or self._dtype is torch.float32
             or not library.outrider_has_bf16_dot(),
             wide_embedding=embedding.dtype is torch.float32,
@@ -76,10 +77,10 @@ class NativeLlama:
             raise MemoryError("no memory for the decoder")
         self._alive.append(model)
         self._decoder = decoder
-        weakref.finalize(self, _destroy, library, decoder, self._alive)
+        weakref.finalize(self, destroy_decoder, library, decoder, self._alive)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Logits, fp32 [len(batch.logit_rows), vocab]."""
+        """Logits, fp32 [len(batch.logit_rows), outputs]."""
         return self._forward(batch, None)
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
@@ -89,10 +90,10 @@ class NativeLlama:
         return logits, dict(zip(PARTS, seconds.tolist(), strict=True))
 
     def _forward(self, batch: Batch, seconds: int | None) -> torch.Tensor:
-        logits = torch.empty((len(batch.logit_rows), self.config.vocab_size))
+        logits = torch.empty((len(batch.logit_rows), self._num_outputs))
         done = self._library.outrider_decoder_forward(
-            self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, batch.num_tokens,
-            batch.logit_rows_address, len(batch.logit_rows), logits.data_ptr(), seconds,
+            self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, None, batch.num_tokens,
+            batch.logit_rows_address, len(batch.logit_rows), logits.data_ptr(), None, seconds,
         )  # fmt: skip
         if not done:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")
@@ -141,5 +142,6 @@ class NativeLlama:
         return address(tensor)
 
 
-def _destroy(library: ctypes.CDLL, decoder: int, _alive: list[object]) -> None:
+def destroy_decoder(library: ctypes.CDLL, decoder: int, _alive: list[object]) -> None:
+    """Frees a decoder; what it pointed into is kept until then."""
     library.outrider_decoder_destroy(decoder)

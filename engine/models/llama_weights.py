@@ -76,7 +76,7 @@ class LayerWeights:
 
 @dataclass(slots=True)
 class TopWeights:
-    """What is outside the layers; `head` is `embedding` itself in a tied model."""
+    """What is outside the layers; `head` is `embedding` itself in a tied model whose output rows are all wanted."""
 
     embedding: torch.Tensor
     norm: torch.Tensor
@@ -87,6 +87,7 @@ class LlamaWeights:
     """A decoder's weights, read layer by layer so that one layer at a time is held twice while it is being packed.
 
     Iterate `layers()` to its end, then take `top()`. `dtype` None: each tensor in the dtype that it is stored in.
+    output_rows: int64 [n]: the ids whose rows of the output head are wanted; None: all.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class LlamaWeights:
         tensors: Iterator[tuple[str, torch.Tensor]],
         dtype: torch.dtype | None,
         device: torch.device,
+        output_rows: torch.Tensor | None = None,
     ) -> None:
         self._config = config
+        self._output_rows = output_rows
         self._tensors = tensors
         self._dtype = dtype
         self._device = device
@@ -121,4 +124,6 @@ class LlamaWeights:
         """Embedding, final norm, head."""
         embedding = self._top["model.embed_tokens.weight"]
         head = embedding if self._config.tied_embeddings else self._top["lm_head.weight"]
+        if self._output_rows is not None:
+            head = head[self._output_rows.to(head.device)]
         return TopWeights(embedding, self._top["model.norm.weight"], head)

@@ -1,5 +1,7 @@
 #include "chunk.h"
 
+#include "amx.h"
+
 /* Keys scored together, so that their sums hide each other's latency; lanes mixed together. */
 #if defined(__AVX512F__)
 #define KEYS 8
@@ -8,6 +10,8 @@
 #define KEYS 4
 #define MAX_LANES 2
 #endif
+/* Keys are listed in whole lots of so many. */
+#define LOT (HAS_AMX ? AMX_KEYS : KEYS)
 /* Keys fetched ahead of use: slots are scattered. Into the second cache (locality 2), which takes three times as many
  * outstanding reads as the first: 22 against 7 GB/s of random slots on one Zen 4 core. */
 #define AHEAD 64
@@ -23,7 +27,7 @@ static int64_t most_keys(const Layout *layout) {
     int rows = 0;
     for (int s = 0; s < layout->num_segments; s++)
         if (layout->num_rows[s] > rows) rows = layout->num_rows[s];
-    return CHUNK + rows + KEYS;
+    return CHUNK + rows + LOT;
 }
 
 int64_t chunk_scratch_bytes(const Heads *heads, const Layout *layout) {
@@ -98,7 +102,7 @@ static int window_start(const Block *b) {
 }
 
 /* Slots of the chunk's keys, prefix first, then the segment's own rows at its positions; returns how many. The list is
- * filled up to a multiple of KEYS with keys that nobody sees. */
+ * filled up to whole lots with keys that nobody sees. */
 static int list_keys(Block *b, int chunk) {
     const Layout *layout = b->layout;
     const int s = b->segment, prefix_len = layout->prefix_lens[s], begin = chunk * CHUNK;
@@ -121,7 +125,7 @@ static int list_keys(Block *b, int chunk) {
             b->sees[count++] = (uint16_t)bits;
         }
     }
-    for (int i = count; i % KEYS; i++) {
+    for (int i = count; i % LOT; i++) {
         b->slots[i] = b->slots[count - 1];
         b->sees[i] = 0;
     }
@@ -182,10 +186,23 @@ INLINE void fetch_ahead(const Block *b, int first, int count) {
     for (int k = 0; k < KEYS; k++) fetch(b, b->k_pool, b->slots[first + AHEAD + k]);
 }
 
-/* Scores of all keys of the chunk, not yet scaled; returns each lane's highest. */
-static vf score_chunk(Block *b, int count) {
+static void score_on_amx(const Block *b, int count) {
+    const void *keys[AMX_KEYS];
+    amx_begin_scores(b->q, b->heads->head_dim);
+    for (int first = 0; first < count; first += AMX_KEYS) {
+        for (int k = 0; k < AMX_KEYS; k += KEYS) fetch_ahead(b, first + k, count);
+        for (int k = 0; k < AMX_KEYS; k++) keys[k] = vector_at(b, b->k_pool, b->slots[first + k]);
+        amx_scores(keys, b->heads->head_dim, b->scores + (int64_t)first * LANES);
+    }
+    amx_end();
+}
+
+static void score_keys(const Block *b, int count) {
     const Heads *h = b->heads;
-    const vi lane_bits = 1 << (vi){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    if (amx_takes_heads(h->head_dim, h->wide)) {
+        score_on_amx(b, count);
+        return;
+    }
     for (int first = 0; first < count; first += KEYS) {
         const void *keys[KEYS];
         float *scores = b->scores + (int64_t)first * LANES;
@@ -199,6 +216,12 @@ static vf score_chunk(Block *b, int count) {
 #endif
         score_floats(b->q, keys, h->wide, h->head_dim, scores);
     }
+}
+
+/* Scores of all keys of the chunk, not yet scaled; returns each lane's highest. */
+static vf score_chunk(Block *b, int count) {
+    const vi lane_bits = 1 << (vi){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    score_keys(b, count);
     vf highest = splat(LOWEST);
     for (int i = 0; i < count; i++) {
         vf score = load(b->scores + (int64_t)i * LANES);

@@ -37,19 +37,76 @@ static void keep_entering(const Step *s, int row) {
         if (s->model->aux_layers[i] == s->layer) keep_feature(s, row, s->x, i);
 }
 
+static void read_token(const Step *s, int row, float *to) {
+    const Model *m = s->model;
+    const int64_t start = (int64_t)s->tokens[row] * m->hidden;
+    for (int i = 0; i < m->hidden; i += LANES) store(to + i, load_as(m->wide_embedding, m->embedding, start + i));
+}
+
+static void read_state(const Step *s, int row, float *to) {
+    const Model *m = s->model;
+    const int64_t start = (int64_t)row * m->hidden;
+    for (int i = 0; i < m->hidden; i += LANES) store(to + i, load_as(m->heads.wide, s->states, start + i));
+}
+
 static void embed(const void *context, int task, int thread) {
     const Step *s = context;
-    const Model *m = s->model;
     (void)thread;
-    FOR_ROWS_OF(task, s)
-    for (int i = 0; i < m->hidden; i += LANES)
-        store(row_of(s->x, row) + i, load_as(m->wide_embedding, m->embedding, (int64_t)s->tokens[row] * m->hidden + i));
+    FOR_ROWS_OF(task, s) read_token(s, row, row_of(s->x, row));
+}
+
+/* Part number `place` of the row, `width` wide, that a head's first matrix reads. */
+static void enter_part(const Step *s, const float *norm, const float *part, int width, int row, int place) {
+    const Model *m = s->model;
+    const Rows to = {(char *)s->normed.data + (int64_t)place * m->hidden * (s->normed.wide ? 4 : 2), width,
+                     s->normed.wide};
+    norm_row(part, norm, m->heads.eps, m->hidden, to, row);
+}
+
+/* [embedding, state], for the matrix that joins them or for the first layer's q, k and v. */
+static void enter_pair(const void *context, int task, int thread) {
+    const Step *s = context;
+    const Model *m = s->model;
+    const Matrix *reader = m->entry == PAIR ? &m->join[0] : &m->layers[0].qkv;
+    const Rows pair = {s->normed.data, 2 * m->hidden, s->normed.wide};
+    (void)thread;
+    FOR_ROWS_OF(task, s) {
+        float *x = row_of(s->x, row);
+        read_token(s, row, x);
+        enter_part(s, m->embedding_norm, x, pair.width, row, 0);
+        read_state(s, row, x);
+        enter_part(s, m->state_norm, x, pair.width, row, 1);
+        if (m->residual_normed) norm_row(x, m->state_norm, m->heads.eps, m->hidden, s->x, row);
+        code_for(s, reader, pair, pair.width, row);
+    }
+}
+
+static void enter_token(const void *context, int task, int thread) {
+    const Step *s = context;
+    (void)thread;
+    FOR_ROWS_OF(task, s) {
+        read_token(s, row, row_of(s->x, row));
+        enter_part(s, NULL, row_of(s->x, row), s->model->hidden, row, 0);
+        code_for(s, &s->model->join[0], s->normed, s->model->hidden, row);
+    }
+}
+
+/* The rows' places in x are taken already; the room of q, k and v is free. */
+static void enter_state(const void *context, int task, int thread) {
+    const Step *s = context;
+    const Rows states = {s->qkv.data, s->model->hidden, 1};
+    (void)thread;
+    FOR_ROWS_OF(task, s) {
+        read_state(s, row, row_of(states, row));
+        enter_part(s, NULL, row_of(states, row), s->model->hidden, row, 0);
+        code_for(s, &s->model->join[1], s->normed, s->model->hidden, row);
+    }
 }
 
 static void enter_layer(const void *context, int task, int thread) {
     const Step *s = context;
     const Model *m = s->model;
-    if (s->layer == 0) embed(context, task, thread);
+    if (s->layer == 0 && m->entry == TOKEN) embed(context, task, thread);
     FOR_ROWS_OF(task, s) {
         keep_entering(s, row);
         norm_row(row_of(s->x, row), m->layers[s->layer].input_norm, m->heads.eps, m->hidden, s->normed, row);
@@ -99,9 +156,13 @@ static void leave_layers(const void *context, int task, int thread) {
 static void norm_final(const void *context, int task, int thread) {
     const Step *s = context;
     const Model *m = s->model;
+    const float *row = row_of(s->x, s->logit_rows[task]);
     (void)thread;
-    norm_row(row_of(s->x, s->logit_rows[task]), m->final_norm, m->heads.eps, m->hidden, s->normed, task);
+    norm_row(row, m->final_norm, m->heads.eps, m->hidden, s->normed, task);
     code_for(s, &m->head, s->normed, m->hidden, task);
+    if (!s->carried) return;
+    const Rows carried = {s->carried, m->hidden, m->heads.wide};
+    norm_row(row, m->carry_normed ? m->final_norm : NULL, m->heads.eps, m->hidden, carried, task);
 }
 
 static void code_mixed(const void *context, int task, int thread) {
@@ -113,7 +174,10 @@ static void code_mixed(const void *context, int task, int thread) {
 static void code_gated(const void *context, int task, int thread) {
     const Step *s = context;
     (void)thread;
-    FOR_ROWS_OF(task, s) code_for(s, &s->model->layers[s->layer].down, s->gated, s->gated.width, row);
+    FOR_ROWS_OF(task, s) {
+        if (s->model->gates_apart) gate_row(row_of(s->gates, row), s->model->ffn, s->gated, row);
+        code_for(s, &s->model->layers[s->layer].down, s->gated, s->gated.width, row);
+    }
 }
 
 /* ---- Products and attention */
@@ -125,10 +189,24 @@ static void multiply(const Step *s, const Matrix *w, Rows x, Rows y, int num_row
         linear_tile(w, x, y, num_rows, finish, tile);
 }
 
-static void project_qkv(const void *context, int task, int thread) {
+static void join_first(const void *context, int task, int thread) {
+    const Step *s = context;
+    const Matrix *w = &s->model->join[0];
+    (void)thread;
+    multiply(s, w, (Rows){s->normed.data, w->k, s->normed.wide}, s->x, s->num_rows, PLAIN, task);
+}
+
+static void join_second(const void *context, int task, int thread) {
     const Step *s = context;
     (void)thread;
-    multiply(s, &s->model->layers[s->layer].qkv, s->normed, s->qkv, s->num_rows, PLAIN, task);
+    multiply(s, &s->model->join[1], s->normed, s->x, s->num_rows, ADD, task);
+}
+
+static void project_qkv(const void *context, int task, int thread) {
+    const Step *s = context;
+    const Matrix *w = &s->model->layers[s->layer].qkv;
+    (void)thread;
+    multiply(s, w, (Rows){s->normed.data, w->k, s->normed.wide}, s->qkv, s->num_rows, PLAIN, task);
 }
 
 static void *scratch_of(const Step *s, int thread) { return s->scratch + thread * s->scratch_bytes; }
@@ -161,7 +239,9 @@ static void project_output(const void *context, int task, int thread) {
 static void gate(const void *context, int task, int thread) {
     const Step *s = context;
     (void)thread;
-    multiply(s, &s->model->layers[s->layer].gate_up, s->normed, s->gated, s->num_rows, GATED, task);
+    const int apart = s->model->gates_apart;
+    multiply(s, &s->model->layers[s->layer].gate_up, s->normed, apart ? s->gates : s->gated, s->num_rows,
+             apart ? PLAIN : GATED, task);
 }
 
 static void project_down(const void *context, int task, int thread) {
@@ -198,9 +278,17 @@ void decoder_forward(const void *context, Worker *worker) {
     const int rows = row_tasks(&step);
 #define PHASE(part, task, count) \
     if (!timed_phase(worker, &step, part, task, count)) return
-    for (step.layer = 0; step.layer < m->num_layers; step.layer++) {
+    step.layer = 0;
+    if (m->entry == PAIR || m->entry == BESIDE) PHASE(NORMS, enter_pair, rows);
+    if (m->entry == APART) PHASE(NORMS, enter_token, rows);
+    if (m->entry == PAIR || m->entry == APART) PHASE(QKV, join_first, tiles(&m->join[0]));
+    if (m->entry == APART) {
+        PHASE(NORMS, enter_state, rows);
+        PHASE(QKV, join_second, tiles(&m->join[1]));
+    }
+    for (; step.layer < m->num_layers; step.layer++) {
         const Layer *layer = &m->layers[step.layer];
-        PHASE(NORMS, enter_layer, rows);
+        if (step.layer || m->entry != BESIDE) PHASE(NORMS, enter_layer, rows);
         PHASE(QKV, project_qkv, tiles(&layer->qkv));
         PHASE(ROTATE, rotate, rows);
         if (step.num_pieces) {
@@ -213,7 +301,7 @@ void decoder_forward(const void *context, Worker *worker) {
         PHASE(OUTPUT, project_output, tiles(&layer->output));
         PHASE(NORMS, norm_post, rows);
         PHASE(GATE_UP, gate, tiles(&layer->gate_up));
-        if (is_quantised(&layer->down)) PHASE(DOWN, code_gated, rows);
+        if (is_quantised(&layer->down) || m->gates_apart) PHASE(DOWN, code_gated, rows);
         PHASE(DOWN, project_down, tiles(&layer->down));
     }
     if (m->last_feature || m->num_aux) PHASE(NORMS, leave_layers, rows);

@@ -1,5 +1,5 @@
-/* A Llama-family decoder: flat rows in, logits out. The residual stream stays in fp32; products read bf16 or fp32
- * activations as the model says; keys, values and features go to the pool. */
+/* A Llama-family decoder, or a draft head made of its layers: flat rows in, logits out. The residual stream stays in
+ * fp32; products read bf16 or fp32 activations as the model says; keys, values and features go to the pool. */
 #ifndef OUTRIDER_DECODER_H
 #define OUTRIDER_DECODER_H
 
@@ -11,10 +11,18 @@
 #define ROW_BLOCK 16
 
 #define PHASES_PER_LAYER 11
-#define OTHER_PHASES 3
+#define OTHER_PHASES 7
+
+/* What the first layer reads of a row. A draft head's rows bring a state beside their token. */
+typedef enum {
+    TOKEN, /* the token's embedding */
+    PAIR,  /* join[0] of [embedding, state] */
+    APART, /* join[0] of the embedding and join[1] of the state, added */
+    BESIDE /* the state; the first layer's q, k and v read [embedding, state] */
+} Entry;
 
 typedef struct {
-    const float *input_norm, *post_norm, *q_norm, *k_norm;
+    const float *input_norm, *post_norm, *q_norm, *k_norm; /* input_norm: NULL: rows as they are */
     Matrix qkv, output, gate_up, down;
     Pools pools;
     int64_t window; /* as in Heads */
@@ -25,14 +33,19 @@ typedef struct {
     int32_t wide_activations, wide_embedding; /* activations of a quantised model are wide */
     int32_t last_feature; /* keep the state after the final norm */
     int32_t num_aux, feature_width;
-    int32_t reserved;
+    int32_t gates_apart;       /* gate_up's rows are all gates, then all ups; else as GATED wants them */
     const int32_t *aux_layers; /* keep the states entering these layers */
     Heads heads;               /* norms of q and k, and the window, stand in the layers */
     const Layer *layers;
     const void *embedding;
-    const float *final_norm;
+    const float *final_norm; /* NULL: rows as they are */
     Matrix head;
     void *features; /* [slots, feature_width], of the pool's type; or NULL */
+    int32_t entry;
+    int32_t residual_normed, carry_normed; /* BESIDE: the state enters normed; rows are carried on after final_norm */
+    int32_t reserved;
+    const float *embedding_norm, *state_norm; /* of PAIR and BESIDE; NULL: as they are */
+    Matrix join[2];
 } Model;
 
 /* What a step's time is told apart by; kernels/native/library.py names them. */
@@ -42,11 +55,13 @@ typedef struct {
     const Model *model;
     Layout layout;
     const int32_t *tokens, *logit_rows;
+    const void *states; /* [num_rows, hidden], of the pool's type; of a head */
+    void *carried;      /* [num_logits, hidden], likewise: what rows that follow go on from */
     int32_t num_rows, num_logits, num_threads, layer;
     int32_t num_blocks, num_pieces; /* of attention; no pieces: whole blocks */
     const Piece *pieces;
     float *parts;
-    Rows x, qkv, normed, mixed, gated, logits;
+    Rows x, qkv, normed, mixed, gates, gated, logits;
     Codes codes; /* of the rows that the next product takes, where its matrix is quantised */
     char *scratch;
     int64_t scratch_bytes;

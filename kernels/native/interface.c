@@ -1,6 +1,7 @@
 /* What Python calls. */
 #include <stdlib.h>
 
+#include "amx.h"
 #include "decoder.h"
 
 /* A model with its threads and the memory that its rows pass through. */
@@ -9,6 +10,7 @@ typedef struct {
     Team *team;
     int num_threads, max_rows;
     float *x, *qkv;
+    float *gates;
     void *normed, *mixed, *gated;
     Codes codes;
     char *scratch;
@@ -30,20 +32,21 @@ static int reserve(Decoder *d, int num_rows, const Layout *layout) {
     if (num_rows > d->max_rows) {
         int64_t rows = (num_rows + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK, q = m->heads.num_heads * m->heads.head_dim;
         int64_t qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
-        int64_t widest = m->hidden > q ? m->hidden : q;
+        int64_t entering = m->entry == TOKEN ? m->hidden : 2 * m->hidden, widest = entering > q ? entering : q;
         d->max_rows = 0;
         d->x = grow(d->x, 4 * rows * m->hidden);
         d->qkv = grow(d->qkv, 4 * rows * (qkv > m->hidden ? qkv : m->hidden));
-        d->normed = grow(d->normed, 4 * rows * m->hidden);
-        d->mixed = grow(d->mixed, 4 * rows * widest);
+        d->normed = grow(d->normed, 4 * rows * entering);
+        d->mixed = grow(d->mixed, 4 * rows * q);
         d->gated = grow(d->gated, 4 * rows * m->ffn);
+        d->gates = grow(d->gates, m->gates_apart ? 8 * rows * m->ffn : 64);
         const int32_t width = padded(widest > m->ffn ? (int)widest : m->ffn);
         d->codes.width = width;
         d->codes.data = grow(d->codes.data, 2 * rows * width);
         d->codes.scales = grow(d->codes.scales, 4 * rows);
         d->codes.sums = grow(d->codes.sums, 4 * rows * (width / GROUP));
         if (!d->codes.data || !d->codes.scales || !d->codes.sums) return 0;
-        if (!d->x || !d->qkv || !d->normed || !d->mixed || !d->gated) return 0;
+        if (!d->x || !d->qkv || !d->normed || !d->mixed || !d->gated || !d->gates) return 0;
         d->max_rows = (int)rows;
     }
     int64_t scratch = (attention_scratch_bytes(&m->heads, layout) + 127) / 128 * 128;
@@ -91,16 +94,17 @@ Decoder *outrider_decoder_create(const Model *model, int num_threads) {
 
 void outrider_decoder_destroy(Decoder *d) {
     outrider_team_destroy(d->team);
-    free(d->x), free(d->qkv), free(d->normed), free(d->mixed), free(d->gated);
+    free(d->x), free(d->qkv), free(d->normed), free(d->mixed), free(d->gates), free(d->gated);
     free(d->codes.data), free(d->codes.scales), free(d->codes.sums);
     free(d->scratch), free(d->pieces), free(d->parts);
     free(d);
 }
 
-/* One step: logits [num_logits, vocab] fp32; seconds [NUM_PARTS] or NULL is added to. Every index must have been
- * checked. 1: done, 0: out of memory. */
-int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, int num_rows,
-                             const int32_t *logit_rows, int num_logits, float *logits, double *seconds) {
+/* One step: logits [num_logits, vocab] fp32; states and carried of a head, else NULL; seconds [NUM_PARTS] or NULL is
+ * added to. Every index must have been checked. 1: done, 0: out of memory. */
+int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, const void *states, int num_rows,
+                             const int32_t *logit_rows, int num_logits, float *logits, void *carried,
+                             double *seconds) {
     const Model *m = &d->model;
     const int32_t q = m->heads.num_heads * m->heads.head_dim, qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
     if (!reserve(d, num_rows, layout)) return 0;
@@ -108,6 +112,8 @@ int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *to
         .model = m,
         .layout = *layout,
         .tokens = tokens,
+        .states = states,
+        .carried = carried,
         .logit_rows = logit_rows,
         .num_rows = num_rows,
         .num_logits = num_logits,
@@ -116,6 +122,7 @@ int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *to
         .qkv = {d->qkv, qkv, 1},
         .normed = {d->normed, m->hidden, m->wide_activations},
         .mixed = {d->mixed, q, m->wide_activations},
+        .gates = {d->gates, 2 * m->ffn, 1},
         .gated = {d->gated, m->ffn, m->wide_activations},
         .logits = {logits, m->vocab, 1},
         .codes = d->codes,
@@ -149,6 +156,7 @@ void outrider_linear(const Matrix *w, void *x, int wide, int num_rows, float *y)
 
 /* The instructions this was compiled for: results differ between them in the last bits. */
 const char *outrider_instructions(void) {
+    if (amx_is_lent()) return "amx";
 #if HAS_BF16_DOT
     return "avx512-bf16";
 #elif defined(__AVX512F__)

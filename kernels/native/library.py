@@ -59,9 +59,11 @@ class CModel(Structure):
     _fields_ = [
         ("hidden", c_int32), ("ffn", c_int32), ("num_layers", c_int32), ("vocab", c_int32),
         ("wide_activations", c_int32), ("wide_embedding", c_int32), ("last_feature", c_int32),
-        ("num_aux", c_int32), ("feature_width", c_int32), ("reserved", c_int32), ("aux_layers", c_void_p),
+        ("num_aux", c_int32), ("feature_width", c_int32), ("gates_apart", c_int32), ("aux_layers", c_void_p),
         ("heads", CHeads), ("layers", POINTER(CLayer)), ("embedding", c_void_p), ("final_norm", c_void_p),
-        ("head", CMatrix), ("features", c_void_p),
+        ("head", CMatrix), ("features", c_void_p), ("entry", c_int32), ("residual_normed", c_int32),
+        ("carry_normed", c_int32), ("reserved", c_int32), ("embedding_norm", c_void_p), ("state_norm", c_void_p),
+        ("join", CMatrix * 2),
     ]  # fmt: skip
 
 
@@ -72,7 +74,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outrider_decoder_create": (c_void_p, [POINTER(CModel), c_int]),
     "outrider_decoder_destroy": (None, [c_void_p]),
     "outrider_decoder_forward": (
-        c_int, [c_void_p, POINTER(CLayout), c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p],
+        c_int,
+        [c_void_p, POINTER(CLayout), c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p, c_void_p],
     ),
     "outrider_attention": (c_int, [POINTER(CHeads), POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_void_p]),
     "outrider_linear": (None, [POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),

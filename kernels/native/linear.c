@@ -1,5 +1,7 @@
 #include "linear.h"
 
+#include "amx.h"
+
 INLINE void fetch_line_pair(const void *weights) {
     fetch_weights(weights);
     fetch_weights((const char *)weights + 64);
@@ -109,8 +111,6 @@ static Kernel *const *kernels_for(const Matrix *w, Rows x) {
     return mixed_kernels;
 }
 
-static vf silu(vf x) { return x / (1.0f + exponential(-x)); }
-
 void finish_rows(const float *out, const Matrix *w, Rows y, int first, int rows, Finish finish, int tile) {
     const int column = tile * TILE;
     const int columns = w->n - column < TILE ? w->n - column : TILE;
@@ -129,13 +129,16 @@ void finish_rows(const float *out, const Matrix *w, Rows y, int first, int rows,
 }
 
 void linear_tile(const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, int tile) {
-    _Alignas(64) float out[MAX_ROWS * TILE];
-    Kernel *const *kernels = kernels_for(w, x);
+    _Alignas(64) float out[ROWS_AT_ONCE * TILE];
+    Kernel *const *kernels = amx_takes(w, x.wide) ? NULL : kernels_for(w, x);
     const char *data = (const char *)w->data + (int64_t)tile * w->k * TILE * (w->format == FP32 ? 4 : 2);
     for (int first = 0; first < num_rows;) {
-        const int rows = next_rows(num_rows - first);
+        const int rows = kernels ? next_rows(num_rows - first) : next_amx_rows(num_rows - first);
         const char *values = (const char *)x.data + (int64_t)first * x.width * (x.wide ? 4 : 2);
-        kernels[rows - 1](w, data, values, x.width, out);
+        if (kernels)
+            kernels[rows - 1](w, data, values, x.width, out);
+        else
+            amx_rows(w, data, values, 2 * (int64_t)x.width, rows, out);
         finish_rows(out, w, y, first, rows, finish, tile);
         first += rows;
     }

@@ -1,5 +1,7 @@
 #include "quantized.h"
 
+#include "amx.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -174,15 +176,19 @@ static void scale_rows(float *out, const float *columns, const float *rows, int 
 }
 
 void quantized_tile(const Matrix *w, Codes x, Rows y, int num_rows, Finish finish, int tile) {
-    _Alignas(64) float out[MAX_ROWS * TILE];
+    _Alignas(64) float out[ROWS_AT_ONCE * TILE];
+    const int on_amx = amx_takes(w, 1);
     Kernel *const *kernels =
         w->format == INT4 ? int4_kernels : w->format == INT8_DYNAMIC ? dynamic_kernels : int8_kernels;
     const char *data = (const char *)w->data + tile * tile_bytes(w);
     const int code_bytes = w->format == INT8_DYNAMIC ? 1 : 2;
     for (int first = 0; first < num_rows;) {
-        const int rows = next_rows(num_rows - first);
+        const int rows = on_amx ? next_amx_rows(num_rows - first) : next_rows(num_rows - first);
         const char *codes = (const char *)x.data + (int64_t)first * x.width * code_bytes;
-        kernels[rows - 1](w, data, codes, x.sums + (int64_t)first * (x.width / GROUP), x.width, out);
+        if (on_amx)
+            amx_rows(w, data, codes, x.width, rows, out);
+        else
+            kernels[rows - 1](w, data, codes, x.sums + (int64_t)first * (x.width / GROUP), x.width, out);
         scale_rows(out, w->format == INT4 ? NULL : (const float *)data, x.scales + first, rows);
         finish_rows(out, w, y, first, rows, finish, tile);
         first += rows;

@@ -1,11 +1,21 @@
 #include "rows.h"
 
 void norm_row(const float *x, const float *weight, float eps, int width, Rows out, int row) {
+    const int64_t start = (int64_t)row * out.width;
+    if (!weight) {
+        for (int i = 0; i < width; i += LANES) store_as(out.wide, out.data, start + i, load(x + i));
+        return;
+    }
     vf squares = splat(0.0f);
     for (int i = 0; i < width; i += LANES) squares += load(x + i) * load(x + i);
     float scale = 1.0f / sqrtf(sum(squares) / width + eps);
     for (int i = 0; i < width; i += LANES)
-        store_as(out.wide, out.data, (int64_t)row * out.width + i, load(x + i) * scale * load(weight + i));
+        store_as(out.wide, out.data, start + i, load(x + i) * scale * load(weight + i));
+}
+
+void gate_row(const float *gates, int width, Rows out, int row) {
+    for (int i = 0; i < width; i += LANES)
+        store_as(out.wide, out.data, (int64_t)row * out.width + i, silu(load(gates + i)) * load(gates + width + i));
 }
 
 static void rotate_head(float *x, const float *table, int dims) {

@@ -4,8 +4,11 @@
 
 #include "attention.h"
 
-/* x / sqrt(mean(x^2) + eps) * weight, into row `row` of out. width is a multiple of 16. */
+/* x / sqrt(mean(x^2) + eps) * weight, into row `row` of out; as it is without a weight. width is a multiple of 16. */
 void norm_row(const float *x, const float *weight, float eps, int width, Rows out, int row);
+
+/* silu of `width` gates times the ups behind them, into row `row` of out. */
+void gate_row(const float *gates, int width, Rows out, int row);
 
 /* Norms and rotates one row's q and k in place (qkv: all heads of q, of k, of v, fp32), writes k and v to its slot. */
 void rotate_row(const Heads *heads, const Layout *layout, float *qkv, Pools pools, int row);

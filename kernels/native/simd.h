@@ -109,6 +109,8 @@ INLINE vf exponential(vf x) {
 #endif
 }
 
+INLINE vf silu(vf x) { return x / (1.0f + exponential(-x)); }
+
 /* bf16 or fp32 memory behind one pair of calls; `wide` is a constant wherever it matters. */
 INLINE vf load_as(int wide, const void *p, int64_t index) {
     return wide ? load((const float *)p + index) : load_bf16((const bf16 *)p + index);

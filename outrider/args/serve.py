@@ -77,7 +77,9 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         if self.speculative_algorithm is not None:
             return self.speculative_algorithm.upper()
         is_embedded = self.model_path is None and self.speculative_draft_model_path is None
-        return fastest_algorithm() if is_embedded and self.load_format == "auto" else USUAL
+        if not is_embedded or self.load_format != "auto":
+            return USUAL
+        return fastest_algorithm(quantized=self.quantization is not None)
 
     @property
     def drafts(self) -> bool:

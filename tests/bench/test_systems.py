@@ -51,7 +51,8 @@ def test_our_own_flags_are_taken(name: str) -> None:
     launch = SYSTEMS[name].launch(SETUP, 1234, 8)
     settings = ServeArgs.parse(launch.command[launch.command.index("serve") + 1 :])
     assert (settings.port, settings.threads, settings.max_running_requests) == (1234, 3, 8)
-    assert settings.drafts == ("-ngram" in name)
+    drafter = next((part.upper() for part in ("ngram", "eagle3") if f"-{part}" in name), "NONE")
+    assert settings.algorithm == drafter
     assert (
         settings.quantization
         == {"bf16": None, "int8": "int8_dynamic" if "dynamic" in name else "int8"}[SYSTEMS[name].precision]

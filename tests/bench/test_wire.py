@@ -10,6 +10,7 @@ import pytest
 
 from bench import wire
 from bench._wire_hops import HOPS
+from bench._wire_run import Played
 from bench._wire_script import NUM_TOP, PROMPT_LEN, Script, Setting
 
 SETTING = Setting(
@@ -41,6 +42,16 @@ def test_the_drafter_errs_at_the_ends_of_rounds_and_guesses_them_below() -> None
         right = text.top_tokens[ends] == text.tokens[ends, None]
         assert np.flatnonzero(right.any(axis=0)).tolist() == [place]
         assert right[:, place].mean() == pytest.approx(SETTING.hit_rate, abs=0.04)
+
+
+def test_time_in_grpc_is_both_ways_of_a_trip_without_the_first_ones() -> None:
+    trips = [(f"r{i}", 1000 * i + 3, f"f{i}", 1000 * i + 20) for i in range(20)]
+    verify = {
+        "sent_ns": {f"r{i}": 1000 * i - (500_000 if i < 3 else 0) for i in range(20)},
+        "came_ns": {f"f{i}": 1000 * i + 24 for i in range(20)},
+    }
+    played = Played(SETTING, [], verify, {"trips": [*trips, ("unknown", 0, "f1", 0)]})
+    assert wire._grpc_ms(played) == pytest.approx([7e-6] * 17)
 
 
 @pytest.mark.parametrize(("topk", "width"), [(1, 96), (4, 0)])

@@ -57,7 +57,10 @@ def make(
     folder: Path, shape: TreeShape = CHAIN, *, num_slots: int = NUM_SLOTS, max_len: int = 200,
     table_rows: int = 24, **options: Any,
 ) -> StandaloneDrafter:  # fmt: skip
-    runner = ModelRunner.load(folder, dtype="float32", num_slots=num_slots, max_sessions=table_rows, max_len=max_len)
+    runner = ModelRunner.load(
+        folder, dtype="float32", num_slots=num_slots, max_sessions=table_rows, max_len=max_len,
+        output_rows=options.get("token_map"),
+    )  # fmt: skip
     model = LanguageModel(runner, num_slots, max_batch_tokens=512, **options)
     return StandaloneDrafter(model, shape, draft_model="tiny", target=common_pb2.ModelInfo())
 
@@ -226,6 +229,17 @@ def test_a_token_map_confines_drafts_and_their_probabilities(small: Path, target
         return dict(zip(kept, logits[kept].softmax(-1).tolist(), strict=True))
 
     assert_same_tree(game.draft()[0], grown(after, 3, 2, 5))
+
+
+def test_a_token_map_reaches_no_further_than_the_targets_vocabulary(small: Path) -> None:
+    drafter = make(small, TreeShape(3, 2, 6), token_map=torch.tensor([3, 50, 7, 90, 61, 22]))
+    for vocab_size, allowed in ((60, {3, 50, 7, 22}), (40, {3, 7, 22})):
+        opened = session([5, 6], vocab_size=vocab_size)
+        drafter.open([opened])
+        (draft,) = drafter.draft([DraftRequest(opened, 5)])
+        assert len(draft) == 5
+        assert set(draft.tokens.tolist()) <= allowed
+        drafter.close([opened])
 
 
 def test_a_session_with_a_token_that_the_model_cannot_read_is_given_up(folder: Path) -> None:
@@ -443,9 +457,9 @@ def test_from_flags(folder: Path, target: Target, tmp_path: Path) -> None:
     assert len(game.draft()[0]) == 3
 
 
-def test_a_draft_model_is_needed() -> None:
+def test_a_target_for_which_none_is_shipped_needs_a_draft_model(folder: Path) -> None:
     with pytest.raises(StartupError, match="give --speculative-draft-model-path"):
-        standalone.make_drafter(args())
+        standalone.make_drafter(args(model_path=str(folder)))
 
 
 def test_graphs_that_cannot_be_are_refused(folder: Path) -> None:

@@ -150,9 +150,10 @@ def test_branches_are_used_where_they_are_accepted_more_often() -> None:
     assert settled(narrow).topk == 1
 
 
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize(("slowed_ms", "pays"), [(0.2, True), (6.0, False)])
-def test_overlap_is_chosen_by_what_it_does_to_the_time_of_rounds(slowed_ms: float, pays: bool) -> None:
-    rule = OverlapRule(clock=lambda: machine.now_s)
+def test_overlap_is_chosen_by_what_it_does_to_the_time_of_rounds(slowed_ms: float, pays: bool, first: bool) -> None:
+    rule = OverlapRule(clock=lambda: machine.now_s, first=first)
     planner = CostPlanner(None, None, lambda shape: None, rule)
     machine = Machine(planner, lambda topk: 0.7, slowed_ms=slowed_ms)
     # Fixed trees: only the overlap is planned.
@@ -162,7 +163,9 @@ def test_overlap_is_chosen_by_what_it_does_to_the_time_of_rounds(slowed_ms: floa
         machine.now_s += (8.0 + (slowed_ms if outcomes else 3.0)) / 1000
         machine.planner.plan([machine.extension(machine.sessions[0], shape, 8000, 4, outcomes > 0)])
         machine.plans.append((None, True, outcomes))
-    used = [outcomes == MAX_OUTCOMES for _, _, outcomes in machine.plans[-600:]]
+    used = [outcomes == MAX_OUTCOMES for _, _, outcomes in machine.plans]
+    assert used[1:9] == [first] * 8
+    used = used[-600:]
     assert (sum(used) > 0.85 * len(used)) is pays
     assert (sum(used) < 0.15 * len(used)) is not pays
 

@@ -13,34 +13,25 @@ from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafting import Drafting
 from draft_service.worker import Worker
 from outrider import serving
-from outrider.args import DraftArgs, VerifyArgs
+from outrider.args import DraftArgs
 from outrider.dialing import dialer_of
 from outrider.v1 import draft_pb2, verify_pb2_grpc
-from tests.certificates import Authority
+from tests.certificates import MutualTls
 from tests.draft_service.fake_verify import FakeVerify, opened
 from tests.draft_service.test_worker import IDENTITY, LOOP, Sleeps
 
 
 @pytest.mark.asyncio
 async def test_a_drafter_enlists_over_mutual_tls_once_its_certificate_and_token_are_right(tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    (server_cert, server_key), (cert, key) = authority.issue("localhost"), authority.issue("draft", expired=True)
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    ours.write_text("a-token-that-is-not-known")
-    theirs.write_text("a-token-between-services")
-    verify_args = VerifyArgs(
-        listen="127.0.0.1:0", ssl_certfile=server_cert, ssl_keyfile=server_key, ssl_ca_certs=str(authority.path),
-        token_file=str(theirs),
-    )  # fmt: skip
-    verify, server = FakeVerify(""), serving.create_server(verify_args)
+    tls = MutualTls.between(tmp_path, "draft", expired=True)
+    verify, server = FakeVerify(""), serving.create_server(tls.verify)
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(verify, server)
-    (address,) = serving.listen(server, verify_args, verify_args.listen)
+    (address,) = serving.listen(server, tls.verify, tls.verify.listen)
     await server.start()
     # What a name is looked up as: the certificate must still have the name.
     args = DraftArgs(
-        verify_address=(f"localhost:{address.rpartition(':')[2]}",), verify_ssl_ca_certs=str(authority.path),
-        verify_ssl_certfile=cert, verify_ssl_keyfile=key, token_file=str(ours), speculative_ngram_capacity=50_000,
-    )  # fmt: skip
+        verify_address=(f"localhost:{address.rpartition(':')[2]}",), speculative_ngram_capacity=50_000, **tls.client
+    )
     sleeps, drafter = Sleeps(), NgramDrafter.from_args(args)
     worker = Worker(
         [address], Drafting(drafter, early=False), IDENTITY, max_sessions=4, sleep=sleeps,
@@ -50,10 +41,10 @@ async def test_a_drafter_enlists_over_mutual_tls_once_its_certificate_and_token_
     try:
         await sleeps.next()
         assert worker.links[0].stats.last_error.startswith("UNAVAILABLE")  # an expired certificate
-        authority.issue("draft")
+        tls.authority.issue("draft")
         await sleeps.next()
         assert worker.links[0].stats.last_error.startswith("UNAUTHENTICATED")
-        ours.write_text("a-token-between-services")
+        tls.correct_token()
         stream = await verify.stream()
         stream.tell(opened=[opened(1, LOOP, prompt_len=1)])
         await stream.proposals()

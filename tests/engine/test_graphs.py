@@ -64,7 +64,7 @@ def graphed(seen: list[Bucket], sizes: GraphSizes = SIZES) -> Callable[[TorchLla
             seen.append(bucket)
 
         whole = GraphedDecoder(
-            decoder, sizes, vocab_size=VOCAB_SIZE, max_len=MAX_LEN, padding_slot=NUM_SLOTS, device=CPU,
+            decoder, sizes, num_outputs=VOCAB_SIZE, max_len=MAX_LEN, padding_slot=NUM_SLOTS, device=CPU,
             prepare=prepare, capture=lambda step: step,
         )  # fmt: skip
         whole.capture()

@@ -65,6 +65,16 @@ def test_prefill(pair: Pair) -> None:
     close(runner.forward([session.segment(tokens)]), pair.logits(tokens))
 
 
+def test_logits_of_some_tokens_alone(pair: Pair) -> None:
+    wanted = torch.tensor([40, 3, 77])
+    runner = pair.runner(output_rows=wanted)
+    (session,) = sessions(runner, 1)
+    tokens = random_tokens(20, 9)
+    close(runner.forward([session.segment(tokens)]), pair.logits(tokens)[:, wanted])
+    assert runner.forward([session.segment([3], 0)]).shape == (0, 3)
+    assert runner.num_outputs == 3
+
+
 def test_chunks_and_single_tokens(pair: Pair) -> None:
     runner = pair.runner()
     (session,) = sessions(runner, 1)

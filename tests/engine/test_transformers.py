@@ -107,6 +107,15 @@ def test_chunks_decoding_and_sessions_together(pair: tuple[Path, Any]) -> None:
     assert runner.forward([second.segment([3], 0)]).shape == (0, VOCAB_SIZE)
 
 
+def test_logits_of_some_tokens_alone(gemma: tuple[Path, Any]) -> None:
+    folder, _ = gemma
+    wanted, tokens = torch.tensor([40, 3, 77]), random_tokens(20, 9)
+    some, every = load(folder, output_rows=wanted), load(folder)
+    (session,), (other,) = sessions(some, 1), sessions(every, 1)
+    close(some.forward([session.segment(tokens)]), every.forward([other.segment(tokens)])[:, wanted])
+    assert some.num_outputs == 3
+
+
 def test_every_path_of_a_tree_equals_its_own_sequence(pair: tuple[Path, Any]) -> None:
     folder, model = pair
     runner = load(folder)

@@ -54,7 +54,7 @@ def build(folder: Path, device: torch.device, kv: torch.dtype, *, triton: bool, 
             rope_and_store=None if kv.itemsize == 1 else rope_and_store,
         )  # fmt: skip
         graphs = GraphedDecoder(
-            inner, GraphSizes(2, 2), vocab_size=VOCAB_SIZE, max_len=MAX_LEN, padding_slot=NUM_SLOTS, device=device,
+            inner, GraphSizes(2, 2), num_outputs=VOCAB_SIZE, max_len=MAX_LEN, padding_slot=NUM_SLOTS, device=device,
             prepare=prepare, capture=lambda step: step,
         )  # fmt: skip
         graphs.capture()

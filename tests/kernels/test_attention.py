@@ -35,7 +35,7 @@ STEPS = {
     "a tree without prefix": [Piece(0, 6, random_tree(RNG, 6))],
     "all together": [Piece(3, 1), Piece(0, 19), Piece(400, 8, random_tree(RNG, 8)), Piece(255, 1), Piece(64, 33)],
 }
-SHAPES = [(6, 2, 16), (4, 4, 32), (9, 3, 64), (7, 1, 80), (2, 2, 128)]
+SHAPES = [(6, 2, 16), (4, 4, 32), (9, 3, 64), (7, 1, 80), (2, 2, 128), (3, 1, 192)]
 
 
 @pytest.fixture(scope="session")

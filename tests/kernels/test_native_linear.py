@@ -25,7 +25,7 @@ def test_products(team: ProductTeam, shape: tuple[int, int], dtype: torch.dtype,
     generator = torch.Generator().manual_seed(shape[0])
     weight = torch.randn(shape, generator=generator).to(dtype)
     bias = torch.randn(shape[0], generator=generator)
-    x = torch.randn(13, shape[1], generator=generator).to(dtype)
+    x = torch.randn(45, shape[1], generator=generator).to(dtype)
     layer = NativeLinear(team, weight, bias, quantization)
     meant = {None: lambda w: w.float(), "int4": lambda w: quantize_int4(w).values()}.get(
         quantization, lambda w: quantize_int8(w).values()

@@ -13,7 +13,8 @@ import torch
 from kernels.attention import cpu, reference
 from kernels.linear import pack_tiles
 from kernels.native.build import CannotBuild, compile_library, find_compiler
-from kernels.native.library import CMatrix, with_signatures
+from kernels.native.library import CMatrix, open_library, with_signatures
+from outrider import env
 from tests.kernels.attention_cases import Piece, make_case, random_tree
 from tests.kernels.test_attention import RNG, by_definition, run
 from tests.kernels.test_quantize import FORMATS, activations_of, by_c, values_of
@@ -71,3 +72,10 @@ def test_quantised_products(library: ctypes.CDLL, method: str) -> None:
     torch.testing.assert_close(together, expected, atol=5e-3, rtol=0)
     for count in range(1, 20):
         assert torch.equal(by_c(library, method, x[:count].contiguous(), weight), together[:count])
+
+
+def test_whole_numbers_come_out_the_same_with_other_instructions(library: ctypes.CDLL) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, weight = torch.randn((45, 576), generator=generator), torch.randn((70, 576), generator=generator)
+    here = open_library(env.home() / "kernels")
+    assert torch.equal(by_c(library, "int8_dynamic", x, weight), by_c(here, "int8_dynamic", x, weight))

@@ -61,7 +61,7 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
         (DraftArgs, {"speculative_moe_a2a_backend": "deepep"}, "--speculative-moe-a2a-backend is 'deepep'"),
         (
             ServeArgs,
-            {"speculative_draft_model_quantization": "unquant"},
+            {"speculative_algorithm": "NGRAM", "speculative_draft_model_quantization": "unquant"},
             "--speculative-draft-model-quantization is for draft models",
         ),
         (DraftArgs, {"max_sessions": 0}, "--max-sessions"),
@@ -102,9 +102,10 @@ def test_a_flag_that_parts_share_means_one_thing() -> None:
 
 
 def test_a_part_keeps_its_own_default_for_what_serve_was_not_given() -> None:
-    assert ServeArgs().part(DraftArgs) == DraftArgs()
+    given = ServeArgs(model_path="/models/other")
+    assert given.part(DraftArgs) == DraftArgs(model_path="/models/other")
     assert ServeArgs(shutdown_grace_s=1.0).part(DraftArgs).shutdown_grace_s == 1.0
-    assert ServeArgs().part(VerifyArgs, listen="unix:/a") == VerifyArgs(listen="unix:/a")
+    assert given.part(VerifyArgs, listen="unix:/a") == VerifyArgs(model_path="/models/other", listen="unix:/a")
 
 
 @pytest.mark.parametrize(("algorithm", "drafts"), [("NGRAM", True), ("ngram", True), ("NONE", False), (None, True)])

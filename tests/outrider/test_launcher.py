@@ -18,7 +18,7 @@ from outrider.args import DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
 from outrider.launcher import Settings
-from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+from outrider.readiness import model_name
 
 FAKE_PART = Path(__file__).with_name("fake_part.py")
 
@@ -80,7 +80,7 @@ async def test_clients_reach_verify_at_the_grpc_address() -> None:
     names: list[str] = []
 
     async def when_ready(served: launcher.Served) -> None:
-        names.append(await launcher.model_name(address))
+        names.append(await model_name(address))
         served.stop()
 
     args = ServeArgs(port=0, model_path="/models/a-model", served_model_name="another", grpc_address=address)
@@ -144,41 +144,6 @@ def test_colocated_services_are_one_part_with_the_flags_of_both() -> None:
     assert gateway.command == apart[2].command
     with pytest.raises(StartupError, match="--colocate"):
         ServeArgs(colocate=True, speculative_algorithm="NONE")
-
-
-@pytest.mark.asyncio
-async def test_wait_serving_outlasts_not_serving_and_a_restart(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path}/a.sock"
-    waiting = asyncio.create_task(launcher.wait_serving(address))
-    first = create_server()
-    add_health_and_reflection(first, [])
-    bind(first, address)
-    await first.start()
-    await first.stop(0)
-    second = create_server()
-    health = add_health_and_reflection(second, [])
-    bind(second, address)
-    await second.start()
-    assert not waiting.done()
-    await set_serving(health, [], True)
-    await waiting
-    await second.stop(0)
-
-
-@pytest.mark.asyncio
-async def test_wait_healthy_outlasts_refusals_hang_ups_and_errors() -> None:
-    answers = [b"", b"HTTP/1.1 503 Service Unavailable\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"]
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answers.pop(0))
-        writer.close()
-
-    port = launcher.choose_port("127.0.0.1", 0)
-    waiting = asyncio.create_task(launcher.wait_healthy("127.0.0.1", port))
-    async with await asyncio.start_server(answer, "127.0.0.1", port):
-        await waiting
-    assert answers == []
 
 
 def test_a_draft_models_attention_is_the_targets_unless_it_is_named() -> None:

@@ -11,7 +11,8 @@ import torch
 from engine.config import ModelConfig
 from engine.models.heads.base import rope_rows
 from kernels.norm import rms_norm
-from training.copying import NUM_COPYING, Copying, Marks, marks_beside, marks_within
+from training.copying import NUM_COPYING, Carried, Copying, Marks, marks_beside
+from training.looking import Taught
 
 LENGTH, HIDDEN, VOCAB = 120, 128, 60
 
@@ -57,10 +58,23 @@ def test_beside(block: ModelConfig, tokens: torch.Tensor) -> None:
     assert mass_on_matches(Copying.beside(block, marks), rows, tokens[1:], tokens[:-1]) > 0.6
 
 
-def test_within(block: ModelConfig, tokens: torch.Tensor) -> None:
-    marks = marks_within(block, embedded(tokens), states(), seed=0)
-    rows = marks.marked(states(), embedded(tokens))[1:]
-    assert mass_on_matches(Copying.within(block, marks), rows, tokens[1:], tokens[:-1]) > 0.6
+def test_a_stream_carries_what_was_taught() -> None:
+    generator = torch.Generator().manual_seed(4)
+    parts, told = torch.randn((LENGTH, 2 * HIDDEN), generator=generator), states()
+    taught = Taught(*torch.randn((2, 12, 2 * HIDDEN), generator=generator))
+    carried = Carried.choose(taught, parts, told)
+    stream = carried.without(told) + parts @ carried.made.T @ carried.directions.T
+    query, key, brought = (stream @ matrix.T for matrix in carried.read())
+    wanted = (parts @ taught.query.T) @ (parts @ taught.key.T).T
+    torch.testing.assert_close(query @ key.T, wanted, atol=1e-2, rtol=1e-4)
+    torch.testing.assert_close(carried.without(stream), carried.without(told), atol=1e-4, rtol=1e-4)
+    # What is brought is the token, and nothing of the state beside it.
+    same_token = torch.cat([parts[:, :HIDDEN], torch.zeros_like(parts[:, HIDDEN:])], dim=1)
+    again = same_token @ carried.made.T @ carried.directions.T
+    torch.testing.assert_close(again @ carried.read()[2].T, brought, atol=1e-4, rtol=1e-4)
+    # A stream that is read at half its size gives the same logits.
+    query, key, _ = (stream / 2 @ matrix.T for matrix in carried.scaled(2.0).read())
+    torch.testing.assert_close(query @ key.T, wanted, atol=1e-2, rtol=1e-4)
 
 
 def test_marks_disturb_nothing_else(block: ModelConfig, tokens: torch.Tensor) -> None:

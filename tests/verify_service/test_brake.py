@@ -195,6 +195,14 @@ def test_a_drafter_that_is_wrong_falls_silent_and_probes_come_at_growing_interva
     assert 20 < len(played.probes) < 200
 
 
+def test_a_draft_that_came_too_late_says_nothing_of_what_drafts_are_worth() -> None:
+    brake = DrafterRecord().open()
+    before = brake.expected_accepted, brake.expected_nodes
+    brake.round_done(nodes=0, accepted=0, net_ms=-5.0, step_ms=10.0)
+    assert (brake.expected_accepted, brake.expected_nodes) == before
+    assert brake.saved_ms < 0
+
+
 def test_probes_that_cost_much_are_rare() -> None:
     dear = simulate(always_wrong, STEEP, steps=20_000, tax_ms=8.0)
     assert dear.probes
@@ -231,6 +239,20 @@ def test_new_sessions_of_a_useless_drafter_begin_in_silence_and_of_a_good_one_do
     assert good.open().listens
     helped = simulate(always_right, STEEP, steps=400, tax_ms=1.0, record=useless)
     assert helped.speed > 2.0
+
+
+def test_an_unlucky_session_of_a_drafter_that_gains_much_is_given_more_time() -> None:
+    def rounds_until_silenced(record: DrafterRecord) -> int:
+        brake, count = record.open(), 1
+        while not brake.round_done(nodes=6, accepted=0, net_ms=-5.0, step_ms=10.0):
+            count += 1
+        return count
+
+    usual, good = (rounds_until_silenced(DrafterRecord(worth=worth, rounds=100, alone=True)) for worth in (0.3, 0.8))
+    assert usual < 10
+    assert 2 * usual < good < 40
+    assert rounds_until_silenced(DrafterRecord(worth=0.8, rounds=3, alone=True)) < 10  # it may have been luck
+    assert rounds_until_silenced(DrafterRecord(worth=0.8, rounds=100)) < 10  # others may pay for it
 
 
 def test_a_hushed_drafter_is_not_heard_and_a_fixed_session_is_never_silenced() -> None:

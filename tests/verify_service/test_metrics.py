@@ -61,6 +61,8 @@ async def test_the_numbers_are_those_of_what_was_done(serve: Serve) -> None:
     assert used == value(registry, "outrider_spec_drafts_total", algorithm="NGRAM")
     overlap = [value(registry, "outrider_overlap_total", algorithm="NGRAM", result=r) for r in ("hit", "miss")]
     assert sum(overlap) == used  # a hit where a plain step went ahead and its token is in the tree
+    of_both = samples(registry, "outrider_overlap_accepted_tokens_total")
+    assert sum(sample.value for sample in of_both) == stats.accepted_tokens
     assert value(registry, "outrider_proposal_age_seconds_count", algorithm="NGRAM") >= used
     assert value(registry, "outrider_proposed_tokens_total", algorithm="NGRAM") >= stats.draft_tokens
     phases = {s.labels["phase"]: s.value for s in samples(registry, "outrider_step_phase_seconds_total")}

@@ -12,9 +12,10 @@ from a training's parameters only concatenates them, which is differentiable).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -22,6 +23,9 @@ from engine.config import FeatureSpec, ModelConfig, RopeScaling
 from engine.models.heads.target import TargetShape
 from kernels.native_linear import NativeLinear
 from kernels.rope import rope_frequencies, rope_table
+
+if TYPE_CHECKING:
+    from engine.models.heads.block import Block
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Keeps rows' keys and values as those of layer `i` and attends: q [T, heads, d], k, v [T, kv heads, d] -> as q."""
@@ -45,6 +49,34 @@ class Vocabulary:
     embedding: torch.Tensor
     head: torch.Tensor
     tokens: torch.Tensor | None = None
+
+
+class Entry(IntEnum):
+    """How a row's embedding and state enter the layers (kernels/native/decoder.h)."""
+
+    PAIR = 1
+    """joins[0] of both, side by side."""
+    APART = 2
+    """joins[0] of the embedding and joins[1] of the state, added."""
+    BESIDE = 3
+    """The state; the first layer's q, k and v read both, side by side."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadParts:
+    """A head as a chain of parts that a kernel can go through; norms are None where there are none."""
+
+    entry: Entry
+    joins: Sequence[Rows] = ()
+    embedding_norm: torch.Tensor | None = None
+    state_norm: torch.Tensor | None = None
+    layers: Sequence[Block]
+    final_norm: torch.Tensor | None = None
+    output: Rows
+    residual_normed: bool = False
+    """BESIDE: the state enters the stream after its norm."""
+    carry_normed: bool = False
+    """What is carried on are outputs after the final norm."""
 
 
 class HeadConfig(Protocol):
@@ -91,6 +123,7 @@ class Head(ABC):
         self.embedding = vocabulary.embedding
         self.rope = rope_rows(config.block, max_len).to(self.embedding.device)
         head = make_linear(vocabulary.head, None)
+        self.output = head
         # Sums that are fp32 already are not rounded on the way.
         self._head = head.wide if isinstance(head, NativeLinear) else head
 
@@ -118,6 +151,10 @@ class Head(ABC):
         self, tokens: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend, stage: int = 0
     ) -> torch.Tensor:
         """One row per token: tokens, positions int64 [T], states [T, hidden] -> outputs [T, hidden]."""
+
+    def parts(self) -> HeadParts | None:
+        """What the network is made of; None where that is more than HeadParts can say."""
+        return None
 
     def carried(self, outputs: torch.Tensor) -> torch.Tensor:
         """What stands in for the target's state in the rows that follow `outputs` [T, hidden]."""

@@ -12,7 +12,16 @@ from typing import Self
 import torch
 
 from engine.config import FeatureSpec, ModelConfig
-from engine.models.heads.base import Attend, Head, MakeLinear, Shapes, Tensors, Vocabulary
+from engine.models.heads.base import (
+    Attend,
+    Entry,
+    Head,
+    HeadParts,
+    MakeLinear,
+    Shapes,
+    Tensors,
+    Vocabulary,
+)  # fmt: skip
 from engine.models.heads.block import Block, block_shapes, within
 from engine.models.heads.config import RawConfig, check_fits
 from engine.models.heads.target import TargetShape
@@ -68,7 +77,10 @@ class EagleHead(Head):
         self, config: EagleConfig, tensors: Tensors, vocabulary: Vocabulary, max_len: int, make_linear: MakeLinear
     ) -> None:
         super().__init__(config, vocabulary, max_len, make_linear)
-        self._fc = make_linear(tensors["fc.weight"], tensors.get("fc.bias"))
+        # Embeddings are small beside states, and their weights large: rounded together, the states' would be lost.
+        of_embedding, of_state = tensors["fc.weight"].split(config.block.hidden_size, dim=1)
+        self._fc_embedding = make_linear(of_embedding.contiguous(), tensors.get("fc.bias"))
+        self._fc_state = make_linear(of_state.contiguous(), None)
         self._layers = [
             Block(config.block, index, within(tensors, f"layers.{index}."), make_linear)
             for index in range(config.block.num_layers)
@@ -79,7 +91,12 @@ class EagleHead(Head):
     ) -> torch.Tensor:
         """See Head."""
         rope = self.rope[positions]
-        x = self._fc(torch.cat([self.embedding[tokens], states], dim=-1))
+        x = self._fc_embedding(self.embedding[tokens]) + self._fc_state(states)
         for layer in self._layers:
             x = layer(x, rope, attend)
         return x
+
+    def parts(self) -> HeadParts:
+        """See Head."""
+        joins = self._fc_embedding, self._fc_state
+        return HeadParts(entry=Entry.APART, joins=joins, layers=self._layers, output=self.output)

@@ -14,7 +14,16 @@ from typing import Self
 import torch
 
 from engine.config import FeatureSpec, ModelConfig
-from engine.models.heads.base import Attend, Head, MakeLinear, Shapes, Tensors, Vocabulary
+from engine.models.heads.base import (
+    Attend,
+    Entry,
+    Head,
+    HeadParts,
+    MakeLinear,
+    Shapes,
+    Tensors,
+    Vocabulary,
+)  # fmt: skip
 from engine.models.heads.block import Block, block_shapes, within
 from engine.models.heads.config import RawConfig, check_fits
 from engine.models.heads.target import TargetShape
@@ -158,6 +167,14 @@ class Eagle3Head(Head):
         for layer in others:
             x = layer(x, rope, attend)
         return x
+
+    def parts(self) -> HeadParts:
+        """See Head."""
+        return HeadParts(
+            entry=Entry.BESIDE, embedding_norm=self._embedding_norm, state_norm=self._hidden_norm, layers=self._layers,
+            final_norm=self._norm, output=self.output, residual_normed=self._shape.norm_before_residual,
+            carry_normed=self._shape.norm_output,
+        )  # fmt: skip
 
     def carried(self, outputs: torch.Tensor) -> torch.Tensor:
         """See Head."""

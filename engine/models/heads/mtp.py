@@ -14,7 +14,17 @@ from typing import Self
 import torch
 
 from engine.config import FeatureSpec, ModelConfig
-from engine.models.heads.base import Attend, Head, MakeLinear, Shapes, Tensors, Vocabulary
+from engine.models.heads.base import (
+    Attend,
+    Entry,
+    Head,
+    HeadParts,
+    MakeLinear,
+    Rows,
+    Shapes,
+    Tensors,
+    Vocabulary,
+)  # fmt: skip
 from engine.models.heads.block import Block, block_shapes, within
 from engine.models.heads.config import RawConfig, check_fits
 from engine.models.heads.target import TargetShape
@@ -92,6 +102,10 @@ class MtpHead(Head):
             embedded = embedded * (positions != 0)[:, None].to(embedded.dtype)
         return self._stages[stage](embedded, states, self.rope[positions], attend)
 
+    def parts(self) -> HeadParts | None:
+        """See Head. MiMo's order and its first position are its own, and stages are several networks."""
+        return None if self._is_mimo or self.num_stages > 1 else self._stages[0].parts(self.output)
+
 
 class _Stage:
     """One layer with what is around it."""
@@ -111,6 +125,12 @@ class _Stage:
         pair = [rms_norm(embedded, self._embedding_norm, self._eps), rms_norm(states, self._state_norm, self._eps)]
         x = self._joined(torch.cat(pair[::-1] if self._state_first else pair, dim=-1))
         return rms_norm(self._layer(x, rope, attend), self._norm, self._eps)
+
+    def parts(self, output: Rows) -> HeadParts:
+        return HeadParts(
+            entry=Entry.PAIR, joins=[self._joined], embedding_norm=self._embedding_norm, state_norm=self._state_norm,
+            layers=[self._layer], final_norm=self._norm, output=output, carry_normed=True,
+        )  # fmt: skip
 
 
 def _sliding_window_attention(raw: RawConfig) -> RawConfig:

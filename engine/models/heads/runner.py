@@ -21,6 +21,7 @@ from engine.graphs import usable_sizes
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Attend, Head
 from engine.models.heads.graphs import with_cuda_graphs
+from engine.models.heads.native import NativeHead
 from engine.models.heads.step import HeadStep
 from engine.models.llama import StepRows
 from kernels.attention import cpu
@@ -52,6 +53,7 @@ class HeadRunner:
             self.pool = KVPool(block, FeatureSpec(), num_slots, head.dtype, head.device, with_padding=sizes is not None)
         self._attention = _attention(attention, head)
         self._scale = block.head_dim**-0.5
+        self._native = NativeHead.of(head, self.pool) if attention == "auto" else None
         self._graphs = None
         if sizes is not None:
             self._graphs = with_cuda_graphs(head, self.run, self._attention, sizes, self.pool)
@@ -68,7 +70,10 @@ class HeadRunner:
         """
         batch = self._buffers.fill(segments)
         with torch.inference_mode():
-            step = None if self._graphs is None else self._graphs.forward(batch, states, stage)
+            if self._native is not None:
+                step = self._native.forward(batch, states)
+            else:
+                step = None if self._graphs is None else self._graphs.forward(batch, states, stage)
             if step is None:
                 step = self.run(StepRows.of(batch, self.head.device), states, batch.layout, stage)
             self._buffers.remember(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from engine.batch import Segment
+from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.base import Vocabulary
 from engine.models.heads.load import load_head
 from engine.models.heads.runner import HeadRunner, HeadStep
+from engine.quantization import KernelLinears
 from tests.engine.heads import make, reference
 from tests.engine.heads.make import VOCAB, Written
 from tests.engine.heads.reference import Reference
@@ -66,12 +69,23 @@ class Rows:
         return found
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+# What the C kernels do not run in one call.
+BY_TORCH_ALONE = {"mimo"}
+BY_C = [f"{name} by C" for name in FAMILIES if name not in BY_TORCH_ALONE]
+
+
+@pytest.fixture(params=sorted([*FAMILIES, *BY_C]))
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[HeadRunner, Reference]:
+    name, _, by_c = request.param.partition(" by ")
+    if by_c and cpu_kernels() is None:
+        pytest.skip("needs a C compiler")
     target = make.write_target(tmp_path / "target")
-    written, kind = FAMILIES[request.param](tmp_path / "head", target)
-    head, _ = load_head(written.folder, target.folder, max_len=MAX_LEN)
-    return HeadRunner(head, num_slots=3 * MAX_LEN, max_sessions=3), kind(written, target)
+    written, kind = FAMILIES[name](tmp_path / "head", target)
+    made: dict[str, Any] = {"make_linear": KernelLinears(None, 2)} if by_c else {}
+    head, _ = load_head(written.folder, target.folder, max_len=MAX_LEN, **made)
+    runner = HeadRunner(head, num_slots=3 * MAX_LEN, max_sessions=3)
+    assert (runner._native is not None) == bool(by_c)
+    return runner, kind(written, target)
 
 
 def text(runner: HeadRunner, count: int, seed: int) -> tuple[list[int], torch.Tensor]:
@@ -201,3 +215,46 @@ def test_training_can_run_a_head_over_its_own_mask_and_differentiate_it(tmp_path
     close(trained.logits(outputs), expected)
     trained.logits(outputs).sum().backward()
     assert all(parameter.grad is not None for parameter in parameters.values())
+
+
+@pytest.mark.skipif(cpu_kernels() is None, reason="needs a C compiler")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", [None, "int8", "int8_dynamic", "int4"])
+@pytest.mark.parametrize("family", ["eagle", "eagle3-fc-norm", "nextn"])
+def test_a_step_in_one_call_is_the_step_by_torchs_operators(
+    family: str, method: str | None, dtype: str, tmp_path: Path
+) -> None:
+    target = make.write_target(tmp_path / "target")
+    written, _ = FAMILIES[family](tmp_path / "head", target)
+    steps: list[HeadStep] = []
+    for attention in ("auto", "torch_native"):
+        head, _ = load_head(
+            written.folder, target.folder, max_len=MAX_LEN, dtype=dtype, make_linear=KernelLinears(method, 2)
+        )
+        runner = HeadRunner(head, num_slots=MAX_LEN, max_sessions=1, attention=attention)
+        assert (runner._native is not None) == (attention == "auto")
+        tokens, features = text(runner, 30, 11)
+        steps.append(runner.forward([Rows(runner, 0, 0).segment(tokens[1:], 29)], runner.fuse(features)))
+    one, other = steps
+    assert one.carried.dtype is other.carried.dtype
+    exact = dtype == "float32" and method is None
+    for left, right in ((one.logits, other.logits), (one.carried.float(), other.carried.float())):
+        assert (left - right).abs().mean() < (1e-5 if exact else 0.03) * right.std()
+
+
+@pytest.mark.skipif(cpu_kernels() is None, reason="needs a C compiler")
+def test_attention_may_be_narrower_than_the_rows(tmp_path: Path) -> None:
+    target, written = make.write_target(tmp_path / "target"), make.eagle(tmp_path / "head")
+    width = make.HEAD_DIM
+    narrow = {f"layers.0.self_attn.{name}_proj.weight": slice(width) for name in "qkv"}
+    tensors = {name: written.tensors[name][rows] for name, rows in narrow.items()}
+    tensors["layers.0.self_attn.o_proj.weight"] = written.tensors["layers.0.self_attn.o_proj.weight"][:, :width]
+    written = make.rewrite(written, num_attention_heads=1, num_key_value_heads=1, tensors=tensors)
+    assert 3 * width < make.HIDDEN
+    said = []
+    for attention in ("auto", "torch_native"):
+        head, _ = load_head(written.folder, target.folder, max_len=MAX_LEN, make_linear=KernelLinears(None, 2))
+        runner = HeadRunner(head, num_slots=MAX_LEN, max_sessions=1, attention=attention)
+        tokens, features = text(runner, 50, 12)
+        said.append(runner.forward([Rows(runner, 0, 0).segment(tokens[1:], 49)], runner.fuse(features)).logits)
+    close(*said)

@@ -1,0 +1,101 @@
+"""What drafting ahead brings, by drafter: accept length of trees drafted early and of those drafted afresh.
+
+    python -m bench.early --per-category 1 --tokens 96
+
+Each drafter answers MT-bench questions one at a time with overlap always on and the brake off. A tree is early when it
+was drafted before the token that it hangs below was known; the hit rate is the share of such among trees verified.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+from bench._server import free_port, serving
+from bench._systems import Launch
+from bench.mt_bench import WARM_UP, ask_outrider, choose
+from engine.embedded import ensure_embedded_model
+from engine.shipped import shipped_algorithms
+from outrider.fastest import USUAL
+from outrider.scrape import Scrape, Span, fetch
+
+_STARTUP_S = 300.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """One drafter's trees. Accept lengths count the bonus; None where there was no such tree."""
+
+    algorithm: str
+    hit_rate: float | None
+    early: float | None
+    fresh: float | None
+    trees: int
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures and prints a table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.early", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--per-category", type=int, default=1, help="questions of each of the eight categories")
+    parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
+    parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
+    args, serve_flags = parser.parse_known_args(argv)
+    every = [
+        found(algorithm, *_measured(args, algorithm, serve_flags))
+        for algorithm in (USUAL, *shipped_algorithms(ensure_embedded_model()))
+    ]
+    print("| drafts | hit rate | accept length, early | fresh | trees |\n|---|---|---|---|---|")
+    for row in every:
+        print(f"| {row.algorithm} | {_cell(row.hit_rate)} | {_cell(row.early)} | {_cell(row.fresh)} | {row.trees} |")
+    if args.output:
+        args.output.write_text(json.dumps([asdict(row) for row in every], indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def found(algorithm: str, before: Scrape, after: Scrape) -> Found:
+    """From verify's metrics before the questions and after them."""
+    span = Span(before, after)
+    hits, misses = (span.change("outrider_overlap_total", result=result) for result in ("hit", "miss"))
+    early, fresh = (
+        1 + span.change("outrider_overlap_accepted_tokens_total", result=result) / count if count else None
+        for result, count in (("hit", hits), ("miss", misses))
+    )
+    trees = hits + misses
+    return Found(algorithm, hits / trees if trees else None, early, fresh, round(trees))
+
+
+def _measured(args: argparse.Namespace, algorithm: str, serve_flags: list[str]) -> tuple[Scrape, Scrape]:
+    port, metrics = free_port(), free_port()
+    flags = [f"--speculative-algorithm={algorithm}", "--disable-speculation-brake", f"--metrics-port={metrics}"]
+    command = [sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *flags, *serve_flags]
+    with tempfile.TemporaryDirectory() as folder:
+        launch = Launch(command, {"OUTRIDER_ENABLE_SPEC_V2": "1"})
+        with (
+            serving(launch, port, Path(folder) / "serve.log", _STARTUP_S) as served,
+            httpx.Client(base_url=served.url, timeout=600) as client,
+        ):
+            ask = ask_outrider(client, speculate=True)
+            ask(WARM_UP, 16)
+            before = _scrape(metrics)
+            for question in choose(args.per_category):
+                ask(question["turns"][0], args.tokens)
+            return before, _scrape(metrics)
+
+
+def _scrape(port: int) -> Scrape:
+    return fetch(f"http://127.0.0.1:{port}/metrics", time.monotonic())
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+#define _GNU_SOURCE
+#include "amx.h"
+
+#if HAS_AMX
+#include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define ARCH_REQ_XCOMP_PERM 0x1023
+#define XFEATURE_XTILEDATA 18
+
+/* Bytes of a register's row, and its rows: of weights 16 times k / 2 or k / 4, as tiles are packed for the dot products
+ * of AVX-512. A packed line is two registers wide. */
+#define ROW_BYTES 64
+#define ROWS 16
+#define LINE_BYTES (2 * ROW_BYTES)
+
+/* Registers: sums 0 to 3 as [block of rows][half of the tile], rows 4 and 5, weights 6 and 7. */
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} Registers;
+
+int amx_is_lent(void) {
+    static _Atomic int answer; /* 0: not asked yet, 1: no, 2: yes */
+    int known = atomic_load_explicit(&answer, memory_order_relaxed);
+    if (!known) {
+        known = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) ? 1 : 2;
+        atomic_store_explicit(&answer, known, memory_order_relaxed);
+    }
+    return known == 2;
+}
+
+/* The compiler's own functions do not say that they read this memory. */
+INLINE void is_read(const void *memory) { __asm__ volatile("" : : "r"(memory) : "memory"); }
+
+INLINE void configure(const Registers *all) {
+    is_read(all);
+    _tile_loadconfig(all);
+}
+
+static void set_up(int rows) {
+    Registers all = {.palette = 1};
+    const int blocks[] = {rows < ROWS ? rows : ROWS, rows - ROWS};
+    for (int i = 0; i < 8; i++) {
+        const int count = i >= 6 ? ROWS : blocks[i < 4 ? i / 2 : i - 4];
+        if (count > 0) all.rows[i] = (uint8_t)count, all.row_bytes[i] = ROW_BYTES;
+    }
+    configure(&all);
+}
+
+/* Sums over all of k, 64 bytes of each row at a time, from `start` (two rows of 16 that every row begins with). */
+#define SUM(product, start) \
+    _tile_loadd(0, start, 0); \
+    _tile_loadd(1, (start) + ROW_BYTES, 0); \
+    if (rows > ROWS) { \
+        _tile_loadd(2, start, 0); \
+        _tile_loadd(3, (start) + ROW_BYTES, 0); \
+    } \
+    for (int i = 0; i < steps; i++, weights += ROWS * LINE_BYTES, values += ROW_BYTES) { \
+        _tile_loadd(6, weights, LINE_BYTES); \
+        _tile_loadd(7, weights + ROW_BYTES, LINE_BYTES); \
+        _tile_loadd(4, values, row_bytes); \
+        product(0, 4, 6); \
+        product(1, 4, 7); \
+        if (rows > ROWS) { \
+            _tile_loadd(5, values + ROWS * row_bytes, row_bytes); \
+            product(2, 5, 6); \
+            product(3, 5, 7); \
+        } \
+    }
+
+void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, float *out) {
+    static const char zeros[LINE_BYTES];
+    const char *weights = tile, *values = x;
+    const int steps = w->format == BF16 ? w->k / 32 : (w->k + 63) / 64;
+    set_up(rows);
+    if (w->format == BF16) {
+        SUM(_tile_dpbf16ps, zeros)
+    } else {
+        const char *start = weights + 4 * TILE;
+        weights += 8 * TILE;
+        SUM(_tile_dpbusd, start)
+    }
+    _tile_stored(0, out, 4 * TILE);
+    _tile_stored(1, out + LANES, 4 * TILE);
+    if (rows > ROWS) {
+        _tile_stored(2, out + ROWS * TILE, 4 * TILE);
+        _tile_stored(3, out + ROWS * TILE + LANES, 4 * TILE);
+    }
+    _tile_release();
+    if (w->format == BF16) return;
+    for (int i = 0; i < rows * TILE; i += LANES)
+        store(out + i, __builtin_convertvector((vi) * (const vu_any *)(out + i), vf));
+}
+
+/* ---- Scores: sums in register 0, keys in 1, queries 32 dimensions each from 2 on */
+
+void amx_begin_scores(const float *q, int head_dim) {
+    Registers all = {.palette = 1};
+    for (int i = 0; i < 2 + head_dim / 32; i++) all.rows[i] = ROWS, all.row_bytes[i] = ROW_BYTES;
+    configure(&all);
+#define QUERIES(i, register) \
+    if (head_dim > 32 * i) _tile_loadd(register, q + i * ROWS * LANES, ROW_BYTES);
+    QUERIES(0, 2) QUERIES(1, 3) QUERIES(2, 4) QUERIES(3, 5) QUERIES(4, 6) QUERIES(5, 7)
+#undef QUERIES
+}
+
+void amx_scores(const void *const keys[AMX_KEYS], int head_dim, float *scores) {
+    _Alignas(64) char gathered[AMX_KEYS * 2 * AMX_MOST_DIMS];
+    const char *first = keys[0];
+    const int64_t stride = (const char *)keys[1] - first, bytes = 2 * head_dim;
+    int64_t step = stride;
+    int is_even = 1;
+    for (int k = 2; k < AMX_KEYS; k++) is_even &= (const char *)keys[k] - first == k * stride;
+    if (!is_even) {
+        for (int k = 0; k < AMX_KEYS; k++)
+            for (int at = 0; at < bytes; at += ROW_BYTES)
+                _mm512_store_si512(gathered + k * bytes + at, _mm512_loadu_si512((const char *)keys[k] + at));
+        is_read(gathered);
+        first = gathered, step = bytes;
+    }
+    _tile_zero(0);
+#define ADD(i, register) \
+    if (head_dim > 32 * i) { \
+        _tile_loadd(1, first + i * ROW_BYTES, step); \
+        _tile_dpbf16ps(0, 1, register); \
+    }
+    ADD(0, 2) ADD(1, 3) ADD(2, 4) ADD(3, 5) ADD(4, 6) ADD(5, 7)
+#undef ADD
+    _tile_stored(0, scores, ROW_BYTES);
+}
+
+void amx_end(void) { _tile_release(); }
+#else
+int amx_is_lent(void) { return 0; }
+void amx_begin_scores(const float *q, int head_dim) { (void)q, (void)head_dim; }
+void amx_scores(const void *const keys[AMX_KEYS], int head_dim, float *scores) { (void)keys, (void)head_dim, (void)scores; }
+void amx_end(void) {}
+void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, float *out) {
+    (void)w, (void)tile, (void)x, (void)row_bytes, (void)rows, (void)out;
+}
+#endif

@@ -1,0 +1,47 @@
+"""Waiting until a process serves."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from outrider.launcher import choose_port
+from outrider.readiness import wait_healthy, wait_serving
+from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+
+
+@pytest.mark.asyncio
+async def test_wait_serving_outlasts_not_serving_and_a_restart(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/a.sock"
+    waiting = asyncio.create_task(wait_serving(address))
+    first = create_server()
+    add_health_and_reflection(first, [])
+    bind(first, address)
+    await first.start()
+    await first.stop(0)
+    second = create_server()
+    health = add_health_and_reflection(second, [])
+    bind(second, address)
+    await second.start()
+    assert not waiting.done()
+    await set_serving(health, [], True)
+    await waiting
+    await second.stop(0)
+
+
+@pytest.mark.asyncio
+async def test_wait_healthy_outlasts_refusals_hang_ups_and_errors() -> None:
+    answers = [b"", b"HTTP/1.1 503 Service Unavailable\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answers.pop(0))
+        writer.close()
+
+    port = choose_port("127.0.0.1", 0)
+    waiting = asyncio.create_task(wait_healthy("127.0.0.1", port))
+    async with await asyncio.start_server(answer, "127.0.0.1", port):
+        await waiting
+    assert answers == []
