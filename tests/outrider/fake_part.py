@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 
@@ -77,7 +78,9 @@ def main(words: list[str]) -> None:
         words, end = words[1:], draft_pb2.VERIFY_LINK_STATE_REFUSED
     known: dict[str, type[Args]] = {kind.command: kind for kind in (VerifyArgs, DraftArgs, GatewayArgs)}
     args = known[words[0]].parse(words[1:])
-    if isinstance(args, GatewayArgs):
+    if isinstance(args, DraftArgs) and args.describe:
+        print(json.dumps({"features": "last"}))
+    elif isinstance(args, GatewayArgs):
         asyncio.run(serve_http(args))
     elif isinstance(args, VerifyArgs | DraftArgs):
         asyncio.run(serve_grpc(args, end))

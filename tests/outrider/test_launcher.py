@@ -59,9 +59,15 @@ async def test_all_parts_come_up_and_end(algorithm: str) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["verify", "draft", "gateway"])
 async def test_the_part_that_fails_is_named(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    code, seen = await run(ServeArgs(port=0), without(name))
+    code, seen = await run(ServeArgs(port=0, speculative_algorithm="NGRAM"), without(name))
     assert (code, seen) == (1, [])
     assert f"outrider serve: {name} failed (exit code 1)" in capfd.readouterr().err
+
+
+@pytest.mark.asyncio
+async def test_a_draft_model_that_cannot_be_used_fails_the_start_in_its_own_words() -> None:
+    with pytest.raises(StartupError, match="no weights here"):
+        await run(ServeArgs(port=0, speculative_algorithm="EAGLE3"), without("draft"))
 
 
 @pytest.mark.asyncio
@@ -100,10 +106,10 @@ def test_main_says_where_it_serves_when_ready(
 
     real_serve = launcher.serve
     monkeypatch.setattr(launcher, "serve", serve)
-    assert launcher.main(ServeArgs(port=0, served_model_name="a-model")) == 0
+    assert launcher.main(ServeArgs(port=0, served_model_name="a-model", speculative_algorithm="EAGLE3")) == 0
     line, metrics, drafters = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"Drafters: outrider drafters list --verify-address=unix:/\S+/verify.sock", drafters)
-    assert line.startswith("Outrider serves a-model with NGRAM drafts at http://127.0.0.1:")
+    assert line.startswith("Outrider serves a-model with EAGLE3 drafts at http://127.0.0.1:")
     assert "(ready in " in line
     url = line.split()[7]
     assert re.fullmatch(
@@ -115,11 +121,19 @@ VERIFY, DRAFT = "unix:/run/verify.sock", "unix:/run/draft.sock"
 
 
 def test_each_part_gets_its_own_flags() -> None:
-    args = ServeArgs(dtype="float32", speculative_ngram_branch_length=20, api_key=("k",), host="0.0.0.0")
+    args = ServeArgs(
+        dtype="float32",
+        speculative_algorithm="NGRAM",
+        speculative_ngram_branch_length=20,
+        api_key=("k",),
+        host="0.0.0.0",
+    )
     verify, draft, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
     assert [part.name for part in (verify, draft, gateway)] == ["verify", "draft", "gateway"]
     assert [part.disposable for part in (verify, draft, gateway)] == [False, True, False]
-    assert VerifyArgs.parse(list(verify.command[5:])) == VerifyArgs(listen=VERIFY, dtype="float32")
+    assert VerifyArgs.parse(list(verify.command[5:])) == VerifyArgs(
+        listen=VERIFY, dtype="float32", speculative_algorithm="NGRAM"
+    )
     assert DraftArgs.parse(list(draft.command[5:])) == DraftArgs(
         listen=DRAFT,
         verify_address=(VERIFY,),
@@ -156,7 +170,8 @@ def test_a_draft_models_attention_is_the_targets_unless_it_is_named() -> None:
         args = ServeArgs(speculative_algorithm="EAGLE", **given)
         _, draft, _ = launcher.parts_of(args, "unix:/v", "unix:/d", 1)
         assert DraftArgs.parse(list(draft.command[5:])).speculative_draft_attention_backend == expected
-    _, ngram, _ = launcher.parts_of(ServeArgs(attention_backend="torch_native"), "unix:/v", "unix:/d", 1)
+    ngram_args = ServeArgs(speculative_algorithm="NGRAM", attention_backend="torch_native")
+    _, ngram, _ = launcher.parts_of(ngram_args, "unix:/v", "unix:/d", 1)
     assert DraftArgs.parse(list(ngram.command[5:])).speculative_draft_attention_backend is None
 
 
