@@ -73,20 +73,23 @@ def server_files(certfile: str | None, keyfile: str | None, ca_certs: str | None
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """For gRPC: with authorities given, clients must show a certificate of theirs. StartupError for unusable files."""
     stamp = files.stamp()
-    current = _configuration(files.read())
+    first = _configuration(files.read())
 
-    def newest() -> grpc.ServerCertificateConfiguration:  # asked at every handshake
-        nonlocal stamp, current
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        """Asked at every handshake. None: as before; gRPC frees what it replaces under the handshakes beside it."""
+        nonlocal stamp
         try:
             if (now := files.stamp()) != stamp:
-                stamp, current = now, _configuration(files.read())
+                material = _configuration(files.read())
+                stamp = now
                 log.info("certificates read again", path=files.certfile)
+                return material
         except (OSError, StartupError) as error:
             log.warning("certificates cannot be read; those before stay", reason=str(error))
-        return current
+        return None
 
     return grpc.dynamic_ssl_server_credentials(
-        current, newest, require_client_authentication=files.ca_certs is not None
+        first, changed, require_client_authentication=files.ca_certs is not None
     )
 
 

@@ -1,0 +1,43 @@
+"""A gRPC server's certificates: many handshakes at once, and renewal."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from outrider.rpc import bind, create_server
+from outrider.tls import TlsFiles, server_credentials
+from tests.certificates import Authority
+
+_CALLERS, _HANDSHAKES = 16, 100  # each; enough to crash a server that hands gRPC its certificates anew at every one
+
+
+def certificates_shown(port: int, times: int) -> set[str]:
+    return {ssl.get_server_certificate(("127.0.0.1", port), timeout=60) for _ in range(times)}
+
+
+@pytest.mark.asyncio
+async def test_handshakes_beside_one_another_and_a_renewal(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = TlsFiles(*authority.issue("localhost", "127.0.0.1"), None)
+    server = create_server()
+    port = int(bind(server, "127.0.0.1:0", server_credentials(files)).rpartition(":")[2])
+    await server.start()
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(_CALLERS) as callers:
+
+        async def shown(times: int, num_callers: int = _CALLERS) -> set[str]:
+            calls = (loop.run_in_executor(callers, certificates_shown, port, times) for _ in range(num_callers))
+            return set().union(*await asyncio.gather(*calls))
+
+        before = await shown(_HANDSHAKES)
+        authority.issue("localhost", "127.0.0.1")
+        await shown(1, num_callers=1)  # the handshake that sees the change
+        after = await shown(1)
+    await server.stop(None)
+    assert len(before) == len(after) == 1
+    assert before != after
