@@ -88,7 +88,11 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
             log.warning("certificates cannot be read; those before stay", reason=str(error))
         return None
 
-    return grpc.dynamic_ssl_server_credentials(first, changed, require_client_authentication=files.ca_certs is not None)
+    return grpc.dynamic_ssl_server_credentials(
+        first,
+        changed,  # pyright: ignore[reportArgumentType]  # the stubs know no None
+        require_client_authentication=files.ca_certs is not None,
+    )
 
 
 def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
