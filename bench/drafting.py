@@ -37,6 +37,7 @@ COMMITTED = 3  # tokens of each verdict
 ROUNDS = 30
 DRAFT_LAYERS = 4  # of the random STANDALONE model
 ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE")
+SHIPPED = "shipped"  # as --head: what comes with Outrider
 
 
 @dataclass
@@ -79,10 +80,11 @@ def build(args: argparse.Namespace, target: Path, algorithm: str, tree: tuple[in
     """The drafter of these settings."""
     with tempfile.TemporaryDirectory() as folder:
         given = args.head is not None
-        path = args.head if given else write_shape(Path(folder) / "draft", target, algorithm)
+        path = args.head if given else str(write_shape(Path(folder) / "draft", target, algorithm))
         drafter = make_drafter(
             DraftArgs(
-                model_path=str(target), speculative_algorithm=algorithm, speculative_draft_model_path=str(path),
+                model_path=str(target), speculative_algorithm=algorithm,
+                speculative_draft_model_path=None if path == SHIPPED else path,
                 speculative_draft_load_format=None if given else "dummy", speculative_num_steps=tree[0],
                 speculative_eagle_topk=tree[1], speculative_num_draft_tokens=tree[2], max_sessions=64,
                 dtype=args.dtype, device=args.device, draft_max_total_tokens=64 * 1024, threads=args.threads,
@@ -164,7 +166,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="outrider bench drafting", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default=None, help="folder or hub id of the target; default: the embedded model")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which; default: %(default)s")
-    parser.add_argument("--head", default=None, help="folder of a head or draft model to use instead of random ones")
+    parser.add_argument(
+        "--head", default=None, help="folder of a head or draft model to use instead of random ones, or `shipped`"
+    )
     parser.add_argument("--trees", default="3,1,4/3,4,8/5,4,8", help="steps,topk,tokens/...; default: %(default)s")
     parser.add_argument("--batch", type=_numbers, default=(1, 8), help="sessions in a round; default: 1,8")
     parser.add_argument("--dtype", default="auto")
