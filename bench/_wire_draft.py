@@ -54,6 +54,7 @@ class ScriptedModel:
     num_read = VOCAB_SIZE
     num_drafted = VOCAB_SIZE
     num_stages = 1
+    grower = None
 
     def __init__(self, setting: Setting) -> None:
         sessions = max(setting.batch, 2)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
-from draft_service.drafters.expansion import Growth, choose, expand
+from draft_service.drafters.expansion import Chosen, Growth, choose, expand
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import DraftModel, Tips, on_host
 from engine.batch import Segment
@@ -104,6 +104,8 @@ def grow(
     check: called before each step; what it raises ends the work.
     """
     run = _grow_chains if topk == 1 else _grow_trees
+    if model.grower is not None:
+        run = _grow_native
     count = slots_needed(num_steps, topk)
     slots = model.cache.scratch(len(sequences) * count).reshape(len(sequences), count)
     counts = [min(wanted, most_nodes(num_steps, topk)) for wanted in num_nodes]
@@ -111,6 +113,19 @@ def grow(
         return run(model, sequences, tips, slots, num_steps, topk, counts, check)
     finally:
         model.cache.release(slots.reshape(-1))
+
+
+def _grow_native(
+    model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
+    counts: list[int], check: Callable[[], None],
+) -> list[Draft]:  # fmt: skip
+    assert model.grower is not None
+    assert tips.states is not None
+    chosen, steps = model.grower.grow(
+        sequences, (tips.probabilities, tips.tokens, tips.states), slots, num_steps=num_steps, topk=topk,
+        counts=counts, num_drafted=model.num_drafted, check=check,
+    )  # fmt: skip
+    return _drafts(chosen, steps, topk, counts)
 
 
 def _grow_chains(
@@ -176,7 +191,11 @@ def _grow_trees(
         _expand(growth, step, topk, found, batch)
         if states is not None and found.states is not None:
             states.add(found.states, step)
-    chosen, steps = choose(growth, topk, counts), None if states is None else states.steps()
+    return _drafts(choose(growth, topk, counts), None if states is None else states.steps(), topk, counts)
+
+
+def _drafts(chosen: Chosen, steps: Many[torch.Tensor] | None, topk: int, counts: list[int]) -> list[Draft]:
+    """steps: as Carried has them; None for a language model."""
     return [
         Draft(
             chosen.tokens[i, :n], chosen.parents[i, :n], chosen.probabilities[i, :n],

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from numpy.typing import NDArray
 
+from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import DraftCache
 from engine.batch import Segment
 from engine.cpu_kernels import cpu_kernels
@@ -85,6 +86,11 @@ class DraftModel(Protocol):
         """One step; tips of the rows whose logits were wanted. states [rows, hidden] where the model reads them."""
         ...
 
+    @property
+    def grower(self) -> NativeGrower | None:
+        """Grows trees of its nodes, where the C kernels can."""
+        ...
+
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The target's rows as states."""
         ...
@@ -98,6 +104,7 @@ class LanguageModel:
     """Any model that the engine runs; token_map: int64 [n], its `output_rows`: all that may be drafted (FR-Spec)."""
 
     reads_states = False
+    grower = None
 
     def __init__(
         self, runner: ModelRunner, num_slots: int, *, max_batch_tokens: int, token_map: torch.Tensor | None = None
@@ -156,6 +163,11 @@ class HeadModel:
         self._runner = runner
         self._limit = runner.num_drafted
         self._likeliest = _likeliest_on(runner.head.device)
+        self.grower = None
+        if runner.native is not None:
+            self.grower = NativeGrower(
+                runner.native, runner.slot_table, names=runner.head.tokens, num_read=self.num_read
+            )  # fmt: skip
 
     @property
     def num_read(self) -> int:

@@ -3,9 +3,10 @@
 
 #include "amx.h"
 #include "decoder.h"
+#include "grow.h"
 
 /* A model with its threads and the memory that its rows pass through. */
-typedef struct {
+struct Decoder {
     Model model;
     Team *team;
     int num_threads, max_rows;
@@ -18,7 +19,9 @@ typedef struct {
     Piece *pieces;
     float *parts;
     int64_t max_pieces;
-} Decoder;
+    char *step; /* what a step is laid out in that the caller does not lay out itself */
+    int64_t step_bytes;
+};
 
 static void *grow(void *old, int64_t bytes) {
     free(old);
@@ -96,8 +99,17 @@ void outrider_decoder_destroy(Decoder *d) {
     outrider_team_destroy(d->team);
     free(d->x), free(d->qkv), free(d->normed), free(d->mixed), free(d->gates), free(d->gated);
     free(d->codes.data), free(d->codes.scales), free(d->codes.sums);
-    free(d->scratch), free(d->pieces), free(d->parts);
+    free(d->scratch), free(d->pieces), free(d->parts), free(d->step);
     free(d);
+}
+
+char *outrider_decoder_memory(Decoder *d, int64_t bytes) {
+    if (bytes > d->step_bytes) {
+        d->step_bytes = 0;
+        d->step = grow(d->step, bytes);
+        if (d->step) d->step_bytes = bytes;
+    }
+    return d->step;
 }
 
 /* One step: logits [num_logits, vocab] fp32; states and carried of a head, else NULL; seconds [NUM_PARTS] or NULL is

@@ -67,6 +67,19 @@ class CModel(Structure):
     ]  # fmt: skip
 
 
+class CGrowth(Structure):
+    """Trees that grow together (grow.h)."""
+
+    _fields_ = [
+        ("batch", c_int32), ("num_steps", c_int32), ("topk", c_int32), ("num_logits", c_int32),
+        ("num_drafted", c_int32), ("num_read", c_int32), ("table_width", c_int32), ("state_bytes", c_int32),
+        ("slot_table", c_void_p), ("table_rows", c_void_p), ("lengths", c_void_p), ("slots", c_void_p),
+        ("names", c_void_p), ("scores", c_void_p), ("tokens", c_void_p), ("frontier", c_void_p),
+        ("entry_tokens", c_void_p), ("entry_parents", c_void_p), ("masks", c_void_p), ("logits", c_void_p),
+        ("carried", c_void_p),
+    ]  # fmt: skip
+
+
 # Parts of a step's time, in decoder.h's order.
 PARTS = ("norms", "qkv", "rope_and_kv", "attention", "output", "gate_up", "down", "head")
 
@@ -77,6 +90,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [c_void_p, POINTER(CLayout), c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p, c_void_p],
     ),
+    "outrider_grow_roots": (None, [POINTER(CGrowth), c_void_p, c_void_p, c_int]),
+    "outrider_grow_step": (c_int, [c_void_p, POINTER(CGrowth), c_int]),
     "outrider_attention": (c_int, [POINTER(CHeads), POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_void_p]),
     "outrider_linear": (None, [POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),
     "outrider_product_team": (c_void_p, [c_int]),

@@ -1,4 +1,6 @@
 /* The likeliest tokens of a row of logits, and their probabilities, in one pass over memory: for drafters. */
+#include "likeliest.h"
+
 #include "simd.h"
 
 /* Numbers that stay in the first cache between finding their maximum and summing their exponentials. */
@@ -63,9 +65,6 @@ static double sum_exponentials(const float *x, int first, int end, float shift) 
     return sum(sums);
 }
 
-/* Of each row x [width], `stride` numbers after the one before, its num_top highest, falling, of equals the lower id
- * first: ids, and their part in a softmax over the row, NaN where that is not defined. Both [num_rows, num_top];
- * num_top is at least 1 and at most width. NaN counts as lowest. */
 void outrider_likeliest(const float *logits, int64_t stride, int num_rows, int width, int num_top, float *probabilities,
                         int32_t *ids) {
     for (int row = 0; row < num_rows; row++) {

@@ -25,8 +25,12 @@ class NativeHead:
     def __init__(self, head: Head, parts: HeadParts, pool: KVPool, library: ctypes.CDLL) -> None:
         """Every linear layer of `parts` is a NativeLinear."""
         block, wide = head.config.block, head.dtype is torch.float32
-        self._library, self._hidden, self._num_drafted = library, block.hidden_size, head.num_drafted
-        self._dtype = head.dtype
+        self.library, self.hidden, self.num_logits, self.dtype = (
+            library,
+            block.hidden_size,
+            head.num_drafted,
+            head.dtype,
+        )
         # What C points into.
         self._alive: list[object] = [head, pool]
         layers = [self._layer(*of_layer) for of_layer in zip(parts.layers, pool.k, pool.v, strict=True)]
@@ -46,11 +50,11 @@ class NativeHead:
             join=(CMatrix * 2)(*map(_matrix, parts.joins)),
         )  # fmt: skip
         assert isinstance(parts.output, NativeLinear)
-        self._decoder = library.outrider_decoder_create(ctypes.byref(model), parts.output.num_threads)
-        if not self._decoder:
+        self.decoder = library.outrider_decoder_create(ctypes.byref(model), parts.output.num_threads)
+        if not self.decoder:
             raise MemoryError("no memory for the draft head")
         self._alive.append(model)
-        weakref.finalize(self, destroy_decoder, library, self._decoder, self._alive)
+        weakref.finalize(self, destroy_decoder, library, self.decoder, self._alive)
 
     @classmethod
     def of(cls, head: Head, pool: KVPool) -> NativeHead | None:
@@ -65,14 +69,14 @@ class NativeHead:
 
     def forward(self, batch: Batch, states: torch.Tensor) -> HeadStep:
         """A step of rows with `states` [T, hidden], in the batch's order."""
-        states = states.to(self._dtype).contiguous()
-        if states.shape != (batch.num_tokens, self._hidden):
-            raise ValueError(f"states of {tuple(states.shape)} for {batch.num_tokens} rows of {self._hidden} numbers")
+        states = states.to(self.dtype).contiguous()
+        if states.shape != (batch.num_tokens, self.hidden):
+            raise ValueError(f"states of {tuple(states.shape)} for {batch.num_tokens} rows of {self.hidden} numbers")
         count = len(batch.logit_rows)
-        logits = torch.empty((count, self._num_drafted))
-        carried = torch.empty((count, self._hidden), dtype=self._dtype)
-        done = self._library.outrider_decoder_forward(
-            self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, states.data_ptr(),
+        logits = torch.empty((count, self.num_logits))
+        carried = torch.empty((count, self.hidden), dtype=self.dtype)
+        done = self.library.outrider_decoder_forward(
+            self.decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, states.data_ptr(),
             batch.num_tokens, batch.logit_rows_address, count, logits.data_ptr(), carried.data_ptr(), None,
         )  # fmt: skip
         if not done:

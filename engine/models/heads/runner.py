@@ -53,7 +53,7 @@ class HeadRunner:
             self.pool = KVPool(block, FeatureSpec(), num_slots, head.dtype, head.device, with_padding=sizes is not None)
         self._attention = _attention(attention, head)
         self._scale = block.head_dim**-0.5
-        self._native = NativeHead.of(head, self.pool) if attention == "auto" else None
+        self.native: NativeHead | None = NativeHead.of(head, self.pool) if attention == "auto" else None
         self._graphs = None
         if sizes is not None:
             self._graphs = with_cuda_graphs(head, self.run, self._attention, sizes, self.pool)
@@ -70,8 +70,8 @@ class HeadRunner:
         """
         batch = self._buffers.fill(segments)
         with torch.inference_mode():
-            if self._native is not None:
-                step = self._native.forward(batch, states)
+            if self.native is not None:
+                step = self.native.forward(batch, states)
             else:
                 step = None if self._graphs is None else self._graphs.forward(batch, states, stage)
             if step is None:

@@ -84,7 +84,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[HeadRunner, Re
     made: dict[str, Any] = {"make_linear": KernelLinears(None, 2)} if by_c else {}
     head, _ = load_head(written.folder, target.folder, max_len=MAX_LEN, **made)
     runner = HeadRunner(head, num_slots=3 * MAX_LEN, max_sessions=3)
-    assert (runner._native is not None) == bool(by_c)
+    assert (runner.native is not None) == bool(by_c)
     return runner, kind(written, target)
 
 
@@ -232,7 +232,7 @@ def test_a_step_in_one_call_is_the_step_by_torchs_operators(
             written.folder, target.folder, max_len=MAX_LEN, dtype=dtype, make_linear=KernelLinears(method, 2)
         )
         runner = HeadRunner(head, num_slots=MAX_LEN, max_sessions=1, attention=attention)
-        assert (runner._native is not None) == (attention == "auto")
+        assert (runner.native is not None) == (attention == "auto")
         tokens, features = text(runner, 30, 11)
         steps.append(runner.forward([Rows(runner, 0, 0).segment(tokens[1:], 29)], runner.fuse(features)))
     one, other = steps

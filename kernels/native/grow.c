@@ -1,0 +1,155 @@
+/* A draft tree's steps on a head: EAGLE-2's expansion, as draft_service/drafters/expansion.py has it, with the forward
+ * pass between. One call a step, for all trees that grow together. */
+#include "grow.h"
+
+#include <stdlib.h>
+
+#include "likeliest.h"
+
+static int entries_of(const Growth *g) { return g->topk * (g->num_steps - 1); }
+static int candidates_of(const Growth *g) { return g->topk + entries_of(g) * g->topk; }
+
+/* ---- What a step runs */
+
+/* Rows that a tree adds to a step. A chain's rows join its sequence; a tree's belong to none, so all run again. */
+static int rows_of(const Growth *g, int step) { return g->topk == 1 ? 1 : step * g->topk; }
+
+/* Row of `carried` that an entry goes on from. */
+static int64_t parent_row(const Growth *g, int tree, int entry) {
+    const int step = entry / g->topk; /* steps before the entry's own */
+    if (!step) return tree;
+    return (int64_t)g->batch * (1 + (step - 1) * g->topk) + (int64_t)tree * g->topk +
+           g->entry_parents[(int64_t)tree * entries_of(g) + entry];
+}
+
+static void lay_out_tree(const Growth *g, int step, int tree, Rung *rung) {
+    const int count = rows_of(g, step), entries = entries_of(g), first = tree * count, skipped = step * g->topk - count;
+    const int64_t row_bytes = (int64_t)g->state_bytes;
+    rung->first_rows[tree] = first;
+    rung->num_rows[tree] = count;
+    rung->prefix_lens[tree] = g->lengths[tree] + (g->topk == 1 ? step - 1 : 0);
+    rung->mask_starts[tree] = g->topk == 1 ? -1 : (int64_t)tree * count * count;
+    for (int i = 0; i < count; i++) {
+        const int entry = skipped + i;
+        const int64_t at = (int64_t)tree * entries + entry;
+        rung->tokens[first + i] = g->entry_tokens[at];
+        rung->slots[first + i] = g->slots[at];
+        rung->positions[first + i] = g->lengths[tree] + entry / g->topk;
+        memcpy(rung->states + (first + i) * row_bytes,
+               (const char *)g->carried + parent_row(g, tree, entry) * row_bytes, row_bytes);
+        if (g->topk > 1)
+            memcpy(rung->masks + rung->mask_starts[tree] + (int64_t)i * count, g->masks + at * entries, count);
+    }
+    for (int k = 0; k < g->topk; k++) rung->logit_rows[tree * g->topk + k] = first + count - g->topk + k;
+}
+
+/* A step's arrays behind one another in memory; returns the bytes that they take, also where there is none yet. */
+static int64_t lay_out_rung(Rung *rung, char *memory, int64_t trees, int64_t rows, int64_t logits, const Growth *g) {
+    int64_t at = 0;
+#define TAKE(member, count) \
+    rung->member = (void *)((uintptr_t)memory + at); \
+    at += ((int64_t)(count) * sizeof *rung->member + 63) / 64 * 64
+    TAKE(mask_starts, trees);
+    TAKE(first_rows, trees);
+    TAKE(num_rows, trees);
+    TAKE(prefix_lens, trees);
+    TAKE(tokens, rows);
+    TAKE(slots, rows);
+    TAKE(positions, rows);
+    TAKE(logit_rows, logits);
+    TAKE(found, logits * g->topk);
+    TAKE(chances, logits * g->topk);
+    TAKE(masks, rows * rows / trees);
+    TAKE(states, rows * g->state_bytes);
+#undef TAKE
+    return at;
+}
+
+/* ---- What it gives */
+
+typedef struct {
+    const float *chances; /* [parents][stride], falling */
+    const int32_t *ids;   /* likewise; or `words`, the target's ids already */
+    const int64_t *words;
+    int stride;
+} Tips;
+
+static int64_t word_at(const Growth *g, const Tips *tips, int64_t at) {
+    if (tips->words) return tips->words[at];
+    return g->names ? g->names[tips->ids[at]] : tips->ids[at];
+}
+
+/* The likeliest candidate of the step (ids base..base + count - 1) that is not an entry yet; of equals the first. */
+static int best_left(const float *scores, const int32_t *taken, int num_taken, int base, int count) {
+    int best = -1;
+    for (int c = 0; c < count; c++) {
+        int is_taken = 0;
+        for (int i = 0; i < num_taken; i++) is_taken |= taken[i] == base + c;
+        if (!is_taken && (best < 0 || scores[base + c] > scores[base + best])) best = c;
+    }
+    return best;
+}
+
+static void expand(const Growth *g, int step, int tree, const Tips *tips) {
+    const int topk = g->topk, entries = entries_of(g), parents = step ? topk : 1;
+    const int base = step ? topk + (step - 1) * topk * topk : 0, first = (step - 1) * topk, entry = step * topk;
+    float *scores = g->scores + (int64_t)tree * candidates_of(g);
+    int32_t *tokens = g->tokens + (int64_t)tree * candidates_of(g);
+    int32_t *frontier = g->frontier + (int64_t)tree * entries;
+    uint8_t *masks = g->masks + (int64_t)tree * entries * entries;
+    for (int parent = 0; parent < parents; parent++)
+        for (int k = 0; k < topk; k++) {
+            const int64_t at = ((int64_t)tree * parents + parent) * tips->stride + k;
+            float p = tips->chances[at];
+            p = p > 0.0f ? (p > 1.0f ? 1.0f : p) : 0.0f; /* NaN counts as 0 */
+            scores[base + parent * topk + k] = (step ? scores[frontier[first + parent]] : 1.0f) * p;
+            tokens[base + parent * topk + k] = (int32_t)word_at(g, tips, at);
+        }
+    if (entry == entries) return;
+    for (int j = 0; j < topk; j++) {
+        const int best = step ? best_left(scores, frontier + entry, j, base, parents * topk) : j, at = entry + j;
+        frontier[at] = base + best;
+        g->entry_tokens[(int64_t)tree * entries + at] = tokens[base + best];
+        g->entry_parents[(int64_t)tree * entries + at] = step ? best / topk : 0;
+        memset(masks + (int64_t)at * entries, 0, entries);
+        if (step) memcpy(masks + (int64_t)at * entries, masks + (int64_t)(first + best / topk) * entries, entry);
+        masks[(int64_t)at * entries + at] = 1;
+    }
+}
+
+void outrider_grow_roots(const Growth *g, const float *chances, const int64_t *words, int stride) {
+    const Tips tips = {.chances = chances, .words = words, .stride = stride};
+    for (int tree = 0; tree < g->batch; tree++) expand(g, 0, tree, &tips);
+}
+
+int outrider_grow_step(Decoder *decoder, const Growth *g, int step) {
+    const int64_t rows = (int64_t)g->batch * rows_of(g, step), logits = (int64_t)g->batch * g->topk;
+    Rung rung;
+    char *memory = outrider_decoder_memory(decoder, lay_out_rung(&rung, NULL, g->batch, rows, logits, g));
+    if (!memory) return 0;
+    lay_out_rung(&rung, memory, g->batch, rows, logits, g);
+    for (int tree = 0; tree < g->batch; tree++) lay_out_tree(g, step, tree, &rung);
+    for (int64_t i = 0; i < rows; i++)
+        if (rung.tokens[i] < 0 || rung.tokens[i] >= g->num_read) return -1;
+    const Layout layout = {
+        .slot_table = g->slot_table,
+        .first_rows = rung.first_rows,
+        .num_rows = rung.num_rows,
+        .prefix_lens = rung.prefix_lens,
+        .table_rows = g->table_rows,
+        .slots = rung.slots,
+        .positions = rung.positions,
+        .masks = rung.masks,
+        .mask_starts = rung.mask_starts,
+        .table_width = g->table_width,
+        .num_segments = g->batch,
+    };
+    char *carried = (char *)g->carried + (int64_t)g->batch * (1 + (step - 1) * g->topk) * g->state_bytes;
+    if (!outrider_decoder_forward(decoder, &layout, rung.tokens, rung.states, (int)rows, rung.logit_rows, (int)logits,
+                                  g->logits, carried, NULL))
+        return 0;
+    outrider_likeliest(g->logits, g->num_logits, (int)logits, g->num_drafted, g->topk, rung.chances, rung.found);
+    const Tips tips = {.chances = rung.chances, .ids = rung.found, .stride = g->topk};
+    for (int tree = 0; tree < g->batch; tree++) expand(g, step, tree, &tips);
+    return 1;
+}

@@ -1,0 +1,12 @@
+#ifndef OUTRIDER_LIKELIEST_H
+#define OUTRIDER_LIKELIEST_H
+
+#include <stdint.h>
+
+/* Of each row x [width], `stride` numbers after the one before, its num_top highest, falling, of equals the lower id
+ * first: ids, and their part in a softmax over the row, NaN where that is not defined. Both [num_rows, num_top];
+ * num_top is at least 1 and at most width. NaN counts as lowest. */
+void outrider_likeliest(const float *logits, int64_t stride, int num_rows, int width, int num_top, float *probabilities,
+                        int32_t *ids);
+
+#endif
