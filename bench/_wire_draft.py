@@ -42,6 +42,7 @@ from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
 from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import Ids
 
 
 class ScriptedModel:
@@ -68,7 +69,10 @@ class ScriptedModel:
         self._clock = Clock(setting.draft_ms / setting.num_steps, burn=setting.burn)
         self._keys = np.zeros(num_slots, np.int64)  # of the session that a first row's slot belongs to
 
-    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+    def run(
+        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
+        picks: Ids | None = None,
+    ) -> Tips:  # fmt: skip
         """See DraftModel."""
         start_ns = time.monotonic_ns()
         keys: list[int] = []

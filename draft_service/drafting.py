@@ -151,7 +151,7 @@ class Drafting:
                 if len(session.tokens) in (session.prompt_len, session.declined_len):
                     continue  # nothing is verified below a prompt, and once is enough
                 session.declined_len = len(session.tokens)
-            proposals.append(_propose(table, session, draft, draft_us))
+            proposals.append(self._propose(table, session, draft, draft_us))
             if self.planner.current.outcomes and len(draft) and session.following.kind == verify_pb2.NEXT_KIND_WAITING:
                 taken.append(InVerification.whole(session, draft.tree, draft.probabilities, draft.memo))
         return proposals, taken
@@ -178,11 +178,19 @@ class Drafting:
             record_drafts(self.tracing, "draft early", start_ns, zip(sessions, outcomes, strict=False))
         draft_us = _us_each(start_ns, sum(map(len, outcomes)))
         return [
-            _propose(table, session, draft, draft_us)
+            self._propose(table, session, draft, draft_us)
             for session, drafts in zip(sessions, outcomes, strict=False)
             if table.get(*session.key) is session
             for draft in drafts
         ]
+
+    def _propose(self, table: SessionTable, session: Session, draft: Draft, draft_us: int) -> verify_pb2.Proposal:
+        # A memo is for drafting ahead, and large: kept for nothing, it would drive all else out of the caches.
+        memo = draft.memo if self.planner.current.outcomes else None
+        return table.propose(
+            session, draft.tokens, draft.parents, draft.probabilities, draft.assumed, draft.from_prediction, draft_us,
+            memo,
+        )  # fmt: skip
 
     def _num_nodes(self, table: SessionTable, session: Session) -> int:
         return min(table.node_limit(session), self.drafter.num_nodes(session.wishes))
@@ -228,19 +236,6 @@ def proposed(table: SessionTable, proposals: Sequence[verify_pb2.Proposal]) -> v
         return None
     read = None if table.ring is None else table.ring.last
     return verify_pb2.SpeculateRequest(proposals=verify_pb2.Proposals(proposals=proposals, consumed_slot_seq=read))
-
-
-def _propose(table: SessionTable, session: Session, draft: Draft, draft_us: int) -> verify_pb2.Proposal:
-    return table.propose(
-        session,
-        draft.tokens,
-        draft.parents,
-        draft.probabilities,
-        draft.assumed,
-        draft.from_prediction,
-        draft_us,
-        draft.memo,
-    )
 
 
 def _us_each(start_ns: int, count: int) -> int:

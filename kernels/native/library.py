@@ -75,7 +75,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outrider_decoder_destroy": (None, [c_void_p]),
     "outrider_decoder_forward": (
         c_int,
-        [c_void_p, POINTER(CLayout), c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p, c_void_p],
+        [
+            c_void_p, POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p,
+            c_void_p,
+        ],
     ),
     "outrider_attention": (c_int, [POINTER(CHeads), POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_void_p]),
     "outrider_linear": (None, [POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),
