@@ -42,6 +42,7 @@ from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
 from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import Ids
 
 
 class ScriptedModel:
@@ -69,7 +70,10 @@ class ScriptedModel:
         self._clock = Clock(setting.draft_ms / setting.num_steps, burn=setting.burn)
         self._keys = np.zeros(num_slots, np.int64)  # of the session that a first row's slot belongs to
 
-    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+    def run(
+        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
+        picks: Ids | None = None,
+    ) -> Tips:  # fmt: skip
         """See DraftModel."""
         start_ns = time.monotonic_ns()
         keys: list[int] = []
@@ -101,7 +105,7 @@ class Stamping(Drafting):
     """Notes when rounds come and frames go, their sizes, and what verdicts verified, beside what `next` foretold."""
 
     def __init__(self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor) -> None:
-        super().__init__(drafter, early=early, executor=executor)
+        super().__init__(drafter, early=early, executor=executor, owns_loop=True)
         self.trips: list[tuple[str, int, str, int]] = []  # a round's key and time, a fresh proposal's key and time
         self.rounds_came: dict[str, int] = {}
         self.frames_sent: dict[str, tuple[int, bool]] = {}  # when, and whether it was drafted early

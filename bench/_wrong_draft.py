@@ -83,6 +83,10 @@ class WrongDrafter:
         """As many as are wished."""
         return (wishes.num_draft_tokens or self.num_draft_tokens) - 1
 
+    def is_brief(self, sessions: Sequence[Session]) -> bool:
+        """Not with a time to take."""
+        return self.inline
+
     def take_given_up(self) -> list[GivenUp]:
         """None."""
         return []

@@ -71,11 +71,14 @@ def cache_kernels(folder: Path) -> None:
 
 async def _serve_until_signals(args: DraftArgs) -> int:
     dial = dialer_of(args, args.verify_address, args.token_file)
-    return await serve(args, stopped_by_signals(), dial)
+    return await serve(args, stopped_by_signals(), dial, owns_loop=True)
 
 
-async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
-    """Serves until told to stop; returns the exit code. `dial` opens the ways to the verify services."""
+async def serve(args: DraftArgs, stop: Stopping, dial: Dial, *, owns_loop: bool = False) -> int:
+    """Serves until told to stop; returns the exit code. `dial` opens the ways to the verify services.
+
+    owns_loop: nothing else runs on the event loop.
+    """
     # Imported here: these import numba, which reads where its cache is only once.
     from draft_service.drafters.factory import make_drafter
     from draft_service.drafting import Drafting
@@ -92,7 +95,8 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
     try:
         drafter.warm_up()
         keep_steady()
-        drafting = Drafting(drafter, executor=executor, planner=make_planner(args, drafter))
+        planner = make_planner(args, drafter)
+        drafting = Drafting(drafter, executor=executor, planner=planner, owns_loop=owns_loop)
         drafting.tracing = tracing
         worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial)
         strangers = Strangers()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+from draft_service.calling import Call, Caller
 from draft_service.counting import DraftCounts
 from draft_service.drafters.base import AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
@@ -23,27 +23,30 @@ from outrider.v1 import verify_pb2
 
 log = get_logger(__name__)
 
-A = TypeVar("A")
-T = TypeVar("T")
+BRIEF_MS = 8.0  # in which the event loop may keep calls about the drafter waiting
 
 
 class Drafting:
     """Feeds a drafter from any number of tables, as its planner says.
 
     Without a planner `early` says whether to draft for a step's likely outcomes while it runs.
-    A drafter whose calls take long runs in `executor`, which must have a single thread.
+    A drafter whose calls take long runs in `executor`, which must have a single thread. owns_loop: the event loop has
+    little else to do, so that trees which take no more than BRIEF_MS are drafted on it: a thread wakes up slowly.
     """
 
     def __init__(
-        self, drafter: Drafter, *, early: bool = False, executor: Executor | None = None, planner: Planner | None = None
-    ) -> None:
+        self, drafter: Drafter, *, early: bool = False, executor: Executor | None = None,
+        planner: Planner | None = None, owns_loop: bool = False,
+    ) -> None:  # fmt: skip
         if executor is None and not drafter.inline:
             raise ValueError("a drafter that is not inline needs an executor")
         self.drafter = drafter
         self.counts = DraftCounts()
         self.tracing: Tracing | None = None  # set by who wants traces
         self.planner = planner or FixedPlanner(Plan(outcomes=MAX_OUTCOMES if early else 0))
-        self._executor = executor
+        self._caller = Caller(executor)
+        self._owns_loop = owns_loop
+        self._last_ms = math.inf  # that trees took which were drafted last, early ones apart
         self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
 
     async def frames(
@@ -89,7 +92,7 @@ class Drafting:
         if not sessions:
             return
         try:
-            await self._call(self.drafter.close, sessions)
+            await self._caller.call(self.drafter.close, sessions)
         except Exception as error:
             log.error("the drafter failed to close sessions", sessions=len(sessions), exc_info=error)
 
@@ -99,30 +102,39 @@ class Drafting:
         """Tells the drafter what changed, and has it draft for `fresh`; drafts, and microseconds for each."""
         requests = [DraftRequest(session, self._num_nodes(table, session)) for session in fresh]
         start_ns = time.perf_counter_ns()
-        drafts = await self._visit(table, changes, _Call(fresh, self.drafter.draft, requests))
+        here = self._is_brief(changes, fresh)
+        drafts = await self._visit(table, changes, Call(fresh, self.drafter.draft, requests), here=here)
         if fresh:
+            self._last_ms = (time.perf_counter_ns() - start_ns) / 1e6
             self.counts.took("tree", start_ns)
-            self.planner.drafted("tree", len(fresh), (time.perf_counter_ns() - start_ns) / 1e6)
+            self.planner.drafted("tree", len(fresh), self._last_ms)
             if self.tracing is not None:
                 drafted = zip(fresh, ([draft] for draft in drafts or []), strict=False)
                 record_drafts(self.tracing, "draft", start_ns, drafted)
         return drafts or [], _us_each(start_ns, len(fresh))
 
-    async def _visit(self, table: SessionTable, changes: Changes, call: _Call) -> Any:
+    def _is_brief(self, changes: Changes, fresh: Sequence[Session]) -> bool:
+        """Whether the event loop can do without for as long as trees for `fresh` will take."""
+        if not self._owns_loop or self._caller.num_away or changes.opened or changes.features or changes.closed:
+            return False
+        return self._last_ms <= BRIEF_MS and self.drafter.is_brief(fresh)
+
+    async def _visit(self, table: SessionTable, changes: Changes, call: Call, *, here: bool = False) -> Any:
         """Tells the drafter what changed, and makes a call; its result, or None where it failed or is for nobody.
 
         All in one visit to the drafter's thread, unless sessions are closed: each visit costs its waking up and ours.
+        here: on this thread.
         """
         news = [
-            _Call(changes.opened, self.drafter.open, changes.opened),
-            _Call([session for session, _ in changes.features], self.drafter.add_features, changes.features),
-            _Call([extension.session for extension in changes.extended], self.drafter.extend, changes.extended),
+            Call(changes.opened, self.drafter.open, changes.opened),
+            Call([session for session, _ in changes.features], self.drafter.add_features, changes.features),
+            Call([extension.session for extension in changes.extended], self.drafter.extend, changes.extended),
         ]
         if changes.closed:
             await self._guarded(table, changes, news)
             await self.forget(changes.closed)
             news = []
-        *_, result = await self._guarded(table, changes, [*news, call])
+        *_, result = await self._guarded(table, changes, [*news, call], here=here)
         self._release_given_up(table, changes)
         return result
 
@@ -139,7 +151,7 @@ class Drafting:
                 if len(session.tokens) in (session.prompt_len, session.declined_len):
                     continue  # nothing is verified below a prompt, and once is enough
                 session.declined_len = len(session.tokens)
-            proposals.append(_propose(table, session, draft, draft_us))
+            proposals.append(self._propose(table, session, draft, draft_us))
             if self.planner.current.outcomes and len(draft) and session.following.kind == verify_pb2.NEXT_KIND_WAITING:
                 taken.append(InVerification.whole(session, draft.tree, draft.probabilities, draft.memo))
         return proposals, taken
@@ -158,7 +170,7 @@ class Drafting:
         sessions = [item.session for item in verifying]
         start_ns = time.perf_counter_ns()
         outcomes: list[list[Draft]] = (
-            await self._visit(table, changes, _Call(sessions, self.drafter.draft_ahead, requests)) or []
+            await self._visit(table, changes, Call(sessions, self.drafter.draft_ahead, requests)) or []
         )
         self.counts.took("early", start_ns)
         self.planner.drafted("early", len(sessions), (time.perf_counter_ns() - start_ns) / 1e6)
@@ -166,11 +178,19 @@ class Drafting:
             record_drafts(self.tracing, "draft early", start_ns, zip(sessions, outcomes, strict=False))
         draft_us = _us_each(start_ns, sum(map(len, outcomes)))
         return [
-            _propose(table, session, draft, draft_us)
+            self._propose(table, session, draft, draft_us)
             for session, drafts in zip(sessions, outcomes, strict=False)
             if table.get(*session.key) is session
             for draft in drafts
         ]
+
+    def _propose(self, table: SessionTable, session: Session, draft: Draft, draft_us: int) -> verify_pb2.Proposal:
+        # A memo is for drafting ahead, and large: kept for nothing, it would drive all else out of the caches.
+        memo = draft.memo if self.planner.current.outcomes else None
+        return table.propose(
+            session, draft.tokens, draft.parents, draft.probabilities, draft.assumed, draft.from_prediction, draft_us,
+            memo,
+        )  # fmt: skip
 
     def _num_nodes(self, table: SessionTable, session: Session) -> int:
         return min(table.node_limit(session), self.drafter.num_nodes(session.wishes))
@@ -182,11 +202,13 @@ class Drafting:
                 table.release(given.session, given.reason, given.detail, changes)
                 del self._given_up[uid]
 
-    async def _guarded(self, table: SessionTable, changes: Changes, calls: Sequence[_Call]) -> list[Any]:
+    async def _guarded(
+        self, table: SessionTable, changes: Changes, calls: Sequence[Call], *, here: bool = False
+    ) -> list[Any]:
         """The calls' results, in order; None, with the sessions released, for a call that fails, or is for nobody."""
         if not any(call.sessions for call in calls):
             return [None] * len(calls)
-        outcomes = await self._call(_attempt, calls)
+        outcomes = await self._caller.attempt(calls, here=here)
         self._given_up |= {given.session.uid: given for given in self.drafter.take_given_up()}
         gone = Changes(releases=changes.releases)
         for call, outcome in zip(calls, outcomes, strict=True):
@@ -199,54 +221,6 @@ class Drafting:
                     table.release(session, verify_pb2.RELEASE_REASON_ERROR, detail, gone)
         await self.forget(gone.closed)
         return [None if isinstance(outcome, Exception) else outcome for outcome in outcomes]
-
-    async def _call(self, call: Callable[[A], T], argument: A) -> T:
-        if self._executor is None:
-            return call(argument)
-        # As loop.run_in_executor, but with one way back to the loop instead of two: a round waits for it.
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def work() -> None:
-            try:
-                result = call(argument)
-            except BaseException as error:
-                loop.call_soon_threadsafe(_fail, answer, error)
-            else:
-                loop.call_soon_threadsafe(_settle, answer, result)
-
-        self._executor.submit(work)
-        return await answer
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One of a drafter's calls, and the sessions that it is about; for none it is left out."""
-
-    sessions: Sequence[Session]
-    run: Callable[[Any], Any]
-    argument: Any
-
-
-def _settle(answer: asyncio.Future[T], result: T) -> None:
-    if not answer.done():
-        answer.set_result(result)
-
-
-def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
-    if not answer.done():
-        answer.set_exception(error)
-
-
-def _attempt(calls: Sequence[_Call]) -> list[Any]:
-    """Results, or the exceptions that came instead."""
-    outcomes: list[Any] = []
-    for call in calls:
-        try:
-            outcomes.append(call.run(call.argument) if call.sessions else None)
-        except Exception as error:  # told, and its sessions released, by who asked
-            outcomes.append(error)
-    return outcomes
 
 
 def released(changes: Changes) -> verify_pb2.SpeculateRequest | None:
@@ -262,19 +236,6 @@ def proposed(table: SessionTable, proposals: Sequence[verify_pb2.Proposal]) -> v
         return None
     read = None if table.ring is None else table.ring.last
     return verify_pb2.SpeculateRequest(proposals=verify_pb2.Proposals(proposals=proposals, consumed_slot_seq=read))
-
-
-def _propose(table: SessionTable, session: Session, draft: Draft, draft_us: int) -> verify_pb2.Proposal:
-    return table.propose(
-        session,
-        draft.tokens,
-        draft.parents,
-        draft.probabilities,
-        draft.assumed,
-        draft.from_prediction,
-        draft_us,
-        draft.memo,
-    )
 
 
 def _us_each(start_ns: int, count: int) -> int:

@@ -136,6 +136,10 @@ class Drafter(Protocol):
         """Nodes of a tree for a request with these wishes, root not included."""
         ...
 
+    def is_brief(self, sessions: Sequence[Session]) -> bool:
+        """Whether drafting for these is soon done: no text has to be read first, and no other call is under way."""
+        ...
+
     def take_given_up(self) -> list[GivenUp]:
         """Sessions that it gave up since the last call: it knows them no more."""
         ...

@@ -131,6 +131,12 @@ class ModelDrafter(ABC, Generic[StateT]):
             return wishes.num_steps
         return self.num_draft_tokens - 1
 
+    def is_brief(self, sessions: Sequence[Session]) -> bool:
+        """See base.Drafter: whether what was committed last is all that was not run yet."""
+        states = [state for session in sessions if (state := self._states.get(session.uid)) is not None]
+        behind = [self._num_committed(state) - state.rows.num_rows for state in states]
+        return max(behind, default=0) <= MAX_ROWS_BESIDE and not self._lock.locked()
+
     def warm_up(self) -> None:
         """Runs the model once: kernels are compiled or loaded, and its weights paged in."""
         text = TextRequest(np.zeros(2, np.int32))

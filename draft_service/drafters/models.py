@@ -18,6 +18,7 @@ from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.runner import HeadRunner
 from engine.runner import ModelRunner
 from kernels.likeliest import Likeliest, likeliest, native_likeliest
+from outrider.wire import Ids
 
 
 class Tips(NamedTuple):
@@ -82,8 +83,14 @@ class DraftModel(Protocol):
         """How many tokens can be drafted."""
         ...
 
-    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
-        """One step; tips of the rows whose logits were wanted. states [rows, hidden] where the model reads them."""
+    def run(
+        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
+        picks: Ids | None = None,
+    ) -> Tips:  # fmt: skip
+        """One step; tips of the rows whose logits were wanted. states [rows, hidden] where the model reads them.
+
+        picks: int32 [rows], which of the states each row goes on from; None: there is one for each, in order.
+        """
         ...
 
     @property
@@ -129,7 +136,10 @@ class LanguageModel:
         """See DraftModel."""
         return self._limit if self._token_map is None else len(self._token_map)
 
-    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+    def run(
+        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
+        picks: Ids | None = None,
+    ) -> Tips:  # fmt: skip
         """See DraftModel."""
         logits = self._runner.forward(segments)
         if self._token_map is None:
@@ -189,11 +199,14 @@ class HeadModel:
         """Numbers in a feature row."""
         return self._runner.head.config.feature_width
 
-    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+    def run(
+        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
+        picks: Ids | None = None,
+    ) -> Tips:  # fmt: skip
         """See DraftModel."""
         if states is None:
             raise ValueError("a draft head goes on from states")
-        step = self._runner.forward(segments, states, stage)
+        step = self._runner.forward(segments, states, stage, picks)
         found = self._likeliest(step.logits[:, : self._limit], num_top)
         return Tips(*_named(found, self._runner.head.tokens), step.carried)
 

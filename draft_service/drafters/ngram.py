@@ -142,6 +142,10 @@ class NgramDrafter:
         """As many as the flag says, where the request does not."""
         return (wishes.num_draft_tokens or self.num_draft_tokens) - 1
 
+    def is_brief(self, sessions: Sequence[Session]) -> bool:
+        """Always."""
+        return True
+
     def take_given_up(self) -> list[GivenUp]:
         """None: there is nothing that a session could run out of."""
         return []

@@ -45,7 +45,7 @@ static void read_token(const Step *s, int row, float *to) {
 
 static void read_state(const Step *s, int row, float *to) {
     const Model *m = s->model;
-    const int64_t start = (int64_t)row * m->hidden;
+    const int64_t start = (int64_t)(s->state_rows ? s->state_rows[row] : row) * m->hidden;
     for (int i = 0; i < m->hidden; i += LANES) store(to + i, load_as(m->heads.wide, s->states, start + i));
 }
 

@@ -55,8 +55,9 @@ typedef struct {
     const Model *model;
     Layout layout;
     const int32_t *tokens, *logit_rows;
-    const void *states; /* [num_rows, hidden], of the pool's type; of a head */
-    void *carried;      /* [num_logits, hidden], likewise: what rows that follow go on from */
+    const void *states;        /* [any number, hidden], of the pool's type; of a head */
+    const int32_t *state_rows; /* [num_rows]: which of them each row goes on from; NULL: in order */
+    void *carried;             /* [num_logits, hidden], likewise: what rows that follow go on from */
     int32_t num_rows, num_logits, num_threads, layer;
     int32_t num_blocks, num_pieces; /* of attention; no pieces: whole blocks */
     const Piece *pieces;

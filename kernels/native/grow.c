@@ -15,16 +15,15 @@ static int candidates_of(const Growth *g) { return g->topk + entries_of(g) * g->
 static int rows_of(const Growth *g, int step) { return g->topk == 1 ? 1 : step * g->topk; }
 
 /* Row of `carried` that an entry goes on from. */
-static int64_t parent_row(const Growth *g, int tree, int entry) {
+static int32_t parent_row(const Growth *g, int tree, int entry) {
     const int step = entry / g->topk; /* steps before the entry's own */
     if (!step) return tree;
-    return (int64_t)g->batch * (1 + (step - 1) * g->topk) + (int64_t)tree * g->topk +
-           g->entry_parents[(int64_t)tree * entries_of(g) + entry];
+    return g->batch * (1 + (step - 1) * g->topk) + tree * g->topk +
+           (int32_t)g->entry_parents[(int64_t)tree * entries_of(g) + entry];
 }
 
 static void lay_out_tree(const Growth *g, int step, int tree, Rung *rung) {
     const int count = rows_of(g, step), entries = entries_of(g), first = tree * count, skipped = step * g->topk - count;
-    const int64_t row_bytes = (int64_t)g->state_bytes;
     rung->first_rows[tree] = first;
     rung->num_rows[tree] = count;
     rung->prefix_lens[tree] = g->lengths[tree] + (g->topk == 1 ? step - 1 : 0);
@@ -35,8 +34,7 @@ static void lay_out_tree(const Growth *g, int step, int tree, Rung *rung) {
         rung->tokens[first + i] = g->entry_tokens[at];
         rung->slots[first + i] = g->slots[at];
         rung->positions[first + i] = g->lengths[tree] + entry / g->topk;
-        memcpy(rung->states + (first + i) * row_bytes,
-               (const char *)g->carried + parent_row(g, tree, entry) * row_bytes, row_bytes);
+        rung->state_rows[first + i] = parent_row(g, tree, entry);
         if (g->topk > 1)
             memcpy(rung->masks + rung->mask_starts[tree] + (int64_t)i * count, g->masks + at * entries, count);
     }
@@ -56,11 +54,11 @@ static int64_t lay_out_rung(Rung *rung, char *memory, int64_t trees, int64_t row
     TAKE(tokens, rows);
     TAKE(slots, rows);
     TAKE(positions, rows);
+    TAKE(state_rows, rows);
     TAKE(logit_rows, logits);
     TAKE(found, logits * g->topk);
     TAKE(chances, logits * g->topk);
     TAKE(masks, rows * rows / trees);
-    TAKE(states, rows * g->state_bytes);
 #undef TAKE
     return at;
 }
@@ -145,8 +143,8 @@ int outrider_grow_step(Decoder *decoder, const Growth *g, int step) {
         .num_segments = g->batch,
     };
     char *carried = (char *)g->carried + (int64_t)g->batch * (1 + (step - 1) * g->topk) * g->state_bytes;
-    if (!outrider_decoder_forward(decoder, &layout, rung.tokens, rung.states, (int)rows, rung.logit_rows, (int)logits,
-                                  g->logits, carried, NULL))
+    if (!outrider_decoder_forward(decoder, &layout, rung.tokens, g->carried, rung.state_rows, (int)rows,
+                                  rung.logit_rows, (int)logits, g->logits, carried, NULL))
         return 0;
     outrider_likeliest(g->logits, g->num_logits, (int)logits, g->num_drafted, g->topk, rung.chances, rung.found);
     const Tips tips = {.chances = rung.chances, .ids = rung.found, .stride = g->topk};

@@ -28,10 +28,9 @@ typedef struct {
 /* One step's rows. */
 typedef struct {
     int64_t *mask_starts;
-    int32_t *first_rows, *num_rows, *prefix_lens, *tokens, *slots, *positions, *logit_rows, *found;
+    int32_t *first_rows, *num_rows, *prefix_lens, *tokens, *slots, *positions, *state_rows, *logit_rows, *found;
     float *chances;
     uint8_t *masks;
-    char *states;
 } Rung;
 
 /* Takes what may follow the roots: chances fp32 and the target's ids, [B][stride], falling, at least K of each. */
@@ -43,7 +42,8 @@ int outrider_grow_step(Decoder *decoder, const Growth *g, int step);
 
 /* A decoder's own memory, good until the next call with more. NULL: there is none. */
 char *outrider_decoder_memory(Decoder *decoder, int64_t bytes);
-int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, const void *states, int num_rows,
-                             const int32_t *logit_rows, int num_logits, float *logits, void *carried, double *seconds);
+int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, const void *states,
+                             const int32_t *state_rows, int num_rows, const int32_t *logit_rows, int num_logits,
+                             float *logits, void *carried, double *seconds);
 
 #endif

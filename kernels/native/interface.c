@@ -112,11 +112,11 @@ char *outrider_decoder_memory(Decoder *d, int64_t bytes) {
     return d->step;
 }
 
-/* One step: logits [num_logits, vocab] fp32; states and carried of a head, else NULL; seconds [NUM_PARTS] or NULL is
- * added to. Every index must have been checked. 1: done, 0: out of memory. */
-int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, const void *states, int num_rows,
-                             const int32_t *logit_rows, int num_logits, float *logits, void *carried,
-                             double *seconds) {
+/* One step: logits [num_logits, vocab] fp32; states, state_rows (NULL: in order) and carried of a head, else NULL;
+ * seconds [NUM_PARTS] or NULL is added to. Every index must have been checked. 1: done, 0: out of memory. */
+int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, const void *states,
+                             const int32_t *state_rows, int num_rows, const int32_t *logit_rows, int num_logits,
+                             float *logits, void *carried, double *seconds) {
     const Model *m = &d->model;
     const int32_t q = m->heads.num_heads * m->heads.head_dim, qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
     if (!reserve(d, num_rows, layout)) return 0;
@@ -125,6 +125,7 @@ int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *to
         .layout = *layout,
         .tokens = tokens,
         .states = states,
+        .state_rows = state_rows,
         .carried = carried,
         .logit_rows = logit_rows,
         .num_rows = num_rows,

@@ -88,7 +88,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outrider_decoder_destroy": (None, [c_void_p]),
     "outrider_decoder_forward": (
         c_int,
-        [c_void_p, POINTER(CLayout), c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p, c_void_p],
+        [
+            c_void_p, POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p,
+            c_void_p,
+        ],
     ),
     "outrider_grow_roots": (None, [POINTER(CGrowth), c_void_p, c_void_p, c_int]),
     "outrider_grow_step": (c_int, [c_void_p, POINTER(CGrowth), c_int]),

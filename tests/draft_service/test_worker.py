@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -464,6 +465,27 @@ async def test_a_drafter_that_takes_long_runs_in_a_thread(address: str) -> None:
     with ThreadPoolExecutor(1) as executor:
         async with FakeVerify(address) as verify, serving([address], drafter=slow, executor=executor):
             assert (await begun(await verify.stream())).proposal_id == 1
+
+
+@pytest.mark.parametrize(("owns_loop", "reads"), [(True, False), (True, True), (False, False)])
+async def test_what_is_brief_is_drafted_on_a_loop_that_has_little_else_to_do(owns_loop: bool, reads: bool) -> None:
+    """Pure: a thread's first trees tell that they are brief; a session that is opened may have much to read."""
+    slow, threads = Settled.from_args(DraftArgs(speculative_ngram_capacity=50_000)), list[str]()
+    slow.inline, draft = False, slow.draft
+
+    def noting(requests: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return draft(requests)
+
+    slow.draft = noting
+    with ThreadPoolExecutor(1, thread_name_prefix="drafter") as executor:
+        drafting, table = Drafting(slow, executor=executor, owns_loop=owns_loop), _table()
+        more = [opened(2, LOOP)] if reads else []
+        for round in (pb.Round(opened=[opened(1, LOOP)]), pb.Round(opened=more, verdicts=[verdict(1, 12, [12])])):
+            assert [frame async for frame in drafting.frames(table, [round])]
+    away = [name.startswith("drafter") for name in threads]
+    assert away == [True, reads or not owns_loop]
+    slow.close_down()
 
 
 @pytest.mark.parametrize(
