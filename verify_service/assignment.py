@@ -51,7 +51,7 @@ class Assignment:
     is_silenced: bool = False  # so it was told last
     asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet
     waited_len: int = -1  # committed length for which a wait has run out
-    has_answered: bool = False  # before that it reads the prompt, for as long as that takes
+    has_answered: bool = False  # with a tree; before that it reads the prompt, for as long as that takes
     unheard_steps: int = 0  # in which it did
 
     @property
@@ -84,10 +84,13 @@ class Assignment:
         if len(self.asked_ns) > MAX_UNANSWERED:
             del self.asked_ns[next(iter(self.asked_ns))]
 
-    def answered(self, tree_len: int, now_ns: int) -> None:
-        """Takes in how long the answer to a length took, also where a step no longer waited for it."""
+    def answered(self, tree_len: int, now_ns: int, *, drafted: bool) -> None:
+        """Takes in how long the answer to a length took, also where a step no longer waited for it.
+
+        drafted: it has nodes; who reads a prompt has none to give yet.
+        """
         asked_ns, is_first = self.asked_ns.get(tree_len), not self.has_answered
-        self.has_answered = True
+        self.has_answered = self.has_answered or drafted
         if asked_ns is None:
             return
         if not is_first:

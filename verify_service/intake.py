@@ -60,4 +60,5 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
         drafter.counts["kept"] += 1
         drafter.totals.proposed_tokens += len(arrived.proposal.tree)
     if not isinstance(arrived.proposal, InvalidArgument) and not len(arrived.proposal.assumed):
-        assignment.answered(arrived.proposal.tree_len, time.monotonic_ns())
+        drafted = len(arrived.proposal.tree) > 0
+        assignment.answered(arrived.proposal.tree_len, time.monotonic_ns(), drafted=drafted)
