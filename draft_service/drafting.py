@@ -61,7 +61,7 @@ class Drafting:
             session = table.get(gone.session, gone.generation)
             if session is not None:
                 table.release(session, verify_pb2.RELEASE_REASON_FEATURES, gone.detail, changes)
-        plan = self.planner.plan(changes.extended)
+        plan, extended = self.planner.current, changes.extended
         due = table.take_due()
         having = [session for session in due if table.has_tree(session)]
         fresh = [session for session in due if session not in having] if having else due
@@ -84,6 +84,7 @@ class Drafting:
             for frame in (released(changes), proposed(table, proposals)):
                 if frame is not None:
                     yield frame
+        self.planner.plan(extended)  # for the next round: this one's trees are waited for
 
     async def forget(self, sessions: Sequence[Session]) -> None:
         """Takes sessions away from the drafter."""

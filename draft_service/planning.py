@@ -44,7 +44,7 @@ class Planner(Protocol):
     current: Plan
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:
-        """Takes in a round's verdicts; what to do now."""
+        """Takes in a round's verdicts; what to do in the next one."""
         ...
 
     def drafted(self, kind: str, sessions: int, ms: float) -> None:
