@@ -132,9 +132,9 @@ class Eagle3Head(Head):
         self._shape = config
         self._eps = config.block.rms_eps
         self._fc = make_linear(tensors["fc.weight"], tensors.get("fc.bias")) if config.has_fc else None
-        self._aux_norms = [
-            tensors[f"fc_norm.{i}.weight"] for i in range(config.num_aux if config.norms_each_aux else 0)
-        ]
+        self._aux_norms = None  # [num_aux, the target's hidden size]: side by side, for one pass
+        if config.norms_each_aux:
+            self._aux_norms = torch.stack([tensors[f"fc_norm.{i}.weight"] for i in range(config.num_aux)])
         self._input_norm = tensors.get("input_norm.weight")
         self._embedding_norm = tensors["layers.0.input_layernorm.weight"]
         self._hidden_norm = tensors["layers.0.hidden_norm.weight"]
@@ -148,10 +148,9 @@ class Eagle3Head(Head):
         """See Head."""
         if self._input_norm is not None:
             features = rms_norm(features, self._input_norm, self._eps)
-        if self._aux_norms:
-            chunks = features.chunk(len(self._aux_norms), dim=-1)
-            normed = [rms_norm(chunk, norm, self._eps) for chunk, norm in zip(chunks, self._aux_norms, strict=True)]
-            features = torch.cat(normed, dim=-1)
+        if self._aux_norms is not None:
+            each = features.unflatten(-1, self._aux_norms.shape)
+            features = rms_norm(each, self._aux_norms, self._eps).flatten(-2)
         return features if self._fc is None else self._fc(features)
 
     def forward(
