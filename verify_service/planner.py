@@ -62,7 +62,7 @@ class Work:
             session.kv_len,
             np.concatenate([session.tokens[session.committed_len - 1 : session.committed_len], tree.tokens]),
             self.slots,
-            depths=np.concatenate([[0], tree.depths]).astype(np.int32),
+            depths=tree.row_depths,
             mask=tree.ancestor_mask(),
             num_logits=self.num_logits,
         )
