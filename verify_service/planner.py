@@ -157,7 +157,7 @@ class Planner:
         budget = self._scheduler.chunk
         works: list[Work] = []
         for session in list(self._scheduler.running):
-            if session.session_id in without or session not in self._scheduler.running:
+            if session.session_id in without or session.table_row < 0:
                 continue  # the latter: preempted by an older one just now
             count = session.needs_prefill
             if count > 1:
