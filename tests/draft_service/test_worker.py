@@ -477,7 +477,7 @@ async def test_what_is_brief_is_drafted_on_a_loop_that_has_little_else_to_do(own
         threads.append(threading.current_thread().name)
         return draft(requests)
 
-    slow.draft = noting  # type: ignore[method-assign]
+    slow.draft = noting
     with ThreadPoolExecutor(1, thread_name_prefix="drafter") as executor:
         drafting, table = Drafting(slow, executor=executor, owns_loop=owns_loop), _table()
         more = [opened(2, LOOP)] if reads else []
