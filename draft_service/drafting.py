@@ -23,7 +23,7 @@ from outrider.v1 import verify_pb2
 
 log = get_logger(__name__)
 
-BRIEF_MS = 8.0  # in which the event loop may keep calls about the drafter waiting
+BRIEF_MS = 10.0  # in which the event loop may keep calls about the drafter waiting
 
 
 class Drafting:

@@ -9,6 +9,8 @@ from array import array
 
 import numpy as np
 
+_FEW = 32  # up to so many pages are marked one by one, sooner than numpy begins
+
 
 class OutOfPages(Exception):
     """The pool has fewer free pages than asked for; nothing was taken."""
@@ -30,10 +32,10 @@ class PagePool:
             raise ValueError(f"num_pages {num_pages} and page_size {page_size} must be at least 1")
         self.num_pages = num_pages
         self.page_size = page_size
-        # A stack whose top is its end: descending, so that a new pool hands out 0, 1, 2, ... Not numpy's arrays, which
-        # take longer for the few pages of a step.
+        # A stack whose top is its end: descending, so that a new pool hands out 0, 1, 2, ...
         self._free = array("i", range(num_pages - 1, -1, -1))
         self._is_free = bytearray(b"\x01") * num_pages
+        self._marks = np.frombuffer(self._is_free, np.bool_)  # the same, for numpy
 
     @property
     def num_free(self) -> int:
@@ -47,11 +49,15 @@ class PagePool:
         first = len(self._free) - count
         if first < 0:
             raise OutOfPages(count, len(self._free))
-        pages = self._free[first:][::-1]
+        ids = self._free[first:][::-1]
         del self._free[first:]
-        for page in pages:
-            self._is_free[page] = False
-        return np.array(pages, np.int32)
+        pages = np.array(ids, np.int32)
+        if count > _FEW:
+            self._marks[pages] = False
+        else:
+            for page in ids:
+                self._is_free[page] = False
+        return pages
 
     def free(self, pages: np.ndarray) -> None:
         """Takes pages back. Raises ValueError, freeing nothing, for an id that is unknown, free, or named twice."""
@@ -61,17 +67,21 @@ class PagePool:
         ids = pages.tolist()
         if pages.ndim != 1 or min(ids) < 0 or max(ids) >= self.num_pages:
             raise ValueError(f"page ids must be one row within 0..{self.num_pages - 1}")
-        if freed := [page for page in ids if self._is_free[page]]:
-            raise ValueError(f"page {freed[0]} is free already")
+        many = len(ids) > _FEW
+        if self._marks[pages].any() if many else any(map(self._is_free.__getitem__, ids)):
+            raise ValueError(f"page {pages[self._marks[pages]][0]} is free already")
         if len(set(ids)) != len(ids):
             raise ValueError("a page is freed twice in one call")
-        for page in ids:
-            self._is_free[page] = True
-        self._free.extend(reversed(ids))  # the last one freed is on top of the stack
+        if many:
+            self._marks[pages] = True
+        else:
+            for page in ids:
+                self._is_free[page] = True
+        self._free.extend(ids[::-1])  # the last one freed is on top of the stack
 
     def check(self) -> None:
         """Raises RuntimeError unless the free stack and the free marks name the same pages, each once."""
         stack = np.array(self._free, np.int32)
-        marked = np.flatnonzero(np.frombuffer(self._is_free, np.bool_))
+        marked = np.flatnonzero(self._marks)
         if not np.array_equal(np.sort(stack), marked):
             raise RuntimeError(f"the free stack holds {stack.size} pages, {marked.size} are marked free")

@@ -87,6 +87,11 @@ class TokenTree:
         return np.array(self._depths, np.int32)
 
     @property
+    def row_depths(self) -> NDArray[np.int32]:
+        """int32 [n+1]: of the rows, the root's first."""
+        return np.array([0, *self._depths], np.int32)
+
+    @property
     def depth(self) -> int:
         """Of the deepest node; 0 without nodes."""
         return max(self._depths, default=0)

@@ -5,6 +5,7 @@ Paths' probabilities travel as one byte per node (min(255, round(-16 ln p)); low
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,6 +18,7 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 INLINE_FEATURE_BYTES = 256 * 1024
 
 _INT32 = np.dtype("<i4")
+_FEW = 16
 _LEAST_PROBABILITY = 1e-9  # its score is above 255
 
 Ids = NDArray[np.int32]
@@ -47,5 +49,8 @@ def check_token_ids(ids: Ids, *, vocab_size: int, field: str) -> None:
 
 def pack_scores(probabilities: NDArray[np.floating]) -> bytes:
     """Path probabilities [n] as score bytes."""
+    if len(probabilities) <= _FEW:  # sooner than numpy begins
+        held = [max(min(p, 1.0), _LEAST_PROBABILITY) for p in probabilities.tolist()]
+        return bytes([min(255, round(-16.0 * math.log(p))) for p in held])
     cost = -16.0 * np.log(np.maximum(np.minimum(probabilities, 1.0), _LEAST_PROBABILITY))
     return np.minimum(255.0, np.rint(cost)).astype(np.uint8).tobytes()

@@ -82,11 +82,12 @@ class Gatherer:
 
     def _leave_out(self, late: list[Assignment]) -> set[int]:
         """Ids of sessions that the step is better without (halves.py)."""
-        if not late and not self.halves.expects_waits:
+        running = self._scheduler.running
+        if len(running) < 2 or len(late) == len(running) or not (late or self.halves.expects_waits):
             return set()
         parts: list[Part] = []
         reply_ms, is_late = 0.0, set(map(id, late))
-        for session in self._scheduler.running:
+        for session in running:
             assignment = self._drafters.of(session)
             rows = session.needs_prefill
             if assignment is not None and id(assignment) in is_late:

@@ -62,7 +62,7 @@ class Work:
             session.kv_len,
             np.concatenate([session.tokens[session.committed_len - 1 : session.committed_len], tree.tokens]),
             self.slots,
-            depths=np.concatenate([[0], tree.depths]).astype(np.int32),
+            depths=tree.row_depths,
             mask=tree.ancestor_mask(),
             num_logits=self.num_logits,
         )
@@ -157,7 +157,7 @@ class Planner:
         budget = self._scheduler.chunk
         works: list[Work] = []
         for session in list(self._scheduler.running):
-            if session.session_id in without or session not in self._scheduler.running:
+            if session.session_id in without or session.table_row < 0:
                 continue  # the latter: preempted by an older one just now
             count = session.needs_prefill
             if count > 1:

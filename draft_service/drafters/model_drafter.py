@@ -235,12 +235,14 @@ class ModelDrafter(ABC, Generic[StateT]):
         """Runs rows of committed tokens up to MAX_ROWS_PER_CALL, short backlogs first where not all fit."""
         left = MAX_ROWS_PER_CALL
         while left > 0:
-            behind = [s for s in states if s.session.uid in self._states and self._num_runnable(s) > s.rows.num_rows]
-            if not behind:
+            behind = [(count, s) for s in states if (count := self._num_runnable(s) - s.rows.num_rows) > 0]
+            behind = [(count, s) for count, s in behind if s.session.uid in self._states]
+            missing = sum(count for count, _ in behind)
+            if missing > left:
+                behind.sort(key=lambda one: one[0])
+            left -= (done := self._run_rows([s for _, s in behind], min(left, self._model.max_batch_tokens)))
+            if done == missing:
                 return
-            if sum(self._num_runnable(s) - s.rows.num_rows for s in behind) > left:
-                behind.sort(key=lambda s: self._num_runnable(s) - s.rows.num_rows)
-            left -= self._run_rows(behind, min(left, self._model.max_batch_tokens))
 
     def _run_rows(self, states: Sequence[StateT], most: int) -> int:
         """One forward of at most `most` rows; returns how many they were."""
