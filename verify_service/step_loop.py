@@ -218,6 +218,7 @@ class StepLoop:
         """Opens running sessions that have no drafter to one that fits."""
         if not len(self.drafters):
             return
+        self._weigher.begin(len(self.scheduler.running))
         row_ms = _DRAFT_ROW * float(self._costs.ms(1))
         for session in self.scheduler.running:
             if session.speculation.enabled and self.drafters.of(session) is None:
