@@ -106,8 +106,6 @@ class DrafterRecord:
 
     def may_open(self, cost_ms: float) -> bool:
         """Whether a session may be opened now, which costs so much beside a probe; takes it from the purse."""
-        if self.hushed:
-            return False
         if not self.gains_nothing:
             return True
         if self.purse_ms <= 0.0:

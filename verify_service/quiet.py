@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 
 from outrider.cost_table import CostTable
@@ -59,8 +58,8 @@ class QuietTimes:
             return
         first = self._first.setdefault(sessions, [])
         first.append(ms)
-        if len(first) == _SAMPLES:  # one of so few may have been slow for reasons of its own
-            self._ms[sessions] = statistics.median(self._first.pop(sessions))
+        if len(first) == _SAMPLES:  # what disturbs a step only makes it longer
+            self._ms[sessions] = min(self._first.pop(sessions))
 
     def step(self, sessions: int, *, is_quiet: bool) -> None:
         """Counts a step without prompts, after `observe`; many that were not quiet make a measurement due."""

@@ -62,12 +62,18 @@ class Weigher:
         self._told_before: Counter[Told] = Counter()  # sessions told last
         self._linger = 0  # steps that drafts asked for then may still disturb
 
-    def begin(self, sessions: int) -> None:
-        """So many sessions are about to run: whether drafters are heard."""
+    def begin(self, sessions: int) -> int:
+        """So many sessions are about to run: decides whether drafters are heard; how many they may be given now."""
         self.quiet.begin(sessions)
+        hushed = self.quiet.is_measuring or self._account.is_paused(sessions)
         for drafter in self._drafters:
-            drafter.record.hushed = self.quiet.is_measuring or self._account.is_paused(sessions)
+            drafter.record.hushed = hushed
             drafter.record.alone = sessions == 1
+        return 0 if hushed else self._account.may_open(sessions)
+
+    def is_paused(self, sessions: int) -> bool:
+        """Whether drafters are to have none of so many sessions."""
+        return self._account.is_paused(sessions)
 
     def look(
         self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,

@@ -1,6 +1,8 @@
-"""The account of all sessions together: what does not pay ends after a few steps' time, and is tried ever less often."""
+"""The account of all sessions together: what does not pay ends after a few steps, and is tried ever less often."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 
@@ -61,7 +63,7 @@ def test_trials_that_fail_are_repeated_at_growing_intervals() -> None:
         assert not account.pays
         pauses.append(rest(account, 8))
     assert pauses[0] > 50
-    assert all(longer == 2 * shorter for shorter, longer in zip(pauses, pauses[1:], strict=False))
+    assert all(longer == 2 * shorter for shorter, longer in itertools.pairwise(pauses))
 
 
 def test_a_drafter_that_was_reliable_since_is_paused_briefly_again() -> None:
@@ -103,3 +105,15 @@ def test_what_comes_of_earlier_requests_is_not_counted_in_a_pause() -> None:
 
 def test_a_drafter_that_has_gained_much_may_owe_more() -> None:
     assert lose(Account(), 1, is_good=True) > 1.5 * lose(Account(), 1)
+
+
+def test_several_sessions_are_opened_one_by_one_until_drafting_has_paid_for_so_many() -> None:
+    account = Account()
+    assert [account.may_open(sessions) for sessions in (1, 2, 8)] == [1, 1, 1]
+    for _ in range(20):
+        observe(account, 8, speed=1.1)
+    assert [account.may_open(sessions) for sessions in (2, 8, 12, 16)] == [1, 8, 12, 1]
+    lose(account, 8)
+    assert account.may_open(8) == 0
+    rest(account, 8)
+    assert account.may_open(8) == 1
