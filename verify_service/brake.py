@@ -60,7 +60,7 @@ class DrafterRecord:
     """What one drafter's sessions have shown together."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
-    hushed: bool = False  # all its sessions, for a few steps: what plain steps take is measured
+    hushed: bool = False  # all its sessions: what plain steps take is measured, or drafts do not pay for so many
     pays: bool = False  # all sessions together gain, as far as is known
     alone: bool = False  # one session runs, whoever's
     worth: float = 0.0  # moving average of what a round saved, in steps per session
@@ -164,7 +164,7 @@ class SessionBrake:
     @property
     def asks(self) -> bool:
         """Whether the next verdict asks for drafts."""
-        return self.listens or (self.probing and not self.asked)
+        return self.listens or (self.probing and not self.asked and not self.record.hushed)
 
     def tell(self) -> bool:
         """Called with each verdict that is sent: whether it asks for drafts."""
@@ -232,7 +232,7 @@ class SessionBrake:
         """Counts a step without drafts, of which step_ms is the session's share. Returns whether a probe is due."""
         self.plain_steps += 1
         self.debt_ms = max(0.0, self.debt_ms - _PROBE_SHARE * step_ms)
-        if not self.silent:
+        if not self.silent or self.record.hushed:
             return False
         if self.probing:
             if self.plain_steps >= self.probe_after + _PROBE_PATIENCE:

@@ -215,14 +215,21 @@ class StepLoop:
             raise error
 
     def _assign(self) -> None:
-        """Opens running sessions that have no drafter to one that fits."""
+        """Opens running sessions that have no drafter to one that fits, or takes them back where drafts do not pay."""
         if not len(self.drafters):
             return
+        running = [session for session in self.scheduler.running if session.speculation.enabled]
+        room = self._weigher.begin(len(self.scheduler.running))
+        paused = self._weigher.is_paused(len(self.scheduler.running))
         row_ms = _DRAFT_ROW * float(self._costs.ms(1))
-        for session in self.scheduler.running:
-            if session.speculation.enabled and self.drafters.of(session) is None:
-                fixed = self._planner.is_fixed(session)
-                self._teller.opened(self.drafters.assign(session, row_ms=None if fixed else row_ms))
+        for session in running:
+            fixed, has_drafter = self._planner.is_fixed(session), self.drafters.of(session) is not None
+            if has_drafter and paused and not fixed:
+                self.drafters.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
+            elif not has_drafter and (fixed or room):
+                assignment = self.drafters.assign(session, row_ms=None if fixed else row_ms)
+                self._teller.opened(assignment)
+                room -= assignment is not None and not fixed
 
     def _obey(self, commands: list[Command]) -> bool:
         """Does what they say; whether the loop goes on."""

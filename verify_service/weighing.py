@@ -3,7 +3,8 @@
 A step's time is measured from the one before it, so that nothing is left out: waiting, frames, Python. Steps in which
 no drafter was asked for anything say what plain decoding takes with so many sessions; how much longer others take than
 that, their nodes and their wait allowed for, is what telling drafters costs: on cores that they share with verify,
-mostly their drafting. Where every step asks drafters, they are hushed for a few, rarely, to measure it.
+mostly their drafting. Drafters are hushed where that is to be measured (quiet.py), and where drafting does not pay for
+all sessions together (account.py).
 """
 
 from __future__ import annotations
@@ -15,20 +16,14 @@ from dataclasses import dataclass
 
 from kernels.acceptance import Accepted
 from outrider.cost_table import CostTable
+from verify_service.account import Account
 from verify_service.counting import Counters
 from verify_service.drafters import Assignment, Drafters
 from verify_service.planner import Work
+from verify_service.quiet import QuietTimes
 
-_ALPHA = 0.1
 _LINGER_STEPS = 16  # after which a drafter that has not answered is thought to rest
 _READING_STEPS = 64  # that a drafter may take for a prompt before its silence tells against it
-_HUSH_STEPS = 8  # at most; the first two may still be disturbed by drafts under way
-_QUIET_SAMPLES = 3  # that end a hush
-_OWED_STEPS, _OWED_BY_GOOD = 6.0, 12.0  # of plain steps' time that all together may owe
-# Steps without drafts when they owe more; it doubles, so little is lost in the end.
-_FIRST_PAUSE, _LAST_PAUSE = 48, 4096
-_RELIABLE_STEPS = 192  # without debts, after which the next pause is a first one
-_FIRST_HUSH, _HUSH_EVERY = 64, 2048  # steps with so many sessions of which none was quiet
 
 
 Told = tuple[int, bool]  # a record's id; whether each step tells it, or a probe did
@@ -49,56 +44,36 @@ class Seen:
     told: set[int]
 
 
-class QuietTimes:
-    """Milliseconds of a whole step in which no drafter had anything to do, by its number of sessions."""
-
-    def __init__(self) -> None:
-        self._ms: dict[int, float] = {}
-        self._since: Counter[int] = Counter()  # steps that were not quiet
-
-    def ms(self, sessions: int) -> float | None:
-        """As measured, or between what was measured of fewer and of more sessions; None where it was not."""
-        if sessions in self._ms:
-            return self._ms[sessions]
-        fewer = max((known for known in self._ms if known < sessions), default=None)
-        more = min((known for known in self._ms if known > sessions), default=None)
-        if fewer is None or more is None:
-            return None
-        part = (sessions - fewer) / (more - fewer)
-        return (1 - part) * self._ms[fewer] + part * self._ms[more]
-
-    def observe(self, sessions: int, ms: float) -> None:
-        """Takes in a quiet step's time."""
-        known = self._ms.get(sessions, ms)
-        self._ms[sessions] = known + _ALPHA * (min(ms, 2 * known) - known)
-        self._since[sessions] = 0
-
-    def is_old(self, sessions: int) -> bool:
-        """Counts a step that was not quiet; whether it is time for one that is."""
-        self._since[sessions] += 1
-        return self._since[sessions] >= (_HUSH_EVERY if sessions in self._ms else _FIRST_HUSH)
-
-
 class Weigher:
     """Owned by the engine thread. clock: monotonic nanoseconds."""
 
     def __init__(
         self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int] = time.monotonic_ns
     ) -> None:
-        self.quiet = QuietTimes()
+        self.quiet = QuietTimes(costs)
+        self._account = Account()
         self._drafters = drafters
         self._costs = costs
         self._counters = counters
         self._clock = clock
         self._last_ns = clock()
         self._sessions: set[int] = set()
+        self._decoded = True  # the last step ran no prompt, which slows the one after it too
         self._told_before: Counter[Told] = Counter()  # sessions told last
         self._linger = 0  # steps that drafts asked for then may still disturb
-        self._hush_left = 0
-        self._quiet_left = 0
-        self._owed_ms = 0.0  # what speculation has cost all sessions together and not brought in
-        self._paid_steps = 0  # in a row in which nothing was owed
-        self._pauses: dict[int, int] = {}  # steps of the next one, by about how many sessions
+
+    def begin(self, sessions: int) -> int:
+        """So many sessions are about to run: decides whether drafters are heard; how many they may be given now."""
+        self.quiet.begin(sessions)
+        hushed = self.quiet.is_measuring or self._account.is_paused(sessions)
+        for drafter in self._drafters:
+            drafter.record.hushed = hushed
+            drafter.record.alone = sessions == 1
+        return 0 if hushed else self._account.may_open(sessions)
+
+    def is_paused(self, sessions: int) -> bool:
+        """Whether drafters are to have none of so many sessions."""
+        return self._account.is_paused(sessions)
 
     def look(
         self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,
@@ -128,12 +103,15 @@ class Weigher:
         if told or not (self._linger and any(a.asked_ns for a in assignments)):
             self._linger = _LINGER_STEPS if told else 0
         if seen.decodes:
-            own_ms = wall_ms - seen.waited_ms if steady else None
+            own_ms = wall_ms - seen.waited_ms if steady and self._decoded else None
             self._measure(works, told, seen.step_ms, own_ms, waited=bool(late))
             self._weigh(seen)
-            if steady and (told or self._linger):
-                committed = sum(1 + (len(outcome.nodes) if outcome is not None else 0) for outcome in seen.outcomes)
-                self._balance(works, committed, wall_ms)
+            if steady and (told or self._linger) and not any(a.brake.fixed for a in assignments):
+                self._balance(seen)
+        else:
+            self.quiet.prompt_step()
+        self._decoded = seen.decodes
+        self._account.rest(len(self._sessions))
         self._linger = max(0, self._linger - 1)
         if told or not self._linger:
             self._told_before = told
@@ -149,7 +127,6 @@ class Weigher:
             self._costs.observe(rows, step_ms)
         if is_quiet and own_ms is not None:
             self.quiet.observe(count, own_ms)
-            self._quiet_left -= 1
         elif own_ms is not None and quiet_ms is not None:
             nodes_ms = float(self._costs.ms(rows)) - float(self._costs.ms(count))
             # A step that stood still for other reasons says little.
@@ -157,7 +134,8 @@ class Weigher:
             self._tax(told, extra_ms)
         for drafter in self._drafters:
             drafter.record.earn(float(self._costs.ms(count)))
-        self._hush(works, len(self._sessions), is_quiet=is_quiet)
+        is_fixed = any(work.assignment is not None and work.assignment.brake.fixed for work in works)
+        self.quiet.step(len(self._sessions), is_quiet=is_quiet or is_fixed)
 
     def _tax(self, told: Counter[Told], extra_ms: float) -> None:
         """Shares out what a step took beside what was expected; drafts asked for in the last one may still be made."""
@@ -169,48 +147,16 @@ class Weigher:
                 if count := shares[key]:
                     drafter.record.observe_tax(extra_ms * count / total, told[key], probing=not listens)
 
-    def _hush(self, works: list[Work], count: int, *, is_quiet: bool) -> None:
-        if self._hush_left:
-            self._hush_left -= 1
-            if not self._hush_left or self._quiet_left <= 0:
-                self._hush_left = 0
-                self._set_hushed(False)
+    def _balance(self, seen: Seen) -> None:
+        count = len(self._sessions)
+        quiet_ms = self.quiet.ms(count)
+        if quiet_ms is None:
             return
-        fixed = any(work.assignment is not None and work.assignment.brake.fixed for work in works)
-        if not is_quiet and not fixed and self.quiet.is_old(count):
-            self._hush_left, self._quiet_left = _HUSH_STEPS, _QUIET_SAMPLES
-            self._set_hushed(True)
-
-    def _balance(self, works: list[Work], committed: int, wall_ms: float) -> None:
-        """Keeps the account of all sessions together: tokens, at what they take in plain steps, less the time.
-
-        What sessions cost one another (waiting, steps that leave some out) shows only here. Where it goes into the red
-        all drafters are hushed, for longer each time it happens.
-        """
-        quiet_ms = self.quiet.ms(len(self._sessions))
-        if quiet_ms is None or any(work.assignment is not None and work.assignment.brake.fixed for work in works):
-            return
-        net_ms = max(-2 * quiet_ms, min(committed * quiet_ms / len(self._sessions) - wall_ms, 2 * quiet_ms))
-        self._owed_ms = max(0.0, self._owed_ms - net_ms)
-        self._paid_steps = 0 if self._owed_ms else self._paid_steps + 1
-        size = len(self._sessions).bit_length()
-        if self._paid_steps > _RELIABLE_STEPS:
-            self._pauses.pop(size, None)
-        for drafter in self._drafters:
-            drafter.record.pays = self._owed_ms < quiet_ms
-            drafter.record.alone = len(self._sessions) == 1
+        committed = sum(1 + (len(outcome.nodes) if outcome is not None else 0) for outcome in seen.outcomes)
         is_good = any(drafter.record.is_good for drafter in self._drafters)
-        # The luck of many sessions evens out: a smaller debt says as much.
-        allowed = (_OWED_BY_GOOD if is_good else _OWED_STEPS) / len(self._sessions) ** 0.5
-        if self._owed_ms > allowed * quiet_ms and not self._hush_left:
-            self._owed_ms = 0.0
-            self._hush_left = self._quiet_left = pause = self._pauses.get(size, _FIRST_PAUSE)
-            self._pauses[size] = min(2 * pause, _LAST_PAUSE)
-            self._set_hushed(True)
-
-    def _set_hushed(self, hushed: bool) -> None:
+        self._account.observe(count, committed=committed, wall_ms=seen.wall_ms, quiet_ms=quiet_ms, is_good=is_good)
         for drafter in self._drafters:
-            drafter.record.hushed = hushed
+            drafter.record.pays = self._account.pays
 
     def _weigh(self, seen: Seen) -> None:
         """Tells each session's brake what its drafts saved and cost in this step."""

@@ -11,7 +11,7 @@ from tests.verify_service.test_drafters import drafter, drafters, session
 from verify_service.assignment import Assignment
 from verify_service.counting import Counters
 from verify_service.planner import Work
-from verify_service.weighing import QuietTimes, Weigher
+from verify_service.weighing import Weigher
 
 PLAIN_MS = 10.0
 FLAT = {1: PLAIN_MS, 64: PLAIN_MS}
@@ -44,6 +44,7 @@ class Scale:
         """So many steps in which each session verifies `nodes`; tell: drafters are asked before, if brakes let them."""
         for _ in range(times):
             self._now_ns += int(wall_ms * 1e6)
+            self.weigher.begin(len(self.sessions))
             asked = [assignment.brake.tell() for assignment in self.assignments] if tell else []
             rows = 1 + (nodes if not tell or any(asked) else 0)
             works = [
@@ -56,27 +57,10 @@ class Scale:
             self.weigher.weigh(seen)
 
 
-def test_quiet_times_lie_between_what_was_measured_of_fewer_and_of_more_sessions() -> None:
-    quiet = QuietTimes()
-    quiet.observe(2, 10.0)
-    quiet.observe(6, 20.0)
-    assert [quiet.ms(count) for count in (1, 2, 3, 4, 6, 7)] == [None, 10.0, 12.5, 15.0, 20.0, None]
-    quiet.observe(2, 1e6)
-    assert quiet.ms(2) == pytest.approx(11.0)  # one slow step moves it little
-
-
-def test_a_quiet_step_is_due_sooner_where_none_was_measured() -> None:
-    quiet = QuietTimes()
-    unknown = next(step for step in range(1, 10_000) if quiet.is_old(1))
-    quiet.observe(1, 10.0)
-    assert not any(quiet.is_old(1) for _ in range(10 * unknown))
-
-
 def test_steps_without_drafts_say_what_plain_decoding_takes() -> None:
     scale = Scale(2)
-    scale.step(times=3)
+    scale.step(times=5)
     assert scale.weigher.quiet.ms(2) == PLAIN_MS
-    assert scale.weigher.quiet.ms(1) is None
 
 
 def test_a_step_that_someone_joined_says_nothing_of_the_time_between_steps() -> None:
@@ -87,7 +71,7 @@ def test_a_step_that_someone_joined_says_nothing_of_the_time_between_steps() -> 
 
 def test_a_prompts_step_teaches_nothing() -> None:
     scale = Scale()
-    scale.step(times=3)
+    scale.step(times=5)
     before = scale.record.tax_ms
     scale.sessions[0].kv_len = 0
     scale.step(1e3, tell=True, times=20)
@@ -98,14 +82,14 @@ def test_a_prompts_step_teaches_nothing() -> None:
 @pytest.mark.parametrize("num_sessions", [1, 4])
 def test_what_telling_costs_is_shared_by_those_told(num_sessions: int) -> None:
     scale = Scale(num_sessions, fixed=True)
-    scale.step(times=3)
+    scale.step(times=5)
     scale.step(PLAIN_MS + 4.0, tell=True, times=400)
     assert scale.record.tax_ms == pytest.approx(4.0 / num_sessions, rel=0.1)
 
 
 def test_nodes_are_not_counted_as_what_telling_costs() -> None:
     scale = Scale(costs=STEEP, fixed=True)
-    scale.step(times=3)
+    scale.step(times=5)
     scale.step(PLAIN_MS + 8.0, tell=True, nodes=4, times=400)
     assert scale.record.tax_ms == pytest.approx(0.0, abs=0.05)
 
@@ -113,7 +97,7 @@ def test_nodes_are_not_counted_as_what_telling_costs() -> None:
 @pytest.mark.parametrize(("accepted", "silenced"), [(0, True), (4, False)])
 def test_a_session_whose_drafts_cost_more_than_they_bring_is_silenced(accepted: int, silenced: bool) -> None:
     scale = Scale(costs=STEEP)
-    scale.step(times=3)
+    scale.step(times=5)
     scale.step(PLAIN_MS + 8.0, tell=True, nodes=4, accepted=accepted, times=12)
     assert scale.assignments[0].brake.silent is silenced
     assert scale.counters.silenced == silenced
@@ -121,7 +105,7 @@ def test_a_session_whose_drafts_cost_more_than_they_bring_is_silenced(accepted: 
 
 def test_a_session_fixed_by_its_request_is_left_alone() -> None:
     scale = Scale(costs=STEEP, fixed=True)
-    scale.step(times=3)
+    scale.step(times=5)
     scale.step(10 * PLAIN_MS, tell=True, nodes=4, times=100)
     assert not scale.assignments[0].brake.silent
     assert not scale.record.hushed
@@ -142,7 +126,7 @@ def test_where_every_step_asks_drafters_they_are_hushed_for_a_few_to_measure_wit
 
 def test_drafts_that_cost_all_sessions_together_too_much_are_paused_and_longer_each_time() -> None:
     scale = Scale(2)
-    scale.step(times=3)
+    scale.step(times=5)
     pauses: list[int] = []
     for _ in range(2):
         for _ in range(20):
@@ -162,7 +146,7 @@ def test_drafts_that_cost_all_sessions_together_too_much_are_paused_and_longer_e
 
 def test_drafts_that_pay_are_not_paused() -> None:
     scale = Scale(2)
-    scale.step(times=3)
+    scale.step(times=5)
     scale.step(1.2 * PLAIN_MS, tell=True, nodes=3, accepted=2, times=50)
     assert scale.record.pays
     assert not scale.record.hushed
@@ -170,10 +154,24 @@ def test_drafts_that_pay_are_not_paused() -> None:
 
 def test_a_drafter_that_reads_a_prompt_is_given_time_and_one_that_never_answers_is_silenced() -> None:
     scale = Scale(costs=STEEP)
-    scale.step(times=3)
+    scale.step(times=5)
     assignment = scale.assignments[0]
     assignment.has_answered = False
     scale.step(PLAIN_MS + 1.0, tell=True, times=40)
     assert assignment.brake.listens
     scale.step(PLAIN_MS + 1.0, tell=True, times=200)
     assert not assignment.brake.listens
+
+
+def test_a_new_number_of_sessions_is_measured_then_opened_one_by_one_and_not_at_all_in_a_pause() -> None:
+    scale = Scale(4)
+    assert scale.weigher.begin(1) == 1
+    assert scale.weigher.begin(4) == 0
+    assert scale.record.hushed
+    scale.step(times=8)
+    assert scale.weigher.begin(4) == 1
+    assert not scale.record.hushed
+    scale.step(5 * PLAIN_MS, tell=True, nodes=1, times=4)
+    assert scale.weigher.is_paused(4)
+    assert scale.weigher.begin(4) == 0
+    assert scale.record.hushed

@@ -1,0 +1,119 @@
+"""The account of all sessions together: what does not pay ends after a few steps, and is tried ever less often."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from verify_service.account import Account
+
+QUIET_MS = 10.0
+
+
+def observe(account: Account, sessions: int, *, speed: float, is_good: bool = False) -> None:
+    """A step in which drafters had a part. speed: tokens per ms over those of plain steps."""
+    account.observe(
+        sessions, committed=sessions, wall_ms=QUIET_MS / speed, quiet_ms=QUIET_MS, is_good=is_good
+    )  # fmt: skip
+
+
+def lose(account: Account, sessions: int, *, speed: float = 0.5, is_good: bool = False) -> float:
+    """Drafts that do not pay, until they are paused: how many plain steps' time they cost."""
+    for step in range(1, 10_000):
+        observe(account, sessions, speed=speed, is_good=is_good)
+        if account.is_paused(sessions):
+            return step * (1 / speed - 1)
+    raise AssertionError("it was never paused")
+
+
+def rest(account: Account, sessions: int) -> int:
+    """How many steps the pause takes."""
+    steps = 0
+    while account.is_paused(sessions):
+        account.rest(sessions)
+        steps += 1
+    return steps
+
+
+@pytest.mark.parametrize(("sessions", "most"), [(1, 7.0), (2, 6.0), (8, 3.0), (32, 2.0)])
+@pytest.mark.parametrize("speed", [0.5, 0.8, 0.95])
+def test_what_a_trial_costs_is_bounded_and_less_where_it_tells_more(sessions: int, most: float, speed: float) -> None:
+    assert lose(Account(), sessions, speed=speed) <= most
+
+
+def test_one_step_that_stands_still_is_no_failure() -> None:
+    account = Account()
+    observe(account, 1, speed=0.001)
+    assert not account.is_paused(1)
+
+
+def test_drafts_that_pay_are_heard_for_ever() -> None:
+    account = Account()
+    for _ in range(1000):
+        observe(account, 8, speed=1.1)
+    assert account.pays
+    assert not account.is_paused(8)
+
+
+def test_trials_that_fail_are_repeated_at_growing_intervals() -> None:
+    account, pauses = Account(), []
+    for _ in range(4):
+        lose(account, 8)
+        assert not account.pays
+        pauses.append(rest(account, 8))
+    assert pauses[0] > 50
+    assert all(longer == 2 * shorter for shorter, longer in itertools.pairwise(pauses))
+
+
+def test_a_drafter_that_was_reliable_since_is_paused_briefly_again() -> None:
+    account = Account()
+    lose(account, 8)
+    first = rest(account, 8)
+    lose(account, 8)
+    rest(account, 8)
+    for _ in range(400):
+        observe(account, 8, speed=1.1)
+    lose(account, 8)
+    assert rest(account, 8) == first
+
+
+def test_what_fails_with_some_sessions_is_not_tried_with_more_or_nearly_as_many_and_may_be_with_few() -> None:
+    account = Account()
+    lose(account, 8)
+    assert [sessions for sessions in (1, 2, 4, 5, 7, 8, 9, 100) if account.is_paused(sessions)] == [5, 7, 8, 9, 100]
+    assert rest(account, 7) > 0
+    assert not account.is_paused(8)
+
+
+def test_a_pause_waits_while_few_sessions_run() -> None:
+    account = Account()
+    lose(account, 8)
+    for _ in range(10_000):
+        account.rest(1)
+    assert account.is_paused(8)
+
+
+def test_what_comes_of_earlier_requests_is_not_counted_in_a_pause() -> None:
+    account = Account()
+    lose(account, 8)
+    for _ in range(20):
+        observe(account, 8, speed=0.1)
+    rest(account, 8)
+    assert lose(account, 8) > 1.0
+
+
+def test_a_drafter_that_has_gained_much_may_owe_more() -> None:
+    assert lose(Account(), 1, is_good=True) > 1.5 * lose(Account(), 1)
+
+
+def test_several_sessions_are_opened_one_by_one_until_drafting_has_paid_for_so_many() -> None:
+    account = Account()
+    assert [account.may_open(sessions) for sessions in (1, 2, 8)] == [1, 1, 1]
+    for _ in range(20):
+        observe(account, 8, speed=1.1)
+    assert [account.may_open(sessions) for sessions in (2, 8, 12, 16)] == [1, 8, 12, 1]
+    lose(account, 8)
+    assert account.may_open(8) == 0
+    rest(account, 8)
+    assert account.may_open(8) == 1

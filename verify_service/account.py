@@ -1,0 +1,79 @@
+"""The account of all sessions together: whether drafters are heard at all, by how many sessions run.
+
+What sessions cost one another (cores that drafting takes, waiting, steps that leave some out) is in no session's own
+account. Here tokens, at what they take in plain steps, stand against the time that went by. Drafting for a number of
+sessions is on trial until it pays: drafters are given them one by one, all may owe a few steps' time, and when they owe
+more drafters have none for a while, longer each time. What fails with some sessions is not tried with more of them, nor
+with nearly as many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_OWED_STEPS, _OWED_BY_GOOD = 6.0, 12.0  # of plain steps' time that one session may owe
+# Steps without drafts when they owe more; it doubles, so little is lost in the end.
+_FIRST_PAUSE, _LAST_PAUSE = 96, 4096
+_PROVEN_STEPS = 8  # in a row without debts, after which sessions are opened as they come
+_RELIABLE_STEPS = 192  # without debts, after which the next pause is a first one
+
+
+@dataclass(slots=True)
+class _Pause:
+    """Nobody is heard while more than `above` sessions run, for `left` steps. next_steps: of the one after it."""
+
+    above: int
+    left: int
+    next_steps: int
+
+
+class Account:
+    """Pure state."""
+
+    def __init__(self) -> None:
+        self.pays = False  # as far as is known
+        self._owed_ms = 0.0  # what speculation has cost all sessions and not brought in
+        self._paid_steps = 0  # in a row in which nothing was owed
+        self._proven: set[int] = set()  # about how many sessions drafting has paid for
+        self._pauses: dict[int, _Pause] = {}  # by about how many sessions failed
+
+    def is_paused(self, sessions: int) -> bool:
+        """Whether drafters are not heard while so many sessions run."""
+        return any(pause.left > 0 and pause.above < sessions for pause in self._pauses.values())
+
+    def may_open(self, sessions: int) -> int:
+        """How many sessions may be opened to drafters before the next step: one after another while on trial."""
+        if self.is_paused(sessions):
+            return 0
+        return sessions if sessions == 1 or sessions.bit_length() in self._proven else 1
+
+    def rest(self, sessions: int) -> None:
+        """Counts a step."""
+        for pause in self._pauses.values():
+            if pause.above < sessions:
+                pause.left = max(0, pause.left - 1)
+
+    def observe(self, sessions: int, *, committed: int, wall_ms: float, quiet_ms: float, is_good: bool) -> None:
+        """Takes in a step that drafters had a part in. quiet_ms: of a plain one; is_good: a drafter has gained much."""
+        if self.is_paused(sessions):  # what was asked for before it is still made
+            return
+        gained_ms = committed * quiet_ms / sessions - wall_ms
+        # A step that stood still for other reasons says little.
+        self._owed_ms = max(0.0, self._owed_ms - max(-2 * quiet_ms, min(gained_ms, 2 * quiet_ms)))
+        self._paid_steps = 0 if self._owed_ms else self._paid_steps + 1
+        self.pays = self._owed_ms < quiet_ms
+        if self._paid_steps >= _PROVEN_STEPS:
+            self._proven.add(sessions.bit_length())
+        if self._paid_steps > _RELIABLE_STEPS:
+            self._pauses.pop(sessions.bit_length(), None)
+        # The luck of many sessions evens out: a smaller debt says as much.
+        allowed = (_OWED_BY_GOOD if is_good else _OWED_STEPS) / sessions**0.5
+        if self._owed_ms > allowed * quiet_ms:
+            self._pause(sessions)
+
+    def _pause(self, sessions: int) -> None:
+        last = self._pauses.get(sessions.bit_length())
+        steps = last.next_steps if last is not None else _FIRST_PAUSE
+        self._pauses[sessions.bit_length()] = _Pause(sessions // 2, steps, min(2 * steps, _LAST_PAUSE))
+        self._owed_ms, self._paid_steps, self.pays = 0.0, 0, False
+        self._proven = {size for size in self._proven if size < sessions.bit_length()}

@@ -1,0 +1,83 @@
+"""What plain steps take by the number of sessions in them: measured while no drafter has anything to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from outrider.cost_table import CostTable
+
+_ALPHA = 0.1
+_SAMPLES = 3  # that a measurement takes
+_TRIES = 8  # steps that it may take; the first two may still be disturbed by drafts under way
+_PATIENCE = 64  # steps that it may take with those that run prompts, which say nothing
+_NEAR = 1 / 8  # of a number of sessions: what was measured so close by serves as well
+_FIRST, _AGAIN = 64, 2048  # steps with so many sessions of which none was quiet, before one is measured
+
+
+class QuietTimes:
+    """Milliseconds of a whole step in which no drafter had anything to do, by its number of sessions.
+
+    Several sessions are measured before they are drafted for: each step that does not pay costs all of them. One alone
+    is drafted for at once, and measured later.
+    """
+
+    def __init__(self, costs: CostTable) -> None:
+        self._costs = costs
+        self._ms: dict[int, float] = {}
+        self._first: dict[int, list[float]] = {}  # where there are too few
+        self._since: Counter[int] = Counter()  # steps that were not quiet
+        self._samples_left = 0
+        self._tries_left = 0
+        self._patience = 0
+        self._tried: set[int] = set()
+
+    def ms(self, sessions: int) -> float | None:
+        """As measured, or by what so many rows cost beside what was measured nearest; None where nothing was."""
+        if sessions in self._ms or not self._ms:
+            return self._ms.get(sessions)
+        nearest = min(self._ms, key=lambda known: max(known, sessions) / min(known, sessions))
+        return self._ms[nearest] * float(self._costs.ms(sessions)) / float(self._costs.ms(nearest))
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether steps should be quiet now."""
+        return self._tries_left > 0 and self._patience > 0
+
+    def begin(self, sessions: int) -> None:
+        """So many sessions are about to run: where nothing is known of them, that comes first."""
+        if sessions > 1 and not self.is_measuring and sessions not in self._tried and not self._is_known(sessions):
+            self._measure(sessions)
+
+    def observe(self, sessions: int, ms: float) -> None:
+        """Takes in a quiet step's time."""
+        self._since[sessions] = 0
+        self._samples_left -= 1
+        if sessions in self._ms:
+            known = self._ms[sessions]
+            self._ms[sessions] = known + _ALPHA * (min(ms, 2 * known) - known)
+            return
+        first = self._first.setdefault(sessions, [])
+        first.append(ms)
+        if len(first) == _SAMPLES:  # what disturbs a step only makes it longer
+            self._ms[sessions] = min(self._first.pop(sessions))
+
+    def step(self, sessions: int, *, is_quiet: bool) -> None:
+        """Counts a step without prompts, after `observe`; many that were not quiet make a measurement due."""
+        if self.is_measuring:
+            self._tries_left = self._tries_left - 1 if self._samples_left > 0 else 0
+        elif not is_quiet:
+            self._since[sessions] += 1
+            if self._since[sessions] >= (_AGAIN if self._is_known(sessions) else _FIRST):
+                self._measure(sessions)
+
+    def prompt_step(self) -> None:
+        """Counts a step that ran prompts."""
+        self._patience -= 1
+
+    def _is_known(self, sessions: int) -> bool:
+        return any(abs(known - sessions) <= _NEAR * sessions for known in self._ms)
+
+    def _measure(self, sessions: int) -> None:
+        self._tried.add(sessions)
+        self._since[sessions] = 0
+        self._samples_left, self._tries_left, self._patience = _SAMPLES, _TRIES, _PATIENCE
