@@ -70,7 +70,9 @@ class StepLoop:
         brake: bool = True,
         decode_log_interval: int = 0,
         clerk: Executor | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        """clock: nanoseconds, by which it is judged whether drafts pay."""
         self.scheduler = scheduler
         self.drafters = drafters
         self.inbox = inbox
@@ -83,7 +85,7 @@ class StepLoop:
         )
         self._costs = costs
         self._sampler = Sampler()
-        self._weigher = Weigher(drafters, costs, self.counters)
+        self._weigher = Weigher(drafters, costs, self.counters, clock)
         self._teller = Teller(drafters, runner)
         self._responses: list[tuple[Session, Unsent]] = []
         self._clerk = clerk

@@ -5,13 +5,16 @@ Drafters act when the loop looks into its inbox: at a step's start, and while it
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from engine.batch import Segment
 from engine.config import ModelConfig
 from engine.pages import PagePool
 from engine.radix_cache import RadixCache
@@ -221,6 +224,23 @@ class Rig:
         return resumed + self.tokens[session.session_id]
 
 
+class StepClock:
+    """Nanoseconds that go by in a runner's steps alone, as long as `costs` says that each takes."""
+
+    def __init__(self, runner: FakeRunner, costs: CostTable) -> None:
+        self._now_ns = 0
+        forward = runner.forward
+
+        def timed(segments: Sequence[Segment]) -> torch.Tensor:
+            self._now_ns += int(1e6 * float(costs.ms(sum(len(segment.tokens) for segment in segments))))
+            return forward(segments)
+
+        runner.forward = timed
+
+    def __call__(self) -> int:
+        return self._now_ns
+
+
 def build_rig(
     model: ToyModel | None = None,
     *,
@@ -240,7 +260,7 @@ def build_rig(
     nan_tokens: frozenset[int] = frozenset(),
     longest_prefix_first: bool = False,
 ) -> Rig:
-    """A rig; the clock plays no part in what it does unless `brake` is on."""
+    """A rig; time plays no part in what it does, or, with `brake` on, the time that steps take by `costs`."""
     runner = FakeRunner(
         model or ToyModel(),
         pages * page_size,
@@ -272,6 +292,7 @@ def build_rig(
         max_verify_nodes=MAX_NODES,
         max_draft_wait_ms=wait_ms,
         brake=brake,
+        clock=time.monotonic_ns if costs is None else StepClock(runner, costs),
     )
     factory = build_factory(runner.config)
     rig = Rig(runner, loop, factory, inbox)
