@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_OWED_STEPS, _OWED_BY_GOOD = 6.0, 12.0  # of plain steps' time that one session may owe
+_OWED_STEPS = 6.0  # of plain steps' time that one session may owe
 # Steps without drafts when they owe more; it doubles, so little is lost in the end.
 _FIRST_PAUSE, _LAST_PAUSE = 96, 4096
 _PROVEN_STEPS = 8  # in a row without debts, after which sessions are opened as they come
@@ -32,7 +32,7 @@ class Account:
 
     def __init__(self) -> None:
         self.pays = False  # as far as is known
-        self._owed_ms = 0.0  # what speculation has cost all sessions and not brought in
+        self._owed_ms: dict[int, float] = {}  # what it has cost about so many sessions and not brought in
         self._paid_steps = 0  # in a row in which nothing was owed
         self._proven: set[int] = set()  # about how many sessions drafting has paid for
         self._pauses: dict[int, _Pause] = {}  # by about how many sessions failed
@@ -53,27 +53,31 @@ class Account:
             if pause.above < sessions:
                 pause.left = max(0, pause.left - 1)
 
-    def observe(self, sessions: int, *, committed: int, wall_ms: float, quiet_ms: float, is_good: bool) -> None:
-        """Takes in a step that drafters had a part in. quiet_ms: of a plain one; is_good: a drafter has gained much."""
+    def observe(self, sessions: int, *, committed: int, wall_ms: float, quiet_ms: float) -> None:
+        """Takes in a step that drafters had a part in. quiet_ms: of a plain one."""
         if self.is_paused(sessions):  # what was asked for before it is still made
             return
         gained_ms = committed * quiet_ms / sessions - wall_ms
         # A step that stood still for other reasons says little.
-        self._owed_ms = max(0.0, self._owed_ms - max(-2 * quiet_ms, min(gained_ms, 2 * quiet_ms)))
-        self._paid_steps = 0 if self._owed_ms else self._paid_steps + 1
-        self.pays = self._owed_ms < quiet_ms
-        if self._paid_steps >= _PROVEN_STEPS:
-            self._proven.add(sessions.bit_length())
-        if self._paid_steps > _RELIABLE_STEPS:
-            self._pauses.pop(sessions.bit_length(), None)
+        gained_ms = max(-2 * quiet_ms, min(gained_ms, 2 * quiet_ms))
         # The luck of many sessions evens out: a smaller debt says as much.
-        allowed = (_OWED_BY_GOOD if is_good else _OWED_STEPS) / sessions**0.5
-        if self._owed_ms > allowed * quiet_ms:
+        size, allowed_ms = sessions.bit_length(), _OWED_STEPS / sessions**0.5 * quiet_ms
+        owed_ms = max(0.0, self._owed_ms.get(size, 0.0) - gained_ms)
+        self._owed_ms[size] = min(owed_ms, allowed_ms)
+        self._paid_steps = 0 if owed_ms else self._paid_steps + 1
+        self.pays = owed_ms < quiet_ms
+        if self._paid_steps >= _PROVEN_STEPS:
+            self._proven.add(size)
+        if self._paid_steps > _RELIABLE_STEPS:
+            self._pauses.pop(size, None)
+        # What one alone costs, its own brake knows, and may find the next one worth it.
+        if owed_ms > allowed_ms and sessions > 1:
             self._pause(sessions)
 
     def _pause(self, sessions: int) -> None:
         last = self._pauses.get(sessions.bit_length())
         steps = last.next_steps if last is not None else _FIRST_PAUSE
         self._pauses[sessions.bit_length()] = _Pause(sessions // 2, steps, min(2 * steps, _LAST_PAUSE))
-        self._owed_ms, self._paid_steps, self.pays = 0.0, 0, False
+        self._owed_ms[sessions.bit_length()] = 0.0
+        self._paid_steps, self.pays = 0, False
         self._proven = {size for size in self._proven if size < sessions.bit_length()}

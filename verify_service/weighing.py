@@ -153,8 +153,7 @@ class Weigher:
         if quiet_ms is None:
             return
         committed = sum(1 + (len(outcome.nodes) if outcome is not None else 0) for outcome in seen.outcomes)
-        is_good = any(drafter.record.is_good for drafter in self._drafters)
-        self._account.observe(count, committed=committed, wall_ms=seen.wall_ms, quiet_ms=quiet_ms, is_good=is_good)
+        self._account.observe(count, committed=committed, wall_ms=seen.wall_ms, quiet_ms=quiet_ms)
         for drafter in self._drafters:
             drafter.record.pays = self._account.pays
 
