@@ -26,6 +26,7 @@ _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain steps between probes of a silenced se
 _LAST_TRIAL = 512  # the same where probes were right and what followed was not
 _PROVEN, _PATIENCE = 0.1, 3.0  # worth of a drafter whose sessions may lose so many steps' time before they are silenced
 _GOOD, _TRUST = 0.4, 4.0  # worth of one whose sessions may lose so many times as much: it may be bad luck
+_NEW_PATIENCE = 6.0  # the same of one of which little is known, for one session: its first rounds are its slowest
 _PROBE_PATIENCE = 16  # plain steps in which a probe must have brought a tree
 _PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
 _TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
@@ -80,6 +81,15 @@ class DrafterRecord:
         With several the account of all tells more: what they cost one another is in no session's own.
         """
         return self.alone and self.rounds >= _FEW_ROUNDS and self.worth > _GOOD
+
+    @property
+    def patience(self) -> float:
+        """Steps' time that a session may lose before it is silenced."""
+        if self.alone and self.rounds < _FEW_ROUNDS:
+            return _NEW_PATIENCE
+        if self.worth <= _PROVEN:
+            return 0.0
+        return _PATIENCE * (_TRUST if self.pays or self.is_good else 1.0)
 
     @property
     def tax_ms(self) -> float:
@@ -212,21 +222,26 @@ class SessionBrake:
         self.saved_ms += alpha * (net_ms - self.saved_ms)
         self.debt_ms = max(0.0, self.debt_ms - net_ms)
         self.record.round_done(net_ms / step_ms)
-        if self.silent or self.rounds < _SETTLED:
+        if self.silent:  # asked for before it was
+            self._bound_debt(step_ms)
+            return False
+        if self.rounds < _SETTLED:
             return False
         if self.saved_ms >= -_TOLERANCE * step_ms:
             if self.saved_ms > 0.0 and self.debt_ms == 0.0:
                 self.probe_after = _FIRST_PROBE
             return False
-        trust = _TRUST if self.record.pays or self.record.is_good else 1.0
-        if self.record.worth > _PROVEN and self.debt_ms < _PATIENCE * trust * step_ms:
+        if self.debt_ms < self.record.patience * step_ms:
             return False
         self.silent = True
         self.record.silenced += 1
         self.probe_after = min(2 * self.probe_after, _LAST_TRIAL)
-        # A session may be silenced by bad luck: it is tried again soon, and then less and less so.
-        self.debt_ms = min(self.debt_ms, self.probe_after * _PROBE_SHARE * step_ms)
+        self._bound_debt(step_ms)
         return True
+
+    def _bound_debt(self, step_ms: float) -> None:
+        """A session may be silenced by bad luck: it is tried again soon, and then less and less so."""
+        self.debt_ms = min(self.debt_ms, self.probe_after * _PROBE_SHARE * step_ms)
 
     def plain_step(self, step_ms: float) -> bool:
         """Counts a step without drafts, of which step_ms is the session's share. Returns whether a probe is due."""

@@ -241,7 +241,7 @@ def test_new_sessions_of_a_useless_drafter_begin_in_silence_and_of_a_good_one_do
     assert helped.speed > 2.0
 
 
-def test_an_unlucky_session_of_a_drafter_that_gains_much_is_given_more_time() -> None:
+def test_an_unlucky_session_of_a_drafter_that_is_new_or_gains_much_is_given_more_time() -> None:
     def rounds_until_silenced(record: DrafterRecord) -> int:
         brake, count = record.open(), 1
         while not brake.round_done(nodes=6, accepted=0, net_ms=-5.0, step_ms=10.0):
@@ -251,7 +251,8 @@ def test_an_unlucky_session_of_a_drafter_that_gains_much_is_given_more_time() ->
     usual, good = (rounds_until_silenced(DrafterRecord(worth=worth, rounds=100, alone=True)) for worth in (0.3, 0.8))
     assert usual < 10
     assert 2 * usual < good < 40
-    assert rounds_until_silenced(DrafterRecord(worth=0.8, rounds=3, alone=True)) < 10  # it may have been luck
+    assert 10 < rounds_until_silenced(DrafterRecord(worth=0.8, rounds=3, alone=True)) < 15  # it may have been luck
+    assert rounds_until_silenced(DrafterRecord(rounds=3)) < 10
     assert rounds_until_silenced(DrafterRecord(worth=0.8, rounds=100)) < 10  # others may pay for it
 
 
