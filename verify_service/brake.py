@@ -1,9 +1,9 @@
-"""What drafts are worth: how many nodes pay for themselves, how long a wait does, and whether to listen at all.
+"""What drafts are worth: how many nodes pay for themselves, and whether to listen at all.
 
 A drafter can only help. Verify measures what a step costs by the rows in it, how often drafts of a given score come
 true, and what listening to a drafter costs beside that (weighing.py): the drafter's work on shared cores, frames, the
 time that verify spends on them. It keeps the nodes whose expected tokens are worth their cost, none included, silences
-a session for which all that does not pay, and takes nobody's word: reply times are its own too.
+a session for which all that does not pay, and takes nobody's word.
 
 A silenced session is probed at growing intervals. A probe verifies nothing: output depends on no draft, so what is
 committed later tells what a tree would have given (hindsight.py). It costs one draft.
@@ -31,7 +31,6 @@ _PROBE_PATIENCE = 16  # plain steps in which a probe must have brought a tree
 _PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
 _TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
 _FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
-_LEAST_SLACK_MS = 4.0  # beyond the mean of reply times
 _PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
 
 
@@ -264,27 +263,6 @@ class SessionBrake:
         self.probing = self.asked = False
         self.plain_steps = 0
         self.probe_after = max(self.probe_after, min(2 * self.probe_after, _LAST_PROBE))
-
-
-@dataclass(slots=True)
-class ReplyTimes:
-    """How long a drafter takes to answer, as verify sees it: mean and mean deviation in ms (RFC 6298's estimator)."""
-
-    mean_ms: float = 2.0
-    deviation_ms: float = 1.0
-
-    def observe(self, ms: float) -> None:
-        """Takes in one answer."""
-        self.deviation_ms += 0.25 * (abs(ms - self.mean_ms) - self.deviation_ms)
-        self.mean_ms += 0.125 * (ms - self.mean_ms)
-
-    @property
-    def bound_ms(self) -> float:
-        """A wait that almost all answers keep within.
-
-        However regular they are, one is now and then late by what a busy core takes: giving up on it costs a step.
-        """
-        return self.mean_ms + max(4 * self.deviation_ms, _LEAST_SLACK_MS)
 
 
 def choose_nodes(

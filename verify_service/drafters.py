@@ -12,10 +12,11 @@ import numpy as np
 from outrider.row_ring import RowRing
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.assignment import Assignment
-from verify_service.brake import DrafterRecord, ReplyTimes
+from verify_service.brake import DrafterRecord
 from verify_service.counting import DraftTotals
 from verify_service.outbox import RoundOutbox
 from verify_service.proposals import ProposalBook, Refusal
+from verify_service.replies import ReplyTimes
 from verify_service.session import Session
 
 # A drafter that gets this many proposals refused with none kept between them floods; its stream is ended.

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.cost_table import CostTable
-from verify_service.brake import Acceptance, DrafterRecord, ReplyTimes, choose_nodes
+from verify_service.brake import Acceptance, DrafterRecord, choose_nodes
+from verify_service.replies import ReplyTimes
 
 STEEP = CostTable({1: 10.0, 32: 41.0})  # a millisecond a row: a small CPU
 FLAT = CostTable({1: 10.0, 32: 10.5})  # nodes cost next to nothing: a GPU

@@ -1,0 +1,28 @@
+"""How long drafters take to answer, as verify sees it: nobody's word is taken for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_LEAST_SLACK_MS = 4.0  # beyond the mean
+
+
+@dataclass(slots=True)
+class ReplyTimes:
+    """How long a drafter takes to answer, as verify sees it: mean and mean deviation in ms (RFC 6298's estimator)."""
+
+    mean_ms: float = 2.0
+    deviation_ms: float = 1.0
+
+    def observe(self, ms: float) -> None:
+        """Takes in one answer."""
+        self.deviation_ms += 0.25 * (abs(ms - self.mean_ms) - self.deviation_ms)
+        self.mean_ms += 0.125 * (ms - self.mean_ms)
+
+    @property
+    def bound_ms(self) -> float:
+        """A wait that almost all answers keep within.
+
+        However regular they are, one is now and then late by what a busy core takes: giving up on it costs a step.
+        """
+        return self.mean_ms + max(4 * self.deviation_ms, _LEAST_SLACK_MS)
