@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.backend import Backend, RetryPolicy
 from gateway.replicas import ReplicaSet
@@ -135,8 +136,10 @@ async def test_choices_keep_their_index(tmp_path: Path, breaks_after: int, apart
 async def test_a_request_that_breaks_every_replica_is_given_up(tmp_path: Path) -> None:
     one, two = fake(tmp_path, break_after=[0] * 99), fake(tmp_path, break_after=[0] * 99)
     async with backend_of([one, two], tmp_path) as backend:
-        with pytest.raises(Unavailable):
+        with capture_logs() as logs, pytest.raises(Unavailable):
             await outputs(backend, ask())
+    broken = [entry["failures"] for entry in logs if entry["event"] == "a generate call broke"]
+    assert broken == list(range(1, FAST_RETRY.max_failures + 2))
     # A call may also break on its way, before a replica sees it.
     assert 1 < len(one.requests) + len(two.requests) <= FAST_RETRY.max_failures + 1
 
