@@ -15,5 +15,7 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent.parent / ".ca
 
 from hypothesis import HealthCheck, settings
 
+import outrider as outrider  # before gRPC is imported
+
 settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("outrider")

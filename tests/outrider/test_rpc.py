@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -227,3 +229,26 @@ def test_every_error_has_a_status_of_its_own() -> None:
     for status, kind in BY_STATUS.items():
         assert kind.status is status
         assert 400 <= kind.http_status < 600
+
+
+def test_programs_are_started_while_calls_go_on(tmp_path: Path) -> None:
+    """uvloop forks: gRPC's handlers of that crash one child of six, and break calls of the parent."""
+    address = f"unix:{tmp_path}/calls"
+
+    async def call_on(stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            async with rpc.create_channel(address) as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                for _ in range(20):
+                    await stub.Check(health_pb2.HealthCheckRequest())
+
+    async def run() -> list[int]:
+        stopping = asyncio.Event()
+        async with serving(address), asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(call_on(stopping))
+            codes = [await (await asyncio.create_subprocess_exec("true")).wait() for _ in range(200)]
+            stopping.set()
+        return codes
+
+    assert uvloop.run(run()) == [0] * 200
