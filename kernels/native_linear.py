@@ -34,6 +34,12 @@ class ProductTeam:
         self.arena = Arena()
         weakref.finalize(self, library.outrider_team_destroy, self.handle)
 
+    def touch(self) -> None:
+        """Has the other threads read all weights into the caches, where they are few enough for that; does not wait."""
+        weights = self.arena.whole
+        if weights is not None:
+            self.library.outrider_touch(self.handle, weights.data_ptr(), len(weights))
+
 
 class NativeLinear:
     """A weight [out, in], in a multiple of 16, and an optional bias [out]; quantization: None or a name of FORMATS."""
@@ -51,9 +57,9 @@ class NativeLinear:
         self._rows_dtype = torch.bfloat16 if takes_narrow and weight.dtype is torch.bfloat16 else torch.float32
 
     @property
-    def num_threads(self) -> int:
-        """Of its team."""
-        return self._team.num_threads
+    def team(self) -> ProductTeam:
+        """Its threads."""
+        return self._team
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out] in x's dtype."""
@@ -61,10 +67,20 @@ class NativeLinear:
 
     def wide(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] -> fp32 [T, out], as it was summed."""
-        rows = x.to(self._rows_dtype).contiguous()
+        return self._product(x.to(self._rows_dtype).contiguous(), None, 0.0)
+
+    def of_normed(self, x: torch.Tensor, norms: torch.Tensor, eps: float) -> torch.Tensor:
+        """[T, in] -> [T, out] in x's dtype, of rows whose parts each had a norm; norms: fp32 [parts, in / parts].
+
+        x is bf16 or fp32; a part's width is a multiple of LANES.
+        """
+        return self._product(x.contiguous(), norms, eps).to(x.dtype)
+
+    def _product(self, rows: torch.Tensor, norms: torch.Tensor | None, eps: float) -> torch.Tensor:
         y = torch.empty(len(rows), self._num_outputs)
         done = self._team.library.outrider_product(
             self._team.handle, ctypes.byref(self.matrix), rows.data_ptr(), rows.dtype is torch.float32, len(rows),
+            address(norms), 0 if norms is None else len(norms), eps, self._rows_dtype is not torch.float32,
             y.data_ptr(),
         )  # fmt: skip
         if not done:

@@ -51,6 +51,10 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         warm_up_reading()
         super().warm_up()
 
+    def prepare(self) -> None:
+        """Has the head's weights, which the target's step has driven out, read while the round is taken in."""
+        self._head.touch()
+
     def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
         """Takes rows and runs what they make runnable, so that a prompt is read while the target reads it.
 

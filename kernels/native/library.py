@@ -99,7 +99,11 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outrider_linear": (None, [POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),
     "outrider_product_team": (c_void_p, [c_int]),
     "outrider_team_destroy": (None, [c_void_p]),
-    "outrider_product": (c_int, [c_void_p, POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),
+    "outrider_product": (
+        c_int,
+        [c_void_p, POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p, c_int, c_float, c_int, c_void_p],
+    ),
+    "outrider_touch": (None, [c_void_p, c_void_p, c_int64]),
     "outrider_likeliest": (None, [c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_void_p]),
     "outrider_instructions": (c_char_p, []),
     "outrider_has_bf16_dot": (c_int, []),

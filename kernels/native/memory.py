@@ -20,17 +20,24 @@ class Arena:
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
+        self._is_one_piece = True
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous copy that lies in the arena, for as long as the copy lives."""
         size = tensor.numel() * tensor.element_size()
         if self._used + size > len(self._chunk):
+            self._is_one_piece = len(self._chunk) == 0
             self._chunk, self._used = huge_zeros(max(size, CHUNK_BYTES)), 0
         memory = self._chunk[self._used : self._used + size]
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
         placed = memory.view(tensor.dtype).view(tensor.shape)
         placed.copy_(tensor)
         return placed
+
+    @property
+    def whole(self) -> torch.Tensor | None:
+        """All that was placed, as bytes, where that is one piece of at most CHUNK_BYTES."""
+        return self._chunk[: self._used] if self._is_one_piece and self._used <= CHUNK_BYTES else None
 
 
 def huge_zeros(num_bytes: int) -> torch.Tensor:

@@ -1,11 +1,22 @@
-/* One product, by a team of threads: for draft heads, whose layers are put together in Python. */
+/* Products by a team of threads: for draft heads, whose layers are put together in Python. */
 #include <stdlib.h>
 
 #include "decoder.h"
+#include "rows.h"
+
+/* What is done to rows before they are multiplied: num_norms norms, side by side, each [k / num_norms]. */
+typedef struct {
+    const float *weights;
+    int32_t num_norms;
+    float eps;
+} Norms;
 
 typedef struct {
     Matrix w; /* by value: a late thread may still look at it when the caller has gone on */
     Rows x, y;
+    Norms norms;
+    Rows normed; /* what is multiplied where there are norms */
+    float *wide; /* [num_rows, k]: x in fp32 */
     int num_rows;
     Codes codes;
 } Product;
@@ -16,37 +27,111 @@ static void code_one(const void *context, int task, int thread) {
     code_row((const float *)p->x.data + (int64_t)task * p->w.k, p->w.k, p->w.format, p->codes, task);
 }
 
+static void norm_one(const void *context, int task, int thread) {
+    const Product *p = context;
+    const int k = p->w.k, width = k / p->norms.num_norms;
+    float *row = p->wide + (int64_t)task * k;
+    (void)thread;
+    for (int i = 0; i < k; i += LANES) store(row + i, load_as(p->x.wide, p->x.data, (int64_t)task * k + i));
+    for (int part = 0; part < k; part += width) {
+        const Rows to = {(char *)p->normed.data + (int64_t)part * (p->normed.wide ? 4 : 2), k, p->normed.wide};
+        norm_row(row + part, p->norms.weights + part, p->norms.eps, width, to, task);
+    }
+    if (p->w.format > FP32) code_row((const float *)p->normed.data + (int64_t)task * k, k, p->w.format, p->codes, task);
+}
+
 static void multiply_tile(const void *context, int task, int thread) {
     const Product *p = context;
     (void)thread;
     if (p->w.format > FP32)
         quantized_tile(&p->w, p->codes, p->y, p->num_rows, PLAIN, task);
     else
-        linear_tile(&p->w, p->x, p->y, p->num_rows, PLAIN, task);
+        linear_tile(&p->w, p->norms.weights ? p->normed : p->x, p->y, p->num_rows, PLAIN, task);
 }
 
 static void multiply_all(const void *context, Worker *worker) {
     const Product *p = context;
-    if (p->w.format > FP32 && !run_phase(worker, code_one, p, p->num_rows)) return;
+    if (p->norms.weights) {
+        if (!run_phase(worker, norm_one, p, p->num_rows)) return;
+    } else if (p->w.format > FP32) {
+        if (!run_phase(worker, code_one, p, p->num_rows)) return;
+    }
     run_phase(worker, multiply_tile, p, tiles(&p->w));
 }
 
 /* A team for outrider_product. NULL: no memory. */
 Team *outrider_product_team(int num_threads) { return outrider_team_create(num_threads, 2); }
 
-/* y [num_rows, n] fp32 = x Wᵀ + b; x [num_rows, k] is fp32 where `wide`, else bf16; quantised matrices take fp32 only.
- * k is a multiple of 16. One call at a time for each team. 1: done, 0: out of memory. */
-int outrider_product(Team *team, const Matrix *w, void *x, int wide, int num_rows, float *y) {
-    Product product = {.w = *w, .x = {x, w->k, wide}, .y = {y, w->n, 1}, .num_rows = num_rows};
-    void *memory = NULL;
-    if (w->format > FP32) {
-        const int64_t width = padded(w->k), rows = num_rows;
-        const int64_t data = (2 * rows * width + 63) / 64 * 64, scales = (4 * rows + 63) / 64 * 64;
-        if (posix_memalign(&memory, 64, data + scales + 4 * rows * (width / GROUP))) return 0;
-        char *at = memory;
-        product.codes = (Codes){(void *)at, (void *)(at + data), (void *)(at + data + scales), (int32_t)width};
+/* The next part of a piece of memory, of so many bytes; at NULL it only counts. */
+static void *take(char *memory, int64_t *at, int64_t bytes) {
+    void *taken = memory ? memory + *at : NULL;
+    *at += (bytes + 63) / 64 * 64;
+    return taken;
+}
+
+static int64_t lay_out(Product *p, char *memory) {
+    int64_t at = 0;
+    const int64_t rows = p->num_rows;
+    if (p->w.format > FP32) {
+        const int64_t width = padded(p->w.k);
+        p->codes.width = (int32_t)width;
+        p->codes.data = take(memory, &at, 2 * rows * width);
+        p->codes.scales = take(memory, &at, 4 * rows);
+        p->codes.sums = take(memory, &at, 4 * rows * (width / GROUP));
     }
+    if (p->norms.weights) {
+        p->wide = take(memory, &at, 4 * rows * p->w.k);
+        p->normed.data = take(memory, &at, 4 * rows * p->w.k);
+    }
+    return at;
+}
+
+/* y [num_rows, n] fp32 = x Wᵀ + b; x [num_rows, k] is fp32 where `wide`, else bf16. Its parts are normed first where
+ * there are norms (fp32 [k], num_norms of them); then narrow tells what is multiplied. Without, quantised matrices take
+ * fp32 only. k and each norm's width are multiples of 16. One call at a time for each team. 1: done, 0: out of memory. */
+int outrider_product(Team *team, const Matrix *w, void *x, int wide, int num_rows, const float *norms, int num_norms,
+                     float eps, int narrow, float *y) {
+    Product product = {
+        .w = *w,
+        .x = {x, w->k, wide},
+        .y = {y, w->n, 1},
+        .norms = {norms, num_norms, eps},
+        .normed = {NULL, w->k, !narrow},
+        .num_rows = num_rows,
+    };
+    void *memory = NULL;
+    const int64_t bytes = lay_out(&product, NULL);
+    if (bytes && posix_memalign(&memory, 64, bytes)) return 0;
+    lay_out(&product, memory);
     run_job(team, multiply_all, &product, sizeof product);
     free(memory);
     return 1;
+}
+
+/* ---- Weights into the caches */
+
+typedef struct {
+    const char *data;
+    int64_t bytes;
+    int num_helpers;
+} Span;
+
+#define LINE_BYTES 64
+#define BYTES_BETWEEN_LOOKS 16384
+
+static void read_span(const void *context, Worker *worker) {
+    const Span *span = context;
+    const int64_t share = span->bytes / span->num_helpers + 1, first = (worker->thread - 1) * share;
+    const int64_t end = first + share < span->bytes ? first + share : span->bytes;
+    for (int64_t at = first; at < end; at += LINE_BYTES) {
+        (void)*(const volatile char *)(span->data + at);
+        if ((at - first) % BYTES_BETWEEN_LOOKS == 0 && !is_newest(worker)) return;
+    }
+}
+
+/* Has the team's helpers read memory, so that it is in the caches that the cores share, and returns at once; the team's
+ * next product goes first. The memory must outlive the team. */
+void outrider_touch(Team *team, const void *data, int64_t bytes) {
+    const Span span = {data, bytes, num_helpers(team)};
+    call_helpers(team, read_span, &span, sizeof span);
 }

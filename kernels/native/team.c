@@ -117,7 +117,8 @@ static void *help(void *argument) {
     return NULL;
 }
 
-void run_job(Team *team, Job job, const void *context, int context_bytes) {
+/* Returns the job's epoch. */
+static uint32_t hand_out(Team *team, Job job, const void *context, int context_bytes) {
     uint32_t epoch = atomic_load_explicit(&team->epoch, memory_order_relaxed) + 1;
     pthread_mutex_lock(&team->mutex);
     team->job = job;
@@ -125,9 +126,23 @@ void run_job(Team *team, Job job, const void *context, int context_bytes) {
     atomic_store_explicit(&team->epoch, epoch, memory_order_relaxed);
     if (team->sleepers) pthread_cond_broadcast(&team->wake);
     pthread_mutex_unlock(&team->mutex);
-    Worker worker = {team, epoch, 0, 0};
+    return epoch;
+}
+
+void run_job(Team *team, Job job, const void *context, int context_bytes) {
+    Worker worker = {team, hand_out(team, job, context, context_bytes), 0, 0};
     job(context, &worker);
 }
+
+void call_helpers(Team *team, Job job, const void *context, int context_bytes) {
+    if (team->num_helpers) hand_out(team, job, context, context_bytes);
+}
+
+int is_newest(const Worker *worker) {
+    return atomic_load_explicit(&worker->team->epoch, memory_order_relaxed) == worker->epoch;
+}
+
+int num_helpers(const Team *team) { return team->num_helpers; }
 
 Team *outrider_team_create(int num_threads, int max_phases) {
     Team *team = calloc(1, sizeof *team);

@@ -7,6 +7,7 @@ import torch
 
 from kernels.native.library import open_library
 from kernels.native_linear import FORMATS, NativeLinear, ProductTeam, fits
+from kernels.norm import rms_norm
 from kernels.quantize import quantize_int4, quantize_int8
 from outrider import env
 
@@ -47,6 +48,39 @@ def test_no_rows_and_no_bias(team: ProductTeam) -> None:
     layer = NativeLinear(team, torch.ones(5, 16), None)
     assert layer(torch.empty(0, 16)).shape == (0, 5)
     assert layer(torch.ones(2, 16)).tolist() == [[16.0] * 5] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("quantization", [None, *FORMATS])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_norms_before_a_product(
+    team: ProductTeam, dtype: torch.dtype, quantization: str | None, parts: int
+) -> None:  # fmt: skip
+    generator = torch.Generator().manual_seed(parts)
+    weight = torch.randn(64, 144, generator=generator).to(dtype)
+    norms = torch.rand(parts, 144 // parts, generator=generator) + 0.5
+    x = (3 * torch.randn(45, 144, generator=generator)).to(dtype)
+    layer = NativeLinear(team, weight, torch.randn(64, generator=generator), quantization)
+    y = layer.of_normed(x, norms, 1e-5)
+    assert y.dtype is dtype
+    normed = rms_norm(x.float().unflatten(-1, norms.shape), norms, 1e-5).flatten(-2)
+    expected = layer.wide(normed.to(dtype) if quantization is None else normed)
+    allowed = 2**-7 if dtype is torch.bfloat16 else 2**-18
+    allowed = max(allowed, 2**-6 if quantization == "int8_dynamic" else 0.0)  # codes that fall to the other side
+    assert ((y.float() - expected).abs() <= allowed * normed.norm(dim=1, keepdim=True) * weight.float().norm()).all()
+    assert torch.equal(y, torch.cat([layer.of_normed(row[None], norms, 1e-5) for row in x]))
+
+
+def test_weights_are_touched_beside_products(team: ProductTeam) -> None:
+    own = ProductTeam(team.library, 3)
+    layer = NativeLinear(own, torch.eye(512, 1024), None)
+    x = torch.randn(2, 1024)
+    for _ in range(50):
+        own.touch()
+        assert torch.equal(layer(x), x[:, :512])
+    NativeLinear(own, torch.zeros(2048, 4096), None)  # more than one piece
+    own.touch()
+    assert own.arena.whole is None
 
 
 def test_which_weights_fit() -> None:

@@ -27,6 +27,7 @@ from engine.models.heads.base import (
 from engine.models.heads.block import Block, block_shapes, within
 from engine.models.heads.config import RawConfig, check_fits
 from engine.models.heads.target import TargetShape
+from kernels.native_linear import LANES, NativeLinear
 from kernels.norm import rms_norm
 from outrider.errors import StartupError
 
@@ -132,10 +133,14 @@ class Eagle3Head(Head):
         self._shape = config
         self._eps = config.block.rms_eps
         self._fc = make_linear(tensors["fc.weight"], tensors.get("fc.bias")) if config.has_fc else None
-        self._aux_norms = None  # [num_aux, the target's hidden size]: side by side, for one pass
+        self._fc_norms: list[torch.Tensor] = []  # one after another; each [parts, width]: side by side, for one pass
+        if config.norms_all_aux:
+            self._fc_norms.append(tensors["input_norm.weight"][None])
         if config.norms_each_aux:
-            self._aux_norms = torch.stack([tensors[f"fc_norm.{i}.weight"] for i in range(config.num_aux)])
-        self._input_norm = tensors.get("input_norm.weight")
+            self._fc_norms.append(torch.stack([tensors[f"fc_norm.{i}.weight"] for i in range(config.num_aux)]))
+        self._wide_norms = None  # fp32: the last of them, where the kernel that multiplies does it
+        if self._fc_norms and isinstance(self._fc, NativeLinear) and self._fc_norms[-1].shape[1] % LANES == 0:
+            self._wide_norms = self._fc_norms.pop().float().contiguous()
         self._embedding_norm = tensors["layers.0.input_layernorm.weight"]
         self._hidden_norm = tensors["layers.0.hidden_norm.weight"]
         self._norm = tensors["norm.weight"]
@@ -146,11 +151,11 @@ class Eagle3Head(Head):
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """See Head."""
-        if self._input_norm is not None:
-            features = rms_norm(features, self._input_norm, self._eps)
-        if self._aux_norms is not None:
-            each = features.unflatten(-1, self._aux_norms.shape)
-            features = rms_norm(each, self._aux_norms, self._eps).flatten(-2)
+        for norms in self._fc_norms:
+            features = rms_norm(features.unflatten(-1, norms.shape), norms, self._eps).flatten(-2)
+        if self._wide_norms is not None:
+            assert isinstance(self._fc, NativeLinear)
+            return self._fc.of_normed(features, self._wide_norms, self._eps)
         return features if self._fc is None else self._fc(features)
 
     def forward(

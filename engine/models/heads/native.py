@@ -52,9 +52,10 @@ class NativeHead:
             join=(CMatrix * 2)(*map(_matrix, parts.joins)),
         )  # fmt: skip
         assert isinstance(parts.output, NativeLinear)
-        self.decoder = library.outrider_decoder_create(ctypes.byref(model), parts.output.num_threads)
+        self.decoder = library.outrider_decoder_create(ctypes.byref(model), parts.output.team.num_threads)
         if not self.decoder:
             raise MemoryError("no memory for the draft head")
+        self._team = parts.output.team
         self._alive.append(model)
         weakref.finalize(self, destroy_decoder, library, self.decoder, self._alive)
 
@@ -68,6 +69,10 @@ class NativeHead:
         if not fits or block.windows or not all(isinstance(linear, NativeLinear) for linear in _linears(parts)):
             return None
         return cls(head, parts, pool, library)
+
+    def touch(self) -> None:
+        """Has its weights read into the caches meanwhile, for steps that follow soon."""
+        self._team.touch()
 
     def forward(self, batch: Batch, states: torch.Tensor, picks: NDArray[np.int32] | None = None) -> HeadStep:
         """A step of rows with `states` [T, hidden], in the batch's order; picks: as HeadRunner.forward has them."""
