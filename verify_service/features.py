@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from outrider.row_ring import RowRing, Rows
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES

@@ -21,7 +21,7 @@ from draft_service.drafters.shape import TreeShape
 from draft_service.drafting import Drafting
 from draft_service.session import Session, Wishes
 from draft_service.sessions import InVerification, SessionTable
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from engine.models.heads.load import load_head
 from engine.models.heads.runner import HeadRunner
 from outrider.args import DraftArgs

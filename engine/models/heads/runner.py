@@ -14,9 +14,9 @@ import torch
 
 from engine.attention import Attention, AttentionChoice, attention_backend
 from engine.batch import BatchBuffers, Segment
-from engine.config import FeatureSpec
 from engine.cpu_kernels import cpu_kernels
 from engine.execution import Execution, GraphSizes
+from engine.feature_spec import FeatureSpec
 from engine.graphs import usable_sizes
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Attend, Head
