@@ -17,11 +17,12 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
-from draft_service.drafters.ahead import Behind, Start, trees_ahead
+from draft_service.drafters.ahead import trees_ahead
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.models import DraftModel, Tip
+from draft_service.drafters.paths import Behind, Start
 from draft_service.drafters.shape import TreeShape
 from draft_service.drafters.trees import TreeGrower, Wanted
 from draft_service.session import Extension, Session, Wishes
