@@ -27,20 +27,17 @@ from training.batches import Batch, Dataset
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.evaluation import Evaluation
 from training.export import export
-from training.fitting import LAYER_SHARE, conversations_of, fitted
 from training.frequencies import answer_counts, hot_tokens
-from training.initial import initial_tensors
-from training.kinds import EAGLE, EAGLE3, Kind, make_kind
-from training.kinds import OUTPUT_HEAD as OWN_OUTPUT_HEAD
+from training.initial import first_tensors
+from training.kinds import Kind, make_kind
 from training.losses import Report, Weights, batch_loss
 from training.network import DraftNetwork
 from training.optimizers import Optimizers, clip, schedule
 from training.plot import plot
 from training.ranks import Ranks, join
-from training.shallow import copying_layer, source_layers
 from training.state_store import StateStore, stored_layers
 from training.stopping import Stopping
-from training.target_states import States, TargetStates, tensor_of
+from training.target_states import States, TargetStates
 from training.writer import Writer, writer_of
 
 EXPORT_FOLDER = "export"
@@ -192,32 +189,12 @@ class Trainer:
             torch.from_numpy(hot_tokens(answer_counts(self.dataset.folder), self.args.draft_vocab_size)).sort().values
         )
         first = self.dataset.examples(1, held_out=False)[:8]
-        before, after = self.target.size_of_stream([example.tokens[: self.args.max_len] for example in first])
-        # What a head's stream begins with: EAGLE the last state, EAGLE-3 without norms a state as it is, others 1.
-        start = {EAGLE: after, EAGLE3: before if self.args.no_fc_norm else 1.0}.get(self.kind.algorithm, 1.0)
-        tensors = initial_tensors(self.kind, self.target, drafted, stream_scale=start / before)
-        tensors |= self._fitted(tensors, before)
-        return Checkpoint(facts, tensors, drafted)
-
-    def _fitted(self, tensors: dict[str, torch.Tensor], stream_size: float) -> dict[str, torch.Tensor]:
-        """What is fitted to the first batches, and the layer's own outputs made small beside it."""
-        sources = [] if self.kind.shift else source_layers(self.target.config.num_layers, self.args.num_layers)
-        if sources and None not in sources:
-            return {}
         batches = (batch.to(self.target.device) for batch in self.dataset.once())
-        with_states = ((batch, self._states(batch)) for batch in batches)
-        conversations = list(conversations_of(with_states, self.target.vocabulary_rows(EMBEDDING)))
-        norm = tensor_of(self.target.folder, "model.norm.weight", self.target.load_format).float()
-        if sources:
-            index = sources.index(None)
-            found = copying_layer(self.kind, index, tensors, conversations, norm, stream_size, seed=self.args.seed)
-            prefix = f"model.layers.{index}."
-        else:
-            found = fitted(self.kind, conversations, norm, tensors.get(OWN_OUTPUT_HEAD), seed=self.args.seed)
-            prefix = ""
-        ends = ("o_proj.weight", "down_proj.weight")
-        small = [name for name in tensors if name.startswith(prefix) and name.endswith(ends) and name not in found]
-        return found | {name: tensors[name] * LAYER_SHARE for name in small}
+        tensors = first_tensors(
+            self.kind, self.target, drafted, [example.tokens[: self.args.max_len] for example in first],
+            ((batch, self._states(batch)) for batch in batches), seed=self.args.seed,
+        )  # fmt: skip
+        return Checkpoint(facts, tensors, drafted)
 
     def _states(self, batch: Batch) -> States:
         return self.store(batch) if self.store is not None else self.target(batch.conversations)
