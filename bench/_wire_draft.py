@@ -42,13 +42,13 @@ from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import Ids
 
 
 class ScriptedModel:
     """A DraftModel: a head where the setting has features, else a language model; each step takes its share of a round.
 
-    A head's row i stands for token i + 1, a language model's for token i; the row tells what follows.
+    A head's row i stands for token i + 1, a language model's for token i; the row tells what follows. States are one
+    number wide: nothing reads them, and a real head's lie where they are made, on its device or in the C kernels.
     """
 
     max_batch_tokens = MAX_BATCH_TOKENS
@@ -63,17 +63,13 @@ class ScriptedModel:
         self.cache = DraftCache(np.zeros((ROWS_PER_SESSION * sessions, setting.max_len), np.int32), num_slots)
         self.feature_width = setting.feature_width
         self.reads_states = bool(setting.feature_width)
-        self._hidden = target_config(setting).hidden_size
         self._ahead = 1 + self.reads_states
         self._script = Script(setting)
         self.steps_ns: list[tuple[int, int]] = []  # begin and end
         self._clock = Clock(setting.draft_ms / setting.num_steps, burn=setting.burn)
         self._keys = np.zeros(num_slots, np.int64)  # of the session that a first row's slot belongs to
 
-    def run(
-        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
-        picks: Ids | None = None,
-    ) -> Tips:  # fmt: skip
+    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
         """See DraftModel."""
         start_ns = time.monotonic_ns()
         keys: list[int] = []
@@ -88,14 +84,14 @@ class ScriptedModel:
                 keys.append(key)
                 positions.append(segment.prefix_len + depth + self._ahead)
         tips = self._script.tips(keys, positions, num_top) if keys else (torch.empty(0, 1), torch.empty(0, 1).long())
-        carried = torch.zeros(len(keys), self._hidden, dtype=torch.bfloat16) if self.reads_states else None
+        carried = torch.zeros(len(keys), 1, dtype=torch.bfloat16) if self.reads_states else None
         self._clock.spend(start_ns)
         self.steps_ns.append((start_ns, time.monotonic_ns()))
         return Tips(*tips, carried)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """See DraftModel."""
-        return features[:, : self._hidden]
+        return features[:, :1]
 
     def limit_vocabulary(self, vocab_size: int) -> None:
         """See DraftModel; the script's words all lie below it."""

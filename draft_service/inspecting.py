@@ -12,7 +12,7 @@ from draft_service.drafters.base import Draft, TextRequest
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import pack_rows
 from engine.batch import Segment
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from engine.loader import resolve_model
 from engine.runner import ModelRunner
 from outrider.args import DraftArgs

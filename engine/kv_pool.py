@@ -7,7 +7,8 @@ import math
 import numpy as np
 import torch
 
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
+from engine.feature_spec import FeatureSpec
 from kernels.attention.pool import FP8
 from kernels.native.memory import huge_zeros
 from kernels.transfer import to_device

@@ -16,9 +16,10 @@ import torch
 from engine.attention import build_attention, check_fp8, fused_rope
 from engine.batch import Batch, BatchBuffers, Segment
 from engine.checkpoint import Checkpoint, open_checkpoint
-from engine.config import FeatureSpec, ModelConfig, RopeScaling
+from engine.config import ModelConfig, RopeScaling
 from engine.cpu_kernels import cpu_kernels, warn_without_kernels
 from engine.execution import Execution
+from engine.feature_spec import FeatureSpec
 from engine.fingerprint import numerics_id
 from engine.graphs import usable_sizes, with_cuda_graphs
 from engine.kv_pool import KVPool, kv_dtype

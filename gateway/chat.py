@@ -18,11 +18,12 @@ from gateway.exchange import event_stream, json_response, request_id, until_disc
 from gateway.logprobs import chat_logprobs
 from gateway.message import Message, Whole
 from gateway.messages import text_of
-from gateway.plan import Prompt, Report, check_stream_options, make_plan, refuse_unsupported
+from gateway.plan import Prompt, Report, check_stream_options, make_plan
 from gateway.responses import AssistantMessage, ChatChoice, ChatCompletion, Usage
 from gateway.schemas import ChatCompletionRequest, Prediction
 from gateway.service import Gateway, Ready, gateway_of
 from gateway.shown import shown
+from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
 
 

@@ -15,11 +15,12 @@ from gateway.chunks import DONE, CompletionChunks, Extension
 from gateway.constraints import of_openai
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.logprobs import TextLogprobs, TextScores
-from gateway.plan import Prompt, Report, check_stream_options, make_plan, refuse_unsupported
+from gateway.plan import Prompt, Report, check_stream_options, make_plan
 from gateway.responses import Completion, TextChoice, Usage
 from gateway.schemas import CompletionRequest
 from gateway.service import Ready, gateway_of
 from gateway.tokenizer import TextCodec
+from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
 
 DEFAULT_MAX_TOKENS = 16

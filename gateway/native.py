@@ -16,9 +16,10 @@ from gateway.completions import as_prompts, encode_prompts
 from gateway.constraints import of_sglang
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.native_output import Output, scores_of
-from gateway.plan import Prompt, check_total, make_plan, refuse_unsupported
+from gateway.plan import Prompt, check_total, make_plan
 from gateway.schemas import GenerateRequest, SamplingFields, SglangSampling
 from gateway.service import Ready, gateway_of
+from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
 
 DEFAULT_MAX_NEW_TOKENS = 128

@@ -12,7 +12,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from engine.config import ARCHITECTURES, FeatureSpec, ModelConfig, read_json
+from engine.config import ARCHITECTURES, ModelConfig, read_json
+from engine.feature_spec import FeatureSpec
 from engine.loader import load_checkpoint, resolve_model
 from engine.models.heads.base import Head, Vocabulary
 from engine.models.heads.load import HeadFolder, load_head

@@ -8,19 +8,21 @@ all. What heads that copy bring (`copying`) is part of what is fitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
 from engine.config import ModelConfig
 from engine.models.heads.base import rope_rows
+from engine.models.heads.target import EMBEDDING
 from kernels.norm import rms_norm
 from training.batches import Batch
 from training.copying import Carried, Copying, marks_beside, slow_places
-from training.kinds import EAGLE, EAGLE3, OUTPUT_HEAD, Kind
+from training.kinds import EAGLE, OUTPUT_HEAD, Kind
 from training.looking import Lesson, teach
-from training.target_states import States
+from training.target_states import States, TargetStates, tensor_of
 
 FITTED_TOKENS = 100_000
 _RIDGE = 1e-3
@@ -50,24 +52,46 @@ class Conversation(NamedTuple):
         return self.wanted[1:]
 
 
-@torch.no_grad()
-def fitted(
-    kind: Kind, conversations: list[Conversation], final_norm: torch.Tensor, output_head: torch.Tensor | None, *,
-    seed: int,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Tensors of a head of `kind`, fp32. final_norm [hidden], output_head [drafted, hidden] of a kind that has its own:
-    the target's, on the CPU, where all of this is computed.
+class Basis:
+    """What a kind's tensors are fitted to. tensors: those that it has without, fp32; all is on the CPU.
+
+    stream_size: of the target's stream before its final norm (root mean square).
     """
-    if kind.algorithm != EAGLE3:
-        return _joined(kind, conversations, final_norm, seed)
-    assert output_head is not None
-    return _beside(kind, conversations, final_norm, output_head, seed)
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], target: TargetStates, batches: Iterable[tuple[Batch, States]], *,
+        stream_size: float, seed: int,
+    ) -> None:  # fmt: skip
+        self.tensors, self.stream_size, self.seed = tensors, stream_size, seed
+        self.num_target_layers = target.config.num_layers
+        self._target, self._batches = target, batches
+
+    @cached_property
+    def conversations(self) -> list[Conversation]:
+        """Of the first batches, which the target reads only when this is asked for."""
+        return list(conversations_of(self._batches, self._target.vocabulary_rows(EMBEDDING)))
+
+    @cached_property
+    def final_norm(self) -> torch.Tensor:
+        """[hidden]: the target's."""
+        return tensor_of(self._target.folder, "model.norm.weight", self._target.load_format).float()
+
+    def completed(self, found: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+        """With the other outputs of the layers whose names begin so, made small beside what was found."""
+        outputs = ("o_proj.weight", "down_proj.weight")
+        small = [name for name in self.tensors if name.startswith(prefix) and name.endswith(outputs)]
+        return {name: self.tensors[name] * LAYER_SHARE for name in small} | found
 
 
-def _joined(
-    kind: Kind, conversations: list[Conversation], final_norm: torch.Tensor, seed: int
-) -> dict[str, torch.Tensor]:  # fmt: skip
+@torch.no_grad()
+def fitted(kind: Kind, basis: Basis) -> dict[str, torch.Tensor]:
+    """Tensors of a head, fp32, and its layer's own outputs made small."""
+    return basis.completed((_beside if kind.has_output_head else _joined)(kind, basis))
+
+
+def _joined(kind: Kind, basis: Basis) -> dict[str, torch.Tensor]:
     """EAGLE's and NextN's: the first matrix joins embedding and state, and makes the guess and the row's marks."""
+    conversations, final_norm, seed = basis.conversations, basis.final_norm, basis.seed
     block, counted = kind.config.block, [one.counted for one in conversations]
     is_eagle = kind.algorithm == EAGLE
     normed = [_normed(kind, one.embedded) for one in conversations]
@@ -108,19 +132,18 @@ def _lessons(pairs: list[torch.Tensor], conversations: list[Conversation]) -> li
     ]
 
 
-def _beside(
-    kind: Kind, conversations: list[Conversation], final_norm: torch.Tensor, output_head: torch.Tensor, seed: int
-) -> dict[str, torch.Tensor]:  # fmt: skip
+def _beside(kind: Kind, basis: Basis) -> dict[str, torch.Tensor]:
     """EAGLE-3's: the attention makes the guess. The final norm's weights go into the output head's rows, which do not
     see marks either: the head's outputs carry those on to the rows drafted next.
     """
+    conversations, final_norm, seed = basis.conversations, basis.final_norm, basis.seed
     block, counted = kind.config.block, [one.counted for one in conversations]
     embedded = [_normed(kind, one.embedded) for one in conversations]
     features = [one.features for one in conversations]
     if "fc_norm.0.weight" in kind.config.shapes():
         features = [_normed(kind, one.unflatten(1, (-1, block.hidden_size))).flatten(1) for one in features]
     clean = [one.last / final_norm for one in conversations]
-    wanted, marks, heads = clean, None, output_head * final_norm
+    wanted, marks, heads = clean, None, basis.tensors[OUTPUT_HEAD] * final_norm
     if kind.num_copying:
         marks = marks_beside(block, torch.cat(embedded), torch.cat(clean), seed)
         wanted = [marks.marked(*pair) for pair in zip(clean, embedded, strict=True)]

@@ -1,31 +1,58 @@
-"""Where training starts: from the target's own last layer, so that a head begins by knowing what a layer does.
+"""Where training starts: from the target's own last layer, so that a head begins by knowing what a layer does, and from
+what is fitted to the target's states beside it.
 
 A head's layer adds to a stream of another size than the target's: its two output matrices are scaled by the ratio,
-which `stream_scale` tells, so that it adds as much as it did there.
+so that it adds as much as it did there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.models.heads.base import Tensors
 from engine.models.heads.block import within
 from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
 from engine.models.llama_weights import tensor_shapes
+from training.batches import Batch
+from training.fitting import Basis, fitted
 from training.kinds import EAGLE, EAGLE3, NEXTN, OUTPUT_HEAD, STANDALONE, Kind
-from training.shallow import source_layers
-from training.target_states import TargetStates, tensor_of
+from training.shallow import copying_layer, source_layers
+from training.target_states import States, TargetStates, tensor_of
 
 _READING = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
 
 
-def initial_tensors(
+def first_tensors(
+    kind: Kind, target: TargetStates, drafted: torch.Tensor, samples: Sequence[NDArray[np.int32]],
+    batches: Iterable[tuple[Batch, States]], *, seed: int,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Every trained tensor, fp32.
+
+    drafted: int64 [n]: the tokens of an output head of its own; samples: conversations that tell how large the target's
+    stream is; batches: what is fitted is fitted to these, as far as it needs them.
+    """
+    before, after = target.size_of_stream(samples)
+    tensors = _from_target(kind, target, drafted, stream_scale=_size_entering(kind, before, after) / before)
+    basis = Basis(tensors, target, batches, stream_size=before, seed=seed)
+    find = copying_layer if kind.algorithm == STANDALONE else fitted
+    return tensors | find(kind, basis)
+
+
+def _size_entering(kind: Kind, before: float, after: float) -> float:
+    """Of a head's stream where it begins: EAGLE's with the last state, EAGLE-3's without norms with one as it is."""
+    if kind.algorithm == EAGLE:
+        return after
+    return before if kind.algorithm == EAGLE3 and "fc_norm.0.weight" not in kind.config.shapes() else 1.0
+
+
+def _from_target(
     kind: Kind, target: TargetStates, drafted: torch.Tensor, *, stream_scale: float
 ) -> dict[str, torch.Tensor]:
-    """Every trained tensor, fp32; zeros where `fitting` has to find it.
-
-    drafted: int64 [n]: the tokens of an output head of its own.
-    """
+    """Every tensor; zeros where `fitting` has to find it."""
     if kind.algorithm == STANDALONE:
         return _shallow(kind, target)
     shapes = kind.shapes(len(drafted))

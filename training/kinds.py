@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import torch
 
-from engine.config import FeatureSpec, ModelConfig, read_json
+from engine.config import ModelConfig, read_json
+from engine.feature_spec import FeatureSpec
 from engine.models.heads.base import Attend, Head, HeadConfig, MakeLinear, Shapes, Tensors, Vocabulary
 from engine.models.heads.block import Block, within
 from engine.models.heads.config import RawConfig

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
-import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,20 +27,18 @@ from training.batches import Batch, Dataset
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.evaluation import Evaluation
 from training.export import export
-from training.fitting import LAYER_SHARE, conversations_of, fitted
 from training.frequencies import answer_counts, hot_tokens
-from training.initial import initial_tensors
-from training.kinds import EAGLE, EAGLE3, Kind, make_kind
-from training.kinds import OUTPUT_HEAD as OWN_OUTPUT_HEAD
+from training.initial import first_tensors
+from training.kinds import Kind, make_kind
 from training.losses import Report, Weights, batch_loss
 from training.network import DraftNetwork
 from training.optimizers import Optimizers, clip, schedule
 from training.plot import plot
 from training.ranks import Ranks, join
-from training.shallow import copying_layer, source_layers
 from training.state_store import StateStore, stored_layers
 from training.stopping import Stopping
-from training.target_states import States, TargetStates, tensor_of
+from training.target_states import States, TargetStates
+from training.writer import Writer, writer_of
 
 EXPORT_FOLDER = "export"
 # Steps whose mean loss is noted.
@@ -62,7 +58,7 @@ def main(args: HeadArgs) -> int:
     try:
         with contextlib.ExitStack() as stack:
             trainer = Trainer(args, ranks)
-            writer = stack.enter_context(_writer(args, ranks, trainer.checkpoint.step))
+            writer = stack.enter_context(writer_of(args, ranks, trainer.checkpoint.step))
             trainer.run(writer)
     finally:
         ranks.close()
@@ -193,32 +189,12 @@ class Trainer:
             torch.from_numpy(hot_tokens(answer_counts(self.dataset.folder), self.args.draft_vocab_size)).sort().values
         )
         first = self.dataset.examples(1, held_out=False)[:8]
-        before, after = self.target.size_of_stream([example.tokens[: self.args.max_len] for example in first])
-        # What a head's stream begins with: EAGLE the last state, EAGLE-3 without norms a state as it is, others 1.
-        start = {EAGLE: after, EAGLE3: before if self.args.no_fc_norm else 1.0}.get(self.kind.algorithm, 1.0)
-        tensors = initial_tensors(self.kind, self.target, drafted, stream_scale=start / before)
-        tensors |= self._fitted(tensors, before)
-        return Checkpoint(facts, tensors, drafted)
-
-    def _fitted(self, tensors: dict[str, torch.Tensor], stream_size: float) -> dict[str, torch.Tensor]:
-        """What is fitted to the first batches, and the layer's own outputs made small beside it."""
-        sources = [] if self.kind.shift else source_layers(self.target.config.num_layers, self.args.num_layers)
-        if sources and None not in sources:
-            return {}
         batches = (batch.to(self.target.device) for batch in self.dataset.once())
-        with_states = ((batch, self._states(batch)) for batch in batches)
-        conversations = list(conversations_of(with_states, self.target.vocabulary_rows(EMBEDDING)))
-        norm = tensor_of(self.target.folder, "model.norm.weight", self.target.load_format).float()
-        if sources:
-            index = sources.index(None)
-            found = copying_layer(self.kind, index, tensors, conversations, norm, stream_size, seed=self.args.seed)
-            prefix = f"model.layers.{index}."
-        else:
-            found = fitted(self.kind, conversations, norm, tensors.get(OWN_OUTPUT_HEAD), seed=self.args.seed)
-            prefix = ""
-        ends = ("o_proj.weight", "down_proj.weight")
-        small = [name for name in tensors if name.startswith(prefix) and name.endswith(ends) and name not in found]
-        return found | {name: tensors[name] * LAYER_SHARE for name in small}
+        tensors = first_tensors(
+            self.kind, self.target, drafted, [example.tokens[: self.args.max_len] for example in first],
+            ((batch, self._states(batch)) for batch in batches), seed=self.args.seed,
+        )  # fmt: skip
+        return Checkpoint(facts, tensors, drafted)
 
     def _states(self, batch: Batch) -> States:
         return self.store(batch) if self.store is not None else self.target(batch.conversations)
@@ -239,69 +215,6 @@ class _LossModule(nn.Module):
         return batch_loss(
             self.network, batch, states, num_steps=self._num_steps, weights=self._weights, unroll_every=self._every
         )
-
-
-class Writer:
-    """TensorBoard, and a line now and then where no terminal is."""
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
-        self._folder = folder
-        self._started, self._tokens = time.monotonic(), 0
-
-    def step(self, at: Checkpoint, report: Report, tokens: int) -> None:
-        """A step was made."""
-        self._tokens += tokens
-        if at.step % 10:
-            return
-        for name, values in (("token_loss", report.token_losses), ("accuracy", report.accuracies),
-                             ("feature_loss", report.feature_losses)):  # fmt: skip
-            for index, value in enumerate(values):
-                self._board.add_scalar(f"{name}/step_{index}", value, at.seen)
-        self._board.add_scalar("tokens_per_s", self._tokens / (time.monotonic() - self._started), at.seen)
-
-    def evaluated(self, at: Checkpoint, figures: dict[str, float]) -> None:
-        """Accept lengths were measured."""
-        for name, value in figures.items():
-            if name not in ("seen", "loss"):
-                self._board.add_scalar(f"accept_length/{name}", value, at.seen)
-        self._board.flush()
-        with (self._folder / "history.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in at.history)
-        rate = self._tokens / (time.monotonic() - self._started)
-        said = ", ".join(f"{name} {value:.3f}" for name, value in figures.items() if name != "seen")
-        announce(f"{at.seen:,} tokens, epoch {at.plan.epoch}, {rate:.0f} tokens/s: {said}")
-
-    def close(self) -> None:
-        """Flushes."""
-        self._board.close()
-
-
-class _Silent(Writer):
-    """Of the other ranks."""
-
-    def __init__(self) -> None:
-        pass
-
-    def step(self, at: Checkpoint, report: Report, tokens: int) -> None:
-        """Nothing."""
-
-    def evaluated(self, at: Checkpoint, figures: dict[str, float]) -> None:
-        """Nothing."""
-
-
-@contextlib.contextmanager
-def _writer(args: HeadArgs, ranks: Ranks, first_step: int) -> Iterator[Writer]:
-    if not ranks.is_first:
-        yield _Silent()
-        return
-    writer = Writer(Path(args.output), first_step)
-    try:
-        yield writer
-    finally:
-        writer.close()
 
 
 def facts_of(args: HeadArgs, model_path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ the target's own last states would tell it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -17,7 +17,7 @@ from engine.models.heads.block import Block, within
 from kernels.norm import rms_norm
 from training.attending import RootRows
 from training.copying import Copying, slow_places
-from training.fitting import Conversation, chosen, least_squares
+from training.fitting import Basis, chosen, least_squares
 from training.kinds import Kind
 from training.looking import Lesson, teach
 from training.network import linear_layer
@@ -42,24 +42,24 @@ def source_layers(num_target: int, num_draft: int) -> list[int | None]:
 
 
 @torch.no_grad()
-def copying_layer(
-    kind: Kind, index: int, tensors: Mapping[str, torch.Tensor], conversations: Sequence[Conversation],
-    final_norm: torch.Tensor, stream_size: float, *, seed: int,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Attention of layer `index` that copies, over the layers below it as `tensors` have them.
-
-    stream_size: of the target's stream before its final norm (root mean square), in which what is brought must tell.
+def copying_layer(kind: Kind, basis: Basis) -> dict[str, torch.Tensor]:
+    """The attention that copies, over the layers below it, and its layer's own outputs made small; nothing for a copy
+    without such a layer. What is brought must tell in the target's stream.
     """
     block = kind.config.block
-    rows = [_entering(kind, index, tensors, one.embedded) for one in conversations]
+    sources = source_layers(basis.num_target_layers, block.num_layers)
+    if None not in sources:
+        return {}
+    index, conversations = sources.index(None), basis.conversations
+    rows = [_entering(kind, index, basis.tensors, one.embedded) for one in conversations]
     counts = [torch.cat([one.wanted[1:], one.wanted.new_zeros(1)]) for one in conversations]
     lessons = [
         Lesson(row[:-1], one.tokens[:-1], one.tokens[1:], count[:-1])
         for row, one, count in zip(rows, conversations, counts, strict=True)
         if len(row) > 1
     ]
-    taught = teach(lessons, len(slow_places(block)), seed=seed)
-    clean = [one.last / final_norm for one in conversations]
+    taught = teach(lessons, len(slow_places(block)), seed=basis.seed)
+    clean = [one.last / basis.final_norm for one in conversations]
     # What the target had in mind before a token, from the row of that token.
     told, _ = least_squares(
         chosen([row[1:] for row in rows], [count[:-1] for count in counts]),
@@ -70,9 +70,10 @@ def copying_layer(
     copying = Copying.taught(block, taught.query, taught.key, value)
     rope = rope_rows(block, max(len(row) for row in rows))
     inputs = [torch.cat([row, copying.found(row, rope[: len(row)])], dim=1) for row in rows]
-    guess, _ = least_squares(chosen(inputs, counts), chosen(clean, counts) * stream_size)
+    guess, _ = least_squares(chosen(inputs, counts), chosen(clean, counts) * basis.stream_size)
     found = _grouped(kind, copying.projections(guess[:, block.hidden_size :], block.num_kv_heads))
-    return {f"model.layers.{index}.self_attn.{name}.weight": tensor for name, tensor in found.items()}
+    prefix = f"model.layers.{index}."
+    return basis.completed({f"{prefix}self_attn.{name}.weight": tensor for name, tensor in found.items()}, prefix)
 
 
 def _entering(kind: Kind, index: int, tensors: Mapping[str, torch.Tensor], embedded: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ import torch
 
 from engine.batch import Segment
 from engine.checkpoint import DummyCheckpoint, open_checkpoint
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
+from engine.feature_spec import FeatureSpec
 from engine.models.heads.target import TargetShape, shared_tensor
 from engine.models.llama_weights import tensor_shapes
 from engine.runner import ModelRunner

@@ -42,9 +42,7 @@ class Account:
         return any(pause.left > 0 and pause.above < sessions for pause in self._pauses.values())
 
     def may_open(self, sessions: int) -> int:
-        """How many sessions may be opened to drafters before the next step: one after another while on trial."""
-        if self.is_paused(sessions):
-            return 0
+        """Outside a pause, how many sessions may be opened to drafters before the next step: one while on trial."""
         return sessions if sessions == 1 or sessions.bit_length() in self._proven else 1
 
     def rest(self, sessions: int) -> None:

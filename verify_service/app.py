@@ -15,8 +15,9 @@ import uvloop
 
 from engine.attention import AttentionChoice
 from engine.batch import Segment
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
 from engine.execution import Execution, GraphSizes
+from engine.feature_spec import FeatureSpec
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.pages import PagePool

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from outrider.row_ring import RowRing, Rows
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
@@ -110,16 +109,11 @@ def _fill(tensor: common_pb2.Tensor, plane: torch.Tensor, slots: NDArray[np.int3
     tensor.data = rows.tobytes()
 
 
-@lru_cache(maxsize=1)
-def _bytes_of(plane: torch.Tensor) -> Rows:
-    return plane.view(torch.uint8).numpy()
-
-
 def _gather(plane: torch.Tensor, slots: NDArray[np.int32], rows: Rows) -> None:
     """Copies rows of the plane to `rows` uint8 [len(slots), bytes of a row]."""
     if plane.device.type == "cpu":
         # By numpy: torch hands even a few rows to its threads, which wake up in milliseconds where cores are busy.
-        data = _bytes_of(plane)
+        data = plane.view(torch.uint8).numpy()
         for row, slot in zip(rows, slots.tolist(), strict=True):
             row[:] = data[slot]
     else:

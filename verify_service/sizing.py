@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
+from engine.feature_spec import FeatureSpec
 from engine.kv_pool import kv_dtype
 from engine.loader import compute_dtype
 from engine.memory import GIB, Memory, device_memory, weight_bytes

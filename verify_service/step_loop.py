@@ -221,8 +221,7 @@ class StepLoop:
         if not len(self.drafters):
             return
         running = [session for session in self.scheduler.running if session.speculation.enabled]
-        room = self._weigher.begin(len(self.scheduler.running))
-        paused = self._weigher.is_paused(len(self.scheduler.running))
+        room, paused = self._weigher.begin(len(self.scheduler.running))
         row_ms = _DRAFT_ROW * float(self._costs.ms(1))
         for session in running:
             fixed, has_drafter = self._planner.is_fixed(session), self.drafters.of(session) is not None

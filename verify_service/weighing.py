@@ -62,18 +62,18 @@ class Weigher:
         self._told_before: Counter[Told] = Counter()  # sessions told last
         self._linger = 0  # steps that drafts asked for then may still disturb
 
-    def begin(self, sessions: int) -> int:
-        """So many sessions are about to run: decides whether drafters are heard; how many they may be given now."""
+    def begin(self, sessions: int) -> tuple[int, bool]:
+        """So many sessions are about to run: decides whether drafters are heard.
+
+        How many sessions they may be given now, and whether there is a pause, in which they are to have none.
+        """
         self.quiet.begin(sessions)
-        hushed = self.quiet.is_measuring or self._account.is_paused(sessions)
+        paused = self._account.is_paused(sessions)
+        hushed = paused or self.quiet.is_measuring
         for drafter in self._drafters:
             drafter.record.hushed = hushed
             drafter.record.alone = sessions == 1
-        return 0 if hushed else self._account.may_open(sessions)
-
-    def is_paused(self, sessions: int) -> bool:
-        """Whether drafters are to have none of so many sessions."""
-        return self._account.is_paused(sessions)
+        return 0 if hushed else self._account.may_open(sessions), paused
 
     def look(
         self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,

@@ -12,7 +12,6 @@ that row after row would give. Where nothing is known, a head runs row after row
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -24,66 +23,11 @@ from draft_service.drafters.growing import Carried, slots_needed
 from draft_service.drafters.kv import NoRoom, Sequence
 from draft_service.drafters.models import Tip, Tips
 from draft_service.drafters.outcomes import likely_ends, likely_outcomes
+from draft_service.drafters.paths import End, Start, Trunk, trunks_of
 from draft_service.drafters.trees import TreeGrower, Wanted
 from engine.batch import Segment
 from outrider.tree import ROOT
 from outrider.wire import Ids
-
-
-@dataclass(frozen=True, slots=True)
-class Behind:
-    """A session's newest committed tokens, whose rows were not run: int32 [n].
-
-    states: gives what a head's rows go on from, [n, hidden], once; done: told the last row's tip.
-    """
-
-    words: Ids
-    states: Callable[[], torch.Tensor | None]
-    done: Callable[[Tip], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A session's rows; the newest committed one's tip, or what must be run to have it."""
-
-    rows: Sequence
-    tip: Tip | None
-    behind: Behind | None = None
-
-    @property
-    def num_behind(self) -> int:
-        """Rows of committed tokens that were not run."""
-        return 0 if self.behind is None else len(self.behind.words)
-
-
-@dataclass(slots=True, eq=False)
-class _Trunk:
-    """A path of request number `request`: its nodes, their rows on a fork, and tips by depth, the root's first."""
-
-    request: int
-    nodes: list[int]
-    rows: Sequence
-    start: Start
-    tips: list[Tip]
-
-    @property
-    def num_below(self) -> int:
-        """Rows before the path's."""
-        return self.start.rows.num_rows
-
-    @property
-    def num_run(self) -> int:
-        """Nodes of the path that were run; -1 where the root was not."""
-        return len(self.tips) - 1
-
-
-@dataclass(slots=True, eq=False)
-class _End:
-    """Where acceptance may end: at depth `depth` of a trunk, with `chance`."""
-
-    trunk: _Trunk
-    depth: int
-    chance: float
 
 
 @dataclass(slots=True, eq=False)
@@ -139,11 +83,11 @@ class _Ahead:
             if all(map(self.requests[index].left, paths)):
                 raise Preempted
 
-    def _ends(self, starts: Many[Start | None]) -> list[_End]:
+    def _ends(self, starts: Many[Start | None]) -> list[End]:
         """Likely ends, on as few trunks as hold them: at most max_outcomes for each, as many as there is room for."""
         cache = self.grower.model.cache
         room = min(cache.num_free, self.grower.model.max_batch_tokens)
-        found: list[_End] = []
+        found: list[End] = []
         for index, (request, start) in enumerate(zip(self.requests, starts, strict=True)):
             if start is None:
                 continue
@@ -158,15 +102,15 @@ class _Ahead:
                     ends.append((nodes, chance))
             # Rows of committed tokens are run with one path: other paths' rows could not see them yet.
             most = request.max_outcomes if start.behind is None else 1
-            for nodes in _trunks([nodes for nodes, _ in ends], most):
+            for nodes in trunks_of([nodes for nodes, _ in ends], most):
                 try:
                     rows = self._fork(start.rows, start.rows.num_rows)
                 except NoRoom:
                     return found
-                trunk = _Trunk(index, nodes, rows, start, [] if start.tip is None else [start.tip])
+                trunk = Trunk(index, nodes, rows, start, [] if start.tip is None else [start.tip])
                 on_it = [(own, chance) for own, chance in ends if own == nodes[: len(own)]]
                 ends = [end for end in ends if end not in on_it]
-                found += [_End(trunk, len(own), chance) for own, chance in on_it]
+                found += [End(trunk, len(own), chance) for own, chance in on_it]
                 self.paths.setdefault(index, []).extend(tree.tokens[own].astype(np.int32) for own, _ in on_it)
         return found
 
@@ -181,9 +125,9 @@ class _Ahead:
             return None
         return num_assumed + slots_needed(num_steps, topk)
 
-    def _follow(self, trunks: Many[_Trunk]) -> None:
+    def _follow(self, trunks: Many[Trunk]) -> None:
         """Runs the trunks' paths: all at once where that can be, then row after row."""
-        whole: list[tuple[_Trunk, int, torch.Tensor | None]] = []
+        whole: list[tuple[Trunk, int, torch.Tensor | None]] = []
         for trunk in trunks:
             known, states = self._path_states(trunk)
             if known or trunk.start.behind is not None:
@@ -193,7 +137,7 @@ class _Ahead:
         while left := [trunk for trunk in trunks if trunk.num_run < len(trunk.nodes)]:
             self._extend([(trunk, 1, trunk.tips[-1].states) for trunk in left])
 
-    def _path_states(self, trunk: _Trunk) -> tuple[int, torch.Tensor | None]:
+    def _path_states(self, trunk: Trunk) -> tuple[int, torch.Tensor | None]:
         """How many of the path's first rows can be run at once, and what they go on from, [that many, hidden].
 
         Where the root's own row is not run yet, its state is the one that it had when its tree was drafted.
@@ -210,7 +154,7 @@ class _Ahead:
         above = None if memo is None else memo.rows([int(verifying.nodes[node]) for node in trunk.nodes[:-1]])
         return (1, root) if above is None else (count, torch.cat([root, above.to(root.dtype)]))
 
-    def _extend(self, pieces: Many[tuple[_Trunk, int, torch.Tensor | None]]) -> None:
+    def _extend(self, pieces: Many[tuple[Trunk, int, torch.Tensor | None]]) -> None:
         """Runs the next nodes of each trunk, so many, from these states; first what its session is behind with."""
         self._check()
         model, segments, inputs = self.grower.model, [], []
@@ -234,9 +178,9 @@ class _Ahead:
             trunk.tips += [Tip(tips, row + i) for i in range(count + is_first)]
             row += count + is_first
 
-    def _choose(self, ends: Many[_End]) -> list[_Outcome]:
+    def _choose(self, ends: Many[End]) -> list[_Outcome]:
         """The likeliest outcomes of each request, each on rows of its own that end before the bonus."""
-        chosen: list[tuple[_End, int]] = []
+        chosen: list[tuple[End, int]] = []
         for index in sorted({end.trunk.request for end in ends}):
             own = [end for end in ends if end.trunk.request == index]
             guesses = [self._guesses(end) for end in own]
@@ -261,7 +205,7 @@ class _Ahead:
             outcomes.append(_Outcome(trunk.request, rows, trunk.tips[end.depth], assumed))
         return outcomes
 
-    def _guesses(self, end: _End) -> list[tuple[int, float]]:
+    def _guesses(self, end: End) -> list[tuple[int, float]]:
         """Tokens that may follow where acceptance ends: none that a child holds, for that would have been accepted."""
         tree, trunk = self.requests[end.trunk.request].verifying.tree, end.trunk
         offered = {
@@ -312,21 +256,6 @@ class _Ahead:
         forked = self.grower.model.cache.fork(rows, num_rows)
         self.opened.append(forked)
         return forked
-
-
-def _trunks(paths: Many[list[int]], count: int) -> list[list[int]]:
-    """At most `count` of the paths, likeliest first, that hold as many others as they can; each at its longest."""
-    trunks: list[list[int]] = []
-    for path in paths:
-        for index, trunk in enumerate(trunks):
-            shared = min(len(trunk), len(path))
-            if trunk[:shared] == path[:shared]:
-                trunks[index] = max(trunk, path, key=len)
-                break
-        else:
-            if len(trunks) < count:
-                trunks.append(path)
-    return trunks
 
 
 def _states(tips: Many[Tip]) -> torch.Tensor | None:

@@ -17,8 +17,9 @@ from draft_service.drafters.base import Draft, TextRequest
 from draft_service.drafters.features import FeatureBuffer, UnusableFeatures, one_tensor, read_tensor, read_together
 from draft_service.drafters.features import warm_up as warm_up_reading
 from draft_service.drafters.kv import Sequence as Rows
-from draft_service.drafters.model_drafter import ModelDrafter, State
+from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import HeadModel
+from draft_service.drafters.roster import State
 from draft_service.drafters.shape import TreeShape
 from draft_service.session import Extension, Session
 from outrider.errors import InvalidArgument
@@ -62,7 +63,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         """
         with self._lock, torch.inference_mode():
             states = self._take(
-                [(state, found) for session, found in rows if (state := self._states.get(session.uid)) is not None]
+                [(state, found) for session, found in rows if (state := self._served.get(session)) is not None]
             )
             self._catch_up(list(dict.fromkeys(states)))
 
@@ -101,7 +102,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
             try:
                 state.features.add(rows, state.session.ring, shared)
             except UnusableFeatures as error:
-                self._give_up(state.session, verify_pb2.RELEASE_REASON_FEATURES, str(error))
+                self._served.give_up(state.session, verify_pb2.RELEASE_REASON_FEATURES, str(error))
             else:
                 taken.append(state)
         return taken

@@ -69,16 +69,16 @@ class _States:
     def __init__(self, roots: torch.Tensor, num_steps: int, topk: int) -> None:
         batch, self._topk = len(roots), topk
         self._sizes = [batch] + [batch * topk] * (num_steps - 2)
-        self.rows = roots.new_empty((sum(self._sizes), roots.shape[1]))
-        self.rows[:batch] = self._last = roots
+        self._rows = roots.new_empty((sum(self._sizes), roots.shape[1]))
+        self._rows[:batch] = self._last = roots
         self._each = np.arange(batch)[:, None]
         self._above = np.empty((batch, topk * (num_steps - 1)), np.int32)  # of each entry, its parent's row
 
-    def below(self, parents: NDArray[np.int64], step: int) -> Ids:
-        """int32 [B * step * K]: the rows that all entries up to `step`'s go on from; parents: of those of `step`."""
+    def above(self, parents: NDArray[np.int64], step: int) -> torch.Tensor:
+        """[B * step * K, hidden]: what all entries up to `step`'s go on from; parents: of those of `step`."""
         end, width = step * self._topk, 1 if step == 1 else self._topk
         self._above[:, end - self._topk : end] = parents + width * self._each + sum(self._sizes[: step - 1])
-        return self._above[:, :end].reshape(-1)
+        return self._rows.index_select(0, torch.from_numpy(self._above[:, :end].reshape(-1)).to(self._rows.device))
 
     def add(self, states: torch.Tensor, step: int) -> None:
         """Takes in what the newest entries gave; from the last ones nothing grows here."""
@@ -86,11 +86,11 @@ class _States:
             self._last = states
             return
         first = sum(self._sizes[:step])
-        self.rows[first : first + self._sizes[step]] = states
+        self._rows[first : first + self._sizes[step]] = states
 
     def steps(self) -> Many[torch.Tensor]:
         """By step, the roots' first."""
-        return [*self.rows.split(self._sizes), self._last]
+        return [*self._rows.split(self._sizes), self._last]
 
 
 def grow(
@@ -185,12 +185,8 @@ def _grow_trees(
             )
             for i, sequence in enumerate(sequences)
         ]  # fmt: skip
-        if states is None:
-            found = model.run(segments, None, topk)
-        else:
-            # By number: copied together for each step, they would be most of what it moves in memory.
-            picks = states.below(growth.entry_parents[:, end - topk : end], step)
-            found = model.run(segments, states.rows, topk, picks=picks)
+        above = None if states is None else states.above(growth.entry_parents[:, end - topk : end], step)
+        found = model.run(segments, above, topk)
         _expand(growth, step, topk, found, batch)
         if states is not None and found.states is not None:
             states.add(found.states, step)

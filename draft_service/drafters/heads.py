@@ -10,8 +10,8 @@ from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
 from draft_service.drafters.shape import TreeShape, tree_shape
 from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION
-from engine.config import FeatureSpec
 from engine.cpu_kernels import cpu_kernels
+from engine.feature_spec import FeatureSpec
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.models.heads.base import Head

@@ -10,24 +10,24 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Generic
 
 import numpy as np
 import torch
 
-from draft_service.drafters.ahead import Behind, Start, trees_ahead
+from draft_service.drafters.ahead import trees_ahead
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.models import DraftModel, Tip
+from draft_service.drafters.paths import Behind, Start
+from draft_service.drafters.roster import Roster, StateT
 from draft_service.drafters.shape import TreeShape
 from draft_service.drafters.trees import TreeGrower, Wanted
 from draft_service.session import Extension, Session, Wishes
 from engine.batch import Segment
 from outrider.errors import InvalidArgument, ResourceExhausted, Unimplemented
-from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
 
@@ -36,19 +36,6 @@ MAX_ROWS_PER_CALL = 1024
 # Rows of committed tokens that are run together with a path that is likely to be accepted.
 MAX_ROWS_BESIDE = 32
 
-log = get_logger(__name__)
-
-
-@dataclass(eq=False, slots=True)
-class State:
-    """A session as the model knows it. `tip`: of its newest row, when that is up to the newest committed token."""
-
-    session: Session
-    rows: Rows
-    tip: Tip | None = field(default=None, kw_only=True)
-
-
-StateT = TypeVar("StateT", bound=State)
 _text_uids = count(-1, -1)
 
 
@@ -69,8 +56,7 @@ class ModelDrafter(ABC, Generic[StateT]):
         """What it was made for, for Enlist: sizes and vocabulary, as far as known."""
         self._model = model
         self._grower = TreeGrower(model, shape)
-        self._states: dict[int, StateT] = {}
-        self._given_up: list[GivenUp] = []
+        self._served = Roster[StateT](model)
         self._lock = threading.Lock()
 
     @property
@@ -88,7 +74,9 @@ class ModelDrafter(ABC, Generic[StateT]):
     def open(self, sessions: Sequence[Session]) -> None:
         """Takes sessions on and runs what can be run of them."""
         with self._lock, torch.inference_mode():
-            states = [state for session in sessions if (state := self._admit(session)) is not None]
+            states = [
+                state for session in sessions if (state := self._served.admit(session, self._new_state)) is not None
+            ]
             self._catch_up(states)
 
     def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
@@ -101,8 +89,8 @@ class ModelDrafter(ABC, Generic[StateT]):
                 [
                     (state, extension)
                     for extension in extensions
-                    if (state := self._states.get(extension.session.uid)) is not None
-                    and self._can_read(state, extension.session.tokens[extension.base_len :])
+                    if (state := self._served.get(extension.session)) is not None
+                    and self._served.can_read(state, extension.session.tokens[extension.base_len :])
                 ]
             )
 
@@ -110,12 +98,12 @@ class ModelDrafter(ABC, Generic[StateT]):
         """Forgets sessions and frees their pages; of one that was given up, nothing is left."""
         with self._lock, torch.inference_mode():
             for session in sessions:
-                self._forget(session)
+                self._served.forget(session)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A tree for each; none for a session that is not caught up, or has no room left."""
         with self._lock, torch.inference_mode():
-            self._catch_up([s for request in requests if (s := self._states.get(request.session.uid)) is not None])
+            self._catch_up([s for request in requests if (s := self._served.get(request.session)) is not None])
             return self._trees(requests)
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
@@ -133,7 +121,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def is_brief(self, sessions: Sequence[Session]) -> bool:
         """See base.Drafter: whether what was committed last is all that was not run yet."""
-        states = [state for session in sessions if (state := self._states.get(session.uid)) is not None]
+        states = [state for session in sessions if (state := self._served.get(session)) is not None]
         behind = [self._num_committed(state) - state.rows.num_rows for state in states]
         return max(behind, default=0) <= MAX_ROWS_BESIDE and not self._lock.locked()
 
@@ -162,12 +150,11 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def close_down(self) -> None:
         """Frees what it holds; no call follows."""
-        self._states.clear()
+        self._served.clear()
 
     def take_given_up(self) -> list[GivenUp]:
         """Sessions given up since the last call."""
-        taken, self._given_up = self._given_up, []
-        return taken
+        return self._served.take_given_up()
 
     # ---- what a kind of model says
 
@@ -198,40 +185,6 @@ class ModelDrafter(ABC, Generic[StateT]):
         for state, _ in news:
             state.tip = None
 
-    def _admit(self, session: Session) -> StateT | None:
-        self._forget(session)
-        try:
-            state = self._new_state(session, self._model.cache.open())
-        except NoRoom as error:
-            self._give_up(session, verify_pb2.RELEASE_REASON_CAPACITY, str(error))
-            return None
-        self._states[session.uid] = state
-        self._model.limit_vocabulary(session.vocab_size)
-        return state if self._can_read(state, session.tokens) else None
-
-    def _can_read(self, state: StateT, tokens: Ids) -> bool:
-        """Whether the model's embedding has all of them; if not, the session is given up."""
-        if state.session.vocab_size <= self._model.num_read:
-            return True  # they were checked against the target's vocabulary
-        highest = int(tokens.max(initial=0))
-        if highest < self._model.num_read:
-            return True
-        self._give_up(
-            state.session, verify_pb2.RELEASE_REASON_ERROR,
-            f"token {highest} is outside the draft model's vocabulary of {self._model.num_read}",
-        )  # fmt: skip
-        return False
-
-    def _give_up(self, session: Session, reason: verify_pb2.ReleaseReason, detail: str) -> None:
-        log.warning("session given up", session=session.session, reason=detail)
-        self._forget(session)
-        self._given_up.append(GivenUp(session, reason, detail))
-
-    def _forget(self, session: Session) -> None:
-        state = self._states.pop(session.uid, None)
-        if state is not None:
-            self._model.cache.close(state.rows)
-
     # ---- catching up
 
     def _catch_up(self, states: Sequence[StateT]) -> None:
@@ -239,7 +192,7 @@ class ModelDrafter(ABC, Generic[StateT]):
         left = MAX_ROWS_PER_CALL
         while left > 0:
             behind = [(count, s) for s in states if (count := self._num_runnable(s) - s.rows.num_rows) > 0]
-            behind = [(count, s) for count, s in behind if s.session.uid in self._states]
+            behind = [(count, s) for count, s in behind if s.session in self._served]
             missing = sum(count for count, _ in behind)
             if missing > left:
                 behind.sort(key=lambda one: one[0])
@@ -259,7 +212,7 @@ class ModelDrafter(ABC, Generic[StateT]):
             try:
                 slots = self._model.cache.append(state.rows, end - first)
             except NoRoom as error:
-                self._give_up(state.session, verify_pb2.RELEASE_REASON_CAPACITY, str(error))
+                self._served.give_up(state.session, verify_pb2.RELEASE_REASON_CAPACITY, str(error))
                 continue
             wanted = int(end == self._num_committed(state))
             words = self._tokens(state.session, first, end)
@@ -280,7 +233,7 @@ class ModelDrafter(ABC, Generic[StateT]):
         drafts = [Draft()] * len(requests)
         wanted: dict[int, Wanted] = {}
         for index, request in enumerate(requests):
-            state = self._states.get(request.session.uid)
+            state = self._served.get(request.session)
             if state is not None and state.tip is not None:
                 session = request.session
                 tree = self._grower.plan(
@@ -297,11 +250,11 @@ class ModelDrafter(ABC, Generic[StateT]):
         if tree.slots <= self._model.cache.num_free:
             return True
         detail = f"{tree.slots} slots for a tree, {self._model.cache.num_free} free in the drafter's pool"
-        self._give_up(session, verify_pb2.RELEASE_REASON_CAPACITY, detail)
+        self._served.give_up(session, verify_pb2.RELEASE_REASON_CAPACITY, detail)
         return False
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
-        states = [self._states.get(request.verifying.session.uid) for request in requests]
+        states = [self._served.get(request.verifying.session) for request in requests]
         self._catch_up([state for state in states if state is not None and not self._is_near(state)])
         return trees_ahead(self._grower, requests, [self._start(state) for state in states])
 
@@ -311,7 +264,7 @@ class ModelDrafter(ABC, Generic[StateT]):
         return 0 < end - state.rows.num_rows <= MAX_ROWS_BESIDE and self._num_runnable(state) == end
 
     def _start(self, state: StateT | None) -> Start | None:
-        if state is None or state.session.uid not in self._states:
+        if state is None or state.session not in self._served:
             return None
         if state.tip is not None:
             return Start(state.rows, state.tip)
@@ -334,20 +287,19 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _propose_now(self, request: TextRequest, features: torch.Tensor | None) -> Draft:
         session = _text_session(request)
-        state = self._admit(session)
+        state = self._served.admit(session, self._new_state)
         if state is not None and features is not None:
             self._take_rows(state, features)
-        while state is not None and self._num_runnable(state) > state.rows.num_rows and self._knows(session):
+        while state is not None and self._num_runnable(state) > state.rows.num_rows and session in self._served:
             self._catch_up([state])
         draft = self._trees([DraftRequest(session, self.num_nodes(request.wishes))])[0]
-        self._forget(session)
-        refused = [given for given in self._given_up if given.session is session]
-        self._given_up = [given for given in self._given_up if given.session is not session]
-        if not refused:
+        self._served.forget(session)
+        refused = self._served.take_given_up_of(session)
+        if refused is None:
             return draft
-        if refused[0].reason == verify_pb2.RELEASE_REASON_CAPACITY:
-            raise ResourceExhausted(f"no tree can be drafted: {refused[0].detail}")
-        raise InvalidArgument(f"tokens: {refused[0].detail}", field="tokens")
+        if refused.reason == verify_pb2.RELEASE_REASON_CAPACITY:
+            raise ResourceExhausted(f"no tree can be drafted: {refused.detail}")
+        raise InvalidArgument(f"tokens: {refused.detail}", field="tokens")
 
     def _take_rows(self, state: StateT, features: torch.Tensor) -> None:
         """Takes the target's rows of a text's positions; a model that reads none has no use for them."""
@@ -355,9 +307,6 @@ class ModelDrafter(ABC, Generic[StateT]):
     def _blank_rows(self, count: int) -> torch.Tensor | None:
         """Rows of zeros as the target's might be; None for a model that reads none."""
         return None
-
-    def _knows(self, session: Session) -> bool:
-        return session.uid in self._states
 
 
 def _text_session(request: TextRequest) -> Session:

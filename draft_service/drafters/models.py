@@ -18,7 +18,6 @@ from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.runner import HeadRunner
 from engine.runner import ModelRunner
 from kernels.likeliest import Likeliest, likeliest, native_likeliest
-from outrider.wire import Ids
 
 
 class Tips(NamedTuple):
@@ -83,14 +82,8 @@ class DraftModel(Protocol):
         """How many tokens can be drafted."""
         ...
 
-    def run(
-        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
-        picks: Ids | None = None,
-    ) -> Tips:  # fmt: skip
-        """One step; tips of the rows whose logits were wanted. states [rows, hidden] where the model reads them.
-
-        picks: int32 [rows], which of the states each row goes on from; None: there is one for each, in order.
-        """
+    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+        """One step; tips of the rows whose logits were wanted. states [rows, hidden] where the model reads them."""
         ...
 
     @property
@@ -136,10 +129,7 @@ class LanguageModel:
         """See DraftModel."""
         return self._limit if self._token_map is None else len(self._token_map)
 
-    def run(
-        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
-        picks: Ids | None = None,
-    ) -> Tips:  # fmt: skip
+    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
         """See DraftModel."""
         logits = self._runner.forward(segments)
         if self._token_map is None:
@@ -199,14 +189,11 @@ class HeadModel:
         """Numbers in a feature row."""
         return self._runner.head.config.feature_width
 
-    def run(
-        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
-        picks: Ids | None = None,
-    ) -> Tips:  # fmt: skip
+    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
         """See DraftModel."""
         if states is None:
             raise ValueError("a draft head goes on from states")
-        step = self._runner.forward(segments, states, stage, picks)
+        step = self._runner.forward(segments, states, stage)
         found = self._likeliest(step.logits[:, : self._limit], num_top)
         return Tips(*_named(found, self._runner.head.tokens), step.carried)
 

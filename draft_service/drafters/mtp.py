@@ -53,7 +53,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
         pieces: list[tuple[StagedState, int]] = []
         for state in states:
             end = self._num_runnable(state)
-            if end == state.rows.num_rows or state.session.uid not in self._states:
+            if end == state.rows.num_rows or state.session not in self._served:
                 continue
             end = min(end, min(state.built) + left)
             if end <= state.rows.num_rows or not self._grow_to(state, end):
@@ -71,7 +71,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
         try:
             self._model.cache.append(state.rows, num_rows - state.rows.num_rows)
         except NoRoom as error:
-            self._give_up(state.session, verify_pb2.RELEASE_REASON_CAPACITY, str(error))
+            self._served.give_up(state.session, verify_pb2.RELEASE_REASON_CAPACITY, str(error))
             return False
         return True
 
@@ -113,7 +113,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
 
     def _chain(self, request: DraftRequest) -> Draft:
         session = request.session
-        state = self._states.get(session.uid)
+        state = self._served.get(session)
         wanted = min(session.wishes.num_steps or self._grower.shape.num_steps, session.max_depth(), request.num_nodes)
         if state is None or wanted < 1:
             return Draft()
@@ -123,6 +123,6 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         """None: every stage reads the target's states, and those of tokens not yet verified do not exist."""
-        states = [self._states.get(request.verifying.session.uid) for request in requests]
+        states = [self._served.get(request.verifying.session) for request in requests]
         self._catch_up([state for state in states if state is not None])
         return [[] for _ in requests]

@@ -13,8 +13,9 @@ import torch
 
 from draft_service.drafters.graphs import graph_sizes
 from draft_service.drafters.kv import Sequence as Rows
-from draft_service.drafters.model_drafter import ModelDrafter, State
+from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import DraftModel, LanguageModel
+from draft_service.drafters.roster import State
 from draft_service.drafters.shape import TreeShape, tree_shape
 from draft_service.session import Session
 from engine.attention import AttentionChoice

@@ -16,7 +16,8 @@ from torch.nn.functional import linear, silu
 
 from engine.attention import Attention
 from engine.batch import Batch
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
+from engine.feature_spec import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.llama_weights import LayerWeights, LlamaWeights
 from engine.quantization import MakeLinear, head_maker, linear_maker

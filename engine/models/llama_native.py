@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from engine.batch import Batch
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
+from engine.feature_spec import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.llama_weights import LayerWeights, LlamaWeights
 from kernels.attention.cpu import POOL_DTYPES

@@ -17,7 +17,8 @@ import torch
 
 from engine.attention import Attention
 from engine.batch import Batch, BatchBuffers, Segment
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
+from engine.feature_spec import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.transformers_attention import NAME, PagedAttention, refuse
 from kernels.transfer import to_device

@@ -1,5 +1,6 @@
-/* A draft tree's steps on a head: EAGLE-2's expansion, as draft_service/drafters/expansion.py has it, with the forward
- * pass between. One call a step, for all trees that grow together. */
+/* A draft tree's steps on a head: EAGLE-2's expansion with the forward pass between. One call a step, for all trees that
+ * grow together. The rules are those of draft_service/drafters/expansion.py, which stands in where there are no C
+ * kernels; tests/draft_service/test_native_growth.py holds the two together. */
 #include "grow.h"
 
 #include <stdlib.h>

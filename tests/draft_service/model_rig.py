@@ -17,7 +17,7 @@ from draft_service.drafters.base import Draft, DraftRequest
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.session import Extension, Session, Wishes
 from engine.batch import Segment
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from outrider.v1 import common_pb2, verify_pb2
 

@@ -21,7 +21,7 @@ from draft_service.drafters.shape import TreeShape
 from draft_service.drafting import Drafting
 from draft_service.session import Session, Wishes
 from draft_service.sessions import InVerification, SessionTable
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from engine.models.heads.load import load_head
 from engine.models.heads.runner import HeadRunner
 from outrider.args import DraftArgs
@@ -162,7 +162,7 @@ def test_multi_layer_chains_follow_the_equations_round_by_round(sides: dict[str,
 
 def contents(drafter: HeadDrafter[Any], opened: Session) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of a session's rows, in order of position."""
-    found = drafter._states[opened.uid].rows
+    (found,) = [state.rows for state in drafter._served if state.session is opened]
     runner: HeadRunner = drafter._head._runner
     slots = drafter._model.cache.slot_table[found.table_row, : found.num_rows].astype(np.int64)
     return runner.pool.k[:, slots], runner.pool.v[:, slots]
@@ -394,7 +394,7 @@ def test_pages_run_out_for_the_session_that_needs_them(any_side: Side) -> None:
     assert given.reason == verify_pb2.RELEASE_REASON_CAPACITY
     drafter.close(game.sessions)
     drafter._model.cache.check([])
-    assert small.uid not in drafter._states
+    assert small not in drafter._served
 
 
 # ---- Without a session

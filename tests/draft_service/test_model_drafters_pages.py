@@ -128,7 +128,7 @@ class Life:
             assert parent < 0 or draft.probabilities[node] <= draft.probabilities[parent] + 1e-6
 
     def check(self) -> None:
-        self.drafter._model.cache.check([state.rows for state in self.drafter._states.values()])
+        self.drafter._model.cache.check([state.rows for state in self.drafter._served])
 
 
 @pytest.mark.parametrize("name", ["standalone", "eagle3", "multi-layer"])

@@ -18,7 +18,7 @@ from draft_service.drafters.shape import TreeShape
 from draft_service.drafters.standalone import StandaloneDrafter
 from draft_service.session import Wishes
 from draft_service.sessions import InVerification
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from outrider.args import DraftArgs
 from outrider.errors import InvalidArgument, ResourceExhausted, StartupError

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import FeatureSpec, ModelConfig, RopeScaling
+from engine.config import ModelConfig, RopeScaling
+from engine.feature_spec import FeatureSpec
 from outrider.errors import StartupError
 
 GOOD: dict[str, Any] = {

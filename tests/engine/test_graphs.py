@@ -11,8 +11,9 @@ import torch
 
 from engine.attention import AttentionChoice
 from engine.batch import BatchBuffers, Segment
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
 from engine.execution import Execution, GraphSizes
+from engine.feature_spec import FeatureSpec
 from engine.graphs import MAX_ROWS, GraphedDecoder, bucket_sizes, usable_sizes
 from engine.kv_pool import KVPool
 from engine.loader import load_checkpoint

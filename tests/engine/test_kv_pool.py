@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from tests.engine.tiny import save_model, sessions
 

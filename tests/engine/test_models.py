@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from kernels.norm import rms_norm
 from tests.engine.tiny import VOCAB_SIZE, configs, save_model, sessions

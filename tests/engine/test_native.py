@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from kernels.native import build
 from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, sessions

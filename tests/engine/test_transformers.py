@@ -13,7 +13,8 @@ import pytest
 import torch
 import transformers
 
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
+from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from outrider.errors import StartupError
 from tests.engine.test_quantization import plain_greedy, tree_greedy

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from engine.batch import BatchBuffers
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
 from engine.execution import GraphSizes
+from engine.feature_spec import FeatureSpec
 from engine.graphs import GraphedDecoder
 from engine.kv_pool import KVPool
 from engine.loader import load_checkpoint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config import FeatureSpec
+from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from tests.training.rig import MAX_LEN, head_args
 from training.batches import Batch

@@ -14,9 +14,10 @@ from outrider.errors import StartupError
 from tests.training.rig import head_args, make_data
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.kinds import ALGORITHMS, OUTPUT_HEAD
-from training.loop import Trainer, Writer, main
+from training.loop import Trainer, main
 from training.losses import Report
 from training.ranks import Ranks
+from training.writer import Writer
 
 ALONE = Ranks(0, 1, "cpu")
 

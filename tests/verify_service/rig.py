@@ -80,6 +80,7 @@ class Rig:
     loop: StepLoop
     factory: SessionFactory
     inbox: ActingInbox
+    clock: StepClock | None  # None: true time
     sims: list[Sim] = field(default_factory=list)
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     finishes: dict[int, verify_pb2.GenerateFinish] = field(default_factory=dict)
@@ -224,18 +225,29 @@ class Rig:
         return resumed + self.tokens[session.session_id]
 
 
+class FixedCosts(CostTable):
+    """A machine whose step times never vary."""
+
+    def observe(self, rows: int, ms: float) -> None:
+        """Learns nothing."""
+
+
 class StepClock:
-    """Nanoseconds that go by in a runner's steps alone, as long as `costs` says that each takes."""
+    """Nanoseconds that go by in a runner's steps, as long as `costs` says that each takes, and where they are spent."""
 
     def __init__(self, runner: FakeRunner, costs: CostTable) -> None:
         self._now_ns = 0
         forward = runner.forward
 
         def timed(segments: Sequence[Segment]) -> torch.Tensor:
-            self._now_ns += int(1e6 * float(costs.ms(sum(len(segment.tokens) for segment in segments))))
+            self.spend(float(costs.ms(sum(len(segment.tokens) for segment in segments))))
             return forward(segments)
 
         runner.forward = timed
+
+    def spend(self, ms: float) -> None:
+        """Something else takes so long."""
+        self._now_ns += int(1e6 * ms)
 
     def __call__(self) -> int:
         return self._now_ns
@@ -282,6 +294,7 @@ def build_rig(
         longest_prefix_first=longest_prefix_first,
     )
     inbox = ActingInbox(lambda: rig.act())
+    clock = None if costs is None else StepClock(runner, costs)
     loop = StepLoop(
         runner,
         scheduler,
@@ -292,10 +305,10 @@ def build_rig(
         max_verify_nodes=MAX_NODES,
         max_draft_wait_ms=wait_ms,
         brake=brake,
-        clock=time.monotonic_ns if costs is None else StepClock(runner, costs),
+        clock=clock or time.monotonic_ns,
     )
     factory = build_factory(runner.config)
-    rig = Rig(runner, loop, factory, inbox)
+    rig = Rig(runner, loop, factory, inbox, clock)
     return rig
 
 

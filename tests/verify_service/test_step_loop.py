@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import Segment
-from outrider.cost_table import CostTable
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from tests.drafter_view import Draft, Seen
 from tests.fake_drafters import Truth, perfect, random_trees, wrong
-from tests.verify_service.rig import Rig, Sim, build_rig, prompt_of, request
+from tests.verify_service.rig import FixedCosts, Rig, Sim, build_rig, prompt_of, request
 from tests.verify_service.scenes import MODEL, POLICIES, SAMPLED, VOCAB, check_outputs, learn
 from verify_service.session import Session
 
@@ -205,13 +204,6 @@ def test_a_tiny_pool_preempts_again_and_again_and_no_output_changes() -> None:
     rig.check_whole()
     assert rig.loop.scheduler.num_preemptions > 5
     assert rig.runner.widest > 1
-
-
-class FixedCosts(CostTable):
-    """A machine whose step times never vary."""
-
-    def observe(self, rows: int, ms: float) -> None:
-        pass
 
 
 @pytest.mark.parametrize("ms_of_32_rows", [41.0, 10.5])

@@ -12,7 +12,8 @@ from typing import Any
 from tqdm import tqdm
 
 from engine.checkpoint import open_checkpoint
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
+from engine.feature_spec import FeatureSpec
 from engine.fingerprint import numerics_id
 from engine.loader import resolve_model
 from engine.runner import ModelRunner

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from engine.config import FeatureSpec, ModelConfig, RopeScaling
+from engine.config import ModelConfig, RopeScaling
+from engine.feature_spec import FeatureSpec
 from engine.models.heads.target import TargetShape
 from kernels.native_linear import NativeLinear
 from kernels.rope import rope_frequencies, rope_table

@@ -14,7 +14,8 @@ import torch
 from safetensors import safe_open
 
 from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
-from engine.config import FeatureSpec, read_json
+from engine.config import read_json
+from engine.feature_spec import FeatureSpec
 from engine.models.heads import target as targets
 from engine.models.heads.base import Head, HeadConfig, MakeLinear, Shapes, Vocabulary
 from engine.models.heads.config import RawConfig

@@ -13,7 +13,8 @@ from typing import Self
 
 import torch
 
-from engine.config import FeatureSpec, ModelConfig
+from engine.config import ModelConfig
+from engine.feature_spec import FeatureSpec
 from engine.models.heads.base import (
     Attend,
     Entry,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.batch import Batch
 from engine.cpu_kernels import cpu_kernels
@@ -74,19 +72,17 @@ class NativeHead:
         """Has its weights read into the caches meanwhile, for steps that follow soon."""
         self._team.touch()
 
-    def forward(self, batch: Batch, states: torch.Tensor, picks: NDArray[np.int32] | None = None) -> HeadStep:
-        """A step of rows with `states` [T, hidden], in the batch's order; picks: as HeadRunner.forward has them."""
+    def forward(self, batch: Batch, states: torch.Tensor) -> HeadStep:
+        """A step of rows with `states` [T, hidden], in the batch's order."""
         states = states.to(self.dtype).contiguous()
-        if picks is not None:
-            check_picks(picks, len(states))
-        if (len(states) if picks is None else len(picks), states.shape[1]) != (batch.num_tokens, self.hidden):
+        if states.shape != (batch.num_tokens, self.hidden):
             raise ValueError(f"states of {tuple(states.shape)} for {batch.num_tokens} rows of {self.hidden} numbers")
         count = len(batch.logit_rows)
         logits = torch.empty((count, self.num_logits))
         carried = torch.empty((count, self.hidden), dtype=self.dtype)
         done = self.library.outrider_decoder_forward(
-            self.decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, states.data_ptr(),
-            None if picks is None else picks.ctypes.data, batch.num_tokens, batch.logit_rows_address, count,
+            self.decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, states.data_ptr(), None,
+            batch.num_tokens, batch.logit_rows_address, count,
             logits.data_ptr(), carried.data_ptr(), None,
         )  # fmt: skip
         if not done:
@@ -107,14 +103,6 @@ class NativeHead:
     def _keep(self, tensor: torch.Tensor) -> int | None:
         self._alive.append(tensor)
         return address(tensor)
-
-
-def check_picks(picks: NDArray[np.int32], num_states: int) -> None:
-    """ValueError unless all are rows of so many states, laid out as the kernels read them."""
-    if picks.dtype != np.int32 or not picks.flags.c_contiguous:
-        raise ValueError(f"picks of {picks.dtype}; int32 in one piece is read")
-    if picks.size and not 0 <= int(picks.min()) <= int(picks.max()) < num_states:
-        raise ValueError(f"picks from {picks.min()} to {picks.max()} of {num_states} states")
 
 
 def _linears(parts: HeadParts) -> list[Rows]:

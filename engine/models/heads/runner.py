@@ -11,13 +11,12 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.attention import Attention, AttentionChoice, attention_backend
 from engine.batch import BatchBuffers, Segment
-from engine.config import FeatureSpec
 from engine.cpu_kernels import cpu_kernels
 from engine.execution import Execution, GraphSizes
+from engine.feature_spec import FeatureSpec
 from engine.graphs import usable_sizes
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Attend, Head
@@ -64,21 +63,16 @@ class HeadRunner:
         with torch.inference_mode():
             return self.head.fuse(features.to(device=self.head.device, dtype=self.head.dtype))
 
-    def forward(
-        self, segments: Sequence[Segment], states: torch.Tensor, stage: int = 0, picks: NDArray[np.int32] | None = None
-    ) -> HeadStep:
+    def forward(self, segments: Sequence[Segment], states: torch.Tensor, stage: int = 0) -> HeadStep:
         """One step of rows with `states` [T, hidden], in the segments' order.
 
-        picks: int32 [T], which of the states each row goes on from; None: there is one for each, in order.
         Raises ValueError for a segment whose numbers lie outside the head, its pool or the slot table.
         """
         batch = self._buffers.fill(segments)
         with torch.inference_mode():
             if self.native is not None:
-                step = self.native.forward(batch, states, picks)
+                step = self.native.forward(batch, states)
             else:
-                if picks is not None:
-                    states = states.index_select(0, torch.from_numpy(picks).to(states.device))
                 step = None if self._graphs is None else self._graphs.forward(batch, states, stage)
             if step is None:
                 step = self.run(StepRows.of(batch, self.head.device), states, batch.layout, stage)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engine.batch import Segment
-from engine.config import FeatureSpec
 from engine.execution import GraphSizes
+from engine.feature_spec import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.heads.graphs import GraphedHead
 from engine.models.heads.load import load_head

@@ -1,0 +1,67 @@
+"""Sessions that drafters lose, as the step loop sees it: drafting that does not pay for all together is paused."""
+
+from __future__ import annotations
+
+from outrider.sampling import SamplingParams
+from outrider.v1 import common_pb2, verify_pb2
+from tests.drafter_view import Draft, Seen
+from tests.fake_drafters import Truth, perfect
+from tests.verify_service.rig import FixedCosts, Rig, Sim, build_rig, request
+from tests.verify_service.scenes import MODEL, check_outputs, learn
+
+PLAIN_MS = 10.0
+LONG = SamplingParams(temperature=1.0, seed=1)
+
+
+def build() -> tuple[Rig, Truth, Sim]:
+    """A machine on which rows cost nothing, but drafts, right as they are, hold it up for long."""
+    rig, truth = build_rig(MODEL, brake=True, costs=FixedCosts({1: PLAIN_MS}), context=800, pages=4000), Truth()
+    draft, clock = perfect(truth), rig.clock
+    assert clock is not None
+
+    def slow(seen: Seen) -> list[Draft]:
+        clock.spend(12 * PLAIN_MS)
+        return draft(seen)
+
+    return rig, truth, rig.join(slow)
+
+
+def step_until(rig: Rig, sim: Sim, *, is_open: bool, most_steps: int) -> int:
+    """Steps until the drafter has sessions, or none; how many they were."""
+    for step in range(most_steps):
+        if bool(sim.drafter.assignments) is is_open:
+            return step
+        rig.step()
+    raise AssertionError(f"not within {most_steps} steps")
+
+
+def test_a_pause_takes_sessions_back_and_the_next_one_lasts_longer() -> None:
+    rig, truth, sim = build()
+    sessions = [s for token in range(4) for s in rig.submit(request([1, token], LONG))]
+    learn(truth, rig, *sessions)
+    step_until(rig, sim, is_open=True, most_steps=20)
+    pauses: list[int] = []
+    for _ in range(2):
+        step_until(rig, sim, is_open=False, most_steps=10)
+        assert sim.drafter.record.hushed
+        pauses.append(step_until(rig, sim, is_open=True, most_steps=400))
+    assert pauses[1] > 1.5 * pauses[0] > 50
+    assert set(sim.view.closed.values()) == {verify_pb2.CLOSE_REASON_REASSIGNED}
+    rig.run()
+    check_outputs(rig, *sessions)
+    rig.check_whole()
+
+
+def test_a_session_fixed_by_its_request_is_drafted_for_in_a_pause() -> None:
+    rig, truth, sim = build()
+    sessions = [s for token in range(4) for s in rig.submit(request([1, token], LONG))]
+    learn(truth, rig, *sessions)
+    step_until(rig, sim, is_open=True, most_steps=20)
+    step_until(rig, sim, is_open=False, most_steps=10)
+    fixed = rig.submit(request([2], LONG, speculative=common_pb2.SpeculativeParams(num_draft_tokens=3)))
+    learn(truth, rig, *fixed)
+    for _ in range(50):
+        rig.step()
+    assert [held.session for held in sim.drafter.assignments.values()] == fixed
+    rig.run()
+    check_outputs(rig, *sessions, *fixed)
