@@ -76,12 +76,14 @@ def test_what_is_no_json(http: httpx.Client, body: bytes) -> None:
         ({"messages": [{"role": "r" * 900, "content": "x"}]}, "a string of 900."),
         ({"model": "other"}, 'The model "other" does not exist; small does.'),
         ({"logit_bias": {"x": 1}}, '"x" is none'),
+        ({"logit_bias": {"5": 101}}, "<= 100.0, not 101."),
+        ({"logit_bias": {"5": 101, "6": 1}}, "<= 100.0."),
         ({"min_tokens": 9, "max_tokens": 4}, "min_tokens is 9, above max_tokens, 4."),
         ({"modalities": ["text", "audio"]}, "'modalities': an array of 2."),
         ({"response_format": {"type": "xml"}}, 'not "xml".'),
         ({"prediction": {"type": "x", "content": "y"}}, 'not "x".'),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_messages_name_the_value(http: httpx.Client, fields: dict[str, Any], told: str) -> None:
     message = http.post(CHAT, json={"messages": USER, **fields}).json()["error"]["message"]
@@ -148,10 +150,10 @@ WRONG = [
     ({"messages": [*USER, {"role": "tool", "content": "x"}]}, "missing_required_parameter", "messages[1].tool_call_id"),
     ({"logit_bias": {"abc": 1}}, "invalid_value", "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "invalid_value", "logit_bias"),
-    ({"logit_bias": {"99999": 1}}, None, "logit_bias"),
+    ({"logit_bias": {"99999": 1}}, "invalid_value", "logit_bias"),
     ({"logit_bias": {"5": 101}}, "decimal_above_max_value", "logit_bias[...]"),
     ({"logit_bias": {str(token): 1 for token in range(2000)}}, None, "logit_bias"),
-    ({"stop_token_ids": [99999]}, None, "stop_token_ids"),
+    ({"stop_token_ids": [99999]}, "invalid_value", "stop_token_ids"),
     ({"min_tokens": 9, "max_tokens": 5}, "invalid_value", "min_tokens"),
     ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
     ({"speculative": {"algorithm": "magic"}}, "invalid_value", "speculative.algorithm"),
