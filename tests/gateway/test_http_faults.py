@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 from collections.abc import Generator, Iterator
@@ -290,6 +291,13 @@ def test_other_content_types(http: httpx.Client, kind: str) -> None:
     check_error(http.post(CHAT, content=body, headers={"content-type": kind}), 415, "unsupported_media_type")
 
 
+def test_a_compressed_body(http: httpx.Client) -> None:
+    body = gzip.compress(json.dumps({"messages": USER}).encode())
+    reply = http.post(CHAT, content=body, headers={**JSON, "content-encoding": "gzip"})
+    check_error(reply, 415, "unsupported_media_type")
+    assert "compressed" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "kind", ["application/json; charset=UTF-8", 'Application/JSON;charset="utf-8"', "application/a+json"]
 )
@@ -413,6 +421,22 @@ def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> No
             received += connection.recv(65536)
         statuses = [int(part.split()[0]) for part in received.split(b"HTTP/1.1 ")[1:]]
         assert statuses == [200, 404, 200]
+
+
+@pytest.mark.parametrize("cut", [0, 20, 1, 100_000])
+def test_an_offer_of_http_2_is_passed_over(gateway: RunningGateway, cut: int) -> None:
+    """As curl --http2 and Java's client make it: the body is read, and the next request on the connection too."""
+    body = json.dumps({"messages": USER}).encode()
+    offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
+    chat = head(f"content-length: {len(body)}", "content-type: application/json", *offer) + body
+    with raw(gateway) as connection:
+        received = b""
+        for request in (chat, chat + b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"):
+            for part in (request[:-cut], request[-cut:]) if cut else (request,):
+                connection.sendall(part)
+        while received.count(b"HTTP/1.1 ") < 3 or not received.endswith(b"}"):
+            received += connection.recv(65536)
+        assert [int(part.split()[0]) for part in received.split(b"HTTP/1.1 ")[1:]] == [200, 200, 404]
 
 
 @pytest.mark.parametrize(
