@@ -22,8 +22,10 @@ _MAX_LOGGED_FIELDS = 256
 
 
 async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. 415 unless it is JSON in UTF-8, 413 as soon as it passes the limit, 408 when it dawdles."""
+    """The whole body. 415 unless it is plain JSON in UTF-8, 413 as soon as it passes the limit, 408 when it dawdles."""
     _check_content_type(request.headers.get("content-type", ""))
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise HttpError(415, "The body must not be compressed: this server knows no Content-Encoding.")
     declared = request.headers.get("content-length", "0")
     if int(declared) > max_bytes:  # the HTTP parser lets only digits through
         raise _too_large(max_bytes)

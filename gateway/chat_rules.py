@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.constraints import after_reasoning, of_openai, of_schema
+from gateway.constraints import after_reasoning, grammar_field, of_openai, of_schema
 from gateway.message import MessageRules, NamedCall
 from gateway.parts import PartParser
 from gateway.reasoning import ReasoningFormat, ReasoningParser
@@ -31,7 +31,7 @@ def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str) -> C
     """The rules for a body whose prompt ends in `prompt_tail`."""
     plan = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     form = _format_of(plan, ready)
-    grammar, grammar_field = _grammar(body, plan, form)
+    grammar, field = _grammar(body, plan, form)
     markers = form.markers if form is not None and plan is not None and not plan.forced else frozenset()
     make_parser = _parser(plan, form)
     reasoning = ready.reasoning if body.separate_reasoning is not False else None
@@ -44,7 +44,7 @@ def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str) -> C
             make_reasoning = _reasoning_maker(reasoning, inside=inside)
     named = plan is not None and plan.mode == "named"
     message = MessageRules(make_parser, make_reasoning, named, single=plan is not None and not plan.parallel)
-    return ChatRules(message, grammar, grammar_field, markers)
+    return ChatRules(message, grammar, field, markers)
 
 
 def _format_of(plan: ToolPlan | None, ready: Ready) -> ToolFormat | None:
@@ -74,7 +74,7 @@ def _grammar(
     if plan is not None and (schema := plan.forced_schema()) is not None:
         return of_schema(schema), "tools"
     if asked is not None or plan is None or form is None:
-        return asked, "response_format"
+        return asked, grammar_field(body)
     if not any(tool.function.strict for tool in plan.tools):
         return None, "tools"
     if form.strict is None:

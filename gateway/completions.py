@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from gateway.answer import Answer, Collected, collect, numbered
 from gateway.chunks import DONE, CompletionChunks, Extension
-from gateway.constraints import of_openai
+from gateway.constraints import grammar_field, of_openai
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.logprobs import TextLogprobs, TextScores
 from gateway.plan import Prompt, Report, check_stream_options, make_plan
@@ -42,7 +42,7 @@ async def completions(request: Request) -> ASGIApp:
         body, prompts, request_id=id, max_tokens=_max_tokens(body), default_max_tokens=DEFAULT_MAX_TOKENS,
         codec=ready.codec, info=ready.info, grammar=of_openai(body), report=report,
     )  # fmt: skip
-    answers = gateway.answers(plan, request, prompt_field="prompt")
+    answers = gateway.answers(plan, request, grammar_field=grammar_field(body), prompt_field="prompt")
     echoes = [_echo(prompt, ready.codec) if body.echo else "" for prompt in given]
     run = _Run(body, ready, answers, echoes, id)
     if body.stream:

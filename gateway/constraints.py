@@ -15,6 +15,7 @@ from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
 
 _KINDS = ("json_schema", "regex", "ebnf")
+_BESIDE = ("regex", "ebnf")  # fields of SGLang's that stand beside OpenAI's `response_format`
 
 
 def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | None:
@@ -40,13 +41,18 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
 
 def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:
     """`response_format`, or SGLang's `regex` and `ebnf` beside OpenAI's fields; one of them may be given."""
-    given = {kind: value for kind in ("regex", "ebnf") if (value := getattr(fields, kind)) is not None}
+    given = {kind: value for kind in _BESIDE if (value := getattr(fields, kind)) is not None}
     grammar = of_response_format(fields.response_format)
     if len(given) + (grammar is not None) > 1:
         raise InvalidArgument(
             "Only one of response_format, regex and ebnf may be given.", field=next(iter(given)), code="invalid_value"
         )
     return common_pb2.Grammar(**given) if given else grammar
+
+
+def grammar_field(fields: OpenAIFields) -> str:
+    """The field that `of_openai` takes the grammar from."""
+    return next((kind for kind in _BESIDE if getattr(fields, kind) is not None), "response_format")
 
 
 def of_schema(schema: object) -> common_pb2.Grammar:

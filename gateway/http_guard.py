@@ -1,4 +1,5 @@
-"""What uvicorn's HTTP protocol leaves open: headers without end in size or time, ambiguous framing, connections.
+"""What uvicorn's HTTP protocol leaves open: headers without end in size or time, ambiguous framing, connections, and
+clients that would rather speak HTTP/2.
 
 Every refusal here has OpenAI's error shape and closes the connection.
 """
@@ -6,10 +7,12 @@ Every refusal here has OpenAI's error shape and closes the connection.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import HttpError, failure
@@ -41,6 +44,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal: HttpError | None = None
         self._spoke = False
+        self._received = b""
+        self._asks_upgrade = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Refuses the connection past the limit; starts the clock for its first request."""
@@ -63,6 +68,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Counts bytes while headers are incomplete."""
         if self._refusal is not None:
             return
+        self._received = data
         super().data_received(data)
         if self._in_headers and self._refusal is None:
             self._header_bytes += len(data)
@@ -82,6 +88,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """The headers are there: checks them before any of the application runs."""
         self._in_headers = False
         self._stop_timer()
+        self._asks_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._asks_upgrade:
+            return
         if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
             self._stop_parsing(_header_too_large())
         names = [name for name, _ in self.headers]
@@ -91,6 +100,25 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:
             extensions[WRITE_EXTENSION] = {"call": partial(self._write_now, self.cycle)}
+
+    def on_message_complete(self) -> None:
+        """A request is whole, unless it is to be read again."""
+        if not self._asks_upgrade:
+            super().on_message_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """What uvicorn calls where the parser stopped before a body, for another protocol to go on.
+
+        Clients offer HTTP/2 so (curl --http2, Java's) and take an answer in HTTP/1.1: the offer is left out, and the
+        request read again.
+        """
+        stopped = sys.exception()
+        assert isinstance(stopped, httptools.HttpParserUpgrade)
+        head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self.data_received(b"\r\n".join([*head, b"", b""]) + self._received[stopped.args[0] :])
 
     def _write_now(self, cycle: RequestResponseCycle, body: bytes) -> bool:
         """Sends a part of a body as uvicorn would, unless that takes waiting: a stream's every token goes this way."""

@@ -11,7 +11,7 @@ import msgspec
 from outrider.errors import InvalidArgument, NotFound
 
 MAX_CHARS = 48
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.{3})\]")
 
 
 def shown(value: object) -> str:
@@ -26,12 +26,17 @@ def shown(value: object) -> str:
 
 
 def found_at(body: Any, path: str) -> str:
-    """`, not VALUE` for the value at a path as msgspec writes it, `messages[0].role`; nothing where it is not told."""
+    """`, not VALUE` for the value at a path as msgspec writes it, `messages[0].role`; nothing where it is not told.
+
+    `[...]` is the value of some key of an object: it can be told when there is one key.
+    """
     for match in _STEP.finditer(path):
-        key = match[1] if match[2] is None else int(match[2])
         try:
-            body = body[key]
-        except (KeyError, IndexError, TypeError):
+            if match[2] == "...":
+                (body,) = body.values()
+            else:
+                body = body[match[1] if match[2] is None else int(match[2])]
+        except (KeyError, IndexError, TypeError, ValueError):
             return ""
     return f", not {shown(body)}"
 

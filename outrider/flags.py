@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,10 @@ class Args:
         """Raises StartupError naming the flag and the fix."""
 
     def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise StartupError(f"{flag_of(spec)} is {value}; it must be a finite number")
         self.check()
 
     @classmethod

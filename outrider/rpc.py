@@ -113,6 +113,8 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
     credentials: those of TLS; Unix sockets, which the file system guards, go without.
     """
     is_socket = address.startswith(("unix:", "unix-abstract:"))
+    if is_socket and address.endswith(":"):
+        raise StartupError(f"cannot listen on {address}: it must be unix:/path or unix-abstract:name")
     try:
         if credentials is None or is_socket:
             port = server.add_insecure_port(address)

@@ -145,6 +145,10 @@ class Committer:
         base_len = session.committed_len
         first_output = session.output_len == 0
         taken = session.commit([*tokens, outcome.bonus])
+        if session.grammar is not None and (error := session.grammar.dead_end()) is not None:
+            self._keep(work, [])
+            self.fail(session, error)
+            return 0
         accepted = outcome.nodes[: len(taken)]
         chunk_rows = work.num_rows - drafted
         self._keep(work, [*range(chunk_rows), *(chunk_rows + node for node in accepted[: len(taken) - 1])])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
@@ -34,8 +35,9 @@ _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 class GrammarState:
     """Where one session stands in its grammar; follows committed tokens and looks ahead along tree paths."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, kind: str, vocab_size: int) -> None:
         self._matcher = matcher
+        self._kind = kind
         self._vocab_size = vocab_size
         self._path: list[int] = []  # tokens consumed beyond the committed ones
 
@@ -44,6 +46,12 @@ class GrammarState:
         """Whether nothing may follow what is committed."""
         self._go_to([])
         return self._matcher.is_stopped()
+
+    def dead_end(self) -> InvalidArgument | None:
+        """What to tell the client when what is committed cannot go on, nor end, as the grammar says."""
+        if not self._matcher.is_error():
+            return None
+        return _refused(self._kind, "it leads to where nothing can follow, nor the output end")
 
     def commit(self, token: int) -> bool:
         """Takes in a committed token; False when the grammar forbids it."""
@@ -131,7 +139,7 @@ class GrammarCompiler:
             self._compiled.move_to_end((kind, source))
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
-            return GrammarState(matcher.deep_copy(), self._vocab_size)
+            return GrammarState(matcher.deep_copy(), kind, self._vocab_size)
 
     def _count(self, kind: str, source: str) -> LLMatcher:
         began = time.monotonic()
@@ -152,7 +160,7 @@ class GrammarCompiler:
             raise _refused(kind, str(error)) from error
         if matcher.is_error():
             raise _refused(kind, matcher.get_error())
-        if not any(matcher.compute_bitmask()):
+        if not any(matcher.compute_bitmask()) or matcher.is_error():
             raise _refused(kind, "nothing satisfies it")
         return matcher
 
@@ -160,12 +168,39 @@ class GrammarCompiler:
         if self._tokenizer is None:
             if not self._tokenizer_path.is_file():
                 raise Unimplemented("structured output needs a model folder with tokenizer.json", field="grammar")
-            self._tokenizer = LLTokenizer(
-                self._tokenizer_path.read_text(encoding="utf-8"),
-                n_vocab=self._vocab_size,
-                eos_token=self._eos_token_ids or None,
-            )
+            source = self._tokenizer_path.read_text(encoding="utf-8")
+            self._tokenizer = _plain(source, self._vocab_size, self._eos_token_ids)
         return self._tokenizer
+
+
+class _PlainTokenizer:
+    """Tokenises text in which the names of control tokens are text; the library's own makes control tokens of them."""
+
+    def __init__(self, base: LLTokenizer, control_texts: list[str]) -> None:
+        self.bos_token_id = None
+        self.eos_token_id = base.eos_token
+        self.tokens = [base.decode_bytes([token]) for token in range(base.vocab_size)]
+        self.special_token_ids = [token for token in range(base.vocab_size) if base.is_special_token(token)]
+        self._base = base
+        longest_first = sorted(control_texts, key=len, reverse=True)
+        self._controls = re.compile(b"(" + b"|".join(re.escape(text.encode()) for text in longest_first) + b")")
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Token ids; every second piece is such a name, made of ordinary tokens."""
+        tokens: list[int] = []
+        for place, piece in enumerate(self._controls.split(text)):
+            tokens += self._base.greedy_tokenize(piece.decode()) if place % 2 else self._base.tokenize_bytes(piece)
+        return tokens
+
+
+def _plain(source: str, vocab_size: int, eos_token_ids: list[int]) -> LLTokenizer:
+    """The tokenizer of a tokenizer.json, so that a control token stands only where the output ends."""
+    eos = eos_token_ids or None
+    base = LLTokenizer(source, n_vocab=vocab_size, eos_token=eos)
+    controls = [token["content"] for token in json.loads(source).get("added_tokens", ()) if token.get("special")]
+    if not controls:
+        return base
+    return LLTokenizer(TokenizerWrapper(_PlainTokenizer(base, controls)), n_vocab=vocab_size, eos_token=eos)
 
 
 def pruned(tree: TokenTree, grammar: GrammarState) -> tuple[TokenTree, NDArray[np.int32]]:

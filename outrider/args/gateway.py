@@ -77,6 +77,8 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
         DialingArgs.check(self)
         if self.uds is not None and self.ssl_certfile is not None:
             raise StartupError("--ssl-certfile is for --host and --port; --uds goes without TLS")
+        if "" in self.verify_address:
+            raise StartupError("--verify-address is empty; it must be host:port, unix:/path or file:PATH")
         check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_least(
             self, 0, "port", "shutdown_grace_s", "drain_delay_s", "receive_timeout_s", "request_timeout_s",

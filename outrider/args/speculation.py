@@ -133,7 +133,8 @@ class SpeculativeArgs(Args):
         for spec in dataclasses.fields(SpeculativeArgs):
             needs_model = spec.metadata["group"] == "speculation: draft model" or spec.name in _TREE_FLAGS
             if needs_model and getattr(self, spec.name) != spec.default:
-                raise StartupError(f"{flag_of(spec)} is for draft models; --speculative-algorithm NGRAM has none")
+                algorithm = (self.speculative_algorithm or "NGRAM").upper()
+                raise StartupError(f"{flag_of(spec)} is for draft models; --speculative-algorithm {algorithm} has none")
 
 
 _TREE_FLAGS = ("speculative_num_steps", "speculative_eagle_topk")

@@ -127,6 +127,8 @@ class VerifyArgs(ObservingArgs, ServingArgs):
             "cuda_graph_max_bs", "torch_compile_max_bs",
         )  # fmt: skip
         check_algorithm(self.speculative_algorithm)
+        if self.model_path == "":
+            raise StartupError("--model-path is empty; it must be a folder or a hub id")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
             raise StartupError(f"--mem-fraction-static is {self.mem_fraction_static}; it must lie between 0 and 1")
         at_least(

@@ -77,3 +77,16 @@ def test_bad_schema_is_refused(stack: Stack) -> None:
     response = stack.http.post("/v1/chat/completions", json=body)
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, "response_format", "invalid_json_schema")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_without_an_end_is_no_finished_answer(stack: Stack, stream: bool) -> None:
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    body = {
+        "messages": [{"role": "user", "content": PROMPT}], "stream": stream, "max_tokens": 40,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": endless}},
+    }  # fmt: skip
+    response = stack.http.post("/v1/chat/completions", json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "response_format", "invalid_json_schema")

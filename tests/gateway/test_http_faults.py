@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import socket
 from collections.abc import Generator, Iterator
@@ -76,12 +77,14 @@ def test_what_is_no_json(http: httpx.Client, body: bytes) -> None:
         ({"messages": [{"role": "r" * 900, "content": "x"}]}, "a string of 900."),
         ({"model": "other"}, 'The model "other" does not exist; small does.'),
         ({"logit_bias": {"x": 1}}, '"x" is none'),
+        ({"logit_bias": {"5": 101}}, "<= 100.0, not 101."),
+        ({"logit_bias": {"5": 101, "6": 1}}, "<= 100.0."),
         ({"min_tokens": 9, "max_tokens": 4}, "min_tokens is 9, above max_tokens, 4."),
         ({"modalities": ["text", "audio"]}, "'modalities': an array of 2."),
         ({"response_format": {"type": "xml"}}, 'not "xml".'),
         ({"prediction": {"type": "x", "content": "y"}}, 'not "x".'),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_messages_name_the_value(http: httpx.Client, fields: dict[str, Any], told: str) -> None:
     message = http.post(CHAT, json={"messages": USER, **fields}).json()["error"]["message"]
@@ -148,10 +151,10 @@ WRONG = [
     ({"messages": [*USER, {"role": "tool", "content": "x"}]}, "missing_required_parameter", "messages[1].tool_call_id"),
     ({"logit_bias": {"abc": 1}}, "invalid_value", "logit_bias"),
     ({"logit_bias": {"-1": 1}}, "invalid_value", "logit_bias"),
-    ({"logit_bias": {"99999": 1}}, None, "logit_bias"),
+    ({"logit_bias": {"99999": 1}}, "invalid_value", "logit_bias"),
     ({"logit_bias": {"5": 101}}, "decimal_above_max_value", "logit_bias[...]"),
     ({"logit_bias": {str(token): 1 for token in range(2000)}}, None, "logit_bias"),
-    ({"stop_token_ids": [99999]}, None, "stop_token_ids"),
+    ({"stop_token_ids": [99999]}, "invalid_value", "stop_token_ids"),
     ({"min_tokens": 9, "max_tokens": 5}, "invalid_value", "min_tokens"),
     ({"stream_options": {"include_usage": True}}, "invalid_value", "stream_options"),
     ({"speculative": {"algorithm": "magic"}}, "invalid_value", "speculative.algorithm"),
@@ -288,6 +291,13 @@ def test_other_content_types(http: httpx.Client, kind: str) -> None:
     check_error(http.post(CHAT, content=body, headers={"content-type": kind}), 415, "unsupported_media_type")
 
 
+def test_a_compressed_body(http: httpx.Client) -> None:
+    body = gzip.compress(json.dumps({"messages": USER}).encode())
+    reply = http.post(CHAT, content=body, headers={**JSON, "content-encoding": "gzip"})
+    check_error(reply, 415, "unsupported_media_type")
+    assert "compressed" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     "kind", ["application/json; charset=UTF-8", 'Application/JSON;charset="utf-8"', "application/a+json"]
 )
@@ -411,6 +421,22 @@ def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> No
             received += connection.recv(65536)
         statuses = [int(part.split()[0]) for part in received.split(b"HTTP/1.1 ")[1:]]
         assert statuses == [200, 404, 200]
+
+
+@pytest.mark.parametrize("cut", [0, 20, 1, 100_000])
+def test_an_offer_of_http_2_is_passed_over(gateway: RunningGateway, cut: int) -> None:
+    """As curl --http2 and Java's client make it: the body is read, and the next request on the connection too."""
+    body = json.dumps({"messages": USER}).encode()
+    offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
+    chat = head(f"content-length: {len(body)}", "content-type: application/json", *offer) + body
+    with raw(gateway) as connection:
+        received = b""
+        for request in (chat, chat + b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n"):
+            for part in (request[:-cut], request[-cut:]) if cut else (request,):
+                connection.sendall(part)
+        while received.count(b"HTTP/1.1 ") < 3 or not received.endswith(b"}"):
+            received += connection.recv(65536)
+        assert [int(part.split()[0]) for part in received.split(b"HTTP/1.1 ")[1:]] == [200, 200, 404]
 
 
 @pytest.mark.parametrize(

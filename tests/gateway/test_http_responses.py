@@ -187,3 +187,6 @@ def test_verifys_complaint_about_a_schema(gateway: RunningGateway) -> None:
             "tools": [{"type": "function", "function": {"name": "f"}}]}  # fmt: skip
     reply = httpx.post(f"{gateway.url}/v1/chat/completions", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+    for route, prompt in (("chat/completions", {"messages": body["messages"]}), ("completions", {"prompt": "x"})):
+        reply = httpx.post(f"{gateway.url}/v1/{route}", json={**prompt, "regex": "("})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "regex")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
@@ -56,6 +57,15 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
         (DraftArgs, {"cuda_graph_max_bs": 8, "disable_cuda_graph": True}, "--disable-cuda-graph exclude"),
         (VerifyArgs, {"torch_compile_max_bs": 8}, "--torch-compile-max-bs needs --enable-torch-compile"),
         (VerifyArgs, {"mem_fraction_static": 1.5}, "--mem-fraction-static"),
+        (ServeArgs, {"shutdown_grace_s": math.inf}, "--shutdown-grace-s is inf; it must be a finite number"),
+        (GatewayArgs, {"request_timeout_s": math.nan}, "--request-timeout-s is nan; it must be a finite number"),
+        (VerifyArgs, {"model_path": ""}, "--model-path is empty"),
+        (GatewayArgs, {"verify_address": ("a:1", "")}, "--verify-address is empty"),
+        (
+            ServeArgs,
+            {"speculative_algorithm": "none", "speculative_num_steps": 3},
+            "--speculative-num-steps is for draft models; --speculative-algorithm NONE has none",
+        ),
         (VerifyArgs, {"speculative_algorithm": "MAGIC"}, "--speculative-algorithm"),
         (DraftArgs, {"speculative_moe_runner_backend": "deep_gemm"}, "--speculative-moe-runner-backend is 'deep_gemm'"),
         (DraftArgs, {"speculative_moe_a2a_backend": "deepep"}, "--speculative-moe-a2a-backend is 'deepep'"),

@@ -220,6 +220,8 @@ async def test_binding(tmp_path: Path) -> None:
     other = rpc.create_server()
     with pytest.raises(StartupError, match=f"cannot listen on {address}"):
         rpc.bind(other, address)
+    with pytest.raises(StartupError, match="cannot listen on unix:: it must be unix:/path"):
+        rpc.bind(other, "unix:")
     await server.stop(0)
     await other.stop(0)
 

@@ -120,6 +120,8 @@ def test_look_ahead_leaves_no_trace(compiler: GrammarCompiler, tokenizer: Tokeni
         common_pb2.Grammar(json_schema="[1]"),
         common_pb2.Grammar(json_schema='{"type": "shape"}'),
         common_pb2.Grammar(json_schema='{"enum": []}'),
+        common_pb2.Grammar(json_schema='{"$ref": "#"}'),
+        common_pb2.Grammar(regex="[^\\s\\S]"),
         common_pb2.Grammar(json_schema='{"$ref": "http://example.com/schema"}'),
         common_pb2.Grammar(json_schema=json.dumps({"description": "x" * MAX_SOURCE_BYTES})),
         common_pb2.Grammar(json_schema="[" * 30_000),
@@ -132,6 +134,32 @@ def test_bad_grammars_are_refused(compiler: GrammarCompiler, grammar: common_pb2
     with pytest.raises(InvalidArgument) as refused:
         compiler.compile(grammar)
     assert refused.value.field == "sampling.grammar"
+
+
+@pytest.mark.parametrize("text", ["<end>", "a<end>", "<end>ab<end>1"])
+def test_names_of_control_tokens_are_text(compiler: GrammarCompiler, tokenizer: Tokenizer, text: str) -> None:
+    state = compiler.compile(common_pb2.Grammar(json_schema=json.dumps({"enum": [text]})))
+    output: list[int] = []
+    while not state.is_complete:
+        (token, *_) = sorted(_allowed(state, [], tokenizer.get_vocab_size()))
+        assert state.commit(token)
+        output.append(token)
+    assert EOS not in output
+    assert json.loads(tokenizer.decode(output)) == text
+    assert state.dead_end() is None
+
+
+def test_a_schema_that_can_only_go_deeper_is_found_out_on_the_way(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    state = compiler.compile(common_pb2.Grammar(json_schema=json.dumps(endless)))
+    while state.dead_end() is None:
+        state.commit(min(_allowed(state, [], tokenizer.get_vocab_size())))
+    assert state.is_complete
+    found = state.dead_end()
+    assert found is not None
+    assert (found.field, found.code) == ("sampling.grammar", "invalid_json_schema")
 
 
 def test_ebnf(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
