@@ -18,6 +18,7 @@ from verify_service.sampler import SessionSampler
 from verify_service.session import Session, Speculation, token_buffer
 
 MAX_REQUEST_ID_CHARS = 256
+MAX_SCOPE_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 
 
@@ -123,6 +124,11 @@ class SessionFactory:
             raise InvalidArgument("resumed_tokens needs num_choices = 1", field="resumed_tokens")
         if len(request.request_id) > MAX_REQUEST_ID_CHARS:
             raise InvalidArgument(f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters", field="request_id")
+        if len(request.corpus_scope) > MAX_SCOPE_CHARS:
+            raise InvalidArgument(
+                f"corpus_scope has {len(request.corpus_scope)} characters; it must have at most {MAX_SCOPE_CHARS}",
+                field="corpus_scope",
+            )
         if request.top_logprobs > MAX_TOP_LOGPROBS:
             raise InvalidArgument(
                 f"top_logprobs is {request.top_logprobs}; it must be from 0 to {MAX_TOP_LOGPROBS}", field="top_logprobs"
@@ -179,11 +185,14 @@ class SessionFactory:
                     f"speculative.{name} is {value}; it must be from 0 to 1", field=f"speculative.{name}"
                 )
             thresholds.append(value)
+        wire = common_pb2.SpeculativeParams()
+        wire.CopyFrom(pb)
+        wire.DiscardUnknownFields()  # drafters are sent it, and none of what has no limit
         return Speculation(
             enabled=pb.enabled if pb.HasField("enabled") else True,
             algorithm=algorithm,
             num_draft_tokens=pb.num_draft_tokens if pb.HasField("num_draft_tokens") else None,
             accept_threshold_single=thresholds[0],
             accept_threshold_acc=thresholds[1],
-            wire=pb,
+            wire=wire,
         )

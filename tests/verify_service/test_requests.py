@@ -55,6 +55,7 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (make(num_choices=2**32 - 1), "num_choices", "num_choices is 4294967295"),
     (make(first_choice_index=2**32 - 1), "first_choice_index", "4294967295"),
     (make(request_id="x" * 257), "request_id", "256 characters"),
+    (make(corpus_scope="x" * 257), "corpus_scope", "corpus_scope has 257 characters; it must have at most 256"),
     (make(logprobs=True, top_logprobs=21), "top_logprobs", "top_logprobs is 21; it must be from 0 to 20"),
     (make(top_logprobs=3), "top_logprobs", "needs logprobs"),
     (sampling(temperature=math.nan), "temperature", "nan"),
@@ -71,7 +72,8 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (sampling(stop_token_ids=range(65)), "stop_token_ids", "65"),
     (sampling(presence_penalty=2.5), "presence_penalty", "2.5"),
     (sampling(frequency_penalty=-math.inf), "frequency_penalty", "-inf"),
-    (sampling(repetition_penalty=0.0), "repetition_penalty", "above 0.0 to 2.0"),
+    (sampling(repetition_penalty=0.0), "repetition_penalty", "0.0; it must be from 1e-30 to 2.0"),
+    (sampling(repetition_penalty=1e-40), "repetition_penalty", "from 1e-30 to 2.0"),
     (sampling(logit_bias={32: 1.0}), "logit_bias", "token id 32"),
     (sampling(logit_bias={1: 101.0}), r"logit_bias[1]", "101.0; it must be from -100.0 to 100.0"),
     (sampling(logit_bias={1: math.nan}), r"logit_bias[1]", "nan"),
@@ -111,6 +113,13 @@ def test_a_grammar_without_a_tokenizer_is_not_offered() -> None:
     with pytest.raises(Unimplemented, match=r"tokenizer\.json") as caught:
         factory().build(sampling(grammar=common_pb2.Grammar(json_object=True)))
     assert isinstance(caught.value, OutriderError)
+
+
+def test_drafters_are_told_what_is_asked_of_speculation_and_nothing_else() -> None:
+    asked = common_pb2.SpeculativeParams(topk=2)
+    asked.MergeFromString(b"\xba\x3e\x03abc")  # a field of a later version, or of somebody who wants it carried around
+    (session,) = factory().build(make(speculative=asked))
+    assert session.speculation.wire.SerializeToString() == common_pb2.SpeculativeParams(topk=2).SerializeToString()
 
 
 def test_choices_differ_in_index_and_session_and_share_seed_and_prompt() -> None:
