@@ -52,7 +52,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._streams: set[DrafterStream] = set()
         self._call_streams: set[CallStream] = set()
         self.totals = CallTotals()
-        self.calls = Calls(factory, inbox, target, self.totals, tracing)
+        most = args.max_running_requests + args.max_queued_requests
+        self.calls = Calls(factory, inbox, target, self.totals, tracing, max_untaken=most)
 
     @property
     def model_name(self) -> str:
