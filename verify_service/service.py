@@ -14,7 +14,7 @@ from engine.config import ModelConfig
 from outrider import __version__
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
-from outrider.errors import InvalidArgument, NotFound
+from outrider.errors import InvalidArgument, NotFound, ResourceExhausted
 from outrider.telemetry import get_logger
 from outrider.tracing import Tracing
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -28,6 +28,8 @@ from verify_service.speculate import DrafterStream, Target
 from verify_service.step_loop import Responses, StepLoop
 
 log = get_logger(__name__)
+
+MAX_DRAFTERS = 1024  # who asks what is served is told of them all
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -103,11 +105,15 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
         """One drafter, until its stream ends or it breaks a rule."""
+        enlisted = sum(stream.drafter is not None for stream in self._streams)
+        if enlisted >= MAX_DRAFTERS:
+            raise ResourceExhausted(f"{enlisted} drafters are enlisted; at most {MAX_DRAFTERS} may be")
         stream = DrafterStream(self._args, self._target, self._inbox)
         self._streams.add(stream)
         try:
-            async for frame in stream.frames(request_iterator):
-                yield frame
+            async with contextlib.aclosing(stream.frames(request_iterator)) as frames:
+                async for frame in frames:
+                    yield frame
         finally:
             self._streams.discard(stream)
 
@@ -116,7 +122,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> AsyncIterator[verify_pb2.StreamFeaturesResponse]:
         """Rows from the pool in pieces of at most 256 KiB, read when they are sent."""
         if request.boot_id != self._target.boot_id:
-            raise NotFound(f"boot_id {request.boot_id} is not this process", field="boot_id")
+            raise NotFound(f"boot_id is not this process's, {self._target.boot_id}", field="boot_id")
         if not 1 <= request.count <= self._target.context_length:
             raise InvalidArgument(
                 f"count is {request.count}; it must be from 1 to {self._target.context_length}", field="count"
