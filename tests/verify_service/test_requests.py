@@ -10,7 +10,7 @@ import pytest
 
 from outrider.errors import InvalidArgument, OutriderError, Unimplemented
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import pack_ids
+from outrider.wire import MAX_MESSAGE_BYTES, pack_ids
 from tests.fakes import toy_config
 from tests.verify_service.rig import MAX_CHOICES, MAX_NODES, build_factory
 from verify_service.requests import SessionFactory
@@ -120,6 +120,23 @@ def test_drafters_are_told_what_is_asked_of_speculation_and_nothing_else() -> No
     asked.MergeFromString(b"\xba\x3e\x03abc")  # a field of a later version, or of somebody who wants it carried around
     (session,) = factory().build(make(speculative=asked))
     assert session.speculation.wire.SerializeToString() == common_pb2.SpeculativeParams(topk=2).SerializeToString()
+
+
+def test_logprobs_of_a_prompt_fit_one_message() -> None:
+    roomy = build_factory(toy_config(VOCAB, 60_000, (EOS,)))
+    asked = {"prompt_tokens": pack_ids([1] * 50_000), "prompt_logprobs": True}
+    with pytest.raises(
+        InvalidArgument, match="top_logprobs is 20; with prompt_logprobs of 50000 tokens it must be"
+    ) as e:
+        roomy.build(make(**asked, top_logprobs=20))
+    assert e.value.field == "top_logprobs"
+    most = int(e.value.message.split()[-1])
+    roomy.build(make(**asked, top_logprobs=most))
+    alternatives = [verify_pb2.TopLogprob(token=2**28 - 1, logprob=-1.0)] * most
+    one = verify_pb2.TokenLogprob(token=2**28 - 1, logprob=-1.0, top=alternatives)
+    answer = verify_pb2.GenerateResponse(prompt_logprobs=[one] * 50_000)
+    assert answer.ByteSize() <= MAX_MESSAGE_BYTES - 2**20
+    roomy.build(make(prompt_tokens=pack_ids([1] * 50_000), logprobs=True, top_logprobs=20))
 
 
 def test_choices_differ_in_index_and_session_and_share_seed_and_prompt() -> None:
