@@ -29,6 +29,7 @@ from verify_service.step_loop import Responses, StepLoop
 
 log = get_logger(__name__)
 
+MAX_FEATURE_READS = 16  # that the engine is asked for at once; it does them all before a step
 MAX_DRAFTERS = 1024  # who asks what is served is told of them all
 
 
@@ -53,6 +54,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._tokens = token_file(args.token_file, "--token-file")
         self._streams: set[DrafterStream] = set()
         self._call_streams: set[CallStream] = set()
+        self._reads = asyncio.Semaphore(MAX_FEATURE_READS)
         self.totals = CallTotals()
         most = args.max_running_requests + args.max_queued_requests
         self.calls = Calls(factory, inbox, target, self.totals, tracing, max_untaken=most)
@@ -207,8 +209,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         def answer(rows: common_pb2.Tensor | None) -> None:
             loop.call_soon_threadsafe(lambda: future.done() or future.set_result(rows))
 
-        self._inbox.put(ReadFeatures(request.drafter_id, request.session, request.generation, first_pos, count, answer))
-        return await future
+        async with self._reads:
+            self._inbox.put(
+                ReadFeatures(request.drafter_id, request.session, request.generation, first_pos, count, answer)
+            )
+            return await future
 
 
 def new_boot_id() -> str:
