@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outrider.args import VerifyArgs
-from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError, ResourceExhausted
+from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from outrider.row_ring import HEADER_BYTES, RowRing, host_id
 from outrider.telemetry import get_logger
 from outrider.tree import TokenTree
@@ -90,7 +90,7 @@ class DrafterStream:
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._credits = _Credits(self._loop)
-        self._ended_because: OutriderError | None = None
+        self._ended_because: str | None = None  # words: an error would hold on to the frames that it was raised in
         self.drafter: Drafter | None = None
 
     async def frames(
@@ -112,10 +112,10 @@ class DrafterStream:
                 while self._ended_because is None and (frame := drafter.outbox.take()) is not None:
                     yield verify_pb2.SpeculateResponse(round=frame)
                 if self._ended_because is not None:
-                    raise self._ended_because
+                    raise ResourceExhausted(self._ended_because)
             await reader
             if self._ended_because is not None:
-                raise self._ended_because
+                raise ResourceExhausted(self._ended_because)
         finally:
             if drafter.ring is not None:
                 drafter.ring.unlink()
@@ -123,6 +123,8 @@ class DrafterStream:
                 reader.cancel()
                 self._inbox.put(DrafterLeft(drafter))
                 log.info("drafter left", drafter=drafter.drafter_id)
+            # An error holds on to this frame, and a drafter to its stream: they go now, and wait for no collector.
+            reader = self.drafter = None
 
     async def _first_frame(self, requests: AsyncIterator[verify_pb2.SpeculateRequest]) -> verify_pb2.Enlist:
         try:
@@ -244,7 +246,7 @@ class DrafterStream:
         return arrived
 
     def _end(self, reason: str) -> None:
-        self._ended_because = ResourceExhausted(reason)
+        self._ended_because = reason
         self._ready.set()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import weakref
 from typing import Any
 
 import grpc
@@ -197,6 +199,27 @@ async def test_what_is_never_wrong_by_itself_is_a_flood_too(serve: Serve, kind: 
     assert error is not None
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert tokens_of(await held.task) == OUTPUT[:60]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["flood", "large frame"])
+async def test_what_a_stream_held_goes_with_it_and_waits_for_no_collector(serve: Serve, how: str) -> None:
+    service = await serve(MODEL, max_draft_wait_ms=0.0)
+    held = await hold(service)
+    gc.collect()
+    gc.disable()
+    try:
+        (stream,) = (weakref.ref(stream) for stream in service.servicer._streams)
+        held.drafter.send(*[proposal(held, generation=9)] * (5000 if how == "flood" else 16_385))
+        service.gate.open()
+        assert await held.drafter.finished() is not None
+        await held.task
+        await service.inbox.idle()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert stream() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.asyncio
