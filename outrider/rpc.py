@@ -227,4 +227,6 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception, method: st
         raise error
     told = told_error(error, method)
     details = details_of(told)
+    # What gRPC raises holds on to the error and to itself: what a broken stream held would wait for a collector.
+    error.__traceback__ = None
     await context.abort(told.status, told.message, trailing_metadata=((_DETAILS_KEY, details),) if details else ())

@@ -12,6 +12,8 @@ from outrider.v1 import common_pb2
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 _INT31 = 2**31 - 1
+# A logit divided by it is still a number.
+_LEAST_REPETITION_PENALTY = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class SamplingParams:
         _in_range("number of stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _in_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
+        _in_range("repetition_penalty", self.repetition_penalty, _LEAST_REPETITION_PENALTY, 2.0)
         _in_range("number of logit_bias entries", len(self.logit_bias), 0, MAX_LOGIT_BIAS)
         for token, bias in self.logit_bias.items():
             _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0)

@@ -15,12 +15,20 @@ from outrider.telemetry import get_logger
 log = get_logger(__name__)
 
 _ERROR_DOMAIN = "outrider"
+# A message travels three times among headers, of which gRPC takes 8 KiB, and at up to three bytes for one.
+_MAX_MESSAGE_BYTES = 1000
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def told_error(error: Exception, method: str) -> OutriderError:
-    """What a caller of `method` is told of an error; one that is not ours goes to the log, and is INTERNAL."""
+    """What a caller of `method` is told of an error; one that is not ours goes to the log, and is INTERNAL.
+
+    A message that is too long for a status is cut.
+    """
     if isinstance(error, OutriderError):
+        data = error.message.encode(errors="replace")
+        if len(data) > _MAX_MESSAGE_BYTES:
+            error.message = data[: _MAX_MESSAGE_BYTES - 4].decode(errors="ignore") + " ..."
         return error
     if isinstance(error, asyncio.TimeoutError):
         return DeadlineExceeded("the deadline passed")

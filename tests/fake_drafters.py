@@ -131,6 +131,7 @@ class FakeDrafter:
         target: common_pb2.ModelInfo | None = None,
         wire_version: int = WIRE_VERSION,
         host: str = "here",
+        draft_model: str = "fake",
     ) -> None:
         needs_features = features is not None and features.kind > common_pb2.FEATURE_KIND_NONE
         self.view = View(needs_features=needs_features)
@@ -139,7 +140,7 @@ class FakeDrafter:
             drafter_id=name,
             wire_version=wire_version,
             algorithm=algorithm,
-            draft_model="fake",
+            draft_model=draft_model,
             target=target,
             max_sessions=max_sessions,
             features=features,

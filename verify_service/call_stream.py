@@ -17,6 +17,8 @@ from outrider.v1 import verify_pb2
 from verify_service.calls import Call, Calls
 
 MAX_WAITING = 4096  # outputs; while more wait to be written, nothing is read
+CALLS_PER_TURN = 64  # of one message; then other streams have theirs
+_CANCELS_PER_TURN = 1024
 _FRAME_BYTES = 1 << 20
 _METHOD = "GenerateMany"
 
@@ -95,16 +97,24 @@ class CallStream:
 
     async def _read(self, requests: AsyncIterator[verify_pb2.GenerateManyRequest]) -> None:
         async for request in requests:
-            for begin in request.begin:
+            for place, begin in enumerate(request.begin, start=1):
                 if begin.call <= self._last:
                     raise InvalidArgument(f"call is {begin.call} after {self._last}; numbers grow", field="begin.call")
                 self._last = begin.call
                 self._begin(begin)
-            for number in request.cancel:
+                if place % CALLS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+                    await self._writable()
+            for place, number in enumerate(request.cancel, start=1):
                 self._forget(number)
-            while len(self._outputs) > MAX_WAITING:
-                self._room.clear()
-                await self._room.wait()
+                if place % _CANCELS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+            await self._writable()
+
+    async def _writable(self) -> None:
+        while len(self._outputs) > MAX_WAITING:
+            self._room.clear()
+            await self._room.wait()
 
     def _begin(self, begin: verify_pb2.GenerateCall) -> None:
         number = begin.call

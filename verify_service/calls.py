@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.errors import Unavailable
+from outrider.errors import ResourceExhausted, Unavailable
 from outrider.telemetry import get_logger
 from outrider.tracing import REQUEST_ID, Tracing, metadata_value
 from outrider.v1 import verify_pb2
@@ -45,8 +45,16 @@ class Calls:
     """All calls of the process. `idle` is set while there are none."""
 
     def __init__(
-        self, factory: SessionFactory, inbox: Inbox, target: Target, totals: CallTotals, tracing: Tracing | None
+        self,
+        factory: SessionFactory,
+        inbox: Inbox,
+        target: Target,
+        totals: CallTotals,
+        tracing: Tracing | None,
+        max_untaken: int,
     ) -> None:
+        """max_untaken: requests that may wait for the engine to look at them; it looks once a step."""
+        self._max_untaken = max_untaken
         self._factory = factory
         self._inbox = inbox
         self._target = target
@@ -62,10 +70,15 @@ class Calls:
         """Makes the request's sessions and hands them to the engine. Whoever gets the call must `leave` it.
 
         metadata: the caller's, for the request's name and its trace. InvalidArgument for a request that breaks a rule,
-        Unavailable while draining.
+        Unavailable while draining, ResourceExhausted where more came during one step than could be queued after it.
         """
         if self.draining:
             raise Unavailable("this server is shutting down")
+        if self._inbox.num_calls >= self._max_untaken:
+            raise ResourceExhausted(
+                f"{self._inbox.num_calls} requests came during one step and at most {self._max_untaken} may; "
+                "try again later"
+            )
         if request.sampling.HasField("grammar"):
             sessions = await asyncio.to_thread(self._factory.build, request)
         else:

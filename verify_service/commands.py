@@ -109,18 +109,26 @@ Command = (
 
 
 class Inbox:
-    """Commands for the engine thread. Senders bound what they put in: calls by the queue's limit, frames by credits."""
+    """Commands for the engine thread. Senders bound what they put in: calls by `num_calls`, frames by credits."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._calls_put = 0  # by the event loop alone
+        self._calls_taken = 0  # by the engine thread alone
 
     @property
     def num_waiting(self) -> int:
         """Commands that wait, about."""
         return self._queue.qsize()
 
+    @property
+    def num_calls(self) -> int:
+        """Requests, and requests given up, that the engine has not taken yet: those of one step, however long it is."""
+        return self._calls_put - self._calls_taken
+
     def put(self, command: Command) -> None:
         """Hands a command over; any thread may."""
+        self._calls_put += isinstance(command, Submit | Cancel)
         self._queue.put(command)
 
     def take(self, deadline_ns: int | None) -> list[Command]:
@@ -134,4 +142,5 @@ class Inbox:
             while True:
                 commands.append(self._queue.get_nowait())
         except queue.Empty:
+            self._calls_taken += sum(isinstance(command, Submit | Cancel) for command in commands)
             return commands

@@ -19,8 +19,9 @@ from verify_service.proposals import ProposalBook, Refusal
 from verify_service.replies import ReplyTimes
 from verify_service.session import Session
 
-# A drafter that gets this many proposals refused with none kept between them floods; its stream is ended.
-MAX_REFUSALS_IN_A_ROW = 4096
+# A drafter that gets this many proposals refused floods; its stream is ended. Each one kept takes some off.
+MAX_REFUSALS = 4096
+REFUSALS_FORGIVEN = 64
 # A drafter that let this many waits run out is not waited for until it answers.
 MAX_MISSED_IN_A_ROW = 2
 
@@ -52,7 +53,7 @@ class Drafter:
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     totals: DraftTotals = field(default_factory=DraftTotals)  # its algorithm's, once it is enlisted
     mode: Mode = Mode.ENABLED
-    refusals_in_a_row: int = 0
+    refusals: int = 0
     missed_in_a_row: int = 0  # waits that ran out since its last answer
     ring: RowRing | None = None  # for feature rows, where it seems to run on this host
 
@@ -69,7 +70,7 @@ class Drafter:
     def refuse(self, session: int, generation: int, proposal_id: int, why: Refusal, detail: str = "") -> None:
         """Counts a refused proposal and tells the drafter."""
         self.counts[why.value] += 1
-        self.refusals_in_a_row += 1
+        self.refusals += 1
         self.outbox.reject(
             verify_pb2.Rejected(
                 session=session,

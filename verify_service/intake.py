@@ -8,7 +8,7 @@ from outrider.errors import InvalidArgument
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
 from verify_service.commands import Arrived
-from verify_service.drafters import MAX_REFUSALS_IN_A_ROW, Drafter, Drafters
+from verify_service.drafters import MAX_REFUSALS, REFUSALS_FORGIVEN, Drafter, Drafters
 from verify_service.proposals import Refusal
 
 log = get_logger(__name__)
@@ -18,8 +18,8 @@ def take_proposals(drafters: Drafters, drafter: Drafter, proposals: list[Arrived
     """Keeps proposals for later matching; a malformed one quarantines its session from this drafter."""
     drafter.missed_in_a_row = 0
     for arrived in proposals:
-        if drafter.refusals_in_a_row >= MAX_REFUSALS_IN_A_ROW:
-            drafters.expel(drafter, f"{MAX_REFUSALS_IN_A_ROW} proposals in a row were refused, or drove out others")
+        if drafter.refusals >= MAX_REFUSALS:
+            _expel(drafters, drafter)
             break
         _take(drafters, drafter, arrived)
     drafter.taken()
@@ -34,7 +34,19 @@ def take_releases(drafters: Drafters, drafter: Drafter, releases: list[verify_pb
         if assignment is not None:
             drafter.counts["released"] += 1
             drafters.close(assignment.session, verify_pb2.CLOSE_REASON_REASSIGNED, bar=True)
+            continue
+        drafter.refusals += 1
+        if drafter.refusals >= MAX_REFUSALS:
+            _expel(drafters, drafter)
+            break
     drafter.taken()
+
+
+def _expel(drafters: Drafters, drafter: Drafter) -> None:
+    drafters.expel(
+        drafter,
+        f"{MAX_REFUSALS} proposals were refused or drove out others, or releases named what it has not; few were kept",
+    )
 
 
 def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
@@ -46,6 +58,7 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
     try:
         if isinstance(arrived.proposal, InvalidArgument):
             raise arrived.proposal
+        num_idle = assignment.book.num_idle
         refused = assignment.book.add(arrived.proposal, session.committed)
     except InvalidArgument as error:
         log.warning("malformed proposal", drafter=drafter.drafter_id, session=session.session_id, error=error.message)
@@ -54,8 +67,10 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
         return
     for proposal_id, why in refused:
         drafter.refuse(arrived.session, arrived.generation, proposal_id, why)
-    if not refused:
-        drafter.refusals_in_a_row = 0
+    if assignment.book.num_idle > num_idle:
+        drafter.refusals += 1
+    elif not refused:
+        drafter.refusals = max(0, drafter.refusals - REFUSALS_FORGIVEN)
     if all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
         drafter.counts["kept"] += 1
         drafter.totals.proposed_tokens += len(arrived.proposal.tree)

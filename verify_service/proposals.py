@@ -133,6 +133,8 @@ class ProposalBook:
         self._max_kept = max_kept
         self._max_assumed = max_assumed
         self._last_id = 0
+        self._declined_len = 0  # the largest that was declined when it had passed
+        self.num_idle = 0  # declines after that of no larger one: who sends many of them has nothing else to say
         self._kept: list[_Walk] = []  # oldest first
         self._verifying: _Walk | None = None
 
@@ -151,8 +153,12 @@ class ProposalBook:
         self._last_id = proposal.proposal_id
         walk = _Walk(proposal, pos=proposal.base_len)
         if walk.follow(committed, len(committed)) is _Standing.STALE:
+            if len(proposal.tree):
+                return [(proposal.proposal_id, Refusal.STALE)]
             # A decline whose position has passed has nothing to be stale.
-            return [(proposal.proposal_id, Refusal.STALE)] if len(proposal.tree) else []
+            self.num_idle += proposal.tree_len <= self._declined_len
+            self._declined_len = max(self._declined_len, proposal.tree_len)
+            return []
         self._kept.append(walk)
         refused: list[tuple[int, Refusal]] = []
         while len(self._kept) > self._max_kept:

@@ -12,13 +12,16 @@ from engine.config import ModelConfig
 from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import Ids, check_token_ids, unpack_ids
+from outrider.wire import MAX_MESSAGE_BYTES, Ids, check_token_ids, unpack_ids
 from verify_service.grammar import GrammarCompiler, GrammarState
 from verify_service.sampler import SessionSampler
 from verify_service.session import Session, Speculation, token_buffer
 
 MAX_REQUEST_ID_CHARS = 256
+MAX_SCOPE_CHARS = 256
 MAX_TOP_LOGPROBS = 20
+# Those of a prompt come in one message: the room in it, and what one takes at most.
+_LOGPROB_ROOM, _LOGPROB_BYTES = MAX_MESSAGE_BYTES - 2**21, 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class SessionFactory:
         self._ids_of(request.prediction_tokens, "prediction_tokens")
         num_choices = request.num_choices if request.HasField("num_choices") else 1
         self._check_request(request, num_choices, len(resumed))
+        self._check_prompt_logprobs(request, len(prompt))
         params = SamplingParams.from_proto(request.sampling, vocab_size=self._config.vocab_size)
         max_len = self._max_len(params, len(prompt), len(resumed))
         speculation = self._speculation(request.speculative)
@@ -123,12 +127,26 @@ class SessionFactory:
             raise InvalidArgument("resumed_tokens needs num_choices = 1", field="resumed_tokens")
         if len(request.request_id) > MAX_REQUEST_ID_CHARS:
             raise InvalidArgument(f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters", field="request_id")
+        if len(request.corpus_scope) > MAX_SCOPE_CHARS:
+            raise InvalidArgument(
+                f"corpus_scope has {len(request.corpus_scope)} characters; it must have at most {MAX_SCOPE_CHARS}",
+                field="corpus_scope",
+            )
         if request.top_logprobs > MAX_TOP_LOGPROBS:
             raise InvalidArgument(
                 f"top_logprobs is {request.top_logprobs}; it must be from 0 to {MAX_TOP_LOGPROBS}", field="top_logprobs"
             )
         if request.top_logprobs and not (request.logprobs or request.prompt_logprobs):
             raise InvalidArgument("top_logprobs needs logprobs or prompt_logprobs", field="top_logprobs")
+
+    def _check_prompt_logprobs(self, request: verify_pb2.GenerateRequest, prompt_len: int) -> None:
+        most = _LOGPROB_ROOM // (prompt_len * _LOGPROB_BYTES) - 1
+        if request.prompt_logprobs and request.top_logprobs > most:
+            raise InvalidArgument(
+                f"top_logprobs is {request.top_logprobs}; with prompt_logprobs of {prompt_len} tokens it must be "
+                f"from 0 to {most}",
+                field="top_logprobs",
+            )
 
     def _grammar(self, request: verify_pb2.GenerateRequest, resumed: Ids) -> GrammarState | None:
         if not request.sampling.HasField("grammar"):
@@ -179,11 +197,14 @@ class SessionFactory:
                     f"speculative.{name} is {value}; it must be from 0 to 1", field=f"speculative.{name}"
                 )
             thresholds.append(value)
+        wire = common_pb2.SpeculativeParams()
+        wire.CopyFrom(pb)
+        wire.DiscardUnknownFields()  # drafters are sent it, and none of what has no limit
         return Speculation(
             enabled=pb.enabled if pb.HasField("enabled") else True,
             algorithm=algorithm,
             num_draft_tokens=pb.num_draft_tokens if pb.HasField("num_draft_tokens") else None,
             accept_threshold_single=thresholds[0],
             accept_threshold_acc=thresholds[1],
-            wire=pb,
+            wire=wire,
         )

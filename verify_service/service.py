@@ -14,7 +14,7 @@ from engine.config import ModelConfig
 from outrider import __version__
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
-from outrider.errors import InvalidArgument, NotFound
+from outrider.errors import InvalidArgument, NotFound, ResourceExhausted
 from outrider.telemetry import get_logger
 from outrider.tracing import Tracing
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -28,6 +28,9 @@ from verify_service.speculate import DrafterStream, Target
 from verify_service.step_loop import Responses, StepLoop
 
 log = get_logger(__name__)
+
+MAX_FEATURE_READS = 16  # that the engine is asked for at once; it does them all before a step
+MAX_DRAFTERS = 1024  # who asks what is served is told of them all
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -51,8 +54,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._tokens = token_file(args.token_file, "--token-file")
         self._streams: set[DrafterStream] = set()
         self._call_streams: set[CallStream] = set()
+        self._reads = asyncio.Semaphore(MAX_FEATURE_READS)
         self.totals = CallTotals()
-        self.calls = Calls(factory, inbox, target, self.totals, tracing)
+        most = args.max_running_requests + args.max_queued_requests
+        self.calls = Calls(factory, inbox, target, self.totals, tracing, max_untaken=most)
 
     @property
     def model_name(self) -> str:
@@ -102,11 +107,15 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
         """One drafter, until its stream ends or it breaks a rule."""
+        enlisted = sum(stream.drafter is not None for stream in self._streams)
+        if enlisted >= MAX_DRAFTERS:
+            raise ResourceExhausted(f"{enlisted} drafters are enlisted; at most {MAX_DRAFTERS} may be")
         stream = DrafterStream(self._args, self._target, self._inbox)
         self._streams.add(stream)
         try:
-            async for frame in stream.frames(request_iterator):
-                yield frame
+            async with contextlib.aclosing(stream.frames(request_iterator)) as frames:
+                async for frame in frames:
+                    yield frame
         finally:
             self._streams.discard(stream)
 
@@ -115,7 +124,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> AsyncIterator[verify_pb2.StreamFeaturesResponse]:
         """Rows from the pool in pieces of at most 256 KiB, read when they are sent."""
         if request.boot_id != self._target.boot_id:
-            raise NotFound(f"boot_id {request.boot_id} is not this process", field="boot_id")
+            raise NotFound(f"boot_id is not this process's, {self._target.boot_id}", field="boot_id")
         if not 1 <= request.count <= self._target.context_length:
             raise InvalidArgument(
                 f"count is {request.count}; it must be from 1 to {self._target.context_length}", field="count"
@@ -200,8 +209,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         def answer(rows: common_pb2.Tensor | None) -> None:
             loop.call_soon_threadsafe(lambda: future.done() or future.set_result(rows))
 
-        self._inbox.put(ReadFeatures(request.drafter_id, request.session, request.generation, first_pos, count, answer))
-        return await future
+        async with self._reads:
+            self._inbox.put(
+                ReadFeatures(request.drafter_id, request.session, request.generation, first_pos, count, answer)
+            )
+            return await future
 
 
 def new_boot_id() -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import collections
+import reprlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from outrider.args import VerifyArgs
-from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError, ResourceExhausted
+from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from outrider.row_ring import HEADER_BYTES, RowRing, host_id
 from outrider.telemetry import get_logger
 from outrider.tree import TokenTree
@@ -22,10 +24,15 @@ from verify_service.proposals import Proposal
 log = get_logger(__name__)
 
 ENLIST_TIMEOUT_S = 10.0
-FRAMES_IN_FLIGHT = 64  # frames of one drafter that may wait for the engine; gRPC's flow control holds back the rest
-MAX_PROPOSALS_PER_FRAME = 16_384
+# Of one drafter's frames that wait for the engine; gRPC's flow control holds back the rest. One frame may always wait.
+FRAMES_IN_FLIGHT = 64
+BYTES_IN_FLIGHT = 8 * 2**20  # of memory
+_BYTES_OF_PROPOSAL, _BYTES_PER_BYTE = 1024, 32  # of memory, and on the wire: as measured, about
+MAX_PROPOSALS_PER_FRAME = 16_384  # releases too
 PROPOSALS_PER_TURN = 64  # of one frame; then other streams have theirs
 _NO_BITS = np.empty(0, np.bool_)
+_shown = reprlib.Repr()
+_shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,30 +49,35 @@ class Target:
 class _Credits:
     """Bounds frames in flight: the event loop acquires; the engine thread releases, and wakes it only if it waits."""
 
-    def __init__(self, count: int, loop: asyncio.AbstractEventLoop) -> None:
-        self._most = count
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._acquired = 0
-        self._released = 0  # written by the engine thread alone
+        self._sizes: collections.deque[int] = collections.deque()  # of the frames in flight, in their order
+        self._acquired_bytes = 0
+        self._released_bytes = 0  # written by the engine thread alone
         self._room = asyncio.Event()
         self._is_waiting = False
 
-    async def acquire(self) -> None:
-        """Waits for room."""
-        while self._acquired - self._released >= self._most:
+    async def acquire(self, num_bytes: int) -> None:
+        """Waits for room for a frame of this size."""
+        while self._is_full(num_bytes):
             self._room.clear()
             self._is_waiting = True
             # A release before this line may have seen nobody waiting.
-            if self._acquired - self._released >= self._most:
+            if self._is_full(num_bytes):
                 await self._room.wait()
             self._is_waiting = False
-        self._acquired += 1
+        self._acquired_bytes += num_bytes
+        self._sizes.append(num_bytes)
 
     def release(self) -> None:
         """A frame was handled."""
-        self._released += 1
+        self._released_bytes += self._sizes.popleft()
         if self._is_waiting:
             self._loop.call_soon_threadsafe(self._room.set)
+
+    def _is_full(self, num_bytes: int) -> bool:
+        waiting = self._acquired_bytes - self._released_bytes
+        return len(self._sizes) >= FRAMES_IN_FLIGHT or (waiting > 0 and waiting + num_bytes > BYTES_IN_FLIGHT)
 
 
 class DrafterStream:
@@ -77,38 +89,42 @@ class DrafterStream:
         self._inbox = inbox
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
-        self._credits = _Credits(FRAMES_IN_FLIGHT, self._loop)
-        self._ended_because: OutriderError | None = None
+        self._credits = _Credits(self._loop)
+        self._ended_because: str | None = None  # words: an error would hold on to the frames that it was raised in
         self.drafter: Drafter | None = None
 
     async def frames(
         self, requests: AsyncIterator[verify_pb2.SpeculateRequest]
-    ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
+    ) -> AsyncGenerator[verify_pb2.SpeculateResponse]:
         """Frames to the drafter: `enlisted`, then rounds. Raises what ends the stream."""
         drafter = self._enlist(await self._first_frame(requests))
-        yield verify_pb2.SpeculateResponse(enlisted=self._enlisted(drafter))
-        self.drafter = drafter
-        self._inbox.put(DrafterJoined(drafter))
-        log.info("drafter enlisted", drafter=drafter.drafter_id, algorithm=drafter.algorithm)
-        reader = asyncio.create_task(self._read(requests, drafter))
-        reader.add_done_callback(lambda _: self._ready.set())
+        reader: asyncio.Task[None] | None = None
         try:
+            yield verify_pb2.SpeculateResponse(enlisted=self._enlisted(drafter))
+            self.drafter = drafter
+            self._inbox.put(DrafterJoined(drafter))
+            log.info("drafter enlisted", drafter=drafter.drafter_id, algorithm=drafter.algorithm)
+            reader = asyncio.create_task(self._read(requests, drafter))
+            reader.add_done_callback(lambda _: self._ready.set())
             while not reader.done():
                 await self._ready.wait()
                 self._ready.clear()
                 while self._ended_because is None and (frame := drafter.outbox.take()) is not None:
                     yield verify_pb2.SpeculateResponse(round=frame)
                 if self._ended_because is not None:
-                    raise self._ended_because
+                    raise ResourceExhausted(self._ended_because)
             await reader
             if self._ended_because is not None:
-                raise self._ended_because
+                raise ResourceExhausted(self._ended_because)
         finally:
-            reader.cancel()
-            self._inbox.put(DrafterLeft(drafter))
             if drafter.ring is not None:
                 drafter.ring.unlink()
-            log.info("drafter left", drafter=drafter.drafter_id)
+            if reader is not None:
+                reader.cancel()
+                self._inbox.put(DrafterLeft(drafter))
+                log.info("drafter left", drafter=drafter.drafter_id)
+            # An error holds on to this frame, and a drafter to its stream: they go now, and wait for no collector.
+            reader = self.drafter = None
 
     async def _first_frame(self, requests: AsyncIterator[verify_pb2.SpeculateRequest]) -> verify_pb2.Enlist:
         try:
@@ -127,6 +143,11 @@ class DrafterStream:
             raise InvalidArgument(f"algorithm is {enlist.algorithm}; known are {known}", field="enlist.algorithm")
         if not 1 <= len(enlist.drafter_id) <= 256:
             raise InvalidArgument("drafter_id must have 1 to 256 characters", field="enlist.drafter_id")
+        if len(enlist.draft_model) > 256:  # everybody who asks what is served is told of it
+            raise InvalidArgument(
+                f"draft_model has {len(enlist.draft_model)} characters; it must have at most 256",
+                field="enlist.draft_model",
+            )
         if enlist.max_sessions < 1:
             raise InvalidArgument("max_sessions is 0; it must be at least 1", field="enlist.max_sessions")
         model, theirs = self._target.model, enlist.target
@@ -186,7 +207,7 @@ class DrafterStream:
 
     async def _read(self, requests: AsyncIterator[verify_pb2.SpeculateRequest], drafter: Drafter) -> None:
         async for frame in requests:
-            await self._credits.acquire()
+            await self._credits.acquire(held_bytes(frame))
             if self._ended_because is not None:
                 return
             match frame.WhichOneof("message"):
@@ -201,7 +222,12 @@ class DrafterStream:
                     read = frame.proposals.consumed_slot_seq if frame.proposals.HasField("consumed_slot_seq") else None
                     self._inbox.put(ProposalsArrived(drafter, await self._parse(proposals), read))
                 case "releases":
-                    self._inbox.put(Released(drafter, list(frame.releases.releases)))
+                    releases = frame.releases.releases
+                    if len(releases) > MAX_PROPOSALS_PER_FRAME:
+                        raise ResourceExhausted(
+                            f"a frame has {len(releases)} releases; at most {MAX_PROPOSALS_PER_FRAME} are taken"
+                        )
+                    self._inbox.put(Released(drafter, list(releases)))
                 case "enlist":
                     raise InvalidArgument("`enlist` may only be the first frame", field="message")
                 case _:
@@ -220,8 +246,13 @@ class DrafterStream:
         return arrived
 
     def _end(self, reason: str) -> None:
-        self._ended_because = ResourceExhausted(reason)
+        self._ended_because = reason
         self._ready.set()
+
+
+def held_bytes(frame: verify_pb2.SpeculateRequest) -> int:
+    """Memory that a frame takes once it is read."""
+    return _BYTES_PER_BYTE * frame.ByteSize() + _BYTES_OF_PROPOSAL * len(frame.proposals.proposals)
 
 
 def parse_proposal(pb: verify_pb2.Proposal, *, vocab_size: int, max_nodes: int) -> Arrived:
@@ -267,5 +298,6 @@ def _checked(pb: verify_pb2.Proposal, vocab_size: int, max_nodes: int) -> Propos
 def _same(name: str, theirs: object, ours: object) -> None:
     if theirs != ours:
         raise FailedPrecondition(
-            f"{name} differs: the drafter has {theirs!r}, this target {ours!r}", field=f"enlist.{name}"
+            f"{name} differs: the drafter has {_shown.repr(theirs)}, this target {_shown.repr(ours)}",
+            field=f"enlist.{name}",
         )

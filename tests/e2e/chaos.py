@@ -68,6 +68,7 @@ class Outcome:
                 "answers": self.answers, "wrong": self.wrong, "lost": self.lost, "broken_calls": self.broken_calls,
                 "pages_kept": self.pages_kept, "complaints": self.complaints,
                 "events": dict(self.events), "rogues": self.rogues,
+                "memory_kib": {name: [samples[0], samples[-1]] for name, samples in self.memory_kib.items()},
                 "memory_grown_kib": self.grown_kib,
             },
             indent=1,

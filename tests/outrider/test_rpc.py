@@ -139,6 +139,20 @@ async def test_a_field_is_a_bad_request_detail(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("character", ["x", "\u20ac", "\ud800"])
+async def test_a_message_too_long_for_headers_is_cut_and_the_status_stays(character: str, tmp_path: Path) -> None:
+    long = NotFound("it is called " + 2**20 * character, field="name")
+    async with serving(f"unix:{tmp_path}/a.sock", Method=unary(long)) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, "unary")
+    error = rpc.error_from_rpc(failed.value)
+    assert isinstance(error, NotFound)
+    assert error.field == "name"
+    assert error.message.startswith("it is called ")
+    assert len(error.message) <= 1000
+
+
+@pytest.mark.asyncio
 async def test_an_unknown_method_is_unimplemented_and_an_absent_server_unavailable(tmp_path: Path) -> None:
     async with serving(f"unix:{tmp_path}/a.sock", Method=unary(NotFound("x"))) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failed:

@@ -252,6 +252,51 @@ async def test_who_reads_nothing_is_read_no_further(serve: Serve, monkeypatch: p
 
 
 @pytest.mark.asyncio
+async def test_one_message_of_many_calls_is_held_back_too(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_stream, "MAX_WAITING", 100)
+    monkeypatch.setattr(call_stream, "CALLS_PER_TURN", 10)
+    service = await serve(MODEL)
+    everything = verify_pb2.GenerateManyRequest(begin=[verify_pb2.GenerateCall(call=n) for n in range(1, 1001)])
+
+    async def calls() -> AsyncIterator[verify_pb2.GenerateManyRequest]:
+        yield everything
+
+    ended: list[int] = []
+    async for frame in CallStream(service.servicer.calls, None, ()).frames(calls()):
+        assert len(frame.outputs) <= 110
+        ended += [output.call for output in frame.outputs]
+        for _ in range(200):
+            await asyncio.sleep(0)  # nobody reads for a while
+    assert ended == list(range(1, 1001))
+
+
+@pytest.mark.asyncio
+async def test_calls_begun_and_given_up_during_one_step_do_not_pile_up(serve: Serve) -> None:
+    service = await serve(MODEL, max_running_requests=2, max_queued_requests=10)
+    service.gate.close()
+    caller = Caller(service.stub)
+    (first,) = await caller.begin(request([1], GREEDY))
+    await service.gate.at_step()
+    num_exhausted = 0
+    for _ in range(20):
+        numbers = await caller.begin(*([request([2], LONG)] * 10))
+        (probe,) = await caller.begin(verify_pb2.GenerateRequest())  # ends when all before it have begun
+        await caller.until_ended(probe)
+        await caller.cancel(*numbers)
+        ends = caller.ends()
+        num_exhausted += sum(number in ends for number in numbers)
+    assert service.inbox.kinds.count(Submit) <= 13
+    assert service.inbox.num_waiting <= 24
+    assert num_exhausted >= 180
+    service.gate.open()
+    assert tokens_of((await caller.until_ended(first))[first]) == MODEL.greedy([1], 20)
+    (last,) = await caller.begin(request([3], GREEDY))
+    assert tokens_of((await caller.until_ended(last))[last]) == MODEL.greedy([3], 20)
+    await caller.rpc.done_writing()
+    await all_free(service)
+
+
+@pytest.mark.asyncio
 async def test_a_token_that_was_taken_back_begins_no_more_calls(serve: Serve, tmp_path: Path) -> None:
     service = await serve(MODEL)
     path = tmp_path / "tokens"

@@ -17,7 +17,7 @@ from tests.fakes import ToyModel, toy_config
 from tests.verify_service.rig import MAX_KEPT, Sim, build_factory, build_rig, expected, request
 from verify_service.assignment import MAX_UNANSWERED
 from verify_service.commands import Arrived
-from verify_service.drafters import MAX_REFUSALS_IN_A_ROW, Drafter, Drafters
+from verify_service.drafters import MAX_REFUSALS, Drafter, Drafters
 from verify_service.intake import take_proposals, take_releases
 from verify_service.proposals import Proposal
 from verify_service.session import Session
@@ -221,14 +221,13 @@ def test_a_flood_ends_the_stream_and_the_rest_of_it_is_not_even_looked_at(kind: 
     everybody.assign(one)
     generation = 2 if kind == "foreign" else 1
     flood = [
-        arrived(one, 1 if kind == "replayed" else number, [4], generation)
-        for number in range(1, 3 * MAX_REFUSALS_IN_A_ROW)
+        arrived(one, 1 if kind == "replayed" else number, [4], generation) for number in range(1, 3 * MAX_REFUSALS)
     ]
     take_proposals(everybody, bad, flood)
     take_proposals(everybody, bad, flood)
     assert len(ends(bad)) == 1
     assert everybody.of(one) is None
-    assert bad.counts[kind] <= MAX_REFUSALS_IN_A_ROW + 1
+    assert bad.counts[kind] <= MAX_REFUSALS + 1
     assert len(everybody) == 0
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import pytest
 
 from outrider import rpc
-from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError
+from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError, ResourceExhausted
+from outrider.row_ring import host_id
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import WIRE_VERSION
 from tests.verify_service.conftest import FINGERPRINT, Serve, Service, layout
 from tests.verify_service.held import MODEL, OUTPUT, PROMPT
 from tests.verify_service.rig import request
 from tests.verify_service.test_service import tokens_of
+from verify_service import service as service_module
 from verify_service import speculate
+from verify_service.commands import DrafterLeft
 
 
 async def refusal(service: Service, **settings: Any) -> OutriderError:
@@ -86,6 +90,7 @@ async def test_who_does_not_fit_is_refused_with_both_values(
         ({"name": ""}, "enlist.drafter_id"),
         ({"name": "x" * 257}, "enlist.drafter_id"),
         ({"max_sessions": 0}, "enlist.max_sessions"),
+        ({"draft_model": "x" * 257}, "enlist.draft_model"),
     ],
 )
 async def test_nonsense_in_enlist_is_named(serve: Serve, settings: dict[str, Any], field: str) -> None:
@@ -93,6 +98,54 @@ async def test_nonsense_in_enlist_is_named(serve: Serve, settings: dict[str, Any
     error = await refusal(service, **settings)
     assert isinstance(error, InvalidArgument)
     assert error.field == field
+
+
+@pytest.mark.asyncio
+async def test_a_value_too_long_for_a_status_is_cut_and_the_status_stays(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=8)
+    for target in (
+        common_pb2.ModelInfo(vocab_fingerprint="x" * 2**20),
+        common_pb2.ModelInfo(vocab_fingerprint="\u00e4" * 2**20),
+    ):
+        error = await refusal(service, target=target)
+        assert isinstance(error, FailedPrecondition)
+        assert error.field == "enlist.vocab_fingerprint"
+        assert repr(FINGERPRINT) in error.message
+    layers = common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_LAST, aux_layers=range(100_000))
+    error = await refusal(service, target=common_pb2.ModelInfo(hidden_size=8), features=layers)
+    assert isinstance(error, FailedPrecondition)
+    assert error.field == "enlist.features.aux_layers"
+
+
+@pytest.mark.asyncio
+async def test_so_many_drafters_and_no_more(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "MAX_DRAFTERS", 2)
+    service = await serve(MODEL)
+    first, _ = [await service.draft() for _ in range(2)]
+    error = await refusal(service)
+    assert isinstance(error, ResourceExhausted)
+    assert "2 drafters are enlisted; at most 2 may be" in error.message
+    await first.close()
+    await service.inbox.until(lambda: DrafterLeft in service.inbox.kinds)
+    await service.draft(name="next")
+
+
+@pytest.mark.asyncio
+async def test_a_drafter_that_leaves_before_it_is_told_anything_leaves_no_memory_behind(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=8)
+    enlist = verify_pb2.Enlist(
+        drafter_id="brief", wire_version=WIRE_VERSION, algorithm=common_pb2.ALGORITHM_EAGLE, max_sessions=1,
+        features=layout(8), host_id=host_id(), target=common_pb2.ModelInfo(hidden_size=8),
+    )  # fmt: skip
+
+    async def requests() -> AsyncIterator[verify_pb2.SpeculateRequest]:
+        yield verify_pb2.SpeculateRequest(enlist=enlist)
+
+    frames = service.servicer.Speculate(requests(), cast(Any, None))
+    name = (await anext(frames)).enlisted.shared_memory.name
+    assert name in os.listdir("/dev/shm")
+    await cast("AsyncGenerator[Any]", frames).aclose()
+    assert name not in os.listdir("/dev/shm")
 
 
 @pytest.mark.asyncio

@@ -20,9 +20,11 @@ from tests.drafter_view import Draft, Policy, Seen, check_rows
 from tests.fake_drafters import FakeDrafter, Truth, perfect, silent
 from tests.fakes import ToyModel
 from tests.verify_service.conftest import Serve, Service, layout
+from tests.verify_service.held import OUTPUT, hold
 from tests.verify_service.rig import prompt_of, request
 from tests.verify_service.test_service import tokens_of
 from verify_service.commands import ReadFeatures
+from verify_service.service import MAX_FEATURE_READS
 
 MODEL = ToyModel(vocab_size=32, order=3)
 PROMPT = prompt_of(100, 32)
@@ -239,6 +241,29 @@ async def test_rows_that_are_not_there_or_not_the_askers_are_not_found(
     assert len(await fetch(service, asking(service, drafter))) == 1
     service.gate.open()
     await task
+
+
+@pytest.mark.asyncio
+async def test_reads_without_end_do_not_lengthen_a_step(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=NARROW, max_draft_wait_ms=0.0)
+    held = await hold(service, after=5, features=layout(NARROW), target=TARGET)
+    asked = verify_pb2.StreamFeaturesRequest(
+        session=held.seen.session, generation=1, boot_id=held.drafter.enlisted.boot_id, count=2,
+        drafter_id=held.drafter.enlist.drafter_id,
+    )  # fmt: skip
+
+    async def read() -> int:
+        return sum([piece.rows.shape[0] async for piece in service.stub.StreamFeatures(asked)])
+
+    reads = [asyncio.create_task(read()) for _ in range(3 * MAX_FEATURE_READS)]
+    await service.inbox.until(lambda: service.inbox.kinds.count(ReadFeatures) >= MAX_FEATURE_READS)
+    await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())  # all reads have come before it
+    assert service.inbox.kinds.count(ReadFeatures) == MAX_FEATURE_READS
+    while not all(each.done() for each in reads):
+        await service.gate.pass_steps(1)
+        await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())
+    assert [await each for each in reads] == [2] * len(reads)
+    assert await held.finish() == OUTPUT[:60]
 
 
 @pytest.mark.asyncio

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import weakref
 from typing import Any
 
 import grpc
@@ -23,7 +25,7 @@ from tests.verify_service.rig import request
 from tests.verify_service.test_service import tokens_of
 from verify_service import speculate
 from verify_service.app import SERVICE
-from verify_service.commands import DrafterJoined, DrafterLeft, ProposalsArrived
+from verify_service.commands import DrafterJoined, DrafterLeft, ProposalsArrived, Submit
 
 NODES = [5, 6]
 
@@ -172,6 +174,87 @@ async def test_a_flood_ends_its_own_stream_and_no_other(serve: Serve) -> None:
     await service.inbox.idle()
     assert good.view.generations
     assert [drafter.drafter_id for drafter in service.engine.drafters] == ["good"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["late declines", "releases", "few that are kept"])
+async def test_what_is_never_wrong_by_itself_is_a_flood_too(serve: Serve, kind: str) -> None:
+    service = await serve(MODEL, max_draft_wait_ms=0.0)
+    held = await hold(service)
+    await service.gate.pass_steps(2)
+    release = verify_pb2.Release(session=4711, generation=1)
+    numbers = iter(range(1, 20_000))
+    junk = {"base_len": held.seen.prompt_len, "tokens": b"", "parents": b""}
+    for _ in range(3):
+        if kind == "releases":
+            releases = verify_pb2.Releases(releases=[release] * 3000)
+            held.drafter.send_frame(verify_pb2.SpeculateRequest(releases=releases))
+        else:
+            if kind == "few that are kept":
+                junk = {"generation": 9}
+                held.drafter.send(proposal(held, proposal_id=next(numbers), tokens=b"", parents=b""))
+            held.drafter.send(*(proposal(held, proposal_id=next(numbers), **junk) for _ in range(3000)))
+    service.gate.open()
+    error = await held.drafter.finished()
+    assert error is not None
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert tokens_of(await held.task) == OUTPUT[:60]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["flood", "large frame"])
+async def test_what_a_stream_held_goes_with_it_and_waits_for_no_collector(serve: Serve, how: str) -> None:
+    service = await serve(MODEL, max_draft_wait_ms=0.0)
+    held = await hold(service)
+    gc.collect()
+    gc.disable()
+    try:
+        (stream,) = (weakref.ref(stream) for stream in service.servicer._streams)
+        held.drafter.send(*[proposal(held, generation=9)] * (5000 if how == "flood" else 16_385))
+        service.gate.open()
+        assert await held.drafter.finished() is not None
+        await held.task
+        await service.inbox.idle()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert stream() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.asyncio
+async def test_a_frame_of_too_many_releases_ends_the_stream(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculate, "MAX_PROPOSALS_PER_FRAME", 10)
+    service = await serve(MODEL, max_draft_wait_ms=0.0)
+    held = await hold(service)
+    held.drafter.send_frame(
+        verify_pb2.SpeculateRequest(releases=verify_pb2.Releases(releases=[verify_pb2.Release()] * 11))
+    )
+    error = await held.drafter.finished()
+    assert error is not None
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "11 releases; at most 10" in (error.details() or "")
+    assert await held.finish() == OUTPUT[:60]
+
+
+@pytest.mark.asyncio
+async def test_large_frames_wait_outside_while_the_engine_is_busy(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of frames that are a third of what may be in flight, three are taken during a step, and all in the end."""
+    service = await serve(MODEL, max_draft_wait_ms=0.0)
+    held = await hold(service)
+    large = proposal(held, session=4711, assumed=pack_ids([1] * 1000))
+    frame = verify_pb2.SpeculateRequest(proposals=verify_pb2.Proposals(proposals=[large]))
+    monkeypatch.setattr(speculate, "BYTES_IN_FLIGHT", 3 * speculate.held_bytes(frame))
+    for _ in range(10):
+        held.drafter.send(large)
+    running = asyncio.create_task(service.generate(request(PROMPT, LONG)))
+    await service.inbox.until(lambda: service.inbox.kinds.count(Submit) == 2)
+    assert service.inbox.kinds.count(ProposalsArrived) <= 3
+    service.gate.open()
+    assert tokens_of(await running) == tokens_of(await held.task) == OUTPUT[:60]
+    await held.drafter.until(lambda: len(held.drafter.view.rejected) == 10)
 
 
 @pytest.mark.asyncio

@@ -10,7 +10,7 @@ import pytest
 
 from outrider.errors import InvalidArgument, OutriderError, Unimplemented
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import pack_ids
+from outrider.wire import MAX_MESSAGE_BYTES, pack_ids
 from tests.fakes import toy_config
 from tests.verify_service.rig import MAX_CHOICES, MAX_NODES, build_factory
 from verify_service.requests import SessionFactory
@@ -55,6 +55,7 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (make(num_choices=2**32 - 1), "num_choices", "num_choices is 4294967295"),
     (make(first_choice_index=2**32 - 1), "first_choice_index", "4294967295"),
     (make(request_id="x" * 257), "request_id", "256 characters"),
+    (make(corpus_scope="x" * 257), "corpus_scope", "corpus_scope has 257 characters; it must have at most 256"),
     (make(logprobs=True, top_logprobs=21), "top_logprobs", "top_logprobs is 21; it must be from 0 to 20"),
     (make(top_logprobs=3), "top_logprobs", "needs logprobs"),
     (sampling(temperature=math.nan), "temperature", "nan"),
@@ -71,7 +72,8 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (sampling(stop_token_ids=range(65)), "stop_token_ids", "65"),
     (sampling(presence_penalty=2.5), "presence_penalty", "2.5"),
     (sampling(frequency_penalty=-math.inf), "frequency_penalty", "-inf"),
-    (sampling(repetition_penalty=0.0), "repetition_penalty", "above 0.0 to 2.0"),
+    (sampling(repetition_penalty=0.0), "repetition_penalty", "0.0; it must be from 1e-30 to 2.0"),
+    (sampling(repetition_penalty=1e-40), "repetition_penalty", "from 1e-30 to 2.0"),
     (sampling(logit_bias={32: 1.0}), "logit_bias", "token id 32"),
     (sampling(logit_bias={1: 101.0}), r"logit_bias[1]", "101.0; it must be from -100.0 to 100.0"),
     (sampling(logit_bias={1: math.nan}), r"logit_bias[1]", "nan"),
@@ -111,6 +113,30 @@ def test_a_grammar_without_a_tokenizer_is_not_offered() -> None:
     with pytest.raises(Unimplemented, match=r"tokenizer\.json") as caught:
         factory().build(sampling(grammar=common_pb2.Grammar(json_object=True)))
     assert isinstance(caught.value, OutriderError)
+
+
+def test_drafters_are_told_what_is_asked_of_speculation_and_nothing_else() -> None:
+    asked = common_pb2.SpeculativeParams(topk=2)
+    asked.MergeFromString(b"\xba\x3e\x03abc")  # a field of a later version, or of somebody who wants it carried around
+    (session,) = factory().build(make(speculative=asked))
+    assert session.speculation.wire.SerializeToString() == common_pb2.SpeculativeParams(topk=2).SerializeToString()
+
+
+def test_logprobs_of_a_prompt_fit_one_message() -> None:
+    roomy = build_factory(toy_config(VOCAB, 60_000, (EOS,)))
+    asked = {"prompt_tokens": pack_ids([1] * 50_000), "prompt_logprobs": True}
+    with pytest.raises(
+        InvalidArgument, match="top_logprobs is 20; with prompt_logprobs of 50000 tokens it must be"
+    ) as e:
+        roomy.build(make(**asked, top_logprobs=20))
+    assert e.value.field == "top_logprobs"
+    most = int(e.value.message.split()[-1])
+    roomy.build(make(**asked, top_logprobs=most))
+    alternatives = [verify_pb2.TopLogprob(token=2**28 - 1, logprob=-1.0)] * most
+    one = verify_pb2.TokenLogprob(token=2**28 - 1, logprob=-1.0, top=alternatives)
+    answer = verify_pb2.GenerateResponse(prompt_logprobs=[one] * 50_000)
+    assert answer.ByteSize() <= MAX_MESSAGE_BYTES - 2**20
+    roomy.build(make(prompt_tokens=pack_ids([1] * 50_000), logprobs=True, top_logprobs=20))
 
 
 def test_choices_differ_in_index_and_session_and_share_seed_and_prompt() -> None:
