@@ -35,7 +35,10 @@ class ProductTeam:
         weakref.finalize(self, library.outrider_team_destroy, self.handle)
 
     def touch(self) -> None:
-        """Has the other threads read all weights into the caches, where they are few enough for that; does not wait."""
+        """Has the other threads read all weights into the caches, where they are few enough for that; does not wait.
+
+        No product may be under way.
+        """
         weights = self.arena.whole
         if weights is not None:
             self.library.outrider_touch(self.handle, weights.data_ptr(), len(weights))

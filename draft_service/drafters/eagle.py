@@ -54,7 +54,11 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
 
     def prepare(self) -> None:
         """Has the head's weights, which the target's step has driven out, read while the round is taken in."""
-        self._head.touch()
+        if self._lock.acquire(blocking=False):  # else the weights are in use, and the threads with them
+            try:
+                self._head.touch()
+            finally:
+                self._lock.release()
 
     def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
         """Takes rows and runs what they make runnable, so that a prompt is read while the target reads it.

@@ -130,7 +130,7 @@ static void read_span(const void *context, Worker *worker) {
 }
 
 /* Has the team's helpers read memory, so that it is in the caches that the cores share, and returns at once; the team's
- * next product goes first. The memory must outlive the team. */
+ * next product goes first. No product may be under way. The memory must outlive the team. */
 void outrider_touch(Team *team, const void *data, int64_t bytes) {
     const Span span = {data, bytes, num_helpers(team)};
     call_helpers(team, read_span, &span, sizeof span);
