@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import shutil
 import socket
@@ -81,8 +82,16 @@ async def serve(
     `command` gives the words that start a part with its settings.
     Raises StartupError when the port is taken or the parts do not become ready in time.
     """
-    port = choose_port(args.host, args.port)
-    metrics = choose_metrics_ports(args)
+    with contextlib.ExitStack() as held:
+        port = choose_port(args.host, args.port, held)
+        metrics = choose_metrics_ports(args, held)
+        return await _serve(args, when_ready, command, port, metrics)
+
+
+async def _serve(
+    args: ServeArgs, when_ready: Callable[[Served], Awaitable[None]], command: CommandOf, port: int,
+    metrics: tuple[int, int],
+) -> int:  # fmt: skip
     features = await features_of(args, command)
     tokens = token_file(args.token_file, "--token-file")
     folder = make_runtime_dir()
@@ -168,16 +177,18 @@ def _part(
     return Part(settings.command, command(settings), ready, disposable, grpc_speaks)
 
 
-def choose_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. StartupError at once when it cannot be had, not after the model was loaded."""
+def choose_port(host: str, port: int, held: contextlib.ExitStack) -> int:
+    """`port`, or a free one for 0, which no connection takes by chance while it is `held`; a part may listen there.
+
+    StartupError at once when it cannot be had, not after the model was loaded.
+    """
     if not 0 <= port < 2**16:
         raise StartupError(f"--port is {port}; it must be from 0 to 65535")
-    with _listener(host, port) as probe:
-        return probe.getsockname()[1]
+    return held.enter_context(_bound(host, port)).getsockname()[1]
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    """A socket bound there. StartupError when it cannot be."""
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket bound there, in the way that lets another one listen. StartupError when it cannot be."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         probe = socket.socket(family, kind, proto)
@@ -192,13 +203,10 @@ def _listener(host: str, port: int) -> socket.socket:
     return probe
 
 
-def choose_metrics_ports(args: ServeArgs) -> tuple[int, int]:
+def choose_metrics_ports(args: ServeArgs, held: contextlib.ExitStack) -> tuple[int, int]:
     """For verify and draft: as --metrics-port says, or two free ones. StartupError when they cannot be had."""
-    if args.metrics_port:
-        first = args.metrics_port
-        return choose_port(args.metrics_host, first), choose_port(args.metrics_host, first + 1)
-    with _listener(args.metrics_host, 0) as first, _listener(args.metrics_host, 0) as second:
-        return first.getsockname()[1], second.getsockname()[1]
+    first, second = (args.metrics_port, args.metrics_port + 1) if args.metrics_port else (0, 0)
+    return choose_port(args.metrics_host, first, held), choose_port(args.metrics_host, second, held)
 
 
 def metrics_of(args: ServeArgs, url: str, ports: tuple[int, int]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 import stat
@@ -82,7 +83,8 @@ async def test_a_draft_service_that_verify_refuses_fails_the_start() -> None:
 
 @pytest.mark.asyncio
 async def test_clients_reach_verify_at_the_grpc_address() -> None:
-    address = f"127.0.0.1:{launcher.choose_port('127.0.0.1', 0)}"
+    with contextlib.ExitStack() as held:
+        address = f"127.0.0.1:{launcher.choose_port('127.0.0.1', 0, held)}"
     names: list[str] = []
 
     async def when_ready(served: launcher.Served) -> None:
@@ -190,12 +192,23 @@ def test_flags_of_cuda_graphs_are_for_both_models() -> None:
 
 
 def test_a_taken_port_is_refused_before_anything_starts() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", 0)) as taken, contextlib.ExitStack() as held:
         port = taken.getsockname()[1]
         with pytest.raises(StartupError, match=f"cannot listen on 127.0.0.1:{port}"):
-            launcher.choose_port("127.0.0.1", port)
-    with pytest.raises(StartupError, match="from 0 to 65535"):
-        launcher.choose_port("127.0.0.1", 70_000)
+            launcher.choose_port("127.0.0.1", port, held)
+        with pytest.raises(StartupError, match="from 0 to 65535"):
+            launcher.choose_port("127.0.0.1", 70_000, held)
+
+
+@pytest.mark.asyncio
+async def test_a_chosen_port_is_kept_for_who_listens_there() -> None:
+    with contextlib.ExitStack() as held:
+        port = launcher.choose_port("127.0.0.1", 0, held)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        for _ in range(2):  # a part may be started again
+            async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", port) as server:
+                assert server.is_serving()
 
 
 def test_runtime_dir_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

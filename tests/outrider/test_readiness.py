@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,9 @@ async def test_wait_healthy_outlasts_refusals_hang_ups_and_errors() -> None:
         writer.write(answers.pop(0))
         writer.close()
 
-    port = choose_port("127.0.0.1", 0)
-    waiting = asyncio.create_task(wait_healthy("127.0.0.1", port))
-    async with await asyncio.start_server(answer, "127.0.0.1", port):
-        await waiting
+    with contextlib.ExitStack() as held:
+        port = choose_port("127.0.0.1", 0, held)
+        waiting = asyncio.create_task(wait_healthy("127.0.0.1", port))
+        async with await asyncio.start_server(answer, "127.0.0.1", port):
+            await waiting
     assert answers == []
