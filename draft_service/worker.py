@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
 from draft_service.link import Identity, VerifyLink
+from outrider.args.links import check_verify_address
 from outrider.dialing import Dial
-from outrider.errors import StartupError
 from outrider.rpc import create_channel
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, draft_pb2
@@ -44,7 +44,7 @@ class Worker:
         dial: Dial = create_channel,
     ) -> None:  # fmt: skip
         for address in addresses:
-            check_address(address)
+            check_verify_address(address)
         self._addresses = tuple(addresses)
         self._drafting = drafting
         self._identity = identity
@@ -117,15 +117,6 @@ class Worker:
                     log.error("a link failed; it is made anew", address=endpoint, exc_info=running.task.exception())
             elif endpoint not in endpoints and running.link.stats.state != draft_pb2.VERIFY_LINK_STATE_ENLISTED:
                 running.task.cancel()
-
-
-def check_address(address: str) -> None:
-    """StartupError unless it is host:port, unix:/path or unix-abstract:name."""
-    if address.startswith(("unix:", "unix-abstract:")):
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise StartupError(f"--verify-address is {address!r}; it must be host:port, unix:/path or unix-abstract:name")
 
 
 async def resolve_address(address: str) -> list[str]:

@@ -52,13 +52,19 @@ class TlsFiles:
 
     def _check(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            if self.certfile is not None:
+        if self.certfile is not None:
+            pair = f"{self.prefix}certfile {self.certfile} and {self.prefix}keyfile {self.keyfile}"
+            try:
                 context.load_cert_chain(self.certfile, self.keyfile)
-            if self.ca_certs is not None:
+            except (ssl.SSLError, OSError) as error:
+                raise StartupError(f"{pair} are no certificate in PEM and its key: {error}") from error
+        if self.ca_certs is not None:
+            try:
                 context.load_verify_locations(self.ca_certs)
-        except (ssl.SSLError, OSError) as error:
-            raise StartupError(f"{self.prefix}certfile, -keyfile, -ca-certs: {error}") from error
+            except (ssl.SSLError, OSError) as error:
+                raise StartupError(
+                    f"{self.prefix}ca-certs {self.ca_certs} has no certificate in PEM: {error}"
+                ) from error
 
 
 def server_files(certfile: str | None, keyfile: str | None, ca_certs: str | None) -> TlsFiles | None:

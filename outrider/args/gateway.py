@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.args.links import DialingArgs, ServingArgs, check_tls_is_used
+from outrider.args.links import DialingArgs, ServingArgs, check_tls_is_used, check_verify_address
 from outrider.args.observing import ObservingArgs
 from outrider.errors import StartupError
 from outrider.flags import arg, at_least
@@ -77,8 +77,9 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
         DialingArgs.check(self)
         if self.uds is not None and self.ssl_certfile is not None:
             raise StartupError("--ssl-certfile is for --host and --port; --uds goes without TLS")
-        if "" in self.verify_address:
-            raise StartupError("--verify-address is empty; it must be host:port, unix:/path or file:PATH")
+        for address in self.verify_address:
+            if not address.startswith("file:"):
+                check_verify_address(address)
         check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_least(
             self, 0, "port", "shutdown_grace_s", "drain_delay_s", "receive_timeout_s", "request_timeout_s",

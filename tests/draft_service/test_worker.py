@@ -20,9 +20,10 @@ from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafting import Drafting
 from draft_service.link import Identity
 from draft_service.sessions import SessionTable
-from draft_service.worker import Worker, check_address, resolve_address
+from draft_service.worker import Worker, resolve_address
 from outrider import rpc
-from outrider.args import DraftArgs
+from outrider.args import DraftArgs, GatewayArgs
+from outrider.args.links import check_verify_address
 from outrider.errors import FailedPrecondition, ResourceExhausted, StartupError
 from outrider.v1 import common_pb2, draft_pb2
 from outrider.v1 import verify_pb2 as pb
@@ -498,7 +499,7 @@ async def test_what_is_brief_is_drafted_on_a_loop_that_has_little_else_to_do(own
     ],
 )
 async def test_addresses_that_stand_for_themselves(address: str, endpoints: list[str]) -> None:
-    check_address(address)
+    check_verify_address(address)
     assert await resolve_address(address) == endpoints
 
 
@@ -506,10 +507,14 @@ async def test_a_name_is_resolved() -> None:
     assert "127.0.0.1:50051" in await resolve_address("localhost:50051")
 
 
-@pytest.mark.parametrize("address", ["verify", "verify:", ":1", "verify:0", "verify:70000", "verify:x"])
+@pytest.mark.parametrize(
+    "address", ["verify", "verify:", ":1", "verify:0", "verify:70000", "verify:x", "a:b:1", "unix:"]
+)
 async def test_wrong_addresses_are_refused(address: str) -> None:
     with pytest.raises(StartupError, match="verify-address"):
-        check_address(address)
+        check_verify_address(address)
+    with pytest.raises(StartupError, match="verify-address"):
+        GatewayArgs.parse(["--verify-address", address])
 
 
 async def test_waits_double_up_to_a_limit_and_are_spread() -> None:

@@ -60,7 +60,7 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
         (ServeArgs, {"shutdown_grace_s": math.inf}, "--shutdown-grace-s is inf; it must be a finite number"),
         (GatewayArgs, {"request_timeout_s": math.nan}, "--request-timeout-s is nan; it must be a finite number"),
         (VerifyArgs, {"model_path": ""}, "--model-path is empty"),
-        (GatewayArgs, {"verify_address": ("a:1", "")}, "--verify-address is empty"),
+        (GatewayArgs, {"verify_address": ("a:1", "")}, "--verify-address is ''; it must be host:port"),
         (
             ServeArgs,
             {"speculative_algorithm": "none", "speculative_num_steps": 3},

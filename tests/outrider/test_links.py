@@ -278,11 +278,14 @@ def test_files_that_cannot_be_used_are_told_at_start(authority: Authority, tmp_p
         for kind in (VerifyArgs, DraftArgs, GatewayArgs, ServeArgs):
             with pytest.raises(StartupError, match=complaint):
                 kind(**flags)
-    for files in (
-        TlsFiles(certfile, other, None), TlsFiles(str(tmp_path / "gone"), keyfile, None),
-        TlsFiles(certfile, keyfile, keyfile),
-    ):  # fmt: skip
-        with pytest.raises(StartupError, match="--ssl-"):
+    short = str(tmp_path / "short")
+    for files, complaint in (
+        (TlsFiles(certfile, other, None), "--ssl-certfile .* and --ssl-keyfile .* are no certificate in PEM and"),
+        (TlsFiles(short, keyfile, None), f"--ssl-certfile {short} and "),
+        (TlsFiles(str(tmp_path / "gone"), keyfile, None), "--ssl-certfile"),
+        (TlsFiles(certfile, keyfile, keyfile), f"--ssl-ca-certs {keyfile} "),
+    ):
+        with pytest.raises(StartupError, match=complaint):
             files.read()
     for name, complaint in (("short", "at least 16"), ("none", "no token"), ("gone", "cannot read --token-file")):
         with pytest.raises(StartupError, match=complaint):
