@@ -185,11 +185,14 @@ async def test_a_drafter_on_the_same_host_finds_rows_in_shared_memory(serve: Ser
     offered = drafter.enlisted.shared_memory
     assert (offered.num_slots, offered.slot_bytes) == (slots, width * 4)
     await service.inbox.until(lambda: not Path("/dev/shm", offered.name).exists())  # proven: the name goes
-    responses = await service.generate(request(PROMPT, PARAMS))
-    assert tokens_of(responses) == TEXT[100:140]
-    assert drafter.view.num_shared > (100 if width == NARROW else 8)
-    # More slots than there are were used: those that were read came round again.
-    assert width == NARROW or drafter.view.num_shared > slots
+    # Of few slots more are used in the end than there are: those that were read come round again, which may take a
+    # while to be told; until then rows go another way.
+    for _ in range(100):
+        responses = await service.generate(request(PROMPT, PARAMS))
+        assert tokens_of(responses) == TEXT[100:140]
+        if drafter.view.num_shared > min(slots, 100):
+            return
+    raise AssertionError(f"{drafter.view.num_shared} rows went through {slots} slots")
 
 
 @pytest.mark.asyncio
