@@ -11,22 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import httpx
-
-from bench._server import free_port, serving
-from bench._systems import Launch
+from bench._metered import metered
 from bench.mt_bench import WARM_UP, ask_outrider, choose
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
 from outrider.fastest import USUAL
-from outrider.scrape import Scrape, Span, fetch
-
-_STARTUP_S = 300.0
+from outrider.scrape import Scrape, Span
 
 
 @dataclass(frozen=True)
@@ -72,25 +65,13 @@ def found(algorithm: str, before: Scrape, after: Scrape) -> Found:
 
 
 def _measured(args: argparse.Namespace, algorithm: str, serve_flags: list[str]) -> tuple[Scrape, Scrape]:
-    port, metrics = free_port(), free_port()
-    flags = [f"--speculative-algorithm={algorithm}", "--disable-speculation-brake", f"--metrics-port={metrics}"]
-    command = [sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *flags, *serve_flags]
-    with tempfile.TemporaryDirectory() as folder:
-        launch = Launch(command, {"OUTRIDER_ENABLE_SPEC_V2": "1"})
-        with (
-            serving(launch, port, Path(folder) / "serve.log", _STARTUP_S) as served,
-            httpx.Client(base_url=served.url, timeout=600) as client,
-        ):
-            ask = ask_outrider(client, speculate=True)
-            ask(WARM_UP, 16)
-            before = _scrape(metrics)
-            for question in choose(args.per_category):
-                ask(question["turns"][0], args.tokens)
-            return before, _scrape(metrics)
-
-
-def _scrape(port: int) -> Scrape:
-    return fetch(f"http://127.0.0.1:{port}/metrics", time.monotonic())
+    with metered([f"--speculative-algorithm={algorithm}", *serve_flags], overlap=True) as served:
+        ask = ask_outrider(served.client, speculate=True)
+        ask(WARM_UP, 16)
+        before = served.verify()
+        for question in choose(args.per_category):
+            ask(question["turns"][0], args.tokens)
+        return before, served.verify()
 
 
 def _cell(value: float | None) -> str:

@@ -12,21 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import httpx
-
-from bench._server import free_port, serving
-from bench._systems import Launch
+from bench._metered import metered
 from bench.mt_bench import WARM_UP, Answer, ask_outrider, choose
-from outrider.scrape import Scrape, Span, fetch
-
-_STARTUP_S = 300.0
+from outrider.scrape import Span
 
 
 @dataclass
@@ -93,39 +84,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _measured(args: argparse.Namespace, serve_flags: list[str]) -> tuple[Side, Side]:
-    with _served(serve_flags) as (client, verify_url, draft_url):
-        systems = [(ask_outrider(client, speculate=on), Side()) for on in (False, True)]
+    with metered(serve_flags, overlap=False) as served:
+        systems = [(ask_outrider(served.client, speculate=on), Side()) for on in (False, True)]
         for ask, _ in systems:
             ask(WARM_UP, 16)
         for turn, question in enumerate(choose(args.per_category)):
             for ask, side in systems if turn % 2 else systems[::-1]:
-                before = _scrape(verify_url), _scrape(draft_url)
+                before = served.verify(), served.draft()
                 answer = ask(question["turns"][0], args.tokens)
-                after = _scrape(verify_url), _scrape(draft_url)
+                after = served.verify(), served.draft()
                 if answer.tokens > 1:
                     verify, draft = (Span(*pair) for pair in zip(before, after, strict=True))
                     side.add(answer, verify, draft)
         return systems[0][1], systems[1][1]
-
-
-@contextmanager
-def _served(serve_flags: list[str]) -> Iterator[tuple[httpx.Client, str, str]]:
-    """A client of a server of our own, and the addresses of verify's metrics and of the drafter's."""
-    port, metrics = free_port(), free_port()  # the drafter's metrics take the port after verify's
-    flags = ["--disable-speculation-brake", f"--metrics-port={metrics}", *serve_flags]
-    command = [sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *flags]
-    launch = Launch(command, {"OUTRIDER_ENABLE_SPEC_V2": "0"})
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(launch, port, Path(folder) / "serve.log", _STARTUP_S) as served,
-        httpx.Client(base_url=served.url, timeout=600) as client,
-    ):
-        verify_url, draft_url = (f"http://127.0.0.1:{metrics + i}/metrics" for i in range(2))
-        yield client, verify_url, draft_url
-
-
-def _scrape(url: str) -> Scrape:
-    return fetch(url, time.monotonic())
 
 
 if __name__ == "__main__":

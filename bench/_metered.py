@@ -1,0 +1,50 @@
+"""Outrider served for a benchmark, with the brake off and the metrics of its two services at hand."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from bench._server import free_port, serving
+from bench._systems import Launch
+from outrider.scrape import Scrape, fetch
+
+_STARTUP_S = 300.0
+
+
+@dataclass(frozen=True)
+class Metered:
+    """A client of the server, and the port of verify's metrics; the drafter's are at the next one."""
+
+    client: httpx.Client
+    port: int
+
+    def verify(self) -> Scrape:
+        """Verify's metrics now."""
+        return fetch(f"http://127.0.0.1:{self.port}/metrics", time.monotonic())
+
+    def draft(self) -> Scrape:
+        """The drafter's metrics now."""
+        return fetch(f"http://127.0.0.1:{self.port + 1}/metrics", time.monotonic())
+
+
+@contextmanager
+def metered(serve_flags: Sequence[str], *, overlap: bool) -> Iterator[Metered]:
+    """Runs `outrider serve` with these flags for the time of the block; overlap: always drafting early, or never."""
+    port, metrics = free_port(), free_port()
+    flags = ["--disable-speculation-brake", f"--metrics-port={metrics}", *serve_flags]
+    command = [sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *flags]
+    launch = Launch(command, {"OUTRIDER_ENABLE_SPEC_V2": "1" if overlap else "0"})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(launch, port, Path(folder) / "serve.log", _STARTUP_S) as served,
+        httpx.Client(base_url=served.url, timeout=600) as client,
+    ):
+        yield Metered(client, metrics)
