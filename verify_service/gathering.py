@@ -50,10 +50,16 @@ class Gatherer:
         if not late:
             self.left_out = self._leave_out(late)
             return 0.0, []
+        wait_ms = self._planner.wait_ms(late)
+        if wait_ms <= 0.0:
+            self.left_out = self._leave_out(late)
+            if self.left_out:
+                self._teller.tell_waiting(late)
+            return 0.0, []
         self._counters.lap(PLAN)
         self._counters.waits += 1
         waited_for, start_ns = late, time.monotonic_ns()
-        deadline_ns = start_ns + int(self._planner.wait_ms(late) * 1e6)
+        deadline_ns = start_ns + int(wait_ms * 1e6)
         self._teller.tell_waiting(late)
         if len(late) < len(self._scheduler.running):
             self.left_out = self._leave_out(late)
@@ -86,24 +92,22 @@ class Gatherer:
         if len(running) < 2 or len(late) == len(running) or not (late or self.halves.expects_waits):
             return set()
         parts: list[Part] = []
-        reply_ms, is_late = 0.0, set(map(id, late))
+        reply_ms, is_late, now_ns = 0.0, set(map(id, late)), time.monotonic_ns()
         for session in running:
             assignment = self._drafters.of(session)
             rows = session.needs_prefill
             if assignment is not None and id(assignment) in is_late:
-                reply_ms = max(reply_ms, assignment.drafter.replies.mean_ms)
+                reply_ms = max(reply_ms, assignment.due_ms(now_ns))
                 rows += round(assignment.brake.expected_nodes)
                 parts.append(Part(session.session_id, rows, late=True, deadline_ns=self._deadline_ns(assignment)))
             elif assignment is not None and assignment.match is not None:
-                reply_ms = max(reply_ms, assignment.drafter.replies.mean_ms)
+                reply_ms = reply_ms if late else max(reply_ms, assignment.drafter.replies.mean_ms)
                 parts.append(Part(session.session_id, rows + len(assignment.match.tree)))
             elif late:
                 parts.append(Part(session.session_id, rows))
             else:
                 return set()  # who decodes plainly runs in every step
-        return self.halves.leave_out(
-            parts, lambda rows: float(self._costs.ms(rows)), reply_ms=reply_ms, now_ns=time.monotonic_ns()
-        )
+        return self.halves.leave_out(parts, lambda rows: float(self._costs.ms(rows)), reply_ms=reply_ms, now_ns=now_ns)
 
     def _deadline_ns(self, assignment: Assignment) -> int:
         """Until when a draft for the newest length is worth waiting for, or leaving its session out."""

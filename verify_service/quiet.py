@@ -10,7 +10,7 @@ _ALPHA = 0.1
 _SAMPLES = 3  # that a measurement takes
 _TRIES = 8  # steps that it may take; the first two may still be disturbed by drafts under way
 _PATIENCE = 64  # steps that it may take with those that run prompts, which say nothing
-_NEAR = 1 / 8  # of a number of sessions: what was measured so close by serves as well
+_NEAR = 1 / 2  # of a number of sessions: what was measured so close by serves, by what rows cost
 _FIRST, _AGAIN = 64, 2048  # steps with so many sessions of which none was quiet, before one is measured
 
 

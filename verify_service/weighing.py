@@ -73,7 +73,8 @@ class Weigher:
         for drafter in self._drafters:
             drafter.record.hushed = hushed
             drafter.record.alone = sessions == 1
-        return 0 if hushed else self._account.may_open(sessions), paused
+        num_open = sum(len(drafter.assignments) for drafter in self._drafters)
+        return 0 if hushed else self._account.may_open(sessions, num_open), paused
 
     def look(
         self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.cost_table import CostTable
 from outrider.v1 import verify_pb2
 from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, perfect
@@ -19,6 +20,7 @@ from tests.verify_service.scenes import MODEL, VOCAB, check_outputs, learn
 from verify_service.assignment import MAX_UNANSWERED
 from verify_service.commands import Released
 from verify_service.drafters import MAX_MISSED_IN_A_ROW
+from verify_service.replies import ReplyTimes
 
 WAIT_MS = 0.2
 MOST_LEFT_OUT = 8  # steps in a row; as many as fit in a wait
@@ -97,6 +99,23 @@ def test_a_drafter_that_never_answers_is_waited_for_twice(sessions: int) -> None
     assert rig.loop.counters.waits - waits <= MAX_MISSED_IN_A_ROW
     assert sim.drafter.stalled
     assert all(len(assignment.asked_ns) <= MAX_UNANSWERED for assignment in sim.drafter.assignments.values())
+
+
+@pytest.mark.parametrize(("reply_ms", "waits"), [(0.5, True), (30.0, False)])
+def test_a_drafter_is_waited_for_only_where_its_answer_is_likely_to_come_in_time(reply_ms: float, waits: bool) -> None:
+    """In a millisecond's steps, of which a draft saves a few."""
+    rig = build_rig(MODEL, brake=True, costs=CostTable({1: 1.0, 16: 1.0}), wait_ms=1000.0)
+    truth = Truth()
+    sim = rig.join(perfect(truth))
+    asked = rig.submit(request(prompt_of(3, VOCAB)))
+    learn(truth, rig, *asked)
+    rig.step()
+    sim.drafter.replies = ReplyTimes(mean_ms=reply_ms, deviation_ms=0.0)
+    (assignment,) = sim.drafter.assignments.values()
+    assignment.asked_ns.clear()
+    assert (rig.loop._planner.wait_ms([assignment]) > 0.0) == waits
+    rig.run()
+    check_outputs(rig, *asked)
 
 
 def test_commands_without_end_do_not_lengthen_a_wait() -> None:

@@ -163,13 +163,13 @@ def test_a_drafter_that_reads_a_prompt_is_given_time_and_one_that_never_answers_
     assert not assignment.brake.listens
 
 
-def test_a_new_number_of_sessions_is_measured_then_opened_one_by_one_and_not_at_all_in_a_pause() -> None:
+def test_a_new_number_of_sessions_is_measured_then_opened_and_not_at_all_in_a_pause() -> None:
     scale = Scale(4)
-    assert scale.weigher.begin(1) == (1, False)
+    assert scale.weigher.begin(1) == (4, False)  # as many again as drafters have
     assert scale.weigher.begin(4) == (0, False)
     assert scale.record.hushed
     scale.step(times=8)
-    assert scale.weigher.begin(4) == (1, False)
+    assert scale.weigher.begin(4) == (4, False)
     assert not scale.record.hushed
     scale.step(5 * PLAIN_MS, tell=True, nodes=1, times=4)
     assert scale.weigher.begin(4) == (0, True)
