@@ -84,10 +84,9 @@ class Assignment:
         if len(self.asked_ns) > MAX_UNANSWERED:
             del self.asked_ns[next(iter(self.asked_ns))]
 
-    def due_ms(self, now_ns: int) -> float:
-        """Milliseconds after which the answer to the newest length is likely to be there; below 0 when it is late."""
-        asked_ns = self.asked_ns.get(self.session.committed_len, now_ns)
-        return self.drafter.replies.mean_ms - (now_ns - asked_ns) / 1e6
+    def due_ms(self, reply_ms: float, now_ns: int) -> float:
+        """Milliseconds until the newest length is answered, if that takes reply_ms; below 0 when it is late."""
+        return reply_ms - (now_ns - self.asked_ns.get(self.session.committed_len, now_ns)) / 1e6
 
     def answered(self, tree_len: int, now_ns: int, *, drafted: bool) -> None:
         """Takes in how long the answer to a length took, also where a step no longer waited for it.

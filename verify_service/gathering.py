@@ -97,7 +97,7 @@ class Gatherer:
             assignment = self._drafters.of(session)
             rows = session.needs_prefill
             if assignment is not None and id(assignment) in is_late:
-                reply_ms = max(reply_ms, assignment.due_ms(now_ns))
+                reply_ms = max(reply_ms, assignment.due_ms(assignment.drafter.replies.mean_ms, now_ns))
                 rows += round(assignment.brake.expected_nodes)
                 parts.append(Part(session.session_id, rows, late=True, deadline_ns=self._deadline_ns(assignment)))
             elif assignment is not None and assignment.match is not None:

@@ -145,10 +145,10 @@ class Planner:
         now_ms = float(self._costs.ms(rows))
         drafted = rows + round(sum(assignment.brake.expected_nodes for assignment in late))
         gained = tokens + sum(assignment.brake.expected_accepted for assignment in late)
-        # The wait at which both come to as many tokens per ms. Who is likely to take longer is not waited for.
+        # The wait at which both come to as many tokens per ms; one too short for any answer is for nothing.
         break_even = gained * now_ms / tokens - float(self._costs.ms(drafted))
         now_ns = time.monotonic_ns()
-        due_ms = max(a.due_ms(now_ns) + a.drafter.replies.deviation_ms for a in late)
+        due_ms = max(a.due_ms(a.drafter.replies.least_ms, now_ns) for a in late)
         return min(bound, break_even) if due_ms < break_even else 0.0
 
     def plan(self, without: Collection[int] = ()) -> list[Work]:

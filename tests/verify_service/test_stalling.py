@@ -110,7 +110,7 @@ def test_a_drafter_is_waited_for_only_where_its_answer_is_likely_to_come_in_time
     asked = rig.submit(request(prompt_of(3, VOCAB)))
     learn(truth, rig, *asked)
     rig.step()
-    sim.drafter.replies = ReplyTimes(mean_ms=reply_ms, deviation_ms=0.0)
+    sim.drafter.replies = ReplyTimes(least_ms=reply_ms)
     (assignment,) = sim.drafter.assignments.values()
     assignment.asked_ns.clear()
     assert (rig.loop._planner.wait_ms([assignment]) > 0.0) == waits
