@@ -2,8 +2,6 @@
 
 #include <time.h>
 
-#include "rows.h"
-
 /* ---- Row tasks */
 
 static int block_rows(const Step *s) {
@@ -25,6 +23,8 @@ static void keep_feature(const Step *s, int row, Rows from, int place) {
 
 static float *row_of(Rows rows, int row) { return (float *)rows.data + (int64_t)row * rows.width; }
 
+static void *scratch_of(const Step *s, int thread) { return s->scratch + thread * s->scratch_bytes; }
+
 static int is_quantised(const Matrix *w) { return w->format > FP32; }
 
 /* A row that `w` is to multiply, coded as it wants it. */
@@ -43,10 +43,36 @@ static void read_token(const Step *s, int row, float *to) {
     for (int i = 0; i < m->hidden; i += LANES) store(to + i, load_as(m->wide_embedding, m->embedding, start + i));
 }
 
+/* States made of features wait in the room of q, k and v. */
+static Rows fused(const Step *s) { return (Rows){s->qkv.data, s->model->hidden, 1}; }
+
 static void read_state(const Step *s, int row, float *to) {
     const Model *m = s->model;
+    if (s->features) {
+        for (int i = 0; i < m->hidden; i += LANES) {
+            float rounded[LANES]; /* as states are kept */
+            store_as(m->heads.wide, rounded, 0, load(row_of(fused(s), row) + i));
+            store(to + i, load_as(m->heads.wide, rounded, 0));
+        }
+        return;
+    }
     const int64_t start = (int64_t)(s->state_rows ? s->state_rows[row] : row) * m->hidden;
     for (int i = 0; i < m->hidden; i += LANES) store(to + i, load_as(m->heads.wide, s->states, start + i));
+}
+
+static Rows normed_features(const Step *s) {
+    return (Rows){s->normed.data, s->model->fuse.k, s->normed.wide};
+}
+
+static void enter_features(const void *context, int task, int thread) {
+    const Step *s = context;
+    const Model *m = s->model;
+    const Rows features = {(void *)s->features, m->fuse.k, m->heads.wide};
+    const Norms norms = {m->fuse_norms, m->num_fuse_norms, m->heads.eps};
+    FOR_ROWS_OF(task, s) {
+        norm_parts(features, norms, scratch_of(s, thread), normed_features(s), row);
+        code_for(s, &m->fuse, normed_features(s), m->fuse.k, row);
+    }
 }
 
 static void embed(const void *context, int task, int thread) {
@@ -189,6 +215,12 @@ static void multiply(const Step *s, const Matrix *w, Rows x, Rows y, int num_row
         linear_tile(w, x, y, num_rows, finish, tile);
 }
 
+static void fuse(const void *context, int task, int thread) {
+    const Step *s = context;
+    (void)thread;
+    multiply(s, &s->model->fuse, normed_features(s), fused(s), s->num_rows, PLAIN, task);
+}
+
 static void join_first(const void *context, int task, int thread) {
     const Step *s = context;
     const Matrix *w = &s->model->join[0];
@@ -208,8 +240,6 @@ static void project_qkv(const void *context, int task, int thread) {
     (void)thread;
     multiply(s, w, (Rows){s->normed.data, w->k, s->normed.wide}, s->qkv, s->num_rows, PLAIN, task);
 }
-
-static void *scratch_of(const Step *s, int thread) { return s->scratch + thread * s->scratch_bytes; }
 
 static void mix(const void *context, int task, int thread) {
     const Step *s = context;
@@ -279,6 +309,10 @@ void decoder_forward(const void *context, Worker *worker) {
 #define PHASE(part, task, count) \
     if (!timed_phase(worker, &step, part, task, count)) return
     step.layer = 0;
+    if (step.features) {
+        PHASE(NORMS, enter_features, rows);
+        PHASE(QKV, fuse, tiles(&m->fuse));
+    }
     if (m->entry == PAIR || m->entry == BESIDE) PHASE(NORMS, enter_pair, rows);
     if (m->entry == APART) PHASE(NORMS, enter_token, rows);
     if (m->entry == PAIR || m->entry == APART) PHASE(QKV, join_first, tiles(&m->join[0]));
