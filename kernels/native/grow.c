@@ -12,9 +12,6 @@ static int candidates_of(const Growth *g) { return g->topk + entries_of(g) * g->
 
 /* ---- What a step runs */
 
-/* Rows that a tree adds to a step. A chain's rows join its sequence; a tree's belong to none, so all run again. */
-static int rows_of(const Growth *g, int step) { return g->topk == 1 ? 1 : step * g->topk; }
-
 /* Row of `carried` that an entry goes on from. */
 static int32_t parent_row(const Growth *g, int tree, int entry) {
     const int step = entry / g->topk; /* steps before the entry's own */
@@ -23,27 +20,35 @@ static int32_t parent_row(const Growth *g, int tree, int entry) {
            (int32_t)g->entry_parents[(int64_t)tree * entries_of(g) + entry];
 }
 
+/* Entry's key: where the step lays it out. */
+static void lay_out_key(const Growth *g, int tree, int entry, int at, Rung *rung) {
+    rung->slots[at] = g->slots[(int64_t)tree * entries_of(g) + entry];
+    rung->positions[at] = g->lengths[tree] + entry / g->topk;
+}
+
+/* A chain's rows join its sequence; a tree's belong to none, so that those run before are named. */
 static void lay_out_tree(const Growth *g, int step, int tree, Rung *rung) {
-    const int count = rows_of(g, step), entries = entries_of(g), first = tree * count, skipped = step * g->topk - count;
+    const int topk = g->topk, entries = entries_of(g), run = topk == 1 ? 0 : (step - 1) * topk, count = run + topk;
+    const int first = tree * topk, first_entry = (step - 1) * topk;
     rung->first_rows[tree] = first;
-    rung->num_rows[tree] = count;
-    rung->prefix_lens[tree] = g->lengths[tree] + (g->topk == 1 ? step - 1 : 0);
-    rung->mask_starts[tree] = g->topk == 1 ? -1 : (int64_t)tree * count * count;
-    for (int i = 0; i < count; i++) {
-        const int entry = skipped + i;
-        const int64_t at = (int64_t)tree * entries + entry;
+    rung->num_rows[tree] = topk;
+    rung->prefix_lens[tree] = g->lengths[tree] + (topk == 1 ? step - 1 : 0);
+    rung->first_run[tree] = g->batch * topk + tree * run;
+    rung->num_run[tree] = run;
+    rung->mask_starts[tree] = topk == 1 ? -1 : (int64_t)tree * topk * count;
+    for (int entry = 0; entry < run; entry++) lay_out_key(g, tree, entry, rung->first_run[tree] + entry, rung);
+    for (int i = 0; i < topk; i++) {
+        const int64_t at = (int64_t)tree * entries + first_entry + i;
         rung->tokens[first + i] = g->entry_tokens[at];
-        rung->slots[first + i] = g->slots[at];
-        rung->positions[first + i] = g->lengths[tree] + entry / g->topk;
-        rung->state_rows[first + i] = parent_row(g, tree, entry);
-        if (g->topk > 1)
-            memcpy(rung->masks + rung->mask_starts[tree] + (int64_t)i * count, g->masks + at * entries, count);
+        rung->state_rows[first + i] = parent_row(g, tree, first_entry + i);
+        rung->logit_rows[first + i] = first + i;
+        lay_out_key(g, tree, first_entry + i, first + i, rung);
+        if (topk > 1) memcpy(rung->masks + rung->mask_starts[tree] + (int64_t)i * count, g->masks + at * entries, count);
     }
-    for (int k = 0; k < g->topk; k++) rung->logit_rows[tree * g->topk + k] = first + count - g->topk + k;
 }
 
 /* A step's arrays behind one another in memory; returns the bytes that they take, also where there is none yet. */
-static int64_t lay_out_rung(Rung *rung, char *memory, int64_t trees, int64_t rows, int64_t logits, int tips) {
+static int64_t lay_out_rung(Rung *rung, char *memory, int64_t trees, int64_t rows, int64_t keys, int tips) {
     int64_t at = 0;
 #define TAKE(member, count) \
     rung->member = (void *)((uintptr_t)memory + at); \
@@ -52,14 +57,16 @@ static int64_t lay_out_rung(Rung *rung, char *memory, int64_t trees, int64_t row
     TAKE(first_rows, trees);
     TAKE(num_rows, trees);
     TAKE(prefix_lens, trees);
+    TAKE(first_run, trees);
+    TAKE(num_run, trees);
     TAKE(tokens, rows);
-    TAKE(slots, rows);
-    TAKE(positions, rows);
+    TAKE(slots, keys);
+    TAKE(positions, keys);
     TAKE(state_rows, rows);
-    TAKE(logit_rows, logits);
-    TAKE(found, logits * tips);
-    TAKE(chances, logits * tips);
-    TAKE(masks, rows * rows / trees);
+    TAKE(logit_rows, rows);
+    TAKE(found, rows * tips);
+    TAKE(chances, rows * tips);
+    TAKE(masks, rows * keys / trees);
 #undef TAKE
     return at;
 }
@@ -137,6 +144,8 @@ static Layout layout_of(const Growth *g, const Rung *rung) {
         .mask_starts = rung->mask_starts,
         .table_width = g->table_width,
         .num_segments = g->batch,
+        .first_run = rung->first_run,
+        .num_run = rung->num_run,
     };
 }
 
@@ -150,6 +159,7 @@ static void lay_out_behind(const Growth *g, int tree, int first, Rung *rung) {
     rung->first_rows[tree] = first;
     rung->num_rows[tree] = count;
     rung->prefix_lens[tree] = start;
+    rung->num_run[tree] = 0;
     rung->mask_starts[tree] = -1;
     rung->logit_rows[tree] = first + count - 1;
     for (int i = 0; i < count; i++) {
@@ -164,9 +174,9 @@ static int run_behind(Decoder *decoder, const Growth *g) {
     for (int tree = 0; tree < g->batch; tree++) rows += g->behind[tree];
     if (!are_read(g, g->behind_tokens, rows)) return -1;
     Rung rung;
-    char *memory = outrider_decoder_memory(decoder, lay_out_rung(&rung, NULL, g->batch, rows, g->batch, g->num_tips));
+    char *memory = outrider_decoder_memory(decoder, lay_out_rung(&rung, NULL, g->batch, rows, rows, g->num_tips));
     if (!memory) return 0;
-    lay_out_rung(&rung, memory, g->batch, rows, g->batch, g->num_tips);
+    lay_out_rung(&rung, memory, g->batch, rows, rows, g->num_tips);
     for (int tree = 0; tree < g->batch; first += g->behind[tree++]) lay_out_behind(g, tree, first, &rung);
     const Layout layout = layout_of(g, &rung);
     const void *features = g->inputs_are_features ? g->inputs : NULL;
@@ -193,19 +203,19 @@ static int take_roots(Decoder *decoder, const Growth *g) {
 }
 
 static int grow_step(Decoder *decoder, const Growth *g, int step) {
-    const int64_t rows = (int64_t)g->batch * rows_of(g, step), logits = (int64_t)g->batch * g->topk;
+    const int64_t rows = (int64_t)g->batch * g->topk, keys = g->topk == 1 ? rows : rows * step;
     Rung rung;
-    char *memory = outrider_decoder_memory(decoder, lay_out_rung(&rung, NULL, g->batch, rows, logits, g->topk));
+    char *memory = outrider_decoder_memory(decoder, lay_out_rung(&rung, NULL, g->batch, rows, keys, g->topk));
     if (!memory) return 0;
-    lay_out_rung(&rung, memory, g->batch, rows, logits, g->topk);
+    lay_out_rung(&rung, memory, g->batch, rows, keys, g->topk);
     for (int tree = 0; tree < g->batch; tree++) lay_out_tree(g, step, tree, &rung);
     if (!are_read(g, rung.tokens, rows)) return -1;
     const Layout layout = layout_of(g, &rung);
     char *carried = (char *)g->carried + (int64_t)g->batch * (1 + (step - 1) * g->topk) * g->state_bytes;
     if (!outrider_decoder_forward(decoder, &layout, rung.tokens, g->carried, NULL, rung.state_rows, (int)rows,
-                                  rung.logit_rows, (int)logits, g->logits, carried, NULL))
+                                  rung.logit_rows, (int)rows, g->logits, carried, NULL))
         return 0;
-    outrider_likeliest(g->logits, g->num_logits, (int)logits, g->num_drafted, g->topk, rung.chances, rung.found);
+    outrider_likeliest(g->logits, g->num_logits, (int)rows, g->num_drafted, g->topk, rung.chances, rung.found);
     const Tips tips = {.chances = rung.chances, .ids = rung.found, .stride = g->topk};
     for (int tree = 0; tree < g->batch; tree++) expand(g, step, tree, &tips);
     return 1;

@@ -36,7 +36,8 @@ typedef struct {
 /* One step's rows. */
 typedef struct {
     int64_t *mask_starts;
-    int32_t *first_rows, *num_rows, *prefix_lens, *tokens, *slots, *positions, *state_rows, *logit_rows, *found;
+    int32_t *first_rows, *num_rows, *prefix_lens, *first_run, *num_run;
+    int32_t *tokens, *slots, *positions, *state_rows, *logit_rows, *found;
     float *chances;
     uint8_t *masks;
 } Rung;

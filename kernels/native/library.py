@@ -39,7 +39,8 @@ class CLayout(Structure):
     _fields_ = [
         ("slot_table", c_void_p), ("first_rows", c_void_p), ("num_rows", c_void_p), ("prefix_lens", c_void_p),
         ("table_rows", c_void_p), ("slots", c_void_p), ("positions", c_void_p), ("masks", c_void_p),
-        ("mask_starts", c_void_p), ("table_width", c_int32), ("num_segments", c_int32),
+        ("mask_starts", c_void_p), ("table_width", c_int32), ("num_segments", c_int32), ("first_run", c_void_p),
+        ("num_run", c_void_p),
     ]  # fmt: skip
 
 
