@@ -286,6 +286,14 @@ static void project_head(const void *context, int task, int thread) {
     multiply(s, &s->model->head, s->normed, s->logits, s->num_logits, PLAIN, task);
 }
 
+static void find_likeliest(const void *context, int task, int thread) {
+    const Step *s = context;
+    const Likeliest *l = &s->likeliest;
+    (void)thread;
+    outrider_likeliest(row_of(s->logits, task), s->logits.width, 1, l->width, l->num_top,
+                       l->probabilities + (int64_t)task * l->num_top, l->ids + (int64_t)task * l->num_top);
+}
+
 /* ---- The step */
 
 static double now(void) {
@@ -342,6 +350,7 @@ void decoder_forward(const void *context, Worker *worker) {
     if (step.num_logits) {
         PHASE(NORMS, norm_final, step.num_logits);
         PHASE(HEAD, project_head, tiles(&m->head));
+        if (step.likeliest.num_top) PHASE(HEAD, find_likeliest, step.num_logits);
     }
 #undef PHASE
 }

@@ -4,6 +4,7 @@
 #define OUTRIDER_DECODER_H
 
 #include "attention.h"
+#include "likeliest.h"
 #include "quantized.h"
 #include "rows.h"
 #include "team.h"
@@ -12,7 +13,7 @@
 #define ROW_BLOCK 16
 
 #define PHASES_PER_LAYER 11
-#define OTHER_PHASES 9
+#define OTHER_PHASES 10
 
 /* What the first layer reads of a row. A draft head's rows bring a state beside their token. */
 typedef enum {
@@ -62,6 +63,7 @@ typedef struct {
     const void *features;      /* [num_rows, fuse.k], likewise: what the rows' states are made of; NULL: states */
     const int32_t *state_rows; /* [num_rows]: which of them each row goes on from; NULL: in order */
     void *carried;             /* [num_logits, hidden], likewise: what rows that follow go on from */
+    Likeliest likeliest; /* of the logits; num_top 0: not asked for */
     int32_t num_rows, num_logits, num_threads, layer;
     int32_t num_blocks, num_pieces; /* of attention; no pieces: whole blocks */
     const Piece *pieces;

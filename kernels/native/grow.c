@@ -5,8 +5,6 @@
 
 #include <stdlib.h>
 
-#include "likeliest.h"
-
 static int entries_of(const Growth *g) { return g->topk * (g->num_steps - 1); }
 static int candidates_of(const Growth *g) { return g->topk + entries_of(g) * g->topk; }
 
@@ -180,10 +178,10 @@ static int run_behind(Decoder *decoder, const Growth *g) {
     for (int tree = 0; tree < g->batch; first += g->behind[tree++]) lay_out_behind(g, tree, first, &rung);
     const Layout layout = layout_of(g, &rung);
     const void *features = g->inputs_are_features ? g->inputs : NULL;
+    const Likeliest likeliest = {g->tip_chances, rung.found, g->num_tips, g->num_drafted};
     if (!outrider_decoder_forward(decoder, &layout, g->behind_tokens, g->inputs, features, NULL, rows, rung.logit_rows,
-                                  g->batch, g->logits, g->carried, NULL))
+                                  g->batch, g->logits, g->carried, &likeliest, NULL))
         return 0;
-    outrider_likeliest(g->logits, g->num_logits, g->batch, g->num_drafted, g->num_tips, g->tip_chances, rung.found);
     const Tips tips = {.ids = rung.found};
     for (int i = 0; i < g->batch * g->num_tips; i++) g->tip_words[i] = word_at(g, &tips, i);
     return 1;
@@ -212,10 +210,10 @@ static int grow_step(Decoder *decoder, const Growth *g, int step) {
     if (!are_read(g, rung.tokens, rows)) return -1;
     const Layout layout = layout_of(g, &rung);
     char *carried = (char *)g->carried + (int64_t)g->batch * (1 + (step - 1) * g->topk) * g->state_bytes;
+    const Likeliest likeliest = {rung.chances, rung.found, g->topk, g->num_drafted};
     if (!outrider_decoder_forward(decoder, &layout, rung.tokens, g->carried, NULL, rung.state_rows, (int)rows,
-                                  rung.logit_rows, (int)rows, g->logits, carried, NULL))
+                                  rung.logit_rows, (int)rows, g->logits, carried, &likeliest, NULL))
         return 0;
-    outrider_likeliest(g->logits, g->num_logits, (int)rows, g->num_drafted, g->topk, rung.chances, rung.found);
     const Tips tips = {.chances = rung.chances, .ids = rung.found, .stride = g->topk};
     for (int tree = 0; tree < g->batch; tree++) expand(g, step, tree, &tips);
     return 1;

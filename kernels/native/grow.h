@@ -4,6 +4,7 @@
 #define OUTRIDER_GROW_H
 
 #include "attention.h"
+#include "likeliest.h"
 
 typedef struct Decoder Decoder;
 
@@ -51,6 +52,6 @@ int outrider_grow(Decoder *decoder, const Growth *g, int first, int end);
 char *outrider_decoder_memory(Decoder *decoder, int64_t bytes);
 int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, const void *states,
                              const void *features, const int32_t *state_rows, int num_rows, const int32_t *logit_rows, int num_logits,
-                             float *logits, void *carried, double *seconds);
+                             float *logits, void *carried, const Likeliest *likeliest, double *seconds);
 
 #endif

@@ -118,10 +118,10 @@ char *outrider_decoder_memory(Decoder *d, int64_t bytes) {
 }
 
 /* One step: logits [num_logits, vocab] fp32; states or features, state_rows (NULL: in order) and carried of a head,
- * else NULL; seconds [NUM_PARTS] or NULL is added to. Every index must have been checked. 1: done, 0: out of memory. */
+ * else NULL; likeliest: NULL: not wanted; seconds [NUM_PARTS] or NULL is added to. Every index must have been checked. 1: done, 0: out of memory. */
 int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, const void *states,
                              const void *features, const int32_t *state_rows, int num_rows, const int32_t *logit_rows, int num_logits,
-                             float *logits, void *carried, double *seconds) {
+                             float *logits, void *carried, const Likeliest *likeliest, double *seconds) {
     const Model *m = &d->model;
     const int32_t q = m->heads.num_heads * m->heads.head_dim, qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
     if (!reserve(d, num_rows, layout)) return 0;
@@ -134,6 +134,7 @@ int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *to
         .state_rows = state_rows,
         .carried = carried,
         .logit_rows = logit_rows,
+        .likeliest = likeliest ? *likeliest : (Likeliest){0},
         .num_rows = num_rows,
         .num_logits = num_logits,
         .num_threads = d->num_threads,

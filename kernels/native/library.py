@@ -93,7 +93,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int,
         [
             c_void_p, POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p,
-            c_void_p, c_void_p,
+            c_void_p, c_void_p, c_void_p,
         ],
     ),
     "outrider_decoder_team": (c_void_p, [c_void_p]),

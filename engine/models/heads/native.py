@@ -88,7 +88,7 @@ class NativeHead:
         done = self.library.outrider_decoder_forward(
             self.decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, states.data_ptr(), None,
             None, batch.num_tokens, batch.logit_rows_address, count,
-            logits.data_ptr(), carried.data_ptr(), None,
+            logits.data_ptr(), carried.data_ptr(), None, None,
         )  # fmt: skip
         if not done:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} rows")
