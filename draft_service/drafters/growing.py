@@ -169,9 +169,12 @@ def _grow_chains(
     parents, entries = _chain(num_steps)
     states = torch.cat(steps) if steps else None
     return [
-        Draft(words[i, :n], parents[:n], chances[i, :n], memo=None if states is None else Carried(states, len(counts), 1, i, entries))
+        Draft(
+            words[i, :n], parents[:n], chances[i, :n],
+            memo=None if states is None else Carried(states, len(counts), 1, i, entries),
+        )
         for i, n in enumerate(counts)
-    ]
+    ]  # fmt: skip
 
 
 @lru_cache

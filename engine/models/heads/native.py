@@ -47,8 +47,8 @@ class NativeHead:
             final_norm=self._floats(parts.final_norm), head=_matrix(parts.output), entry=parts.entry,
             residual_normed=parts.residual_normed, carry_normed=parts.carry_normed,
             embedding_norm=self._floats(parts.embedding_norm), state_norm=self._floats(parts.state_norm),
-            join=(CMatrix * 2)(*map(_matrix, parts.joins)), fuse=CMatrix() if parts.fuse is None else _matrix(parts.fuse),
-            fuse_norms=self._floats(parts.fuse_norms),
+            join=(CMatrix * 2)(*map(_matrix, parts.joins)),
+            fuse=CMatrix() if parts.fuse is None else _matrix(parts.fuse), fuse_norms=self._floats(parts.fuse_norms),
             num_fuse_norms=0 if parts.fuse_norms is None else len(parts.fuse_norms),
         )  # fmt: skip
         assert isinstance(parts.output, NativeLinear)
