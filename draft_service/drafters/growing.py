@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from draft_service.drafters.base import Draft
 from draft_service.drafters.expansion import Growth, choose, expand
 from draft_service.drafters.features import one_tensor
-from draft_service.drafters.growing_native import NativeGrower, run_all
+from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import DraftModel, Tip, Tips, on_host
 from draft_service.drafters.paths import Behind
@@ -127,11 +127,11 @@ def _grow_native(
     if isinstance(tips, Tips):
         assert tips.states is not None
         trees.go_on_from((tips.probabilities, tips.tokens, tips.states))
-        run_all(trees, num_steps, check)
+        grower.run(trees, num_steps, check)
     else:
         pieces = [own for behind in tips if (own := behind.features()) is not None]
         found = Tips(*grower.run_first(trees, [behind.words for behind in tips], one_tensor(pieces), num_top))
-        run_all(trees, num_steps, check)
+        grower.run(trees, num_steps, check)
         for row, behind in enumerate(tips):
             behind.done(Tip(found, row))
     drafts: list[Draft] = []

@@ -45,6 +45,16 @@ class NativeGrower:
         assert head is not None
         return trees.run_first(tokens, features if head.fuses else self._runner.fuse(features), num_tips)
 
+    def run(self, trees: GrowingTrees, num_steps: int, check: Callable[[], None] | None) -> None:
+        """All steps in one call; where there is a check, one by one, and that before each but the first."""
+        if check is None:
+            trees.grow(0, num_steps)
+            return
+        for step in range(num_steps):
+            if step:
+                check()
+            trees.grow(step, step + 1)
+
     def _of_shape(self, shape: Shape) -> GrowingTrees:
         """Arrays for trees of a shape; those used last are kept."""
         trees = self._kept.pop(shape, None)
@@ -57,14 +67,3 @@ class NativeGrower:
             del self._kept[next(iter(self._kept))]
         self._kept[shape] = trees
         return trees
-
-
-def run_all(trees: GrowingTrees, num_steps: int, check: Callable[[], None] | None) -> None:
-    """All steps in one call; where there is a check, one by one, and that before each but the first."""
-    if check is None:
-        trees.grow(0, num_steps)
-        return
-    for step in range(num_steps):
-        if step:
-            check()
-        trees.grow(step, step + 1)
