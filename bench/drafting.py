@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,19 +95,24 @@ def build(args: argparse.Namespace, target: Path, algorithm: str, tree: tuple[in
 
 
 class Clock:
-    """Seconds spent in calls of a model's `run`."""
+    """Seconds spent in a model's forward passes: in its `run`, and its grower's."""
 
     def __init__(self, drafter: ModelDrafter[Any]) -> None:
         self.seconds = 0.0
-        self._run = drafter._model.run
-        drafter._model.run = self._timed
+        model = drafter._model
+        model.run = self._timed(model.run)
+        if model.grower is not None:
+            model.grower.run = self._timed(model.grower.run)
 
-    def _timed(self, *args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        try:
-            return self._run(*args, **kwargs)
-        finally:
-            self.seconds += time.perf_counter() - start
+    def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return timed
 
 
 def measure(drafter: ModelDrafter[Any], tree: tuple[int, int, int], algorithm: str, batch: int) -> Row:

@@ -34,14 +34,14 @@ class ProductTeam:
         self.arena = Arena()
         weakref.finalize(self, library.outrider_team_destroy, self.handle)
 
-    def touch(self) -> None:
-        """Has the other threads read all weights into the caches, where they are few enough for that; does not wait.
+    def touch(self, threads: int | None = None) -> None:
+        """Has helpers read all weights into the caches, where they are few enough for that; does not wait.
 
-        No product may be under way.
+        threads: the team whose helpers do, None: this one. Nothing that it does may be under way.
         """
         weights = self.arena.whole
         if weights is not None:
-            self.library.outrider_touch(self.handle, weights.data_ptr(), len(weights))
+            self.library.outrider_touch(threads or self.handle, weights.data_ptr(), len(weights))
 
 
 class NativeLinear:

@@ -165,7 +165,8 @@ class _Ahead:
             prefix_len, num_logits = trunk.rows.num_rows, count
             if is_first and (behind := trunk.start.behind) is not None:
                 words, num_logits = np.concatenate([behind.words, words]), count + 1
-                inputs.append(behind.states())
+                features = behind.features()
+                inputs.append(None if features is None else model.fuse(features))
             inputs.append(states)
             slots = model.cache.append(trunk.rows, len(words))
             segments.append(Segment(trunk.rows.table_row, prefix_len, words, slots, num_logits=num_logits))
@@ -248,7 +249,7 @@ class _Ahead:
         request = self.requests[outcome.request]
         session = request.verifying.session
         return self.grower.plan(
-            outcome.rows, outcome.tip, session.wishes, max_depth=session.max_depth(len(outcome.assumed)),
+            Start(outcome.rows, outcome.tip), session.wishes, max_depth=session.max_depth(len(outcome.assumed)),
             num_nodes=request.num_nodes,
         )  # fmt: skip
 

@@ -131,7 +131,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         for state, first, end in pieces:
             found.append(state.features.rows(first, end))
             state.features.drop(end)
-        return self._model.fuse(one_tensor(found))
+        return one_tensor(found)
 
 
 class EagleDrafter(HeadDrafter[HeadState]):

@@ -1,7 +1,7 @@
 """A tree's candidates while it grows, and its nodes at the end, compiled by numba: EAGLE-2's rules over plain arrays.
 
-For models without C kernels; kernels/native/grow.c has the same rules for heads that have them, and fills the same
-Growth. tests/draft_service/test_native_growth.py holds the two together.
+For models without C kernels; kernels/native/grow.c has the same rules for heads that have them.
+tests/draft_service/test_native_growth.py holds the two together.
 
 The rules are those of kernels.tree_build, whose functions are the reference: each of S steps keeps the K likeliest of
 K * K paths and goes on from them, and at the end the likeliest of all candidates are taken. Candidates are numbered

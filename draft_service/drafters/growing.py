@@ -18,12 +18,18 @@ import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
-from draft_service.drafters.expansion import Chosen, Growth, choose, expand
+from draft_service.drafters.expansion import Growth, choose, expand
+from draft_service.drafters.features import one_tensor
+from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import Sequence
-from draft_service.drafters.models import DraftModel, Tips, on_host
+from draft_service.drafters.models import DraftModel, Tip, Tips, on_host
+from draft_service.drafters.paths import Behind
 from engine.batch import Segment
 from outrider.tree import ROOT
 from outrider.wire import Ids
+
+Check = Callable[[], None]
+"""Called before each step; what it raises ends the work."""
 
 
 def slots_needed(num_steps: int, topk: int) -> int:
@@ -40,27 +46,29 @@ def most_nodes(num_steps: int, topk: int) -> int:
 class Carried:
     """What a head gave out of one tree's rows: the states that rows below them go on from.
 
-    steps: of each step [B * width, hidden], but the roots' [B, hidden] first; entries: int32 [n], of each node, -1
-    where it was not run.
+    states: [B + B * width * steps, hidden]: the roots', then those of each step's entries, tree by tree; entries: int32
+    [n], of each node, -1 where it was not run.
     """
 
-    steps: Many[torch.Tensor]
+    states: torch.Tensor
+    batch: int
     width: int
     index: int  # of the B trees that grew together
     entries: Ids
 
     def rows(self, nodes: Many[int]) -> torch.Tensor | None:
         """States [len(nodes), hidden] of nodes, -1 the root; None where one was not run."""
-        found: list[torch.Tensor] = []
+        found: list[int] = []
         for node in nodes:
             if node == ROOT:
-                found.append(self.steps[0][self.index])
+                found.append(self.index)
                 continue
             entry = int(self.entries[node])
             if entry < 0:
                 return None
-            found.append(self.steps[1 + entry // self.width][self.index * self.width + entry % self.width])
-        return torch.stack(found)
+            step, place = divmod(entry, self.width)
+            found.append(self.batch + (step * self.batch + self.index) * self.width + place)
+        return self.states[found]
 
 
 class _States:
@@ -68,9 +76,9 @@ class _States:
 
     def __init__(self, roots: torch.Tensor, num_steps: int, topk: int) -> None:
         batch, self._topk = len(roots), topk
-        self._sizes = [batch] + [batch * topk] * (num_steps - 2)
-        self._rows = roots.new_empty((sum(self._sizes), roots.shape[1]))
-        self._rows[:batch] = self._last = roots
+        self._sizes = [batch] + [batch * topk] * (num_steps - 1)
+        self.rows = roots.new_empty((sum(self._sizes), roots.shape[1]))
+        self.rows[:batch] = roots
         self._each = np.arange(batch)[:, None]
         self._above = np.empty((batch, topk * (num_steps - 1)), np.int32)  # of each entry, its parent's row
 
@@ -78,58 +86,65 @@ class _States:
         """[B * step * K, hidden]: what all entries up to `step`'s go on from; parents: of those of `step`."""
         end, width = step * self._topk, 1 if step == 1 else self._topk
         self._above[:, end - self._topk : end] = parents + width * self._each + sum(self._sizes[: step - 1])
-        return self._rows.index_select(0, torch.from_numpy(self._above[:, :end].reshape(-1)).to(self._rows.device))
+        return self.rows.index_select(0, torch.from_numpy(self._above[:, :end].reshape(-1)).to(self.rows.device))
 
     def add(self, states: torch.Tensor, step: int) -> None:
-        """Takes in what the newest entries gave; from the last ones nothing grows here."""
-        if step == len(self._sizes):
-            self._last = states
-            return
+        """Takes in what the newest entries gave."""
         first = sum(self._sizes[:step])
-        self._rows[first : first + self._sizes[step]] = states
-
-    def steps(self) -> Many[torch.Tensor]:
-        """By step, the roots' first."""
-        return [*self._rows.split(self._sizes), self._last]
+        self.rows[first : first + self._sizes[step]] = states
 
 
 def grow(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips, *, num_steps: int, topk: int, num_nodes: Many[int],
-    check: Callable[[], None] = lambda: None,
+    model: DraftModel, sequences: Many[Sequence], tips: Tips | Many[Behind], *, num_steps: int, topk: int,
+    num_nodes: Many[int], num_top: int = 1, check: Check | None = None,
 ) -> list[Draft]:  # fmt: skip
     """A tree of at most num_nodes[i] nodes below each sequence's last row, its likeliest ones.
 
-    `tips` are the last rows'. There must be slots_needed() free slots for each. The sequences are left as they were.
-    check: called before each step; what it raises ends the work.
+    `tips` are the last rows'; of a model with a grower, its newest rows can be Behind, and are run too. There must be
+    slots_needed() free slots for each. The sequences are left as they were. check: called before each step; what it
+    raises ends the work.
     """
-    run = _grow_chains if topk == 1 else _grow_trees
-    if model.grower is not None:
-        run = _grow_native
     count = slots_needed(num_steps, topk)
     slots = model.cache.scratch(len(sequences) * count).reshape(len(sequences), count)
     counts = [min(wanted, most_nodes(num_steps, topk)) for wanted in num_nodes]
     try:
+        if model.grower is not None:
+            return _grow_native(model, model.grower, sequences, tips, slots, num_steps, topk, counts, num_top, check)
+        run = _grow_chains if topk == 1 else _grow_trees
+        assert isinstance(tips, Tips)
         return run(model, sequences, tips, slots, num_steps, topk, counts, check)
     finally:
         model.cache.release(slots.reshape(-1))
 
 
 def _grow_native(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
-    counts: list[int], check: Callable[[], None],
+    model: DraftModel, grower: NativeGrower, sequences: Many[Sequence], tips: Tips | Many[Behind],
+    slots: NDArray[np.int32], num_steps: int, topk: int, counts: list[int], num_top: int, check: Check | None,
 ) -> list[Draft]:  # fmt: skip
-    assert model.grower is not None
-    assert tips.states is not None
-    chosen, steps = model.grower.grow(
-        sequences, (tips.probabilities, tips.tokens, tips.states), slots, num_steps=num_steps, topk=topk,
-        counts=counts, num_drafted=model.num_drafted, check=check,
+    trees = grower.begin(
+        sequences, slots, num_steps=num_steps, topk=topk, counts=counts, num_drafted=model.num_drafted
     )  # fmt: skip
-    return _drafts(chosen, steps, topk, counts)
+    if isinstance(tips, Tips):
+        assert tips.states is not None
+        trees.go_on_from((tips.probabilities, tips.tokens, tips.states))
+        grower.run(trees, num_steps, check)
+    else:
+        pieces = [own for behind in tips if (own := behind.features()) is not None]
+        found = Tips(*grower.run_first(trees, [behind.words for behind in tips], one_tensor(pieces), num_top))
+        grower.run(trees, num_steps, check)
+        for row, behind in enumerate(tips):
+            behind.done(Tip(found, row))
+    drafts: list[Draft] = []
+    for index, n in enumerate(counts):
+        tokens, parents, entries = trees.nodes[:, index, :n].copy()
+        memo = Carried(trees.carried, len(counts), topk, index, entries)
+        drafts.append(Draft(tokens, parents, trees.chances[index, :n].copy(), memo=memo))
+    return drafts
 
 
 def _grow_chains(
     model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
-    counts: list[int], check: Callable[[], None],
+    counts: list[int], check: Check | None,
 ) -> list[Draft]:  # fmt: skip
     lengths = [sequence.num_rows for sequence in sequences]
     for sequence, own in zip(sequences, slots, strict=True):
@@ -139,7 +154,8 @@ def _grow_chains(
     steps: list[torch.Tensor] = []
     for step in range(num_steps):
         if step:
-            check()
+            if check is not None:
+                check()
             segments = [
                 Segment(sequence.table_row, length + step - 1, words[i, step - 1 : step], slots[i, step - 1 : step])
                 for i, (sequence, length) in enumerate(zip(sequences, lengths, strict=True))
@@ -151,10 +167,14 @@ def _grow_chains(
             steps.append(tips.states)
     np.cumprod(np.fmax(chances, 0.0, out=chances), axis=1, out=chances)  # fmax: NaN counts as 0
     parents, entries = _chain(num_steps)
+    states = torch.cat(steps) if steps else None
     return [
-        Draft(words[i, :n], parents[:n], chances[i, :n], memo=Carried(steps, 1, i, entries) if steps else None)
+        Draft(
+            words[i, :n], parents[:n], chances[i, :n],
+            memo=None if states is None else Carried(states, len(counts), 1, i, entries),
+        )
         for i, n in enumerate(counts)
-    ]
+    ]  # fmt: skip
 
 
 @lru_cache
@@ -168,7 +188,7 @@ def _chain(num_steps: int) -> tuple[Ids, Ids]:
 
 def _grow_trees(
     model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
-    counts: list[int], check: Callable[[], None],
+    counts: list[int], check: Check | None,
 ) -> list[Draft]:  # fmt: skip
     batch = len(sequences)
     growth = Growth.empty(batch, num_steps, topk)
@@ -176,7 +196,8 @@ def _grow_trees(
     _expand(growth, 0, topk, tips, batch)
     states = None if tips.states is None else _States(tips.states, num_steps, topk)
     for step in range(1, num_steps):
-        check()
+        if check is not None:
+            check()
         end = step * topk
         segments = [
             Segment(
@@ -190,15 +211,11 @@ def _grow_trees(
         _expand(growth, step, topk, found, batch)
         if states is not None and found.states is not None:
             states.add(found.states, step)
-    return _drafts(choose(growth, topk, counts), None if states is None else states.steps(), topk, counts)
-
-
-def _drafts(chosen: Chosen, steps: Many[torch.Tensor] | None, topk: int, counts: list[int]) -> list[Draft]:
-    """steps: as Carried has them; None for a language model."""
+    chosen = choose(growth, topk, counts)
     return [
         Draft(
             chosen.tokens[i, :n], chosen.parents[i, :n], chosen.probabilities[i, :n],
-            memo=Carried(steps, topk, i, chosen.entries[i, :n]) if steps else None,
+            memo=None if states is None else Carried(states.rows, batch, topk, i, chosen.entries[i, :n]),
         )
         for i, n in enumerate(counts)
     ]  # fmt: skip

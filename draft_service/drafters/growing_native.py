@@ -1,4 +1,4 @@
-"""Growing draft trees by the C kernels: what growing.py does, where a head's step is one call of theirs."""
+"""Growing draft trees by the C kernels: what growing.py does, where all of a head's trees are one call of theirs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draft_service.drafters.expansion import Chosen, Growth, choose
 from draft_service.drafters.kv import Sequence
-from engine.models.heads.native import NativeHead
-from engine.models.heads.trees import GrowingTrees
+from engine.models.heads.runner import HeadRunner
+from engine.models.heads.trees import GrowingTrees, Tips
+from outrider.wire import Ids
 
 _SHAPES_KEPT = 16
 
@@ -21,38 +21,49 @@ Shape = tuple[int, int, int]
 
 
 class NativeGrower:
-    """Trees on one head. names: the target's ids of the head's own, int64, where they differ."""
+    """Trees on a runner's native head. num_read: tokens that it has an embedding of."""
 
-    def __init__(self, head: NativeHead, slot_table: NDArray[np.int32], *, names: torch.Tensor | None, num_read: int):
-        self._head, self._slot_table, self._names, self._num_read = head, slot_table, names, num_read
-        self._kept: dict[Shape, tuple[Growth, GrowingTrees]] = {}
+    def __init__(self, runner: HeadRunner, *, num_read: int) -> None:
+        self._runner, self._num_read = runner, num_read
+        self._kept: dict[Shape, GrowingTrees] = {}
 
-    def grow(
-        self, sequences: Many[Sequence], tips: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        slots: NDArray[np.int32], *, num_steps: int, topk: int, counts: list[int], num_drafted: int,
-        check: Callable[[], None],
-    ) -> tuple[Chosen, list[torch.Tensor]]:  # fmt: skip
-        """The chosen nodes, and the states carried by step. check: called before each step; what it raises ends it."""
-        growth, trees = self._of_shape((len(sequences), num_steps, topk))
-        if topk == 1:  # a chain's rows are its sequence's while it grows
-            for sequence, own in zip(sequences, slots, strict=True):
-                self._slot_table[sequence.table_row, sequence.num_rows : sequence.num_rows + len(own)] = own
+    def begin(
+        self, sequences: Many[Sequence], slots: NDArray[np.int32], *, num_steps: int, topk: int, counts: list[int],
+        num_drafted: int,
+    ) -> GrowingTrees:  # fmt: skip
+        """Trees of so many nodes below sequences; `go_on_from` or `run_first` follows."""
+        trees = self._of_shape((len(sequences), num_steps, topk))
         trees.begin(
-            tips, self._slot_table, [s.table_row for s in sequences], [s.num_rows for s in sequences], slots,
-            names=self._names, num_drafted=num_drafted, num_read=self._num_read,
+            [s.table_row for s in sequences], [s.num_rows for s in sequences], counts, slots, num_drafted=num_drafted,
+            num_read=self._num_read,
         )  # fmt: skip
-        for step in range(1, num_steps):
-            check()
-            trees.step(step)
-        return choose(growth, topk, counts), trees.states()
+        return trees
 
-    def _of_shape(self, shape: Shape) -> tuple[Growth, GrowingTrees]:
+    def run_first(self, trees: GrowingTrees, tokens: Many[Ids], features: torch.Tensor, num_tips: int) -> Tips:
+        """See GrowingTrees; from features in any case."""
+        head = self._runner.native
+        assert head is not None
+        return trees.run_first(tokens, features if head.fuses else self._runner.fuse(features), num_tips)
+
+    def run(self, trees: GrowingTrees, num_steps: int, check: Callable[[], None] | None) -> None:
+        """All steps in one call; where there is a check, one by one, and that before each but the first."""
+        if check is None:
+            trees.grow(0, num_steps)
+            return
+        for step in range(num_steps):
+            if step:
+                check()
+            trees.grow(step, step + 1)
+
+    def _of_shape(self, shape: Shape) -> GrowingTrees:
         """Arrays for trees of a shape; those used last are kept."""
-        found = self._kept.pop(shape, None)
-        if found is None:
-            growth = Growth.empty(*shape)
-            found = growth, GrowingTrees(self._head, *shape, growth._asdict())
+        trees = self._kept.pop(shape, None)
+        if trees is None:
+            assert self._runner.native is not None
+            trees = GrowingTrees(
+                self._runner.native, *shape, slot_table=self._runner.slot_table, names=self._runner.head.tokens
+            )
         if len(self._kept) >= _SHAPES_KEPT:
             del self._kept[next(iter(self._kept))]
-        self._kept[shape] = found
-        return found
+        self._kept[shape] = trees
+        return trees

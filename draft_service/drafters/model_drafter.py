@@ -103,7 +103,8 @@ class ModelDrafter(ABC, Generic[StateT]):
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A tree for each; none for a session that is not caught up, or has no room left."""
         with self._lock, torch.inference_mode():
-            self._catch_up([s for request in requests if (s := self._served.get(request.session)) is not None])
+            states = [s for request in requests if (s := self._served.get(request.session)) is not None]
+            self._catch_up([state for state in states if not self._runs_with_its_tree(state)])
             return self._trees(requests)
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
@@ -176,7 +177,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     @abstractmethod
     def _inputs(self, pieces: Sequence[tuple[StateT, int, int]]) -> torch.Tensor | None:
-        """States of the rows (state, first, end), one piece behind another; they are not asked for again."""
+        """The target's rows (state, first, end), one piece behind another; they are not asked for again."""
 
     # ---- sessions
 
@@ -221,7 +222,9 @@ class ModelDrafter(ABC, Generic[StateT]):
             most -= end - first
         if not pieces:
             return 0
-        tips = self._model.run(segments, self._inputs(pieces), self._grower.num_top)
+        features = self._inputs(pieces)
+        states_of_rows = None if features is None else self._model.fuse(features)
+        tips = self._model.run(segments, states_of_rows, self._grower.num_top)
         whole = [state for state, _, end in pieces if end == self._num_committed(state)]
         for index, state in enumerate(whole):
             state.tip = Tip(tips, index)
@@ -233,23 +236,26 @@ class ModelDrafter(ABC, Generic[StateT]):
         drafts = [Draft()] * len(requests)
         wanted: dict[int, Wanted] = {}
         for index, request in enumerate(requests):
-            state = self._served.get(request.session)
-            if state is not None and state.tip is not None:
-                session = request.session
-                tree = self._grower.plan(
-                    state.rows, state.tip, session.wishes, max_depth=session.max_depth(), num_nodes=request.num_nodes
-                )
-                if tree is not None and self._has_room(session, tree):
-                    wanted[index] = tree
+            state, session = self._served.get(request.session), request.session
+            if state is None or (state.tip is None and not self._runs_with_its_tree(state)):
+                continue
+            tree = self._grower.plan(
+                self._start_of(state), session.wishes, max_depth=session.max_depth(), num_nodes=request.num_nodes
+            )
+            if tree is not None and self._has_room(session, tree):
+                if tree.start.num_behind:
+                    self._model.cache.append(state.rows, tree.start.num_behind)
+                wanted[index] = tree
         for index, draft in zip(wanted, self._grower.grow(list(wanted.values())), strict=True):
             drafts[index] = draft
         return drafts
 
     def _has_room(self, session: Session, tree: Wanted) -> bool:
         """Whether the pool can hold a tree while it grows; if not, the session makes room for the others."""
-        if tree.slots <= self._model.cache.num_free:
+        slots = tree.slots + tree.start.num_behind
+        if slots <= self._model.cache.num_free:
             return True
-        detail = f"{tree.slots} slots for a tree, {self._model.cache.num_free} free in the drafter's pool"
+        detail = f"{slots} slots for a tree, {self._model.cache.num_free} free in the drafter's pool"
         self._served.give_up(session, verify_pb2.RELEASE_REASON_CAPACITY, detail)
         return False
 
@@ -263,13 +269,20 @@ class ModelDrafter(ABC, Generic[StateT]):
         end = self._num_committed(state)
         return 0 < end - state.rows.num_rows <= MAX_ROWS_BESIDE and self._num_runnable(state) == end
 
+    def _runs_with_its_tree(self, state: StateT) -> bool:
+        """Whether what a session is behind with is run in the call that grows its tree."""
+        fits = self._num_committed(state) <= self._model.cache.max_len
+        return self._model.grower is not None and fits and self._is_near(state)
+
     def _start(self, state: StateT | None) -> Start | None:
-        if state is None or state.session not in self._served:
+        if state is None or state.session not in self._served or (state.tip is None and not self._is_near(state)):
             return None
+        return self._start_of(state)
+
+    def _start_of(self, state: StateT) -> Start:
+        """Of one that is caught up, or near."""
         if state.tip is not None:
             return Start(state.rows, state.tip)
-        if not self._is_near(state):
-            return None
         first, end = state.rows.num_rows, self._num_committed(state)
 
         def done(tip: Tip) -> None:

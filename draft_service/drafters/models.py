@@ -165,9 +165,7 @@ class HeadModel:
         self._likeliest = _likeliest_on(runner.head.device)
         self.grower = None
         if runner.native is not None:
-            self.grower = NativeGrower(
-                runner.native, runner.slot_table, names=runner.head.tokens, num_read=self.num_read
-            )  # fmt: skip
+            self.grower = NativeGrower(runner, num_read=self.num_read)
 
     @property
     def num_read(self) -> int:

@@ -17,11 +17,11 @@ from outrider.wire import Ids
 class Behind:
     """A session's newest committed tokens, whose rows were not run: int32 [n].
 
-    states: gives what a head's rows go on from, [n, hidden], once; done: told the last row's tip.
+    features: gives the target's rows that a head goes on from, [n, width], once; done: told the last row's tip.
     """
 
     words: Ids
-    states: Callable[[], torch.Tensor | None]
+    features: Callable[[], torch.Tensor | None]
     done: Callable[[Tip], None]
 
 

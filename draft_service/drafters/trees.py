@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from draft_service.drafters.base import Draft
-from draft_service.drafters.growing import grow, slots_needed
-from draft_service.drafters.kv import Sequence
-from draft_service.drafters.models import DraftModel, Tip, Tips
+from draft_service.drafters.growing import Check, grow, slots_needed
+from draft_service.drafters.models import DraftModel, Tips
+from draft_service.drafters.paths import Start
 from draft_service.drafters.shape import TreeShape
 from draft_service.session import Wishes
 
@@ -20,10 +19,9 @@ NUM_TOP = 16
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A tree of at most `num_nodes` nodes below a sequence's last row."""
+    """A tree of at most `num_nodes` nodes from where a sequence stands."""
 
-    rows: Sequence
-    tip: Tip
+    start: Start
     num_steps: int
     topk: int
     num_nodes: int
@@ -43,11 +41,12 @@ class TreeGrower:
         self.num_top = max(NUM_TOP, shape.topk)
 
     def plan(
-        self, rows: Sequence, tip: Tip, wishes: Wishes, *, max_depth: int, num_nodes: int
+        self, start: Start, wishes: Wishes, *, max_depth: int, num_nodes: int
     ) -> Wanted | None:  # fmt: skip
         """The tree to grow; None where none is wanted or none fits the model's context."""
-        num_steps, topk = self.steps(rows.num_rows, wishes, max_depth=max_depth, num_nodes=num_nodes)
-        return Wanted(rows, tip, num_steps, topk, num_nodes) if min(num_steps, topk) > 0 else None
+        num_rows = start.rows.num_rows + start.num_behind
+        num_steps, topk = self.steps(num_rows, wishes, max_depth=max_depth, num_nodes=num_nodes)
+        return Wanted(start, num_steps, topk, num_nodes) if min(num_steps, topk) > 0 else None
 
     def steps(self, num_rows: int, wishes: Wishes, *, max_depth: int, num_nodes: int) -> tuple[int, int]:
         """Steps and branches of a tree below so many rows; steps at most 0: none."""
@@ -56,21 +55,24 @@ class TreeGrower:
         num_steps = min(wishes.num_steps or self.shape.num_steps, max_depth, num_nodes, room)
         return num_steps, min(wishes.topk or self.shape.topk, self.num_top, self.model.num_drafted)
 
-    def grow(self, trees: Many[Wanted], check: Callable[[], None] = lambda: None) -> list[Draft]:
+    def grow(self, trees: Many[Wanted], check: Check | None = None) -> list[Draft]:
         """A draft for each, in order. The pool must hold any one of them; as many as it holds grow together.
 
         check: called before each of the model's steps; what it raises ends the work, and nothing stays taken.
         """
         drafts = [Draft()] * len(trees)
-        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        groups: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
         for index, tree in enumerate(trees):
-            groups[tree.num_steps, tree.topk].append(index)
-        for (num_steps, topk), members in groups.items():
+            groups[tree.num_steps, tree.topk, tree.start.tip is None].append(index)
+        for (num_steps, topk, _), members in groups.items():
             for part in self._parts(members, slots_needed(num_steps, topk)):
+                starts = [trees[index].start for index in part]
+                tips = [start.tip for start in starts if start.tip is not None]
                 grown = grow(
-                    self.model, [trees[index].rows for index in part], Tips.joined([trees[i].tip for i in part]),
+                    self.model, [start.rows for start in starts],
+                    Tips.joined(tips) if tips else [start.behind for start in starts if start.behind is not None],
                     num_steps=num_steps, topk=topk, num_nodes=[trees[index].num_nodes for index in part],
-                    check=check,
+                    num_top=min(self.num_top, self.model.num_drafted), check=check,
                 )  # fmt: skip
                 for index, draft in zip(part, grown, strict=True):
                     drafts[index] = draft

@@ -93,8 +93,8 @@ class NativeLlama:
     def _forward(self, batch: Batch, seconds: int | None) -> torch.Tensor:
         logits = torch.empty((len(batch.logit_rows), self._num_outputs))
         done = self._library.outrider_decoder_forward(
-            self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, None, None,
-            batch.num_tokens, batch.logit_rows_address, len(batch.logit_rows), logits.data_ptr(), None, seconds,
+            self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, None, None, None,
+            batch.num_tokens, batch.logit_rows_address, len(batch.logit_rows), logits.data_ptr(), None, None, seconds,
         )  # fmt: skip
         if not done:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")

@@ -30,6 +30,9 @@ typedef struct {
     const uint8_t *masks;
     const int64_t *mask_starts;
     int32_t table_width, num_segments;
+    /* By segment: rows that were run before and are keys only, first_run[s]..: they follow all others in slots and
+     * positions, and come before the segment's own in its mask, [num_rows][num_run + num_rows]. NULL: none. */
+    const int32_t *first_run, *num_run;
 } Layout;
 
 /* A layer's keys and values, [slots, num_kv_heads, head_dim]. */

@@ -23,10 +23,14 @@
 /* ---- Memory */
 
 /* A chunk's keys: at most CHUNK of the prefix, and rows of the segment, several of which may share a position. */
+static int num_run(const Layout *layout, int segment) { return layout->num_run ? layout->num_run[segment] : 0; }
+
 static int64_t most_keys(const Layout *layout) {
     int rows = 0;
-    for (int s = 0; s < layout->num_segments; s++)
-        if (layout->num_rows[s] > rows) rows = layout->num_rows[s];
+    for (int s = 0; s < layout->num_segments; s++) {
+        const int all = layout->num_rows[s] + num_run(layout, s);
+        if (all > rows) rows = all;
+    }
     return CHUNK + rows + LOT;
 }
 
@@ -66,15 +70,15 @@ void load_queries(Block *b, Rows qkv) {
 
 /* ---- Which keys */
 
-/* Lanes whose row sees row `key` of the segment. */
+/* Lanes whose row sees row `key` of the segment; those run before have numbers below 0. */
 static unsigned lanes_seeing(const Block *b, int key) {
     const Layout *layout = b->layout;
     int64_t start = layout->mask_starts[b->segment];
-    int count = layout->num_rows[b->segment];
+    const int run = num_run(layout, b->segment), count = run + layout->num_rows[b->segment];
     if (start < 0 && key <= b->rows[0]) return 0xffff;
     unsigned bits = 0;
     for (int l = 0; l < b->num_lanes; l++) {
-        int sees = start < 0 ? b->rows[l] >= key : layout->masks[start + (int64_t)b->rows[l] * count + key];
+        int sees = start < 0 ? b->rows[l] >= key : layout->masks[start + (int64_t)b->rows[l] * count + run + key];
         bits |= (unsigned)(sees != 0) << l;
     }
     return bits;
@@ -117,11 +121,13 @@ static int list_keys(Block *b, int chunk) {
         const int first = layout->first_rows[s];
         int rows = layout->num_rows[s];
         if (layout->mask_starts[s] < 0 && b->rows[LANES - 1] + 1 < rows) rows = b->rows[LANES - 1] + 1;
-        for (int row = 0; row < rows; row++) {
-            if (layout->positions[first + row] / CHUNK != chunk) continue;
-            unsigned bits = lanes_seeing(b, row) & lanes_near(b, layout->positions[first + row]);
+        const int run = num_run(layout, s);
+        for (int row = -run; row < rows; row++) {
+            const int at = row < 0 ? layout->first_run[s] + run + row : first + row;
+            if (layout->positions[at] / CHUNK != chunk) continue;
+            unsigned bits = lanes_seeing(b, row) & lanes_near(b, layout->positions[at]);
             if (!bits) continue;
-            b->slots[count] = layout->slots[first + row];
+            b->slots[count] = layout->slots[at];
             b->sees[count++] = (uint16_t)bits;
         }
     }

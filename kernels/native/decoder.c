@@ -2,18 +2,11 @@
 
 #include <time.h>
 
-#include "rows.h"
+#include "enter.h"
 
 /* ---- Row tasks */
 
-static int block_rows(const Step *s) {
-    int rows = (s->num_rows + s->num_threads - 1) / s->num_threads;
-    return rows > ROW_BLOCK ? ROW_BLOCK : rows;
-}
 static int row_tasks(const Step *s) { return (s->num_rows + block_rows(s) - 1) / block_rows(s); }
-
-#define FOR_ROWS_OF(task, s) \
-    for (int row = (task) * block_rows(s); row < ((task) + 1) * block_rows(s) && row < (s)->num_rows; row++)
 
 static void keep_feature(const Step *s, int row, Rows from, int place) {
     const Model *m = s->model;
@@ -23,84 +16,9 @@ static void keep_feature(const Step *s, int row, Rows from, int place) {
         store_as(m->heads.wide, m->features, target + i, load_as(from.wide, from.data, source + i));
 }
 
-static float *row_of(Rows rows, int row) { return (float *)rows.data + (int64_t)row * rows.width; }
-
-static int is_quantised(const Matrix *w) { return w->format > FP32; }
-
-/* A row that `w` is to multiply, coded as it wants it. */
-static void code_for(const Step *s, const Matrix *w, Rows rows, int width, int row) {
-    if (is_quantised(w)) code_row(row_of(rows, row), width, w->format, s->codes, row);
-}
-
 static void keep_entering(const Step *s, int row) {
     for (int i = 0; i < s->model->num_aux; i++)
         if (s->model->aux_layers[i] == s->layer) keep_feature(s, row, s->x, i);
-}
-
-static void read_token(const Step *s, int row, float *to) {
-    const Model *m = s->model;
-    const int64_t start = (int64_t)s->tokens[row] * m->hidden;
-    for (int i = 0; i < m->hidden; i += LANES) store(to + i, load_as(m->wide_embedding, m->embedding, start + i));
-}
-
-static void read_state(const Step *s, int row, float *to) {
-    const Model *m = s->model;
-    const int64_t start = (int64_t)(s->state_rows ? s->state_rows[row] : row) * m->hidden;
-    for (int i = 0; i < m->hidden; i += LANES) store(to + i, load_as(m->heads.wide, s->states, start + i));
-}
-
-static void embed(const void *context, int task, int thread) {
-    const Step *s = context;
-    (void)thread;
-    FOR_ROWS_OF(task, s) read_token(s, row, row_of(s->x, row));
-}
-
-/* Part number `place` of the row, `width` wide, that a head's first matrix reads. */
-static void enter_part(const Step *s, const float *norm, const float *part, int width, int row, int place) {
-    const Model *m = s->model;
-    const Rows to = {(char *)s->normed.data + (int64_t)place * m->hidden * (s->normed.wide ? 4 : 2), width,
-                     s->normed.wide};
-    norm_row(part, norm, m->heads.eps, m->hidden, to, row);
-}
-
-/* [embedding, state], for the matrix that joins them or for the first layer's q, k and v. */
-static void enter_pair(const void *context, int task, int thread) {
-    const Step *s = context;
-    const Model *m = s->model;
-    const Matrix *reader = m->entry == PAIR ? &m->join[0] : &m->layers[0].qkv;
-    const Rows pair = {s->normed.data, 2 * m->hidden, s->normed.wide};
-    (void)thread;
-    FOR_ROWS_OF(task, s) {
-        float *x = row_of(s->x, row);
-        read_token(s, row, x);
-        enter_part(s, m->embedding_norm, x, pair.width, row, 0);
-        read_state(s, row, x);
-        enter_part(s, m->state_norm, x, pair.width, row, 1);
-        if (m->residual_normed) norm_row(x, m->state_norm, m->heads.eps, m->hidden, s->x, row);
-        code_for(s, reader, pair, pair.width, row);
-    }
-}
-
-static void enter_token(const void *context, int task, int thread) {
-    const Step *s = context;
-    (void)thread;
-    FOR_ROWS_OF(task, s) {
-        read_token(s, row, row_of(s->x, row));
-        enter_part(s, NULL, row_of(s->x, row), s->model->hidden, row, 0);
-        code_for(s, &s->model->join[0], s->normed, s->model->hidden, row);
-    }
-}
-
-/* The rows' places in x are taken already; the room of q, k and v is free. */
-static void enter_state(const void *context, int task, int thread) {
-    const Step *s = context;
-    const Rows states = {s->qkv.data, s->model->hidden, 1};
-    (void)thread;
-    FOR_ROWS_OF(task, s) {
-        read_state(s, row, row_of(states, row));
-        enter_part(s, NULL, row_of(states, row), s->model->hidden, row, 0);
-        code_for(s, &s->model->join[1], s->normed, s->model->hidden, row);
-    }
 }
 
 static void enter_layer(const void *context, int task, int thread) {
@@ -182,34 +100,12 @@ static void code_gated(const void *context, int task, int thread) {
 
 /* ---- Products and attention */
 
-static void multiply(const Step *s, const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, int tile) {
-    if (is_quantised(w))
-        quantized_tile(w, s->codes, y, num_rows, finish, tile);
-    else
-        linear_tile(w, x, y, num_rows, finish, tile);
-}
-
-static void join_first(const void *context, int task, int thread) {
-    const Step *s = context;
-    const Matrix *w = &s->model->join[0];
-    (void)thread;
-    multiply(s, w, (Rows){s->normed.data, w->k, s->normed.wide}, s->x, s->num_rows, PLAIN, task);
-}
-
-static void join_second(const void *context, int task, int thread) {
-    const Step *s = context;
-    (void)thread;
-    multiply(s, &s->model->join[1], s->normed, s->x, s->num_rows, ADD, task);
-}
-
 static void project_qkv(const void *context, int task, int thread) {
     const Step *s = context;
     const Matrix *w = &s->model->layers[s->layer].qkv;
     (void)thread;
     multiply(s, w, (Rows){s->normed.data, w->k, s->normed.wide}, s->qkv, s->num_rows, PLAIN, task);
 }
-
-static void *scratch_of(const Step *s, int thread) { return s->scratch + thread * s->scratch_bytes; }
 
 static void mix(const void *context, int task, int thread) {
     const Step *s = context;
@@ -256,6 +152,14 @@ static void project_head(const void *context, int task, int thread) {
     multiply(s, &s->model->head, s->normed, s->logits, s->num_logits, PLAIN, task);
 }
 
+static void find_likeliest(const void *context, int task, int thread) {
+    const Step *s = context;
+    const Likeliest *l = &s->likeliest;
+    (void)thread;
+    outrider_likeliest(row_of(s->logits, task), s->logits.width, 1, l->width, l->num_top,
+                       l->probabilities + (int64_t)task * l->num_top, l->ids + (int64_t)task * l->num_top);
+}
+
 /* ---- The step */
 
 static double now(void) {
@@ -279,6 +183,10 @@ void decoder_forward(const void *context, Worker *worker) {
 #define PHASE(part, task, count) \
     if (!timed_phase(worker, &step, part, task, count)) return
     step.layer = 0;
+    if (step.features) {
+        PHASE(NORMS, enter_features, rows);
+        PHASE(QKV, fuse, tiles(&m->fuse));
+    }
     if (m->entry == PAIR || m->entry == BESIDE) PHASE(NORMS, enter_pair, rows);
     if (m->entry == APART) PHASE(NORMS, enter_token, rows);
     if (m->entry == PAIR || m->entry == APART) PHASE(QKV, join_first, tiles(&m->join[0]));
@@ -308,6 +216,7 @@ void decoder_forward(const void *context, Worker *worker) {
     if (step.num_logits) {
         PHASE(NORMS, norm_final, step.num_logits);
         PHASE(HEAD, project_head, tiles(&m->head));
+        if (step.likeliest.num_top) PHASE(HEAD, find_likeliest, step.num_logits);
     }
 #undef PHASE
 }

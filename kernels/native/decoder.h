@@ -4,14 +4,16 @@
 #define OUTRIDER_DECODER_H
 
 #include "attention.h"
+#include "likeliest.h"
 #include "quantized.h"
+#include "rows.h"
 #include "team.h"
 
 /* Rows of one task at most. A few rows are one task for each thread: handing out more costs more than the work. */
 #define ROW_BLOCK 16
 
 #define PHASES_PER_LAYER 11
-#define OTHER_PHASES 7
+#define OTHER_PHASES 10
 
 /* What the first layer reads of a row. A draft head's rows bring a state beside their token. */
 typedef enum {
@@ -43,9 +45,11 @@ typedef struct {
     void *features; /* [slots, feature_width], of the pool's type; or NULL */
     int32_t entry;
     int32_t residual_normed, carry_normed; /* BESIDE: the state enters normed; rows are carried on after final_norm */
-    int32_t reserved;
+    int32_t num_fuse_norms;
     const float *embedding_norm, *state_norm; /* of PAIR and BESIDE; NULL: as they are */
     Matrix join[2];
+    Matrix fuse; /* of a head: makes states of the target's features, after norms of their parts; no data: none */
+    const float *fuse_norms;
 } Model;
 
 /* What a step's time is told apart by; kernels/native/library.py names them. */
@@ -56,8 +60,10 @@ typedef struct {
     Layout layout;
     const int32_t *tokens, *logit_rows;
     const void *states;        /* [any number, hidden], of the pool's type; of a head */
+    const void *features;      /* [num_rows, fuse.k], likewise: what the rows' states are made of; NULL: states */
     const int32_t *state_rows; /* [num_rows]: which of them each row goes on from; NULL: in order */
     void *carried;             /* [num_logits, hidden], likewise: what rows that follow go on from */
+    Likeliest likeliest; /* of the logits; num_top 0: not asked for */
     int32_t num_rows, num_logits, num_threads, layer;
     int32_t num_blocks, num_pieces; /* of attention; no pieces: whole blocks */
     const Piece *pieces;

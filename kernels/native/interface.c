@@ -35,7 +35,9 @@ static int reserve(Decoder *d, int num_rows, const Layout *layout) {
     if (num_rows > d->max_rows) {
         int64_t rows = (num_rows + ROW_BLOCK - 1) / ROW_BLOCK * ROW_BLOCK, q = m->heads.num_heads * m->heads.head_dim;
         int64_t qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
-        int64_t entering = m->entry == TOKEN ? m->hidden : 2 * m->hidden, widest = entering > q ? entering : q;
+        int64_t entering = m->entry == TOKEN ? m->hidden : 2 * m->hidden;
+        if (m->fuse.k > entering) entering = m->fuse.k;
+        int64_t widest = entering > q ? entering : q;
         d->max_rows = 0;
         d->x = grow(d->x, 4 * rows * m->hidden);
         d->qkv = grow(d->qkv, 4 * rows * (qkv > m->hidden ? qkv : m->hidden));
@@ -52,7 +54,8 @@ static int reserve(Decoder *d, int num_rows, const Layout *layout) {
         if (!d->x || !d->qkv || !d->normed || !d->mixed || !d->gated || !d->gates) return 0;
         d->max_rows = (int)rows;
     }
-    int64_t scratch = (attention_scratch_bytes(&m->heads, layout) + 127) / 128 * 128;
+    const int64_t of_features = 4 * (int64_t)m->fuse.k, of_attention = attention_scratch_bytes(&m->heads, layout);
+    const int64_t scratch = ((of_features > of_attention ? of_features : of_attention) + 127) / 128 * 128;
     if (scratch > d->scratch_bytes) {
         d->scratch_bytes = 0;
         d->scratch = grow(d->scratch, scratch * d->num_threads);
@@ -103,6 +106,8 @@ void outrider_decoder_destroy(Decoder *d) {
     free(d);
 }
 
+Team *outrider_decoder_team(Decoder *d) { return d->team; }
+
 char *outrider_decoder_memory(Decoder *d, int64_t bytes) {
     if (bytes > d->step_bytes) {
         d->step_bytes = 0;
@@ -112,11 +117,11 @@ char *outrider_decoder_memory(Decoder *d, int64_t bytes) {
     return d->step;
 }
 
-/* One step: logits [num_logits, vocab] fp32; states, state_rows (NULL: in order) and carried of a head, else NULL;
- * seconds [NUM_PARTS] or NULL is added to. Every index must have been checked. 1: done, 0: out of memory. */
+/* One step: logits [num_logits, vocab] fp32; states or features, state_rows (NULL: in order) and carried of a head,
+ * else NULL; likeliest: NULL: not wanted; seconds [NUM_PARTS] or NULL is added to. Every index must have been checked. 1: done, 0: out of memory. */
 int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, const void *states,
-                             const int32_t *state_rows, int num_rows, const int32_t *logit_rows, int num_logits,
-                             float *logits, void *carried, double *seconds) {
+                             const void *features, const int32_t *state_rows, int num_rows, const int32_t *logit_rows, int num_logits,
+                             float *logits, void *carried, const Likeliest *likeliest, double *seconds) {
     const Model *m = &d->model;
     const int32_t q = m->heads.num_heads * m->heads.head_dim, qkv = q + 2 * m->heads.num_kv_heads * m->heads.head_dim;
     if (!reserve(d, num_rows, layout)) return 0;
@@ -125,9 +130,11 @@ int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *to
         .layout = *layout,
         .tokens = tokens,
         .states = states,
+        .features = features,
         .state_rows = state_rows,
         .carried = carried,
         .logit_rows = logit_rows,
+        .likeliest = likeliest ? *likeliest : (Likeliest){0},
         .num_rows = num_rows,
         .num_logits = num_logits,
         .num_threads = d->num_threads,

@@ -39,7 +39,8 @@ class CLayout(Structure):
     _fields_ = [
         ("slot_table", c_void_p), ("first_rows", c_void_p), ("num_rows", c_void_p), ("prefix_lens", c_void_p),
         ("table_rows", c_void_p), ("slots", c_void_p), ("positions", c_void_p), ("masks", c_void_p),
-        ("mask_starts", c_void_p), ("table_width", c_int32), ("num_segments", c_int32),
+        ("mask_starts", c_void_p), ("table_width", c_int32), ("num_segments", c_int32), ("first_run", c_void_p),
+        ("num_run", c_void_p),
     ]  # fmt: skip
 
 
@@ -62,8 +63,8 @@ class CModel(Structure):
         ("num_aux", c_int32), ("feature_width", c_int32), ("gates_apart", c_int32), ("aux_layers", c_void_p),
         ("heads", CHeads), ("layers", POINTER(CLayer)), ("embedding", c_void_p), ("final_norm", c_void_p),
         ("head", CMatrix), ("features", c_void_p), ("entry", c_int32), ("residual_normed", c_int32),
-        ("carry_normed", c_int32), ("reserved", c_int32), ("embedding_norm", c_void_p), ("state_norm", c_void_p),
-        ("join", CMatrix * 2),
+        ("carry_normed", c_int32), ("num_fuse_norms", c_int32), ("embedding_norm", c_void_p), ("state_norm", c_void_p),
+        ("join", CMatrix * 2), ("fuse", CMatrix), ("fuse_norms", c_void_p),
     ]  # fmt: skip
 
 
@@ -73,10 +74,12 @@ class CGrowth(Structure):
     _fields_ = [
         ("batch", c_int32), ("num_steps", c_int32), ("topk", c_int32), ("num_logits", c_int32),
         ("num_drafted", c_int32), ("num_read", c_int32), ("table_width", c_int32), ("state_bytes", c_int32),
-        ("slot_table", c_void_p), ("table_rows", c_void_p), ("lengths", c_void_p), ("slots", c_void_p),
-        ("names", c_void_p), ("scores", c_void_p), ("tokens", c_void_p), ("frontier", c_void_p),
+        ("num_tips", c_int32), ("inputs_are_features", c_int32), ("slot_table", c_void_p), ("table_rows", c_void_p),
+        ("lengths", c_void_p), ("behind", c_void_p), ("behind_tokens", c_void_p), ("inputs", c_void_p),
+        ("slots", c_void_p), ("names", c_void_p), ("tip_chances", c_void_p), ("tip_words", c_void_p),
+        ("carried", c_void_p), ("scores", c_void_p), ("tokens", c_void_p), ("frontier", c_void_p),
         ("entry_tokens", c_void_p), ("entry_parents", c_void_p), ("masks", c_void_p), ("logits", c_void_p),
-        ("carried", c_void_p),
+        ("counts", c_void_p), ("nodes", c_void_p), ("chances", c_void_p),
     ]  # fmt: skip
 
 
@@ -89,12 +92,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "outrider_decoder_forward": (
         c_int,
         [
-            c_void_p, POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p, c_void_p,
-            c_void_p,
+            c_void_p, POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_void_p,
+            c_void_p, c_void_p, c_void_p,
         ],
     ),
-    "outrider_grow_roots": (None, [POINTER(CGrowth), c_void_p, c_void_p, c_int]),
-    "outrider_grow_step": (c_int, [c_void_p, POINTER(CGrowth), c_int]),
+    "outrider_decoder_team": (c_void_p, [c_void_p]),
+    "outrider_grow": (c_int, [c_void_p, POINTER(CGrowth), c_int, c_int]),
     "outrider_attention": (c_int, [POINTER(CHeads), POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_void_p]),
     "outrider_linear": (None, [POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),
     "outrider_product_team": (c_void_p, [c_int]),

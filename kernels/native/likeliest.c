@@ -52,6 +52,11 @@ static void search(const float *x, int first, int end, Best *best) {
     for (; i < end; i++) insert(best, number_or_least(x[i]), i);
 }
 
+void find_highest(const float *x, int width, int count, float *values, int32_t *ids) {
+    Best best = {values, ids, 0, count};
+    search(x, 0, width, &best);
+}
+
 /* Of e^(x - shift). */
 static double sum_exponentials(const float *x, int first, int end, float shift) {
     vf sums = splat(0.0f);

@@ -9,4 +9,14 @@
 void outrider_likeliest(const float *logits, int64_t stride, int num_rows, int width, int num_top, float *probabilities,
                         int32_t *ids);
 
+/* Where that of a step's rows goes; width: columns of the logits that count. */
+typedef struct {
+    float *probabilities;
+    int32_t *ids;
+    int32_t num_top, width;
+} Likeliest;
+
+/* The `count` highest of x [width], likewise; x holds no NaN. */
+void find_highest(const float *x, int width, int count, float *values, int32_t *ids);
+
 #endif

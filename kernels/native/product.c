@@ -4,17 +4,10 @@
 #include "decoder.h"
 #include "rows.h"
 
-/* What is done to rows before they are multiplied: num_norms norms, side by side, each [k / num_norms]. */
-typedef struct {
-    const float *weights;
-    int32_t num_norms;
-    float eps;
-} Norms;
-
 typedef struct {
     Matrix w; /* by value: a late thread may still look at it when the caller has gone on */
     Rows x, y;
-    Norms norms;
+    Norms norms; /* done to rows before they are multiplied, where there are weights */
     Rows normed; /* what is multiplied where there are norms */
     float *wide; /* [num_rows, k]: x in fp32 */
     int num_rows;
@@ -29,14 +22,9 @@ static void code_one(const void *context, int task, int thread) {
 
 static void norm_one(const void *context, int task, int thread) {
     const Product *p = context;
-    const int k = p->w.k, width = k / p->norms.num_norms;
-    float *row = p->wide + (int64_t)task * k;
+    const int k = p->w.k;
     (void)thread;
-    for (int i = 0; i < k; i += LANES) store(row + i, load_as(p->x.wide, p->x.data, (int64_t)task * k + i));
-    for (int part = 0; part < k; part += width) {
-        const Rows to = {(char *)p->normed.data + (int64_t)part * (p->normed.wide ? 4 : 2), k, p->normed.wide};
-        norm_row(row + part, p->norms.weights + part, p->norms.eps, width, to, task);
-    }
+    norm_parts(p->x, p->norms, p->wide + (int64_t)task * k, p->normed, task);
     if (p->w.format > FP32) code_row((const float *)p->normed.data + (int64_t)task * k, k, p->w.format, p->codes, task);
 }
 

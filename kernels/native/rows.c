@@ -13,6 +13,16 @@ void norm_row(const float *x, const float *weight, float eps, int width, Rows ou
         store_as(out.wide, out.data, start + i, load(x + i) * scale * load(weight + i));
 }
 
+void norm_parts(Rows x, Norms norms, float *room, Rows out, int row) {
+    const int64_t start = (int64_t)row * x.width;
+    for (int i = 0; i < x.width; i += LANES) store(room + i, load_as(x.wide, x.data, start + i));
+    const int width = norms.weights ? x.width / norms.count : x.width;
+    for (int part = 0; part < x.width; part += width) {
+        const Rows to = {(char *)out.data + (int64_t)part * (out.wide ? 4 : 2), out.width, out.wide};
+        norm_row(room + part, norms.weights ? norms.weights + part : NULL, norms.eps, width, to, row);
+    }
+}
+
 void gate_row(const float *gates, int width, Rows out, int row) {
     for (int i = 0; i < width; i += LANES)
         store_as(out.wide, out.data, (int64_t)row * out.width + i, silu(load(gates + i)) * load(gates + width + i));

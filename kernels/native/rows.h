@@ -7,6 +7,15 @@
 /* x / sqrt(mean(x^2) + eps) * weight, into row `row` of out; as it is without a weight. width is a multiple of 16. */
 void norm_row(const float *x, const float *weight, float eps, int width, Rows out, int row);
 
+/* A row's `count` parts side by side, each normed with its own weights (NULL: as they are), into row `row` of out;
+ * `room`: [x.width] for the row in fp32. A part's width is a multiple of 16. */
+typedef struct {
+    const float *weights; /* [count][width of a part] */
+    int32_t count;
+    float eps;
+} Norms;
+void norm_parts(Rows x, Norms norms, float *room, Rows out, int row);
+
 /* silu of `width` gates times the ups behind them, into row `row` of out. */
 void gate_row(const float *gates, int width, Rows out, int row);
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,12 +14,14 @@ from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.growing import Carried, grow
 from draft_service.drafters.kv import Sequence
-from draft_service.drafters.models import HeadModel, Tips
+from draft_service.drafters.models import HeadModel, Tip, Tips
+from draft_service.drafters.paths import Behind
 from engine.batch import Segment
 from outrider.args import DraftArgs
 from outrider.tree import ROOT
+from outrider.wire import Ids
 
-_SESSIONS, _ROWS = 3, 20
+_SESSIONS, _ROWS, _NUM_TOP = 3, 20, 16
 
 
 @pytest.fixture(scope="module", params=["EAGLE", "EAGLE3", "NEXTN"])
@@ -30,17 +33,27 @@ def model(request: pytest.FixtureRequest) -> HeadModel:
     return drafter._model
 
 
-def opened(model: HeadModel) -> tuple[list[Sequence], Tips]:
-    """Sequences of several lengths, run on random states, and what may follow them."""
+def texts(model: HeadModel) -> list[tuple[Ids, torch.Tensor]]:
+    """Tokens of several lengths, and features of their rows."""
     rng, torch_rng = np.random.default_rng(0), torch.Generator().manual_seed(0)
-    sequences, segments, rows = [], [], 0
-    for count in range(_ROWS, _ROWS + _SESSIONS):
+    counts = range(_ROWS, _ROWS + _SESSIONS)
+    features = torch.randn(sum(counts), model.feature_width, generator=torch_rng).bfloat16()
+    return [
+        (rng.integers(10, 1000, count).astype(np.int32), own)
+        for count, own in zip(counts, features.split(list(counts)), strict=True)
+    ]
+
+
+def opened(model: HeadModel, *, behind: int = 0) -> tuple[list[Sequence], Tips]:
+    """Sequences with rows for all texts, and what may follow those that were run: all but the last `behind`."""
+    sequences, segments = [], []
+    for tokens, _ in texts(model):
+        count = len(tokens) - behind
         sequences.append(model.cache.open())
-        tokens = rng.integers(10, 1000, count).astype(np.int32)
-        segments.append(Segment(sequences[-1].table_row, 0, tokens, model.cache.append(sequences[-1], count)))
-        rows += count
-    features = torch.randn(rows, model.feature_width, generator=torch_rng)
-    return sequences, model.run(segments, model.fuse(features), 16)
+        slots = model.cache.append(sequences[-1], len(tokens))[:count]
+        segments.append(Segment(sequences[-1].table_row, 0, tokens[:count], slots))
+    features = torch.cat([own[: len(own) - behind] for _, own in texts(model)])
+    return sequences, model.run(segments, model.fuse(features), _NUM_TOP)
 
 
 def grown(model: HeadModel, monkeypatch: pytest.MonkeyPatch, *, in_python: bool, **shape: Any) -> list[Draft]:
@@ -79,6 +92,30 @@ def test_the_same_trees(
         assert found is not None
         assert expected is not None
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("num_steps", "topk", "num_nodes"), [(3, 1, 3), (1, 4, 4), (5, 4, 7)])
+def test_rows_that_were_not_run_yet_are_run_in_the_same_call(
+    model: HeadModel, num_steps: int, topk: int, num_nodes: int
+) -> None:
+    shape: dict[str, Any] = {"num_steps": num_steps, "topk": topk, "num_nodes": [num_nodes] * _SESSIONS}
+    whole, tips = opened(model)
+    expected = grow(model, whole, tips, **shape)
+    sequences, _ = opened(model, behind=2)
+    found: list[Tip] = []
+    late = [Behind(tokens[-2:], partial(torch.clone, own[-2:]), found.append) for tokens, own in texts(model)]
+    drafts = grow(model, sequences, late, num_top=_NUM_TOP, **shape)
+    for ours, wanted in zip(drafts, expected, strict=True):
+        assert ours.tokens.tolist() == wanted.tokens.tolist()
+        assert ours.parents.tolist() == wanted.parents.tolist()
+        assert ours.probabilities.tolist() == wanted.probabilities.tolist()
+    for ours, wanted in zip(found, (Tip(tips, row) for row in range(_SESSIONS)), strict=True):
+        assert ours.named() == wanted.named()
+        assert ours.states is not None
+        assert wanted.states is not None
+        assert torch.equal(ours.states, wanted.states)
+    for sequence in (*whole, *sequences):
+        model.cache.close(sequence)
 
 
 def test_it_can_be_stopped_before_each_step(model: HeadModel) -> None:

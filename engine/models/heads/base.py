@@ -78,6 +78,9 @@ class HeadParts:
     """BESIDE: the state enters the stream after its norm."""
     carry_normed: bool = False
     """What is carried on are outputs after the final norm."""
+    fuse: Rows | None = None
+    """Makes states of features, whose parts have norms first where there are `fuse_norms`, [parts, width of a part]."""
+    fuse_norms: torch.Tensor | None = None
 
 
 class HeadConfig(Protocol):

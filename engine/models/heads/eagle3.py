@@ -175,10 +175,12 @@ class Eagle3Head(Head):
 
     def parts(self) -> HeadParts:
         """See Head."""
+        fuses = isinstance(self._fc, NativeLinear) and not self._fc_norms
         return HeadParts(
             entry=Entry.BESIDE, embedding_norm=self._embedding_norm, state_norm=self._hidden_norm, layers=self._layers,
             final_norm=self._norm, output=self.output, residual_normed=self._shape.norm_before_residual,
-            carry_normed=self._shape.norm_output,
+            carry_normed=self._shape.norm_output, fuse=self._fc if fuses else None,
+            fuse_norms=self._wide_norms if fuses else None,
         )  # fmt: skip
 
     def carried(self, outputs: torch.Tensor) -> torch.Tensor:

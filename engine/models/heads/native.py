@@ -48,12 +48,17 @@ class NativeHead:
             residual_normed=parts.residual_normed, carry_normed=parts.carry_normed,
             embedding_norm=self._floats(parts.embedding_norm), state_norm=self._floats(parts.state_norm),
             join=(CMatrix * 2)(*map(_matrix, parts.joins)),
+            fuse=CMatrix() if parts.fuse is None else _matrix(parts.fuse), fuse_norms=self._floats(parts.fuse_norms),
+            num_fuse_norms=0 if parts.fuse_norms is None else len(parts.fuse_norms),
         )  # fmt: skip
         assert isinstance(parts.output, NativeLinear)
         self.decoder = library.outrider_decoder_create(ctypes.byref(model), parts.output.team.num_threads)
         if not self.decoder:
             raise MemoryError("no memory for the draft head")
-        self._team = parts.output.team
+        self._team, self._threads = parts.output.team, library.outrider_decoder_team(self.decoder)
+        self.fuses = parts.fuse is not None
+        """Whether trees can go on from features that are not fused yet."""
+        self.input_width = head.config.feature_width if self.fuses else self.hidden
         self._alive.append(model)
         weakref.finalize(self, destroy_decoder, library, self.decoder, self._alive)
 
@@ -70,7 +75,7 @@ class NativeHead:
 
     def touch(self) -> None:
         """Has its weights read into the caches meanwhile, for steps that follow soon."""
-        self._team.touch()
+        self._team.touch(self._threads)
 
     def forward(self, batch: Batch, states: torch.Tensor) -> HeadStep:
         """A step of rows with `states` [T, hidden], in the batch's order."""
@@ -82,8 +87,8 @@ class NativeHead:
         carried = torch.empty((count, self.hidden), dtype=self.dtype)
         done = self.library.outrider_decoder_forward(
             self.decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, states.data_ptr(), None,
-            batch.num_tokens, batch.logit_rows_address, count,
-            logits.data_ptr(), carried.data_ptr(), None,
+            None, batch.num_tokens, batch.logit_rows_address, count,
+            logits.data_ptr(), carried.data_ptr(), None, None,
         )  # fmt: skip
         if not done:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} rows")
@@ -107,7 +112,7 @@ class NativeHead:
 
 def _linears(parts: HeadParts) -> list[Rows]:
     layers = [linear for layer in parts.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-    return [*parts.joins, *layers, parts.output]
+    return [*parts.joins, *layers, parts.output, *([] if parts.fuse is None else [parts.fuse])]
 
 
 def _matrix(linear: Rows) -> CMatrix:

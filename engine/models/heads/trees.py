@@ -1,9 +1,9 @@
-"""Draft trees grown on a head by the C kernels: one call a step, from its newest nodes to the next ones."""
+"""Draft trees grown on a head by the C kernels, from the rows that a verdict brings to the nodes of the tree."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,68 +12,103 @@ from numpy.typing import NDArray
 from engine.models.heads.native import NativeHead
 from kernels.native.library import CGrowth, address
 
+Tips = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""What may follow the last rows of B sequences: chances fp32 and the target's ids int64, [B, at least K], falling; and
+states [B, hidden] to go on from."""
+
 
 class GrowingTrees:
-    """B trees of S steps and K branches, in arrays that the next ones of the shape are grown in as well.
+    """B trees of S steps and K branches, in arrays that the next ones of the shape are grown in as well (grow.h)."""
 
-    arrays: those that growing fills, by grow.h's names: scores fp32 [B, M], tokens int32 [B, M], frontier and
-    entry_tokens int32 [B, E], entry_parents int64 [B, E], masks bool [B, E, E].
-    """
-
-    def __init__(self, head: NativeHead, batch: int, num_steps: int, topk: int, arrays: Mapping[str, NDArray]) -> None:
+    def __init__(
+        self, head: NativeHead, batch: int, num_steps: int, topk: int, *, slot_table: NDArray[np.int32],
+        names: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """names: the target's ids of the head's, int64."""
         self._head, self._batch, self._num_steps, self._topk = head, batch, num_steps, topk
-        self._arrays = dict(arrays)
-        entries = topk * (num_steps - 1)
-        self._rows = np.zeros((2, batch), np.int32)
+        entries, most = topk * (num_steps - 1), topk + (num_steps - 1) * topk * topk
+        self._rows = np.zeros((4, batch), np.int32)
+        self._behind_tokens = np.zeros(0, np.int32)
         self._slots = np.zeros((batch, entries), np.int32)
-        self._logits = torch.empty((batch * topk, head.num_logits))
+        self._slot_table, self._names = slot_table, names
+        self.nodes = np.zeros((3, batch, most), np.int32)
+        """Chosen ones' tokens, parents (-1 the root) and entries (-1: not run), of tree b the first counts[b]."""
+        self.chances = np.zeros((batch, most))
+        """Of their paths."""
         self.carried = torch.empty(0)
         """[B + B K (S - 1), hidden]: the roots' states, then those of each step's entries, tree by tree."""
+        room = {
+            "slots": self._slots, "nodes": self.nodes, "chances": self.chances,
+            "scores": np.zeros((batch, most), np.float32), "tokens": np.zeros((batch, most), np.int32),
+            "frontier": np.zeros((batch, entries), np.int32), "entry_tokens": np.zeros((batch, entries), np.int32),
+            "entry_parents": np.zeros((batch, entries), np.int64),
+            "masks": np.zeros((batch, entries, entries), np.bool_),
+            "logits": np.zeros((batch * topk, head.num_logits), np.float32), "slot_table": slot_table,
+        } | dict(zip(("table_rows", "lengths", "behind", "counts"), self._rows, strict=True))  # fmt: skip
+        self._room = room
         self._growth = CGrowth(
             batch=batch, num_steps=num_steps, topk=topk, num_logits=head.num_logits,
-            state_bytes=head.hidden * head.dtype.itemsize, table_rows=self._rows[0].ctypes.data,
-            lengths=self._rows[1].ctypes.data, slots=self._slots.ctypes.data, logits=self._logits.data_ptr(),
-            **{name: array.ctypes.data for name, array in self._arrays.items()},
+            table_width=slot_table.shape[1], state_bytes=head.hidden * head.dtype.itemsize,
+            inputs_are_features=head.fuses, names=address(names),
+            **{name: array.ctypes.data for name, array in room.items()},
         )  # fmt: skip
         self._pointer = ctypes.byref(self._growth)
 
     def begin(
-        self, tips: tuple[torch.Tensor, torch.Tensor, torch.Tensor], slot_table: NDArray[np.int32],
-        table_rows: list[int], lengths: list[int], slots: NDArray[np.int32], *, names: torch.Tensor | None,
+        self, table_rows: list[int], lengths: list[int], counts: list[int], slots: NDArray[np.int32], *,
         num_drafted: int, num_read: int,
     ) -> None:  # fmt: skip
-        """Below sequences of so many rows: what may follow them, [B, at least K] each, and their states [B, hidden].
-
-        names: the target's ids of the head's, int64. ValueError for rows that do not fit the table, or too few tips.
-        """
-        chances, words, states = tips
-        if max(lengths) + self._num_steps - 1 > slot_table.shape[1] or words.shape[1] < self._topk:
-            raise ValueError(
-                f"{self._num_steps} steps of {self._topk} below {max(lengths)} rows, with {words.shape[1]} tips: "
-                f"the context has {slot_table.shape[1]}"
-            )
-        self._rows[0], self._rows[1], self._slots[:] = table_rows, lengths, slots
+        """Below sequences of so many rows, trees of so many nodes. ValueError for rows that do not fit the table."""
+        width = self._slot_table.shape[1]
+        if max(lengths) + self._num_steps - 1 > width:
+            raise ValueError(f"{self._num_steps} steps below {max(lengths)} rows: the context has {width}")
+        self._rows[0], self._rows[1], self._rows[3], self._slots[:] = table_rows, lengths, counts, slots
         count = self._batch * (1 + self._topk * (self._num_steps - 1))
         self.carried = torch.empty((count, self._head.hidden), dtype=self._head.dtype)
-        self.carried[: self._batch] = states
         growth = self._growth
-        growth.carried, growth.names = self.carried.data_ptr(), address(names)
-        growth.num_drafted, growth.num_read = num_drafted, num_read
-        growth.slot_table, growth.table_width = slot_table.ctypes.data, slot_table.shape[1]
-        chances, words = chances.contiguous(), words.contiguous()
-        self._head.library.outrider_grow_roots(
-            self._pointer, chances.data_ptr(), words.data_ptr(), words.shape[1]
-        )  # fmt: skip
+        growth.carried, growth.num_drafted, growth.num_read = self.carried.data_ptr(), num_drafted, num_read
 
-    def step(self, step: int) -> None:
-        """Step 1 to S - 1. MemoryError; ValueError where the head names a token that it has no embedding of."""
-        done = self._head.library.outrider_grow_step(self._head.decoder, self._pointer, step)
+    def go_on_from(self, tips: Tips) -> None:
+        """All rows were run, and this may follow them. ValueError for too few tips."""
+        chances, words, states = tips
+        if words.shape[1] < self._topk:
+            raise ValueError(f"{self._topk} branches of {words.shape[1]} tips")
+        self.carried[: self._batch] = states
+        self._growth.inputs = None
+        self._take(chances.contiguous(), words.contiguous())
+
+    def run_first(self, tokens: Sequence[NDArray[np.int32]], inputs: torch.Tensor, num_tips: int) -> Tips:
+        """The last rows of each sequence are run in step 0, on features where the head fuses them, else on states.
+
+        Returns what may follow, filled then.
+        """
+        self._rows[2] = [len(own) for own in tokens]
+        num_rows = int(self._rows[2].sum())
+        inputs = inputs.to(self._head.dtype).contiguous()
+        if inputs.shape != (num_rows, self._head.input_width):
+            raise ValueError(f"{tuple(inputs.shape)} numbers for {num_rows} rows of {self._head.input_width}")
+        if num_rows > len(self._behind_tokens):
+            self._behind_tokens = np.zeros(2 * num_rows, np.int32)
+            self._growth.behind_tokens = self._behind_tokens.ctypes.data
+        np.concatenate(tokens, out=self._behind_tokens[:num_rows])
+        self._inputs, self._growth.inputs = inputs, inputs.data_ptr()
+        shape = self._batch, num_tips
+        chances, words = torch.empty(shape), torch.empty(shape, dtype=torch.int64)
+        self._take(chances, words)
+        return chances, words, self.carried[: self._batch]
+
+    def grow(self, first: int, end: int) -> None:
+        """Steps first..end-1 of 0..S-1; after the last one the nodes are there.
+
+        MemoryError; ValueError where the head is to read a token that it has no embedding of.
+        """
+        done = self._head.library.outrider_grow(self._head.decoder, self._pointer, first, end)
         if done < 0:
             raise ValueError("the draft head named a token that is outside its own embedding")
         if not done:
             raise MemoryError(f"no memory for a step of {self._batch} trees")
 
-    def states(self) -> list[torch.Tensor]:
-        """What was carried, by step, the roots' first."""
-        each = self._batch * self._topk
-        return list(self.carried.split([self._batch] + [each] * (self._num_steps - 1)))
+    def _take(self, chances: torch.Tensor, words: torch.Tensor) -> None:
+        growth = self._growth
+        growth.tip_chances, growth.tip_words, growth.num_tips = chances.data_ptr(), words.data_ptr(), words.shape[1]
+        self._tips = chances, words  # kept for C
