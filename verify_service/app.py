@@ -47,8 +47,8 @@ from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.scheduler import Scheduler
 from verify_service.service import VerifyServicer, new_boot_id
 from verify_service.sizing import Sizes, choose_sizes
-from verify_service.speculate import Target
 from verify_service.step_loop import Responses, StepLoop
+from verify_service.target import Target
 
 log = get_logger(__name__)
 
