@@ -13,6 +13,7 @@ import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 from outrider.errors import StartupError
 
@@ -126,3 +127,19 @@ def at_least(settings: Args, minimum: int, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and value < minimum:
             raise StartupError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
+
+
+def check_url(flag: str, url: str, example: str) -> None:
+    """StartupError unless it is one that HTTP can be spoken to."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or above 65535; brackets that do not close
+        sound = False
+    if not sound:
+        raise StartupError(f"{flag} is {url!r}; it must be a URL, such as {example}")
+
+
+def is_text(words: str) -> bool:
+    """Whether they came as UTF-8: Python keeps other bytes of a command line or a terminal as lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in words)
