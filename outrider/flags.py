@@ -19,6 +19,8 @@ from outrider.errors import StartupError
 
 ArgsT = TypeVar("ArgsT", bound="Args")
 
+_MOST, _MOST_BYTES = 2**31 - 1, 2**63 - 1  # what arrays and messages hold
+
 
 def arg(default: Any, group: str, help: str, *, flag: str | None = None, aliases: tuple[str, ...] = ()) -> Any:
     """A field that is a flag. A bool is a switch; a tuple is a flag that may be repeated."""
@@ -40,6 +42,9 @@ class Args:
             value = getattr(self, spec.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise StartupError(f"{flag_of(spec)} is {value}; it must be a finite number")
+            most = _MOST_BYTES if spec.name.endswith("_bytes") else _MOST
+            if isinstance(value, int) and abs(value) > most:
+                raise StartupError(f"{flag_of(spec)} is {value}; it must be at most {most}")
         self.check()
 
     @classmethod
@@ -127,6 +132,14 @@ def at_least(settings: Args, minimum: int, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and value < minimum:
             raise StartupError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
+
+
+def at_most(settings: Args, maximum: int, *names: str) -> None:
+    """StartupError for the first of the named settings that is above `maximum`."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value > maximum:
+            raise StartupError(f"--{name.replace('_', '-')} is {value}; it must be at most {maximum}")
 
 
 def check_url(flag: str, url: str, example: str) -> None:
