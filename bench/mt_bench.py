@@ -24,6 +24,8 @@ from typing import Any
 
 import httpx
 
+from outrider.errors import StartupError
+
 QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
 WARM_UP = "Say hello."
 
@@ -194,7 +196,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     try:
         assert serve.stdout is not None
-        url = next(line.split(" at ")[1].split()[0] for line in serve.stdout if line.startswith("Outrider serves"))
+        served = (line for line in serve.stdout if line.startswith("Outrider serves"))
+        line = next(served, None)
+        if line is None:
+            raise StartupError("outrider serve ended before it served")
+        url = line.split(" at ")[1].split()[0]
         with httpx.Client(base_url=url, timeout=600) as client:
             model_path = client.get("/get_model_info").json()["model_path"]
             systems = {} if args.alone else {"transformers": ask_transformers(model_path)}

@@ -90,7 +90,13 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial, *, owns_loop: bool 
 
     identity = Identity(f"{socket.gethostname()}:{os.getpid()}", host_id(), secrets.token_hex(16))
     tracing = tracing_of(args, "draft")
-    drafter = make_drafter(args)
+    try:
+        drafter = make_drafter(args)
+    except MemoryError as error:
+        raise StartupError(
+            f"no memory for --max-sessions {args.max_sessions}, --draft-max-total-tokens "
+            f"{args.draft_max_total_tokens}, --speculative-ngram-capacity {args.speculative_ngram_capacity}: {error}"
+        ) from error
     executor = None if drafter.inline else ThreadPoolExecutor(1, thread_name_prefix="drafter")
     try:
         drafter.warm_up()

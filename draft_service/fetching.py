@@ -37,11 +37,12 @@ class FeatureFetcher:
     """
 
     def __init__(
-        self, address: str, drafter_id: str, boot_id: str, deliver: Deliver, dial: Dial = rpc.create_channel
-    ) -> None:
+        self, address: str, drafter_id: str, enlisted: verify_pb2.Enlisted, deliver: Deliver,
+        dial: Dial = rpc.create_channel,
+    ) -> None:  # fmt: skip
         self._address = address
         self._drafter_id = drafter_id
-        self._boot_id = boot_id
+        self._enlisted = enlisted
         self._deliver = deliver
         self._dial = dial
         self._channel: grpc.aio.Channel | None = None
@@ -83,8 +84,8 @@ class FeatureFetcher:
         """Delivers the rows from first_pos to end - 1; returns `end`."""
         session, generation = key
         request = verify_pb2.StreamFeaturesRequest(
-            session=session, generation=generation, boot_id=self._boot_id, drafter_id=self._drafter_id,
-            first_pos=first_pos, count=end - first_pos,
+            session=session, generation=generation, boot_id=self._enlisted.boot_id, drafter_id=self._drafter_id,
+            features_token=self._enlisted.features_token, first_pos=first_pos, count=end - first_pos,
         )  # fmt: skip
         stub = verify_pb2_grpc.VerifyServiceStub(self._connect())
         async for piece in stub.StreamFeatures(request, timeout=FETCH_TIMEOUT_S):

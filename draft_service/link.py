@@ -190,7 +190,7 @@ class VerifyLink:
         self.backoff.reset()
         log.info("enlisted", address=self.address, verify_boot_id=enlisted.boot_id)
         arrivals: asyncio.Queue[Arrival] = asyncio.Queue(ROUNDS_IN_FLIGHT)
-        fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted.boot_id, arrivals.put, self.dial)
+        fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted, arrivals.put, self.dial)
         reader = asyncio.create_task(_read(call, arrivals, fetcher, table.news))
         try:
             while True:

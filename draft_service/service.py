@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 
 import grpc.aio
 
@@ -13,12 +16,13 @@ from draft_service.session import MAX_PREDICTION_TOKENS, MAX_WISH, Wishes
 from draft_service.worker import Worker
 from outrider import __version__
 from outrider.args import DraftArgs
-from outrider.errors import InvalidArgument
+from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from outrider.wire import WIRE_VERSION, Ids, check_token_ids, pack_ids, pack_scores, unpack_ids
 
 MAX_CORPUS_ID_CHARS = 256
 MAX_SCOPE_CHARS = 256
+MAX_CALLS = 64  # of each kind at once: they hold a message each, and those of Propose are answered one by one
 _INT31 = 2**31 - 1
 
 
@@ -30,23 +34,27 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._drafter = drafter
         self._worker = worker
         self._identity = identity
+        self._num_calls: Counter[str] = Counter()
+        # A long text keeps whoever takes texts in busy for a second, and the texts of sessions wait behind it.
+        self._proposing = asyncio.Lock()
 
     async def Propose(
         self, request: draft_pb2.ProposeRequest, context: grpc.aio.ServicerContext
     ) -> draft_pb2.ProposeResponse:
         """One tree below the last given token."""
-        start_ns = time.perf_counter_ns()
-        draft = await self._drafter.propose(
-            TextRequest(
-                tokens=self._ids(request.tokens, "tokens", 1, MAX_PROPOSE_TOKENS),
-                wishes=_wishes(request.speculative),
-                prediction=self._ids(request.prediction_tokens, "prediction_tokens", 0, MAX_PREDICTION_TOKENS),
-                corpus_scope=_short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS),
-                vocabulary=self._worker.target.vocab_fingerprint,
-                vocab_size=self._vocab_size,
-                features=request.features if request.HasField("features") else None,
-            )
+        wanted = TextRequest(
+            tokens=self._ids(request.tokens, "tokens", 1, MAX_PROPOSE_TOKENS),
+            wishes=self._wishes(request.speculative),
+            prediction=self._ids(request.prediction_tokens, "prediction_tokens", 0, MAX_PREDICTION_TOKENS),
+            corpus_scope=_short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS),
+            vocabulary=self._worker.target.vocab_fingerprint,
+            vocab_size=self._vocab_size,
+            features=request.features if request.HasField("features") else None,
         )
+        with self._one_of("Propose"):
+            async with self._proposing:
+                start_ns = time.perf_counter_ns()
+                draft = await self._drafter.propose(wanted)
         return draft_pb2.ProposeResponse(
             tokens=pack_ids(draft.tokens),
             parents=pack_ids(draft.parents),
@@ -60,13 +68,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         """Texts of one corpus, each taken in before the next is read."""
         scope: str | None = None
         num_tokens = 0
-        async for request in request_iterator:
-            if scope is None:
-                _short(request.corpus_id, "corpus_id", MAX_CORPUS_ID_CHARS, required=True)
-                scope = _short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS)
-            tokens = self._ids(request.tokens, "tokens", 1, _INT31)
-            await self._drafter.add_text(scope, tokens)
-            num_tokens += len(tokens)
+        with self._one_of("AddCorpus"):
+            async for request in request_iterator:
+                if scope is None:
+                    _short(request.corpus_id, "corpus_id", MAX_CORPUS_ID_CHARS, required=True)
+                    scope = _short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS)
+                tokens = self._ids(request.tokens, "tokens", 1, _INT31)
+                await self._drafter.add_text(scope, tokens)
+                num_tokens += len(tokens)
         if scope is None:
             raise InvalidArgument("corpus_id: the stream has no message; it must have at least one", field="corpus_id")
         return draft_pb2.AddCorpusResponse(tokens_added=num_tokens, nodes_used=self._drafter.corpus_size()[0])
@@ -99,6 +108,17 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             corpus_capacity=capacity,
         )
 
+    @contextlib.contextmanager
+    def _one_of(self, method: str) -> Iterator[None]:
+        open_calls = self._num_calls[method]
+        if open_calls >= MAX_CALLS:
+            raise ResourceExhausted(f"{open_calls} {method} calls are under way; at most {MAX_CALLS} may be")
+        self._num_calls[method] += 1
+        try:
+            yield
+        finally:
+            self._num_calls[method] -= 1
+
     @property
     def _vocab_size(self) -> int:
         """Of the target, once a verify service has said; until then only negative ids are known to be wrong."""
@@ -111,19 +131,24 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         check_token_ids(ids, vocab_size=self._vocab_size, field=field)
         return ids
 
+    def _wishes(self, params: common_pb2.SpeculativeParams) -> Wishes:
+        own = self._drafter.algorithm
+        if params.algorithm not in (common_pb2.ALGORITHM_UNSPECIFIED, own):
+            raise InvalidArgument(
+                f"speculative.algorithm is {params.algorithm}; this drafter's is {common_pb2.Algorithm.Name(own)}",
+                field="speculative.algorithm",
+            )
+        for name, least in (("num_steps", 1), ("topk", 1), ("num_draft_tokens", 2)):
+            value = getattr(params, name)
+            if params.HasField(name) and not least <= value <= MAX_WISH:
+                raise InvalidArgument(
+                    f"speculative.{name} is {value}; it must be from {least} to {MAX_WISH}", field=f"speculative.{name}"
+                )
+        return Wishes.from_proto(params)
+
 
 def _short(text: str, field: str, max_chars: int, *, required: bool = False) -> str:
     if len(text) > max_chars or (required and not text):
         least = 1 if required else 0
         raise InvalidArgument(f"{field} has {len(text)} characters; it must have {least} to {max_chars}", field=field)
     return text
-
-
-def _wishes(params: common_pb2.SpeculativeParams) -> Wishes:
-    for name, least in (("num_steps", 1), ("topk", 1), ("num_draft_tokens", 2)):
-        value = getattr(params, name)
-        if params.HasField(name) and not least <= value <= MAX_WISH:
-            raise InvalidArgument(
-                f"speculative.{name} is {value}; it must be from {least} to {MAX_WISH}", field=f"speculative.{name}"
-            )
-    return Wishes.from_proto(params)

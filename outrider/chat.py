@@ -15,8 +15,12 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 from outrider import env
 from outrider.args import ChatArgs
 from outrider.errors import StartupError
+from outrider.flags import is_text
 
 Write = Callable[[str, bool], None]  # text, and whether it was drafted and accepted
+
+# Raised on an answer of another form, by us or by the client library, which takes JSON of any shape as it is.
+_NOT_UNDERSTOOD = (AttributeError, LookupError, TypeError, ValueError)
 
 _ACCEPTED, _FAINT, _RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
@@ -74,6 +78,8 @@ def first_model(client: openai.OpenAI, url: str) -> str:
         raise StartupError(f"no server answers at {url}; `outrider serve` starts one") from error
     except openai.APIStatusError as error:
         raise StartupError(f"{url} answers: {error.message}") from error
+    except _NOT_UNDERSTOOD as error:
+        raise StartupError(f"what answers at {url} is no server of models, or has none") from error
 
 
 def ask(
@@ -127,6 +133,8 @@ def _pieces(chunk: ChatCompletionChunk) -> list[tuple[str, bool]]:
 
 def main(args: ChatArgs) -> int:
     """Asks once, or talks until the input ends. Returns the exit code."""
+    if sys.stdout is None:
+        raise StartupError("stdout is closed")
     client = connect(args.url, args.api_key)
     model = args.model or first_model(client, args.url)
     painter = Painter(sys.stdout)
@@ -138,14 +146,17 @@ def main(args: ChatArgs) -> int:
     _say(f"{model} at {args.url}. Ctrl-C stops an answer, Ctrl-D ends.", painter)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  line editing for input()
-    while True:
+    while sys.stdin is not None:
         try:
             prompt = input("\n> ")
         except (EOFError, KeyboardInterrupt):
             _say("", painter)
             return 0
-        if prompt.strip():
+        if not is_text(prompt):
+            print("outrider chat: that is not valid UTF-8", file=sys.stderr)
+        elif prompt.strip():
             _turn(client, model, args, messages, prompt, painter)
+    return 0
 
 
 def _turn(
@@ -170,6 +181,9 @@ def _turn(
         return 130
     except openai.APIError as error:
         print(f"outrider chat: {error.message}", file=sys.stderr)
+        return 1
+    except _NOT_UNDERSTOOD as error:
+        print(f"outrider chat: {args.url} answers what no chat server does: {error!r}", file=sys.stderr)
         return 1
     painter.write("\n", False)
     _say(answer.summary(), painter)

@@ -6,6 +6,8 @@ import ast
 import importlib
 import importlib.metadata
 import importlib.util
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -148,18 +150,30 @@ def help_text() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code: 2 for wrong words and for what cannot start."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in {"-h", "--help", "help"}:
-        print(help_text())
-        return 0
-    name = "version" if words[0] == "--version" else words[0]
-    if name not in COMMANDS:
-        print(f"outrider: there is no command {name!r}; `outrider --help` lists them", file=sys.stderr)
-        return 2
+    name = words[0] if words else "help"
     try:
-        die_with_parent()
-        return COMMANDS[name].run(words[1:])
+        try:
+            return _run(name, words[1:])
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except StartupError as error:
         print(f"outrider {name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it is no error either
+        return 128 + signal.SIGPIPE
+
+
+def _run(name: str, words: list[str]) -> int:
+    if name in {"-h", "--help", "help"}:
+        print(help_text())
+        return 0
+    name = "version" if name == "--version" else name
+    if name not in COMMANDS:
+        print(f"outrider: there is no command {name!r}; `outrider --help` lists them", file=sys.stderr)
+        return 2
+    die_with_parent()
+    return COMMANDS[name].run(words)

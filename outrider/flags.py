@@ -13,10 +13,13 @@ import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 from outrider.errors import StartupError
 
 ArgsT = TypeVar("ArgsT", bound="Args")
+
+_MOST, _MOST_BYTES = 2**31 - 1, 2**63 - 1  # what arrays and messages hold
 
 
 def arg(default: Any, group: str, help: str, *, flag: str | None = None, aliases: tuple[str, ...] = ()) -> Any:
@@ -39,6 +42,9 @@ class Args:
             value = getattr(self, spec.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise StartupError(f"{flag_of(spec)} is {value}; it must be a finite number")
+            most = _MOST_BYTES if spec.name.endswith("_bytes") else _MOST
+            if isinstance(value, int) and abs(value) > most:
+                raise StartupError(f"{flag_of(spec)} is {value}; it must be at most {most}")
         self.check()
 
     @classmethod
@@ -126,3 +132,27 @@ def at_least(settings: Args, minimum: int, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and value < minimum:
             raise StartupError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
+
+
+def at_most(settings: Args, maximum: int, *names: str) -> None:
+    """StartupError for the first of the named settings that is above `maximum`."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value > maximum:
+            raise StartupError(f"--{name.replace('_', '-')} is {value}; it must be at most {maximum}")
+
+
+def check_url(flag: str, url: str, example: str) -> None:
+    """StartupError unless it is one that HTTP can be spoken to."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or above 65535; brackets that do not close
+        sound = False
+    if not sound:
+        raise StartupError(f"{flag} is {url!r}; it must be a URL, such as {example}")
+
+
+def is_text(words: str) -> bool:
+    """Whether they came as UTF-8: Python keeps other bytes of a command line or a terminal as lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in words)

@@ -28,7 +28,7 @@ from outrider import rpc, serving
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
 from outrider.cost_table import CostTable
-from outrider.errors import Unavailable
+from outrider.errors import StartupError, Unavailable
 from outrider.metrics_http import serve_metrics
 from outrider.steady import keep_steady
 from outrider.stopping import Stopping, stopped_by_signals
@@ -47,8 +47,8 @@ from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.scheduler import Scheduler
 from verify_service.service import VerifyServicer, new_boot_id
 from verify_service.sizing import Sizes, choose_sizes
-from verify_service.speculate import Target
 from verify_service.step_loop import Responses, StepLoop
+from verify_service.target import Target
 
 log = get_logger(__name__)
 
@@ -83,21 +83,27 @@ def load_engine(args: VerifyArgs) -> Engine:
     )
     config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
     sizes = choose_sizes(args, config, model_shapes(folder, config, load_format=args.load_format))
-    runner = ModelRunner.load(
-        folder,
-        dtype=args.dtype,
-        device=args.device,
-        num_slots=sizes.total_tokens,
-        max_sessions=args.max_running_requests,
-        max_len=sizes.context_length,
-        features=FeatureSpec.parse(args.features),
-        load_format=args.load_format,
-        max_batch_tokens=args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk,
-        threads=args.threads,
-        quantization=args.quantization,
-        trust_remote_code=args.trust_remote_code,
-        execution=execution_of(args),
-    )
+    try:
+        runner = ModelRunner.load(
+            folder,
+            dtype=args.dtype,
+            device=args.device,
+            num_slots=sizes.total_tokens,
+            max_sessions=args.max_running_requests,
+            max_len=sizes.context_length,
+            features=FeatureSpec.parse(args.features),
+            load_format=args.load_format,
+            max_batch_tokens=args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk,
+            threads=args.threads,
+            quantization=args.quantization,
+            trust_remote_code=args.trust_remote_code,
+            execution=execution_of(args),
+        )
+    except MemoryError as error:
+        raise StartupError(
+            f"no memory for --max-running-requests {args.max_running_requests}, --max-verify-nodes "
+            f"{args.max_verify_nodes}, --chunked-prefill-size {sizes.chunk}, context {sizes.context_length}: {error}"
+        ) from error
     share_cores(args.threads, by_kernels=runner.uses_kernels)
     if runner.device.type == "cuda":
         DeviceSampler(runner.device).warm_up(config.vocab_size, args.max_verify_nodes)

@@ -16,8 +16,8 @@ from verify_service.commands import Cancel, Inbox, Submit
 from verify_service.counting import CallTotals
 from verify_service.requests import SessionFactory
 from verify_service.session import Session
-from verify_service.speculate import Target
 from verify_service.step_loop import Responses
+from verify_service.target import Target
 from verify_service.tracing import CallTrace, begin
 
 log = get_logger(__name__)

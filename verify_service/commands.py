@@ -71,9 +71,9 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class ReadFeatures:
-    """Rows of a session's features are wanted; `answer` gets a tensor, or None where they are gone."""
+    """A drafter wants rows of a session's features; `answer` gets a tensor, or None where it may not have them."""
 
-    drafter_id: str
+    drafter: Drafter
     session: int
     generation: int
     first_pos: int

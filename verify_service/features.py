@@ -57,16 +57,12 @@ def read_rows(plane: torch.Tensor, slots: NDArray[np.int32]) -> common_pb2.Tenso
 def answer_read(runner: Runner, drafters: Drafters, asked: ReadFeatures) -> None:
     """Answers with the rows of a session that is open to the asking drafter, or None where the pool has them not."""
     plane = runner.features
-    for drafter in drafters:
-        assignment = drafter.find(asked.session, asked.generation)
-        if drafter.drafter_id != asked.drafter_id or assignment is None or plane is None:
-            continue
-        session = assignment.session
-        if asked.first_pos + asked.count <= session.kv_len:
-            slots = runner.slot_table[session.table_row, asked.first_pos :][: asked.count]
-            asked.answer(read_rows(plane, slots))
-            return
-    asked.answer(None)
+    assignment = asked.drafter.find(asked.session, asked.generation) if asked.drafter in drafters else None
+    if plane is None or assignment is None or asked.first_pos + asked.count > assignment.session.kv_len:
+        asked.answer(None)
+        return
+    slots = runner.slot_table[assignment.session.table_row, asked.first_pos :][: asked.count]
+    asked.answer(read_rows(plane, slots))
 
 
 def put_rows(

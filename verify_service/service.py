@@ -14,22 +14,23 @@ from engine.config import ModelConfig
 from outrider import __version__
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
-from outrider.errors import InvalidArgument, NotFound, ResourceExhausted
+from outrider.errors import ResourceExhausted
 from outrider.telemetry import get_logger
 from outrider.tracing import Tracing
-from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
-from outrider.wire import INLINE_FEATURE_BYTES, WIRE_VERSION
+from outrider.v1 import verify_pb2, verify_pb2_grpc
+from outrider.wire import WIRE_VERSION
 from verify_service.call_stream import CallStream
 from verify_service.calls import Calls
-from verify_service.commands import FlushCache, Inbox, ReadFeatures
+from verify_service.commands import FlushCache, Inbox
 from verify_service.counting import CallTotals
+from verify_service.feature_calls import FeatureCalls
 from verify_service.requests import SessionFactory
-from verify_service.speculate import DrafterStream, Target
+from verify_service.speculate import DrafterStream
 from verify_service.step_loop import Responses, StepLoop
+from verify_service.target import Target
 
 log = get_logger(__name__)
 
-MAX_FEATURE_READS = 16  # that the engine is asked for at once; it does them all before a step
 MAX_DRAFTERS = 1024  # who asks what is served is told of them all
 
 
@@ -54,7 +55,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._tokens = token_file(args.token_file, "--token-file")
         self._streams: set[DrafterStream] = set()
         self._call_streams: set[CallStream] = set()
-        self._reads = asyncio.Semaphore(MAX_FEATURE_READS)
+        self._feature_calls = FeatureCalls(target, inbox)
         self.totals = CallTotals()
         most = args.max_running_requests + args.max_queued_requests
         self.calls = Calls(factory, inbox, target, self.totals, tracing, max_untaken=most)
@@ -110,7 +111,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         enlisted = sum(stream.drafter is not None for stream in self._streams)
         if enlisted >= MAX_DRAFTERS:
             raise ResourceExhausted(f"{enlisted} drafters are enlisted; at most {MAX_DRAFTERS} may be")
-        stream = DrafterStream(self._args, self._target, self._inbox)
+        stream = DrafterStream(self._args, self._target, self._inbox, self._feature_calls)
         self._streams.add(stream)
         try:
             async with contextlib.aclosing(stream.frames(request_iterator)) as frames:
@@ -123,23 +124,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request: verify_pb2.StreamFeaturesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[verify_pb2.StreamFeaturesResponse]:
         """Rows from the pool in pieces of at most 256 KiB, read when they are sent."""
-        if request.boot_id != self._target.boot_id:
-            raise NotFound(f"boot_id is not this process's, {self._target.boot_id}", field="boot_id")
-        if not 1 <= request.count <= self._target.context_length:
-            raise InvalidArgument(
-                f"count is {request.count}; it must be from 1 to {self._target.context_length}", field="count"
-            )
-        if not self._target.features.width:
-            raise NotFound("this server keeps no features", field="session")
-        per_piece = max(1, INLINE_FEATURE_BYTES // (self._target.features.width * self._target.feature_bytes))
-        end = request.first_pos + request.count
-        for first_pos in range(request.first_pos, end, per_piece):
-            rows = await self._read_features(request, first_pos, min(per_piece, end - first_pos))
-            if rows is None:
-                raise NotFound(
-                    f"rows {first_pos} to {end - 1} of session {request.session} are not there", field="first_pos"
-                )
-            yield verify_pb2.StreamFeaturesResponse(first_pos=first_pos, rows=rows)
+        async with contextlib.aclosing(self._feature_calls.pieces(request)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def GetServerInfo(
         self, request: verify_pb2.VerifyServiceGetServerInfoRequest, context: grpc.aio.ServicerContext
@@ -199,21 +186,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
         self._inbox.put(FlushCache(answer))
         return await future
-
-    async def _read_features(
-        self, request: verify_pb2.StreamFeaturesRequest, first_pos: int, count: int
-    ) -> common_pb2.Tensor | None:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[common_pb2.Tensor | None] = loop.create_future()
-
-        def answer(rows: common_pb2.Tensor | None) -> None:
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(rows))
-
-        async with self._reads:
-            self._inbox.put(
-                ReadFeatures(request.drafter_id, request.session, request.generation, first_pos, count, answer)
-            )
-            return await future
 
 
 def new_boot_id() -> str:

@@ -6,7 +6,6 @@ import asyncio
 import collections
 import reprlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +18,9 @@ from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import WIRE_VERSION, check_token_ids, unpack_ids
 from verify_service.commands import Arrived, DrafterJoined, DrafterLeft, Inbox, ProposalsArrived, Released
 from verify_service.drafters import Drafter
+from verify_service.feature_calls import FeatureCalls
 from verify_service.proposals import Proposal
+from verify_service.target import Target
 
 log = get_logger(__name__)
 
@@ -33,17 +34,6 @@ PROPOSALS_PER_TURN = 64  # of one frame; then other streams have theirs
 _NO_BITS = np.empty(0, np.bool_)
 _shown = reprlib.Repr()
 _shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What drafters are told of this process."""
-
-    boot_id: str
-    model: common_pb2.ModelInfo
-    features: common_pb2.FeatureLayout
-    feature_bytes: int  # of one number in a row
-    context_length: int
 
 
 class _Credits:
@@ -83,10 +73,11 @@ class _Credits:
 class DrafterStream:
     """The life of one Speculate rpc."""
 
-    def __init__(self, args: VerifyArgs, target: Target, inbox: Inbox) -> None:
+    def __init__(self, args: VerifyArgs, target: Target, inbox: Inbox, feature_calls: FeatureCalls) -> None:
         self._args = args
         self._target = target
         self._inbox = inbox
+        self._feature_calls = feature_calls
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._credits = _Credits(self._loop)
@@ -99,8 +90,9 @@ class DrafterStream:
         """Frames to the drafter: `enlisted`, then rounds. Raises what ends the stream."""
         drafter = self._enlist(await self._first_frame(requests))
         reader: asyncio.Task[None] | None = None
+        token = self._feature_calls.admit(drafter) if drafter.needs_features else b""
         try:
-            yield verify_pb2.SpeculateResponse(enlisted=self._enlisted(drafter))
+            yield verify_pb2.SpeculateResponse(enlisted=self._enlisted(drafter, token))
             self.drafter = drafter
             self._inbox.put(DrafterJoined(drafter))
             log.info("drafter enlisted", drafter=drafter.drafter_id, algorithm=drafter.algorithm)
@@ -119,6 +111,8 @@ class DrafterStream:
         finally:
             if drafter.ring is not None:
                 drafter.ring.unlink()
+            if token:
+                self._feature_calls.dismiss(token)
             if reader is not None:
                 reader.cancel()
                 self._inbox.put(DrafterLeft(drafter))
@@ -176,14 +170,14 @@ class DrafterStream:
 
     def _ring(self) -> RowRing | None:
         """Memory for the rows of a drafter that seems to run on this host; None where there is none to be had."""
-        row_bytes = self._target.features.width * self._target.feature_bytes
+        row_bytes = self._target.row_bytes
         try:
             return RowRing(row_bytes, max(1, self._args.drafter_outbox_bytes // row_bytes))
         except OSError as error:
             log.warning("feature rows are not shared in memory but sent", reason=str(error))
             return None
 
-    def _enlisted(self, drafter: Drafter) -> verify_pb2.Enlisted:
+    def _enlisted(self, drafter: Drafter, features_token: bytes) -> verify_pb2.Enlisted:
         args = self._args
         return verify_pb2.Enlisted(
             boot_id=self._target.boot_id,
@@ -203,6 +197,7 @@ class DrafterStream:
                 name=drafter.ring.name, num_slots=drafter.ring.num_slots, slot_bytes=drafter.ring.row_bytes,
                 header_bytes=HEADER_BYTES,
             ),
+            features_token=features_token,
         )  # fmt: skip
 
     async def _read(self, requests: AsyncIterator[verify_pb2.SpeculateRequest], drafter: Drafter) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, at_least, flag_of
+from outrider.flags import Args, arg, at_least, at_most, flag_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,8 @@ class SpeculativeArgs(Args):
     def check(self) -> None:
         """Ranges of trees, and of SGLang's n-gram cache."""
         at_least(self, 1, "speculative_num_steps", "speculative_eagle_topk")
+        # As one request may ask for at most.
+        at_most(self, 4096, "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
         at_least(self, 2, "speculative_num_draft_tokens", "speculative_ngram_branch_length")
         at_least(self, 1, "speculative_ngram_min_match_window_size", "speculative_ngram_min_bfs_breadth")
         low, high = self.speculative_ngram_min_match_window_size, self.speculative_ngram_max_match_window_size

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from outrider.args.links import DialingArgs
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, at_least
+from outrider.flags import Args, arg, at_least, check_url, is_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,12 @@ class ChatArgs(Args):
         """Bounds."""
         at_least(self, 1, "max_tokens")
         at_least(self, 0, "temperature")
+        check_url("--url", self.url, "http://127.0.0.1:8000")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise StartupError("--api-key has characters that no HTTP header may have")
+        for name in ("model", "prompt", "system"):
+            if not is_text(getattr(self, name) or ""):
+                raise StartupError(f"--{name} is not valid UTF-8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,5 +72,9 @@ class HealthArgs(DialingArgs):
         super().check()
         if not self.address and not self.url:
             raise StartupError("--address or --url is needed")
+        if "" in self.address:
+            raise StartupError("--address is empty")
+        for url in self.url:
+            check_url("--url", url, "http://127.0.0.1:8000/health")
         if not self.timeout_s > 0:
             raise StartupError(f"--timeout-s is {self.timeout_s}; it must be above 0")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider.errors import StartupError
-from outrider.flags import Args, arg
+from outrider.flags import Args, arg, check_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,5 +28,4 @@ class TopArgs(Args):
         if not 0 < self.interval_s <= 3600:
             raise StartupError(f"--interval-s is {self.interval_s:g}; it must be above 0 and at most 3600")
         for url in self.metrics:
-            if not url.startswith(("http://", "https://")):
-                raise StartupError(f"--metrics is {url!r}; it must be a URL, such as http://127.0.0.1:9400/metrics")
+            check_url("--metrics", url, "http://127.0.0.1:9400/metrics")

@@ -340,18 +340,20 @@ class SpeculateResponse(_message.Message):
     def __init__(self, enlisted: _Optional[_Union[Enlisted, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ...) -> None: ...
 
 class Enlisted(_message.Message):
-    __slots__ = ("boot_id", "target", "limits", "features", "shared_memory")
+    __slots__ = ("boot_id", "target", "limits", "features", "shared_memory", "features_token")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_TOKEN_FIELD_NUMBER: _ClassVar[int]
     boot_id: str
     target: _common_pb2.ModelInfo
     limits: DrafterLimits
     features: _common_pb2.FeatureLayout
     shared_memory: SharedMemoryRing
-    def __init__(self, boot_id: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., limits: _Optional[_Union[DrafterLimits, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.FeatureLayout, _Mapping]] = ..., shared_memory: _Optional[_Union[SharedMemoryRing, _Mapping]] = ...) -> None: ...
+    features_token: bytes
+    def __init__(self, boot_id: _Optional[str] = ..., target: _Optional[_Union[_common_pb2.ModelInfo, _Mapping]] = ..., limits: _Optional[_Union[DrafterLimits, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.FeatureLayout, _Mapping]] = ..., shared_memory: _Optional[_Union[SharedMemoryRing, _Mapping]] = ..., features_token: _Optional[bytes] = ...) -> None: ...
 
 class DrafterLimits(_message.Message):
     __slots__ = ("max_proposal_nodes", "max_assumed_tokens", "max_proposals_per_session", "drafter_outbox_bytes", "max_sessions", "max_verify_nodes")
@@ -510,20 +512,22 @@ class Rejected(_message.Message):
     def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., proposal_id: _Optional[int] = ..., reason: _Optional[_Union[RejectReason, str]] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class StreamFeaturesRequest(_message.Message):
-    __slots__ = ("session", "generation", "boot_id", "first_pos", "count", "drafter_id")
+    __slots__ = ("session", "generation", "boot_id", "first_pos", "count", "drafter_id", "features_token")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     FIRST_POS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_ID_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_TOKEN_FIELD_NUMBER: _ClassVar[int]
     session: int
     generation: int
     boot_id: str
     first_pos: int
     count: int
     drafter_id: str
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., boot_id: _Optional[str] = ..., first_pos: _Optional[int] = ..., count: _Optional[int] = ..., drafter_id: _Optional[str] = ...) -> None: ...
+    features_token: bytes
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., boot_id: _Optional[str] = ..., first_pos: _Optional[int] = ..., count: _Optional[int] = ..., drafter_id: _Optional[str] = ..., features_token: _Optional[bytes] = ...) -> None: ...
 
 class StreamFeaturesResponse(_message.Message):
     __slots__ = ("first_pos", "rows")

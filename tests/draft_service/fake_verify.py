@@ -149,6 +149,7 @@ def enlisted(boot_id: str) -> pb.SpeculateResponse:
                 max_proposal_nodes=64, max_assumed_tokens=16, max_proposals_per_session=8, max_verify_nodes=32,
                 max_sessions=16,
             ),
+            features_token=b"of this stream",
         )
     )  # fmt: skip
 

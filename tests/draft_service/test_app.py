@@ -68,6 +68,20 @@ def test_an_algorithm_that_it_has_not_is_refused() -> None:
         main(DraftArgs(speculative_algorithm="NONE"))
 
 
+def test_sessions_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
+    head, target = make.eagle(tmp_path / "head").folder, make.write_target(tmp_path / "target").folder
+    words = [
+        f"--speculative-draft-model-path={head}", f"--model-path={target}", "--speculative-algorithm=EAGLE",
+        "--device=cpu", "--max-sessions=2147483647",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "outrider", "draft", *words],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "outrider draft: no memory for --max-sessions 2147483647" in done.stderr
+
+
 def test_an_unwritable_home_is_told_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StartupError, match="OUTRIDER_HOME"):

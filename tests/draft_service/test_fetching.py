@@ -104,6 +104,7 @@ async def test_announced_rows_are_fetched_and_given_in_order(address: str, reade
         while len(reader.positions) < 15:
             await stream.proposal()  # rows make a session due again
         assert reader.positions == list(range(15))
+        assert {asked.features_token for asked in verify.asked} == {b"of this stream"}
         assert {(asked.session, asked.generation, asked.boot_id, asked.drafter_id) for asked in verify.asked} == {
             (1, 1, "boot", "host:1")
         }

@@ -15,10 +15,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draft_service.app import SERVICE
+from draft_service.drafters.base import Draft, TextRequest
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafting import Drafting
 from draft_service.link import Identity
-from draft_service.service import DraftServicer
+from draft_service.service import MAX_CALLS, DraftServicer
 from draft_service.worker import Worker
 from outrider import __version__, rpc
 from outrider.args import DraftArgs
@@ -109,6 +110,10 @@ async def test_a_corpus_is_drawn_from_within_its_scope(tmp_path: Path) -> None:
         ({"speculative": common_pb2.SpeculativeParams(num_steps=0)}, ["speculative.num_steps", "0", "1 to 4096"]),
         ({"speculative": common_pb2.SpeculativeParams(topk=5000)}, ["speculative.topk", "5000", "4096"]),
         ({"speculative": common_pb2.SpeculativeParams(num_draft_tokens=1)}, ["num_draft_tokens", "1", "2 to 4096"]),
+        (
+            {"speculative": common_pb2.SpeculativeParams(algorithm="ALGORITHM_EAGLE")},
+            ["speculative.algorithm", "ALGORITHM_NGRAM"],
+        ),
     ],
 )
 async def test_wrong_requests_are_refused(tmp_path: Path, fields: dict[str, Any], words: list[str]) -> None:
@@ -138,6 +143,37 @@ async def test_wrong_corpora_are_refused(tmp_path: Path, messages: list[Any], co
         with pytest.raises(grpc.aio.AioRpcError, match=word) as failure:
             await service.add(*messages)
         assert failure.value.code().name == code
+
+
+async def test_calls_beyond_what_may_wait_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as service:
+        gate, asked = asyncio.Event(), 0
+
+        async def held(request: TextRequest) -> Draft:
+            nonlocal asked
+            asked += 1
+            await gate.wait()
+            return Draft()
+
+        async def silence() -> AsyncIterator[draft_pb2.AddCorpusRequest]:
+            await asyncio.Event().wait()
+            yield text()
+
+        monkeypatch.setattr(service.drafter, "propose", held)
+        wanted = draft_pb2.ProposeRequest(tokens=pack_ids([1]))
+        proposes = [service.stub.Propose(wanted) for _ in range(MAX_CALLS)]
+        streams = [service.stub.AddCorpus(silence()) for _ in range(MAX_CALLS)]
+        await service.stub.GetServerInfo(draft_pb2.DraftServiceGetServerInfoRequest())  # all came before it
+        for one_more in (service.stub.Propose(wanted), service.stub.AddCorpus(silence())):
+            assert await one_more.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "64" in str(await one_more.details())
+        assert asked == 1
+        for stream in streams:
+            stream.cancel()
+        gate.set()
+        await asyncio.gather(*proposes)
+        assert asked == MAX_CALLS
+        await service.stub.Propose(wanted)
 
 
 async def test_ids_are_held_to_the_targets_vocabulary_once_it_is_known(tmp_path: Path) -> None:

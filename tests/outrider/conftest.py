@@ -23,6 +23,8 @@ class FakeGateway:
     plain_pieces: list[Piece] | None = None  # another answer when speculation is off
     origins: bool = True
     status: int = 200
+    models: str = '{"object": "list", "data": [{"id": "a-model"}]}'
+    stream: str | None = None  # in place of events
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -45,7 +47,7 @@ def fake_gateway() -> Iterator[FakeGateway]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.reply("application/json", json.dumps({"object": "list", "data": [{"id": "a-model"}]}))
+            self.reply("application/json", fake.models)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -54,7 +56,7 @@ def fake_gateway() -> Iterator[FakeGateway]:
                 self.reply("application/json", json.dumps({"error": {"message": "too long", "code": "x"}}))
                 return
             events = "".join(f"data: {json.dumps(event)}\n\n" for event in fake.events(body))
-            self.reply("text/event-stream", events + "data: [DONE]\n\n")
+            self.reply("text/event-stream", events + "data: [DONE]\n\n" if fake.stream is None else fake.stream)
 
         def reply(self, kind: str, text: str) -> None:
             data = text.encode()

@@ -50,6 +50,15 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
     ("kind", "settings", "flag"),
     [
         (VerifyArgs, {"max_total_tokens": 0}, "--max-total-tokens"),
+        (
+            VerifyArgs,
+            {"max_queued_requests": 2**31},
+            "--max-queued-requests is 2147483648; it must be at",
+        ),
+        (VerifyArgs, {"drafter_outbox_bytes": 2**63}, "--drafter-outbox-bytes is"),
+        (VerifyArgs, {"threads": 1025}, "--threads is 1025; it must be at most 1024"),
+        (DraftArgs, {"threads": 1025}, "--threads is 1025"),
+        (DraftArgs, {"speculative_eagle_topk": 4097}, "--speculative-eagle-topk is 4097; it must be at most 4096"),
         (VerifyArgs, {"max_draft_wait_ms": -1.0}, "--max-draft-wait-ms"),
         (VerifyArgs, {"cuda_graph_max_bs": 0}, "--cuda-graph-max-bs"),
         (VerifyArgs, {"cuda_graph_max_bs": 8, "disable_cuda_graph": True}, "--disable-cuda-graph exclude"),

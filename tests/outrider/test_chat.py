@@ -103,3 +103,74 @@ def test_a_refused_request_says_why(fake_gateway: FakeGateway, capsys: pytest.Ca
 def test_no_server() -> None:
     with pytest.raises(StartupError, match="no server answers"):
         chat.main(ChatArgs(url="http://127.0.0.1:1", prompt="hi"))
+
+
+@pytest.mark.parametrize(
+    "reply", ['{"object": "list", "data": []}', "null", "[1]", '"text"', '{"a', "<html></html>", '{"data": 1}', ""]
+)
+def test_a_server_of_something_else(fake_gateway: FakeGateway, reply: str) -> None:
+    fake_gateway.models = reply
+    with pytest.raises(StartupError, match="no server of models"):
+        chat.main(ChatArgs(url=fake_gateway.url, prompt="hi"))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "{nonsense",
+        '{"choices": [{"index": 0, "delta": null}]}',
+        '{"choices": 1}',
+        '{"choices": [], "outrider": {"x": 1}}',
+        '{"choices": [], "outrider": {"tokens": [{"text": "x"}]}}',
+        "[1]",
+    ],
+)
+def test_an_answer_of_another_form(fake_gateway: FakeGateway, capsys: pytest.CaptureFixture[str], event: str) -> None:
+    fake_gateway.stream = f"data: {event}\n\n"
+    assert chat.main(ChatArgs(url=fake_gateway.url, prompt="hi")) == 1
+    assert "answers what no chat server does" in capsys.readouterr().err
+
+
+def test_an_answer_that_breaks_off(fake_gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_gateway.stream = 'data: {"choices": [{"index": 0, "delta": {"content": "Hel"}}]}\n\n'
+    fake_gateway.stream += 'data: {"error": {"message": "the server is gone"}}\n\n'
+    assert chat.main(ChatArgs(url=fake_gateway.url, prompt="hi")) == 1
+    out, err = capsys.readouterr()
+    assert out == "Hel"
+    assert "the server is gone" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (["--url", "http://[::1"], "--url is"),
+        (["--url", "nonsense"], "--url is"),
+        (["--url", "http://127.0.0.1:99999"], "--url is"),
+        (["--prompt", "a\udcff"], "--prompt is not valid UTF-8"),
+        (["--system", "a\udcff"], "--system is not valid UTF-8"),
+        (["--api-key", "schl\u00fcssel"], "--api-key has characters"),
+        (["--api-key", "a\nb"], "--api-key has characters"),
+    ],
+)
+def test_words_that_no_server_could_be_sent(words: list[str], match: str) -> None:
+    with pytest.raises(StartupError, match=match):
+        ChatArgs.parse(words)
+
+
+def test_typed_bytes_that_are_no_text_are_refused(
+    fake_gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\nhi\n"), "utf-8", "surrogateescape"))
+    assert chat.main(ChatArgs(url=fake_gateway.url)) == 0
+    assert "not valid UTF-8" in capsys.readouterr().err
+    assert [request["messages"][0]["content"] for request in fake_gateway.requests] == ["hi"]
+
+
+def test_a_closed_stdin_ends_a_conversation_and_a_closed_stdout_begins_none(
+    fake_gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert chat.main(ChatArgs(url=fake_gateway.url)) == 0
+    monkeypatch.setattr("sys.stdout", None)
+    with pytest.raises(StartupError, match="stdout is closed"):
+        chat.main(ChatArgs(url=fake_gateway.url))

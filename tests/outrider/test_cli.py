@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -130,3 +132,14 @@ def test_benchmarks_are_listed_and_unknown_ones_refused(capsys: pytest.CaptureFi
 def test_python_dash_m_is_the_same_command() -> None:
     ended = subprocess.run([sys.executable, "-m", "outrider", "version"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout[:9]) == (0, "outrider ")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["version"], ["bench"]])
+def test_whoever_reads_the_output_may_leave(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "outrider", *words], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")

@@ -6,6 +6,7 @@ Every view asserts that rows come in order, once, and hold what the fake runner 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import grpc
@@ -24,7 +25,7 @@ from tests.verify_service.held import OUTPUT, hold
 from tests.verify_service.rig import prompt_of, request
 from tests.verify_service.test_service import tokens_of
 from verify_service.commands import ReadFeatures
-from verify_service.service import MAX_FEATURE_READS
+from verify_service.feature_calls import MAX_CALLS, MAX_CALLS_PER_DRAFTER, MAX_FEATURE_READS
 
 MODEL = ToyModel(vocab_size=32, order=3)
 PROMPT = prompt_of(100, 32)
@@ -139,6 +140,7 @@ def asking(service: Service, drafter: FakeDrafter, **fields: object) -> verify_p
         "first_pos": 0,
         "count": 10,
         "drafter_id": drafter.enlist.drafter_id,
+        "features_token": drafter.enlisted.features_token,
     }
     return verify_pb2.StreamFeaturesRequest(**{**sound, **fields})
 
@@ -229,7 +231,8 @@ async def test_rows_too_many_for_a_frame_are_announced_and_fetched_in_pieces(ser
         ({"boot_id": "another"}, grpc.StatusCode.NOT_FOUND),
         ({"session": 4711}, grpc.StatusCode.NOT_FOUND),
         ({"generation": 2}, grpc.StatusCode.NOT_FOUND),
-        ({"drafter_id": "somebody"}, grpc.StatusCode.NOT_FOUND),
+        ({"features_token": b""}, grpc.StatusCode.NOT_FOUND),
+        ({"features_token": bytes(16)}, grpc.StatusCode.NOT_FOUND),
         ({"first_pos": 150}, grpc.StatusCode.NOT_FOUND),
         ({"first_pos": 2**32 - 1}, grpc.StatusCode.NOT_FOUND),
         ({"count": 0}, grpc.StatusCode.INVALID_ARGUMENT),
@@ -252,23 +255,84 @@ async def test_rows_that_are_not_there_or_not_the_askers_are_not_found(
 async def test_reads_without_end_do_not_lengthen_a_step(serve: Serve) -> None:
     service = await serve(MODEL, feature_width=NARROW, max_draft_wait_ms=0.0)
     held = await hold(service, after=5, features=layout(NARROW), target=TARGET)
-    asked = verify_pb2.StreamFeaturesRequest(
-        session=held.seen.session, generation=1, boot_id=held.drafter.enlisted.boot_id, count=2,
-        drafter_id=held.drafter.enlist.drafter_id,
-    )  # fmt: skip
-
-    async def read() -> int:
-        return sum([piece.rows.shape[0] async for piece in service.stub.StreamFeatures(asked)])
-
-    reads = [asyncio.create_task(read()) for _ in range(3 * MAX_FEATURE_READS)]
+    others = [await head(service, NARROW, name=f"other-{n}") for n in range(5)]
+    reads: list[asyncio.Task[int]] = []
+    for drafter in (held.drafter, *others):
+        asked = asking(service, held.drafter, count=2, features_token=drafter.enlisted.features_token)
+        reads += [asyncio.create_task(num_rows(service, asked)) for _ in range(MAX_CALLS_PER_DRAFTER)]
     await service.inbox.until(lambda: service.inbox.kinds.count(ReadFeatures) >= MAX_FEATURE_READS)
     await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())  # all reads have come before it
     assert service.inbox.kinds.count(ReadFeatures) == MAX_FEATURE_READS
     while not all(each.done() for each in reads):
         await service.gate.pass_steps(1)
         await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())
-    assert [await each for each in reads] == [2] * len(reads)
+    found = [await each for each in reads]
+    assert found == [2] * MAX_CALLS_PER_DRAFTER + [0] * (len(reads) - MAX_CALLS_PER_DRAFTER)
     assert await held.finish() == OUTPUT[:60]
+
+
+async def num_rows(service: Service, asked: verify_pb2.StreamFeaturesRequest) -> int:
+    """Rows that a call brings before it ends or is refused."""
+    found = 0
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async for piece in service.stub.StreamFeatures(asked):
+            found += piece.rows.shape[0]
+    return found
+
+
+@pytest.mark.asyncio
+async def test_nobody_reads_the_rows_of_a_drafter_whose_name_he_took(serve: Serve) -> None:
+    service, drafter, task = await held_session(serve, width=NARROW)
+    service.gate.open()
+    await task
+    service.gate.close(after=4)
+    task = asyncio.create_task(service.generate(request(PROMPT, PARAMS)))
+    await service.gate.at_step()
+    await drafter.until(lambda: drafter.view.sessions)
+    thief = await head(service, NARROW, name="head")
+    assert thief.enlist.drafter_id == drafter.enlist.drafter_id
+    token = thief.enlisted.features_token
+    assert len(token) == 16
+    assert token != drafter.enlisted.features_token
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await fetch(service, asking(service, drafter, features_token=token))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert len(await fetch(service, asking(service, drafter))) == 1
+    service.gate.open()
+    await task
+
+
+@pytest.mark.asyncio
+async def test_calls_for_rows_are_bounded_for_each_drafter_and_for_all(serve: Serve) -> None:
+    service, drafter, task = await held_session(serve, width=NARROW)
+
+    async def refused(asked: verify_pb2.StreamFeaturesRequest) -> str:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await anext(aiter(service.stub.StreamFeatures(asked)))
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        return str(caught.value.details())
+
+    calls = []
+    gone = drafter
+    for n in range(MAX_CALLS // MAX_CALLS_PER_DRAFTER):
+        gone = await head(service, NARROW, name=f"other-{n}")
+        asked = asking(service, drafter, features_token=gone.enlisted.features_token)
+        calls += [service.stub.StreamFeatures(asked) for _ in range(MAX_CALLS_PER_DRAFTER)]
+        await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())  # all have come before it
+        assert await refused(asked) == "8 StreamFeatures calls of this drafter are open; at most 8 may be"
+    await gone.close()  # its calls still count
+    assert await refused(asking(service, drafter)) == (
+        "256 StreamFeatures calls of all drafters are open; at most 256 may be"
+    )
+    asked = asking(service, drafter, session=4711)
+    for call in calls:
+        call.cancel()
+    service.gate.open()
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    while code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # until the last of them have been noticed to be gone
+        code = await service.stub.StreamFeatures(asked).code()
+    assert code is grpc.StatusCode.NOT_FOUND
+    await task
 
 
 @pytest.mark.asyncio

@@ -1,0 +1,101 @@
+"""StreamFeatures: who may read which rows, and how many calls at once. The rows themselves are the engine's."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from outrider.errors import InvalidArgument, NotFound, ResourceExhausted
+from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import INLINE_FEATURE_BYTES
+from verify_service.commands import Inbox, ReadFeatures
+from verify_service.drafters import Drafter
+from verify_service.target import Target
+
+MAX_FEATURE_READS = 16  # that the engine is asked for at once; it does them all before a step
+# Each may hold a piece that nobody reads.
+MAX_CALLS = 256  # those of drafters that left too, until their callers go
+MAX_CALLS_PER_DRAFTER = 8  # ours makes two
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    drafter: Drafter
+    num_calls: int = 0
+
+
+class FeatureCalls:
+    """All StreamFeatures calls of this process. Owned by the event loop."""
+
+    def __init__(self, target: Target, inbox: Inbox) -> None:
+        self._target = target
+        self._inbox = inbox
+        self._readers: dict[bytes, _Reader] = {}  # by token
+        self._num_calls = 0
+        self._reads = asyncio.Semaphore(MAX_FEATURE_READS)
+
+    def admit(self, drafter: Drafter) -> bytes:
+        """The token that the drafter shows in its calls; nobody can guess it."""
+        token = secrets.token_bytes(16)
+        self._readers[token] = _Reader(drafter)
+        return token
+
+    def dismiss(self, token: bytes) -> None:
+        """Forgets a drafter that left."""
+        del self._readers[token]
+
+    async def pieces(
+        self, request: verify_pb2.StreamFeaturesRequest
+    ) -> AsyncGenerator[verify_pb2.StreamFeaturesResponse]:
+        """The rows in pieces of at most 256 KiB, read when they are sent."""
+        self._check(request)
+        reader = self._readers.get(request.features_token)
+        if reader is None:
+            raise NotFound("features_token is no enlisted drafter's", field="features_token")
+        for open_calls, most, whose in (
+            (reader.num_calls, MAX_CALLS_PER_DRAFTER, "of this drafter"),
+            (self._num_calls, MAX_CALLS, "of all drafters"),
+        ):
+            if open_calls >= most:
+                raise ResourceExhausted(f"{open_calls} StreamFeatures calls {whose} are open; at most {most} may be")
+        reader.num_calls += 1
+        self._num_calls += 1
+        try:
+            per_piece = max(1, INLINE_FEATURE_BYTES // self._target.row_bytes)
+            end = request.first_pos + request.count
+            for first_pos in range(request.first_pos, end, per_piece):
+                rows = await self._read(reader.drafter, request, first_pos, min(per_piece, end - first_pos))
+                if rows is None:
+                    raise NotFound(
+                        f"rows {first_pos} to {end - 1} of session {request.session} are not there", field="first_pos"
+                    )
+                yield verify_pb2.StreamFeaturesResponse(first_pos=first_pos, rows=rows)
+        finally:
+            reader.num_calls -= 1
+            self._num_calls -= 1
+
+    def _check(self, request: verify_pb2.StreamFeaturesRequest) -> None:
+        target = self._target
+        if request.boot_id != target.boot_id:
+            raise NotFound(f"boot_id is not this process's, {target.boot_id}", field="boot_id")
+        if not 1 <= request.count <= target.context_length:
+            raise InvalidArgument(
+                f"count is {request.count}; it must be from 1 to {target.context_length}", field="count"
+            )
+        if not target.row_bytes:
+            raise NotFound("this server keeps no features", field="session")
+
+    async def _read(
+        self, drafter: Drafter, request: verify_pb2.StreamFeaturesRequest, first_pos: int, count: int
+    ) -> common_pb2.Tensor | None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[common_pb2.Tensor | None] = loop.create_future()
+
+        def answer(rows: common_pb2.Tensor | None) -> None:
+            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(rows))
+
+        async with self._reads:
+            self._inbox.put(ReadFeatures(drafter, request.session, request.generation, first_pos, count, answer))
+            return await future

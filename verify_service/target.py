@@ -1,0 +1,23 @@
+"""What a verify process says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.v1 import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What drafters are told of this process."""
+
+    boot_id: str
+    model: common_pb2.ModelInfo
+    features: common_pb2.FeatureLayout
+    feature_bytes: int  # of one number in a row
+    context_length: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a feature row; 0: none are kept."""
+        return self.features.width * self.feature_bytes
