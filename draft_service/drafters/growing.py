@@ -36,7 +36,7 @@ def most_nodes(num_steps: int, topk: int) -> int:
     return topk + (num_steps - 1) * topk * topk
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Carried:
     """What a head gave out of one tree's rows: the states that rows below them go on from.
 
@@ -179,12 +179,11 @@ def _grow_trees(
         check()
         end = step * topk
         segments = [
-            Segment(
-                sequence.table_row, sequence.num_rows, growth.entry_tokens[i, :end], slots[i, :end], depths[:end],
-                growth.masks[i, :end, :end], num_logits=topk,
+            Segment(sequence.table_row, sequence.num_rows, words, own, depths[:end], mask, topk)
+            for sequence, words, own, mask in zip(
+                sequences, growth.entry_tokens[:, :end], slots[:, :end], growth.masks[:, :end, :end], strict=True
             )
-            for i, sequence in enumerate(sequences)
-        ]  # fmt: skip
+        ]
         above = None if states is None else states.above(growth.entry_parents[:, end - topk : end], step)
         found = model.run(segments, above, topk)
         _expand(growth, step, topk, found, batch)
@@ -195,13 +194,11 @@ def _grow_trees(
 
 def _drafts(chosen: Chosen, steps: Many[torch.Tensor] | None, topk: int, counts: list[int]) -> list[Draft]:
     """steps: as Carried has them; None for a language model."""
+    trees = zip(counts, *chosen, strict=True)
     return [
-        Draft(
-            chosen.tokens[i, :n], chosen.parents[i, :n], chosen.probabilities[i, :n],
-            memo=Carried(steps, topk, i, chosen.entries[i, :n]) if steps else None,
-        )
-        for i, n in enumerate(counts)
-    ]  # fmt: skip
+        Draft(words[:n], parents[:n], chances[:n], memo=Carried(steps, topk, i, entries[:n]) if steps else None)
+        for i, (n, words, parents, chances, entries) in enumerate(trees)
+    ]
 
 
 def _expand(growth: Growth, step: int, topk: int, tips: Tips, batch: int) -> None:

@@ -322,7 +322,7 @@ class Wire(RuleBasedStateMachine):
             session,
             np.array(draft.tokens, np.int32),
             np.array(draft.parents, np.int32),
-            np.exp(-np.array(draft.scores or [0] * len(draft.tokens)) / 16.0),
+            pack_scores(np.exp(-np.array(draft.scores or [0] * len(draft.tokens)) / 16.0)),
             np.array(assumed, np.int32),
             np.zeros(len(draft.tokens), np.bool_),
             1,
