@@ -66,15 +66,20 @@ class TokenTree:
 
     def has_children(self, node: int) -> bool:
         """Whether any node hangs below `node` (-1: the root)."""
-        return node in self.links
+        return len(self) > 0 if node == ROOT else node in self.links
 
     @property
     def links(self) -> dict[int, dict[int, int]]:
         """Of each node that has children (-1: the root): they, by token."""
         if self._children is None:
-            self._children = {}
+            links: dict[int, dict[int, int]] = {}
             for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
-                self._children.setdefault(parent, {})[token] = node
+                siblings = links.get(parent)
+                if siblings is None:
+                    links[parent] = {token: node}
+                else:
+                    siblings[token] = node
+            self._children = links
         return self._children
 
     @property

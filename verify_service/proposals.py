@@ -187,7 +187,9 @@ class ProposalBook:
         """The proposal to verify at the length last seen: largest base_len, then largest id."""
         best: _Walk | None = None
         for walk in self._kept:  # by id: the later of equals
-            if walk.standing is _Standing.MATCHES and (best is None or walk.proposal.base_len >= best.proposal.base_len):
+            if walk.standing is _Standing.MATCHES and (
+                best is None or walk.proposal.base_len >= best.proposal.base_len
+            ):
                 best = walk
         if best is None:
             return None

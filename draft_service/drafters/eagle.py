@@ -14,7 +14,14 @@ from typing import TypeVar
 import torch
 
 from draft_service.drafters.base import Draft, TextRequest
-from draft_service.drafters.features import FeatureBuffer, Piece, UnusableFeatures, one_tensor, read_tensor, read_together
+from draft_service.drafters.features import (
+    FeatureBuffer,
+    Piece,
+    UnusableFeatures,
+    one_tensor,
+    read_tensor,
+    read_together,
+)
 from draft_service.drafters.features import warm_up as warm_up_reading
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import ModelDrafter

@@ -37,10 +37,10 @@ from verify_service.commands import (
 )
 from verify_service.drafters import Drafter, Drafters
 from verify_service.grammar import GrammarCompiler
+from verify_service.parsing import parse_proposals
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
-from verify_service.parsing import parse_proposals
 from verify_service.step_loop import Responses, StepLoop
 
 MAX_NODES, MAX_PROPOSAL_NODES, MAX_ASSUMED, MAX_KEPT, MAX_CHOICES = 8, 32, 8, 4, 8

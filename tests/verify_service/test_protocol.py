@@ -18,6 +18,7 @@ from outrider.errors import Unavailable
 from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import pack_scores
 from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, random_draft
 from tests.fakes import ToyModel
