@@ -165,6 +165,12 @@ class Sampler:
     def __init__(self) -> None:
         self._on_device: DeviceSampler | None = None
 
+    def prepare(self, works: Sequence[Work]) -> None:
+        """Makes the links of the trees that are walked when the logits are there, or soon after; another thread may."""
+        for work in works:
+            if work.match is not None:
+                _ = work.match.tree.links
+
     def accept(self, works: Sequence[Work], logits: torch.Tensor) -> list[Accepted | None]:
         """Each work's outcome; None for a prefill chunk, or where a row had no distribution (NaN in the model)."""
         if logits.device.type != "cpu":

@@ -130,9 +130,8 @@ class StepLoop:
         self.counters.lap(PLAN)
         self._teller.tell(works)
         self._gatherer.ran([work.session.session_id for work in works], len(late))
-        waits = self._responses or self._later is not None or len(works) >= _MANY
-        if works and self._clerk is not None and waits:
-            self._busy = self._clerk.submit(self._flush_soon if len(self.drafters) else self.flush, works)
+        if works and self._clerk is not None and (self._responses or self._later or len(works) >= _MANY):
+            self._busy = self._clerk.submit(self.flush, works, BREATH_S if len(self.drafters) else 0.0)
         else:
             self.flush()
         self.counters.lap(TELL)
@@ -169,11 +168,6 @@ class StepLoop:
             self._count(sent, elapsed_ns)
 
         self._later = account
-
-    def _flush_soon(self, works: Sequence[Work]) -> None:
-        """Lets the event loop, which needs the interpreter for it, send first what drafters were told."""
-        time.sleep(BREATH_S)
-        self.flush(works)
 
     def _await_clerk(self) -> None:
         if self._busy is not None:
@@ -285,11 +279,13 @@ class StepLoop:
             self._responses.append((session, error if isinstance(error, OutriderError) else Unavailable(str(error))))
         self.flush()
 
-    def flush(self, works: Sequence[Work] = ()) -> None:
-        """Does what could wait: hands clients what was committed, and takes the last step into account.
+    def flush(self, works: Sequence[Work] = (), breath_s: float = 0.0) -> None:
+        """Does what could wait: for clients, for the accounts, and for the end of the step of `works`.
 
-        works: of the step under way, whose trees are soon walked.
+        breath_s: in which the event loop, which needs the interpreter for it, sends what drafters were told.
         """
+        if breath_s:
+            time.sleep(breath_s)
         self.scheduler.settle()
         self._committer.count()
         if self._responses:
@@ -302,6 +298,4 @@ class StepLoop:
         if self._later is not None:
             later, self._later = self._later, None
             later()
-        for work in works:
-            if work.match is not None:
-                _ = work.match.tree.links  # made when they are first looked at
+        self._sampler.prepare(works)
