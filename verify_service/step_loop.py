@@ -280,11 +280,8 @@ class StepLoop:
         self.flush()
 
     def flush(self, works: Sequence[Work] = (), breath_s: float = 0.0) -> None:
-        """Does what could wait: for clients, for the accounts, and for the end of the step of `works`.
-
-        breath_s: in which the event loop, which needs the interpreter for it, sends what drafters were told.
-        """
-        if breath_s:
+        """Does what could wait: for clients, for the accounts, and for the end of the step of `works`."""
+        if breath_s:  # in which the event loop, which needs the interpreter for it, sends what drafters were told
             time.sleep(breath_s)
         self.scheduler.settle()
         self._committer.count()
