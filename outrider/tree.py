@@ -100,7 +100,7 @@ class TokenTree:
     @property
     def depth(self) -> int:
         """Of the deepest node; 0 without nodes."""
-        return int(self.row_depths.max())
+        return max(self.row_depths.tolist())  # sooner than numpy begins
 
     def ancestor_mask(self) -> NDArray[np.bool_]:
         """bool [n+1, n+1]: row r sees itself, its ancestors and the root (row 0)."""
