@@ -20,6 +20,7 @@ from draft_service.tracing import record_drafts
 from outrider.telemetry import get_logger
 from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2
+from outrider.wire import pack_scores_of
 
 log = get_logger(__name__)
 
@@ -147,19 +148,20 @@ class Drafting:
         self, table: SessionTable, sessions: Sequence[Session], drafts: Sequence[Draft], draft_us: int
     ) -> tuple[list[verify_pb2.Proposal], list[InVerification]]:
         """Proposals at the committed states, and of those the trees that a waiting verify service takes at once."""
-        proposals: list[verify_pb2.Proposal] = []
+        said: list[tuple[Session, Draft]] = []
         taken: list[InVerification] = []
+        early = self.planner.current.outcomes > 0
         for session, draft in zip(sessions, drafts, strict=False):
-            if table.get(*session.key) is not session:
+            if table.get(session.session, session.generation) is not session:
                 continue  # given up
             if len(draft) == 0:
                 if len(session.tokens) in (session.prompt_len, session.declined_len):
                     continue  # nothing is verified below a prompt, and once is enough
                 session.declined_len = len(session.tokens)
-            proposals.append(self._propose(table, session, draft, draft_us))
-            if self.planner.current.outcomes and len(draft) and session.following.kind == verify_pb2.NEXT_KIND_WAITING:
+            said.append((session, draft))
+            if early and len(draft) and session.following.kind == verify_pb2.NEXT_KIND_WAITING:
                 taken.append(InVerification.whole(session, draft.tree, draft.probabilities, draft.memo))
-        return proposals, taken
+        return self._said(table, said, draft_us), taken
 
     async def _draft_ahead(
         self, table: SessionTable, changes: Changes, verifying: Sequence[InVerification]
@@ -182,20 +184,28 @@ class Drafting:
         if self.tracing is not None:
             record_drafts(self.tracing, "draft early", start_ns, zip(sessions, outcomes, strict=False))
         draft_us = _us_each(start_ns, sum(map(len, outcomes)))
-        return [
-            self._propose(table, session, draft, draft_us)
+        found = [
+            (session, draft)
             for session, drafts in zip(sessions, outcomes, strict=False)
             if table.get(*session.key) is session
             for draft in drafts
         ]
+        return self._said(table, found, draft_us)
 
-    def _propose(self, table: SessionTable, session: Session, draft: Draft, draft_us: int) -> verify_pb2.Proposal:
+    def _said(
+        self, table: SessionTable, drafts: Sequence[tuple[Session, Draft]], draft_us: int
+    ) -> list[verify_pb2.Proposal]:
+        """As proposals, noted as sent."""
         # A memo is for drafting ahead, and large: kept for nothing, it would drive all else out of the caches.
-        memo = draft.memo if self.planner.current.outcomes else None
-        return table.propose(
-            session, draft.tokens, draft.parents, draft.probabilities, draft.assumed, draft.from_prediction, draft_us,
-            memo,
-        )  # fmt: skip
+        early = self.planner.current.outcomes > 0
+        scores = pack_scores_of([draft.probabilities for _, draft in drafts])
+        return [
+            table.propose(
+                session, draft.tokens, draft.parents, packed, draft.assumed, draft.from_prediction, draft_us,
+                draft.memo if early else None,
+            )
+            for (session, draft), packed in zip(drafts, scores, strict=True)
+        ]  # fmt: skip
 
     def _num_nodes(self, table: SessionTable, session: Session) -> int:
         return min(table.node_limit(session), self.drafter.num_nodes(session.wishes))

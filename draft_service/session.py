@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -39,16 +40,16 @@ class Wishes:
         return cls(**{name: min(max(1, getattr(pb, name)), MAX_WISH) for name in names if pb.HasField(name)})
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Sent:
-    """A proposal as it went out. scores: uint8 [n]; memo: what its draft came with."""
+    """A proposal as it went out. scores: a byte a node; memo: what its draft came with."""
 
     proposal_id: int
     base_len: int
     assumed: Ids
     tokens: Ids
     parents: Ids
-    scores: NDArray[np.uint8]
+    scores: bytes
     memo: object = None
 
     @cached_property
@@ -59,7 +60,7 @@ class Sent:
     @cached_property
     def raised_scores(self) -> NDArray[np.uint8]:
         """uint8 [n]: each node's score, at least its parent's."""
-        return self.tree.raised(self.scores)
+        return self.tree.raised(np.frombuffer(self.scores, np.uint8))
 
 
 @dataclass(eq=False)
@@ -95,7 +96,7 @@ class Session:
         """What its messages are checked against."""
         return self.session, self.generation
 
-    def commit(self, tokens: Ids) -> None:
+    def commit(self, tokens: Many[int] | Ids) -> None:
         """Appends committed tokens. Views of `tokens` taken before stay as they are."""
         old_len, new_len = len(self.tokens), len(self.tokens) + len(tokens)
         if new_len > len(self._buffer) or not self._buffer.flags.writeable:
@@ -143,7 +144,7 @@ class Session:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Extension:
     """Newly committed tokens of a session: those from base_len on. `verdict` has the features and the step's cost."""
 

@@ -20,7 +20,7 @@ from outrider.errors import InvalidArgument
 from outrider.row_ring import RowReader
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import Ids, check_token_ids, pack_ids, pack_scores
+from outrider.wire import Ids, check_token_ids, pack_ids
 
 MAX_DETAIL = 256
 _INT31 = 2**31 - 1
@@ -185,33 +185,24 @@ class SessionTable:
         return None
 
     def propose(
-        self, session: Session, tokens: Ids, parents: Ids, probabilities: NDArray[np.float64], assumed: Ids,
+        self, session: Session, tokens: Ids, parents: Ids, scores: bytes, assumed: Ids,
         from_prediction: NDArray[np.bool_], draft_us: int, memo: object = None,
     ) -> verify_pb2.Proposal:  # fmt: skip
-        """The next proposal of an open session: its id is drawn, and it is remembered as sent."""
-        session.last_proposal_id += 1
-        scores = pack_scores(probabilities)
-        session.sent[session.last_proposal_id] = Sent(
-            session.last_proposal_id,
-            len(session.tokens),
-            assumed,
-            tokens,
-            parents,
-            np.frombuffer(scores, np.uint8),
-            memo,
-        )
-        while len(session.sent) > self._max_kept:
-            del session.sent[next(iter(session.sent))]
-        predicted = (
-            np.packbits(from_prediction, bitorder="little").tobytes()
-            if len(from_prediction) and from_prediction.any()
-            else b""
-        )
-        return verify_pb2.Proposal(
-            session=session.session, generation=session.generation, proposal_id=session.last_proposal_id,
-            base_len=len(session.tokens), assumed=pack_ids(assumed), tokens=pack_ids(tokens),
-            parents=pack_ids(parents), scores=scores, draft_us=draft_us, from_prediction=predicted,
+        """The next proposal of an open session: its id is drawn, and it is remembered as sent. scores: packed."""
+        session.last_proposal_id = number = session.last_proposal_id + 1
+        base_len, sent = len(session.tokens), session.sent
+        sent[number] = Sent(number, base_len, assumed, tokens, parents, scores, memo)
+        while len(sent) > self._max_kept:
+            del sent[next(iter(sent))]
+        proposal = verify_pb2.Proposal(
+            session=session.session, generation=session.generation, proposal_id=number, base_len=base_len,
+            tokens=pack_ids(tokens), parents=pack_ids(parents), scores=scores, draft_us=draft_us,
         )  # fmt: skip
+        if len(assumed):
+            proposal.assumed = pack_ids(assumed)
+        if len(from_prediction) and from_prediction.any():
+            proposal.from_prediction = np.packbits(from_prediction, bitorder="little").tobytes()
+        return proposal
 
     def _open(self, opened: verify_pb2.Opened, changes: Changes) -> None:
         present = self._sessions.get(opened.session)
@@ -248,10 +239,9 @@ class SessionTable:
         try:
             if verdict.base_len != base_len:
                 raise InvalidArgument(f"a verdict's base_len is {verdict.base_len}; {base_len} tokens are known here")
-            words = verdict.tokens[:]
-            tokens = np.array(words, np.int64).astype(np.int32)
-            if max(words, default=0) >= session.vocab_size:
-                check_token_ids(tokens, vocab_size=session.vocab_size, field="verdict.tokens")
+            tokens = verdict.tokens[:]
+            if max(tokens, default=0) >= session.vocab_size:
+                check_token_ids(np.array(tokens), vocab_size=session.vocab_size, field="verdict.tokens")
         except InvalidArgument as error:
             self.release(session, verify_pb2.RELEASE_REASON_OUT_OF_SYNC, error.message, changes)
             return

@@ -43,21 +43,24 @@ class PagePool:
         return len(self._free)
 
     def allocate(self, count: int) -> np.ndarray:
-        """`count` page ids (int32 [count]), the caller's until it frees them. Raises OutOfPages, taking nothing."""
+        """`take`, as int32 [count]."""
+        return np.array(self.take(count), np.int32)
+
+    def take(self, count: int) -> list[int]:
+        """`count` page ids, the caller's until it frees them. Raises OutOfPages, taking nothing."""
         if count < 0:
             raise ValueError(f"cannot allocate {count} pages")
         first = len(self._free) - count
         if first < 0:
             raise OutOfPages(count, len(self._free))
-        ids = self._free[first:][::-1]
+        ids = self._free[first:][::-1].tolist()
         del self._free[first:]
-        pages = np.array(ids, np.int32)
         if count > _FEW:
-            self._marks[pages] = False
+            self._marks[ids] = False
         else:
             for page in ids:
                 self._is_free[page] = False
-        return pages
+        return ids
 
     def free(self, pages: np.ndarray) -> None:
         """Takes pages back. Raises ValueError, freeing nothing, for an id that is unknown, free, or named twice."""

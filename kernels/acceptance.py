@@ -13,7 +13,7 @@ Two rules:
   `threshold_acc` to trade exactness for length. Greedy requests do not use it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,25 +45,32 @@ class AcceptedBatch(NamedTuple):
     """int64 [B]."""
 
 
-def walk(parents: Sequence[int], tokens: Sequence[int], draw: Callable[[int], int]) -> Accepted:
+def walk(children: Mapping[int, Mapping[int, int]], draw: Callable[[int], int]) -> Accepted:
     """The coupled rule; `draw(row)` gives the target's token (-1: none) and is called for visited rows only, once each.
 
-    One pass suffices: a node's children stand behind it.
+    children: of each node that has some (-1: the root), they by token.
     """
     nodes: list[int] = []
-    last, wanted = -1, draw(0)
-    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
-        if parent == last and token == wanted:
-            nodes.append(node)
-            last, wanted = node, draw(node + 1)
+    wanted, offered = draw(0), children.get(-1)
+    while offered is not None and (node := offered.get(wanted)) is not None:
+        nodes.append(node)
+        wanted, offered = draw(node + 1), children.get(node)
     return Accepted(nodes, wanted)
+
+
+def links(parents: Sequence[int], tokens: Sequence[int]) -> dict[int, dict[int, int]]:
+    """As `walk` takes them."""
+    found: dict[int, dict[int, int]] = {}
+    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
+        found.setdefault(parent, {})[token] = node
+    return found
 
 
 def accept_coupled(parents: Sequence[int], tokens: Sequence[int], target_tokens: Sequence[int]) -> Accepted:
     """The coupled rule for n nodes when the target's token is known at all n + 1 rows."""
     if len(target_tokens) != len(tokens) + 1:
         raise ValueError(f"{len(tokens)} nodes need {len(tokens) + 1} target tokens, got {len(target_tokens)}")
-    return walk(parents, tokens, target_tokens.__getitem__)
+    return walk(links(parents, tokens), target_tokens.__getitem__)
 
 
 def accept_coupled_batch(

@@ -7,7 +7,6 @@ batches hold the root first: row 0 is the root, row i + 1 is node i.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,33 +17,18 @@ from outrider.wire import Ids, check_token_ids
 ROOT = -1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class TokenTree:
-    """Draft nodes in an order in which parents precede children.
+    """Draft nodes in an order in which parents precede children; not to be changed.
 
-    tokens: int32 [n]; parents: int32 [n], -1 for the root.
+    tokens: int32 [n]; parents: int32 [n], -1 for the root. The rest is made when it is first asked for.
     """
 
     tokens: Ids
     parents: Ids
-    _children: dict[int, dict[int, int]] = field(init=False, repr=False)
-    _depths: list[int] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        children: dict[int, dict[int, int]] = {}
-        depths = [0] * (len(self.tokens) + 1)  # ROOT is -1: the last
-        for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
-            siblings = children.setdefault(parent, {})
-            if parent >= node or parent < ROOT:
-                raise InvalidArgument(f"parents[{node}] is {parent}; it must be from -1 to {node - 1}", field="parents")
-            if token in siblings:
-                raise InvalidArgument(
-                    f"tokens[{node}] repeats token {token} of its sibling {siblings[token]}", field="tokens"
-                )
-            siblings[token] = node
-            depths[node] = depths[parent] + 1
-        object.__setattr__(self, "_children", children)
-        object.__setattr__(self, "_depths", depths[:-1])
+    _row_depths: Ids | None = None
+    _mask: NDArray[np.bool_] | None = None
+    _children: dict[int, dict[int, int]] | None = field(default=None, repr=False)
 
     @classmethod
     def empty(cls) -> TokenTree:
@@ -64,48 +48,72 @@ class TokenTree:
         if len(tokens) > max_nodes:
             raise InvalidArgument(f"{len(tokens)} nodes; at most {max_nodes} are taken", field="tokens")
         check_token_ids(tokens, vocab_size=vocab_size, field="tokens")
-        return cls(tokens, parents)
+        tree = cls(tokens, parents)
+        tree._children = _checked_links(tokens.tolist(), parents.tolist())
+        return tree
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` (-1: the root) that holds `token`."""
-        return self._children.get(node, {}).get(token)
+        siblings = self.links.get(node)
+        return None if siblings is None else siblings.get(token)
 
     def children(self, node: int) -> list[int]:
         """Children of `node` (-1: the root), ascending."""
-        return list(self._children.get(node, {}).values())
+        return list(self.links.get(node, {}).values())
 
     def has_children(self, node: int) -> bool:
         """Whether any node hangs below `node` (-1: the root)."""
-        return node in self._children
-
-    @cached_property
-    def depths(self) -> NDArray[np.int32]:
-        """int32 [n]: distance from the root, at least 1."""
-        return np.array(self._depths, np.int32)
+        return len(self) > 0 if node == ROOT else node in self.links
 
     @property
-    def row_depths(self) -> NDArray[np.int32]:
+    def links(self) -> dict[int, dict[int, int]]:
+        """Of each node that has children (-1: the root): they, by token."""
+        if self._children is None:
+            links: dict[int, dict[int, int]] = {}
+            for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
+                siblings = links.get(parent)
+                if siblings is None:
+                    links[parent] = {token: node}
+                else:
+                    siblings[token] = node
+            self._children = links
+        return self._children
+
+    @property
+    def depths(self) -> Ids:
+        """int32 [n]: distance from the root, at least 1."""
+        return self.row_depths[1:]
+
+    @property
+    def row_depths(self) -> Ids:
         """int32 [n+1]: of the rows, the root's first."""
-        return np.array([0, *self._depths], np.int32)
+        if self._row_depths is None:
+            depths = [0]
+            for parent in self.parents.tolist():
+                depths.append(depths[parent + 1] + 1)
+            self._row_depths = np.array(depths, np.int32)
+        return self._row_depths
 
     @property
     def depth(self) -> int:
         """Of the deepest node; 0 without nodes."""
-        return max(self._depths, default=0)
+        return max(self.row_depths.tolist())  # sooner than numpy begins
 
     def ancestor_mask(self) -> NDArray[np.bool_]:
         """bool [n+1, n+1]: row r sees itself, its ancestors and the root (row 0)."""
-        size = len(self) + 1
-        rows = [1]  # as bits
-        for row, parent in enumerate(self.parents.tolist(), start=1):
-            rows.append(rows[parent + 1] | 1 << row)
-        width = -(-size // 8)
-        packed = np.frombuffer(b"".join([row.to_bytes(width, "little") for row in rows]), np.uint8)
-        bits = np.unpackbits(packed.reshape(size, width), axis=1, count=size, bitorder="little")
-        return bits.view(np.bool_)
+        if self._mask is None:
+            size = len(self) + 1
+            rows = [1]  # as bits
+            for row, parent in enumerate(self.parents.tolist(), start=1):
+                rows.append(rows[parent + 1] | 1 << row)
+            width = -(-size // 8)
+            packed = np.frombuffer(b"".join([row.to_bytes(width, "little") for row in rows]), np.uint8)
+            bits = np.unpackbits(packed.reshape(size, width), axis=1, count=size, bitorder="little")
+            self._mask = bits.view(np.bool_)
+        return self._mask
 
     def path(self, node: int) -> list[int]:
         """Nodes from below the root down to `node`; empty for the root."""
@@ -155,3 +163,18 @@ class TokenTree:
         del new_index[root]
         kept = np.fromiter(new_index, np.int32, len(new_index))
         return TokenTree(self.tokens[kept], np.array(parents, np.int32)), kept
+
+
+def _checked_links(tokens: list[int], parents: list[int]) -> dict[int, dict[int, int]]:
+    """TokenTree.links; InvalidArgument for a parent out of order, and for siblings with one token."""
+    links: dict[int, dict[int, int]] = {}
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        siblings = links.setdefault(parent, {})
+        if parent >= node or parent < ROOT:
+            raise InvalidArgument(f"parents[{node}] is {parent}; it must be from -1 to {node - 1}", field="parents")
+        if token in siblings:
+            raise InvalidArgument(
+                f"tokens[{node}] repeats token {token} of its sibling {siblings[token]}", field="tokens"
+            )
+        siblings[token] = node
+    return links

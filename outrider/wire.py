@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +46,15 @@ def check_token_ids(ids: Ids, *, vocab_size: int, field: str) -> None:
     if wrong.size:
         at = int(wrong[0])
         raise InvalidArgument(f"{field}[{at}] is {ids[at]}; token ids are from 0 to {vocab_size - 1}", field=field)
+
+
+def pack_scores_of(trees: Sequence[NDArray[np.floating]]) -> list[bytes]:
+    """pack_scores of each of many trees, in one pass."""
+    if len(trees) == 1:
+        return [pack_scores(trees[0])]
+    packed = pack_scores(np.concatenate(trees)) if trees else b""
+    ends = list(accumulate(map(len, trees)))
+    return [packed[end - len(tree) : end] for tree, end in zip(trees, ends, strict=True)]
 
 
 def pack_scores(probabilities: NDArray[np.floating]) -> bytes:

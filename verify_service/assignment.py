@@ -78,6 +78,13 @@ class Assignment:
             steps=untold.steps,
         )
 
+    def verdict_of(self, base_len: int, tokens: list[int], step_us: int, batch_tokens: int) -> verify_pb2.Verdict:
+        """The verdict of one step."""
+        return verify_pb2.Verdict(
+            session=self.session.session_id, generation=self.generation, base_len=base_len, tokens=tokens,
+            verify_us=step_us, batch_tokens=batch_tokens, steps=1,
+        )  # fmt: skip
+
     def asked(self, committed_len: int, now_ns: int) -> None:
         """Notes that the drafter is told of a length."""
         self.asked_ns[committed_len] = now_ns

@@ -42,7 +42,7 @@ class DrafterLeft:
     drafter: Drafter
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Arrived:
     """One proposal of a frame; its form is checked, or what is wrong with it."""
 

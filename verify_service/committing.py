@@ -79,7 +79,6 @@ class Committer:
         self._responses = responses
         self._uncounted: list[tuple[Work, common_pb2.Algorithm | None, list[int], int]] = []
         self._without_rows: list[tuple[Assignment, verify_pb2.Verdict]] = []
-        self._dropped: list[int] = []  # pages
 
     def commit(self, works: list[Work], outcomes: list[Accepted | None], *, step_us: int, batch_tokens: int) -> int:
         """Commits each work's outcome; None where there is none (a chunk), or where the model gave no distribution.
@@ -89,19 +88,17 @@ class Committer:
         committed = 0
         for work, outcome in zip(works, outcomes, strict=True):
             if not work.samples:
-                self._keep(work, list(range(work.num_rows)))
+                self._scheduler.keep(work.session, work.slots, list(range(work.num_rows)))
                 assignment = self._drafters.of(work.session)
                 if assignment is not None and assignment is work.assignment:
                     send_features(self._runner, assignment, min(work.session.kv_len, assignment.told_len - 1))
             elif outcome is None:
-                self._keep(work, [])
+                self._scheduler.keep(work.session, work.slots, [])
                 self.fail(work.session, Internal("the model gave no finite logits for this request"))
             else:
                 committed += self._commit_one(work, outcome, step_us, batch_tokens)
         send_verdict_rows(self._runner, self._without_rows)
         self._without_rows.clear()
-        self._scheduler.free(self._dropped)
-        self._dropped.clear()
         return committed
 
     def count(self) -> None:
@@ -112,9 +109,6 @@ class Committer:
                 stats.count(drafted=drafted, accepted=len(accepted), committed=committed)
             self._count_prediction(work, accepted)
         self._uncounted.clear()
-
-    def _keep(self, work: Work, rows: list[int]) -> None:
-        self._dropped += self._scheduler.keep(work.session, work.slots, rows)
 
     def finish_resumed(self, sessions: list[Session]) -> None:
         """Ends sessions whose resumed tokens are already a whole output."""
@@ -146,12 +140,13 @@ class Committer:
         first_output = session.output_len == 0
         taken = session.commit([*tokens, outcome.bonus])
         if session.grammar is not None and (error := session.grammar.dead_end()) is not None:
-            self._keep(work, [])
+            self._scheduler.keep(session, work.slots, [])
             self.fail(session, error)
             return 0
         accepted = outcome.nodes[: len(taken)]
         chunk_rows = work.num_rows - drafted
-        self._keep(work, [*range(chunk_rows), *(chunk_rows + node for node in accepted[: len(taken) - 1])])
+        rows = [*range(chunk_rows), *(chunk_rows + node for node in accepted[: len(taken) - 1])]
+        self._scheduler.keep(session, work.slots, rows)
         session.sampler.commit(taken)
         session.first_token_ns = session.first_token_ns or time.monotonic_ns()
         algorithm = work.assignment.drafter.algorithm if drafted and work.assignment is not None else None
@@ -167,7 +162,7 @@ class Committer:
         self._responses.append((session, said))
         assignment = self._drafters.of(session)
         if assignment is not None and assignment is work.assignment:  # not closed to it since the step was planned
-            self._judge(work, assignment, base_len, accepted, step_us, batch_tokens)
+            self._judge(work, assignment, base_len, accepted, taken, step_us, batch_tokens)
         if session.finish is not None:
             self._end(session)
         return len(taken)
@@ -178,17 +173,22 @@ class Committer:
         assignment: Assignment,
         base_len: int,
         accepted: list[int],
+        taken: list[int],
         step_us: int,
         batch_tokens: int,
     ) -> None:
         """Prepares the verdict; it is told when the next step is known, or with later ones where it is silenced."""
         session, match = work.session, work.match
-        assignment.leave_out(base_len, step_us, batch_tokens)
         if assignment.is_silenced and match is None and session.finish is None:
+            assignment.leave_out(base_len, step_us, batch_tokens)
             self._advance(assignment)
             return
-        verdict = assignment.take_untold()
-        base_len = verdict.base_len
+        if assignment.untold is None:
+            verdict = assignment.verdict_of(base_len, taken, step_us, batch_tokens)
+        else:
+            assignment.leave_out(base_len, step_us, batch_tokens)
+            verdict = assignment.take_untold()
+            base_len = verdict.base_len
         if match is not None:
             credit = verdict.credits.add(
                 proposal_id=match.proposal.proposal_id, root_node=match.root_node, nodes_verified=len(match.tree)

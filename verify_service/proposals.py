@@ -29,11 +29,12 @@ class Refusal(enum.Enum):
     CROWDED = "crowded"
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: there are many each step, and those take twice as long to make
 class Proposal:
     """A tree as a drafter sent it, its form already checked.
 
-    assumed: int32 [a]; scores: uint8 [n] or empty; from_prediction: bool [n] or empty.
+    assumed: int32 [a]; scores: uint8 [n], none below its parent's, or empty for unknown; from_prediction: bool [n]
+    or empty.
     """
 
     proposal_id: int
@@ -44,13 +45,17 @@ class Proposal:
     from_prediction: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     draft_us: int = 0
 
+    def __post_init__(self) -> None:
+        if len(self.scores) != len(self.tree):
+            self.scores = np.zeros(len(self.tree), np.uint8)
+
     @property
     def tree_len(self) -> int:
         """Committed length at which its own root is the newest token."""
         return self.base_len + len(self.assumed)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Match:
     """What can be verified now: the nodes of `proposal` below `root_node`.
 
@@ -180,14 +185,15 @@ class ProposalBook:
 
     def match(self) -> Match | None:
         """The proposal to verify at the length last seen: largest base_len, then largest id."""
-        matching = [walk for walk in self._kept if walk.standing is _Standing.MATCHES]
-        if not matching:
+        best: _Walk | None = None
+        for walk in self._kept:  # by id: the later of equals
+            if walk.standing is _Standing.MATCHES and (
+                best is None or walk.proposal.base_len >= best.proposal.base_len
+            ):
+                best = walk
+        if best is None:
             return None
-        best = max(matching, key=lambda walk: (walk.proposal.base_len, walk.proposal.proposal_id))
-        proposal = best.proposal
-        scores = (
-            proposal.tree.raised(proposal.scores) if len(proposal.scores) else np.zeros(len(proposal.tree), np.uint8)
-        )
+        proposal, scores = best.proposal, best.proposal.scores
         tree, nodes = proposal.tree.subtree(best.node)
         if best.node != ROOT:
             # Given that the root has come true: a constant, so the nodes' order stays as the drafter has it.

@@ -75,9 +75,8 @@ class SessionSampler:
 
     def accept(self, logits: NDArray[np.float32], tree: TokenTree, output_pos: int) -> Accepted:
         """The accepted path and the bonus; logits [n + 1, V], root first; output_pos: of the token after the root."""
-        parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
         if self._filters.is_greedy and not self._is_shaped:
-            return walk(parents, tokens, lambda row: _likeliest(logits[row]))
+            return walk(tree.links, lambda row: _likeliest(logits[row]))
         if self._coupled:
             depths = [0, *tree.depths.tolist()]
 
@@ -85,11 +84,11 @@ class SessionSampler:
                 u = 0.0 if self._filters.is_greedy else self._uniform(output_pos + depths[row], COIN_LANE)
                 return draw(self._shaped(logits, tree, row), self._filters, u).token
 
-            return walk(parents, tokens, target_token)
+            return walk(tree.links, target_token)
         single, acc = self._thresholds
         return accept_thresholds(
-            parents,
-            tokens,
+            tree.parents.tolist(),
+            tree.tokens.tolist(),
             lambda row: filtered_row(self._shaped(logits, tree, row), self._filters),
             lambda depth: self._uniform(output_pos + depth, COIN_LANE),
             lambda depth: self._uniform(output_pos + depth, FINAL_LANE),
@@ -165,6 +164,12 @@ class Sampler:
 
     def __init__(self) -> None:
         self._on_device: DeviceSampler | None = None
+
+    def prepare(self, works: Sequence[Work]) -> None:
+        """Makes the links of the trees that are walked when the logits are there, or soon after; another thread may."""
+        for work in works:
+            if work.match is not None:
+                _ = work.match.tree.links
 
     def accept(self, works: Sequence[Work], logits: torch.Tensor) -> list[Accepted | None]:
         """Each work's outcome; None for a prefill chunk, or where a row had no distribution (NaN in the model)."""

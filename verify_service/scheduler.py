@@ -55,11 +55,12 @@ class Scheduler:
         self._longest_prefix_first = longest_prefix_first and cache is not None
         self._rows = list(range(max_running))[::-1]
         self._admissions = 0
+        self._dropped: list[int] = []  # pages, not with the pool yet
 
     @property
     def num_available(self) -> int:
         """Pages that can be had without preempting anybody."""
-        return self.pool.num_free + (self.cache.num_evictable if self.cache is not None else 0)
+        return self.pool.num_free + len(self._dropped) + (self.cache.num_evictable if self.cache is not None else 0)
 
     def submit(self, sessions: list[Session]) -> None:
         """Queues the choices of one request. ResourceExhausted (and nothing queued) when too many wait."""
@@ -121,34 +122,35 @@ class Scheduler:
         self._grow(session, first + count)
         return self._slots(session, first, count)
 
-    def keep(self, session: Session, slots: Slots, rows: list[int]) -> list[int]:
+    def keep(self, session: Session, slots: Slots, rows: list[int]) -> None:
         """After a step: of the slots written, those of `rows`, ascending, become the next positions'.
 
-        Returns the pages that are not held any more; the caller gives them to `free`, those of all sessions at once.
+        Pages that are not held any more go back to the pool with `settle`, or when they are needed.
         """
         start, end = session.kv_len, session.kv_len + len(rows)
-        in_order = not rows or rows[-1] == len(rows) - 1
-        chosen = slots[: len(rows)] if in_order else slots[rows]
         if self.pool.page_size == 1:
-            kept = set(rows)
-            dropped = [slot for row, slot in enumerate(slots.tolist()) if row not in kept]
-            session.pages[start : start + len(slots)] = [*chosen.tolist(), *dropped]
-        elif not in_order:
-            target = slots[: len(rows)]
-            moved = chosen != target
-            assert self._move is not None
-            self._move(chosen[moved], target[moved])
-            chosen = target
-        self.slot_table[session.table_row, start:end] = chosen
+            left = slots.tolist()
+            chosen = [left[row] for row in rows]
+            for row in reversed(rows):
+                del left[row]
+            session.pages[start : start + len(slots)] = chosen + left
+            self.slot_table[session.table_row, start:end] = chosen
+        else:
+            target, moved = slots[: len(rows)], np.array(rows, np.intp) != np.arange(len(rows))
+            if moved.any():
+                assert self._move is not None
+                self._move(slots[rows][moved], target[moved])
+            self.slot_table[session.table_row, start:end] = target
         session.kv_len = end
         held = -(-end // self.pool.page_size)
-        dropped = session.pages[held:]
+        self._dropped += session.pages[held:]
         del session.pages[held:]
-        return dropped
 
-    def free(self, pages: list[int]) -> None:
-        """Takes pages back that no session holds."""
-        self.pool.free(np.array(pages, np.int32))
+    def settle(self) -> None:
+        """Gives the pool the pages that sessions have dropped, those of all at once."""
+        if self._dropped:
+            dropped, self._dropped = self._dropped, []
+            self.pool.free(np.array(dropped, np.int32))
 
     def share(self, session: Session) -> None:
         """Puts the whole pages that a running session has computed into the cache, for others to read."""
@@ -243,9 +245,11 @@ class Scheduler:
         missing = -(-end // self.pool.page_size) - len(session.pages)
         if missing <= 0:
             return
+        if missing > self.pool.num_free:
+            self.settle()
         if self.cache is not None and missing > self.pool.num_free:
             self.cache.evict(missing - self.pool.num_free)
-        session.pages += self.pool.allocate(missing).tolist()
+        session.pages += self.pool.take(missing)
 
     def _slots(self, session: Session, first: int, count: int) -> Slots:
         size = self.pool.page_size

@@ -7,19 +7,16 @@ import collections
 import reprlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
-import numpy as np
-
 from outrider.args import VerifyArgs
 from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from outrider.row_ring import HEADER_BYTES, RowRing, host_id
 from outrider.telemetry import get_logger
-from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import WIRE_VERSION, check_token_ids, unpack_ids
+from outrider.wire import WIRE_VERSION
 from verify_service.commands import Arrived, DrafterJoined, DrafterLeft, Inbox, ProposalsArrived, Released
 from verify_service.drafters import Drafter
 from verify_service.feature_calls import FeatureCalls
-from verify_service.proposals import Proposal
+from verify_service.parsing import parse_proposals
 from verify_service.target import Target
 
 log = get_logger(__name__)
@@ -31,7 +28,6 @@ BYTES_IN_FLIGHT = 8 * 2**20  # of memory
 _BYTES_OF_PROPOSAL, _BYTES_PER_BYTE = 1024, 32  # of memory, and on the wire: as measured, about
 MAX_PROPOSALS_PER_FRAME = 16_384  # releases too
 PROPOSALS_PER_TURN = 64  # of one frame; then other streams have theirs
-_NO_BITS = np.empty(0, np.bool_)
 _shown = reprlib.Repr()
 _shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
 
@@ -230,14 +226,13 @@ class DrafterStream:
 
     async def _parse(self, proposals: Sequence[verify_pb2.Proposal]) -> list[Arrived]:
         arrived: list[Arrived] = []
-        for proposal in proposals:
-            arrived.append(
-                parse_proposal(
-                    proposal, vocab_size=self._target.model.vocab_size, max_nodes=self._args.max_proposal_nodes
-                )
-            )
-            if len(arrived) % PROPOSALS_PER_TURN == 0:
+        for first in range(0, len(proposals), PROPOSALS_PER_TURN):
+            if first:
                 await asyncio.sleep(0)
+            arrived += parse_proposals(
+                proposals[first : first + PROPOSALS_PER_TURN],
+                vocab_size=self._target.model.vocab_size, max_nodes=self._args.max_proposal_nodes,
+            )  # fmt: skip
         return arrived
 
     def _end(self, reason: str) -> None:
@@ -248,46 +243,6 @@ class DrafterStream:
 def held_bytes(frame: verify_pb2.SpeculateRequest) -> int:
     """Memory that a frame takes once it is read."""
     return _BYTES_PER_BYTE * frame.ByteSize() + _BYTES_OF_PROPOSAL * len(frame.proposals.proposals)
-
-
-def parse_proposal(pb: verify_pb2.Proposal, *, vocab_size: int, max_nodes: int) -> Arrived:
-    """The proposal, or what is wrong with its form: all checks that need no session. Costs O(nodes)."""
-    try:
-        proposal: Proposal | InvalidArgument = _checked(pb, vocab_size, max_nodes)
-    except InvalidArgument as error:
-        proposal = error
-    return Arrived(pb.session, pb.generation, pb.proposal_id, proposal)
-
-
-def _checked(pb: verify_pb2.Proposal, vocab_size: int, max_nodes: int) -> Proposal:
-    tree = TokenTree.checked(
-        unpack_ids(pb.tokens, field="tokens"),
-        unpack_ids(pb.parents, field="parents"),
-        vocab_size=vocab_size,
-        max_nodes=max_nodes,
-    )
-    if pb.scores and len(pb.scores) != len(tree):
-        raise InvalidArgument(f"{len(tree)} nodes but {len(pb.scores)} scores", field="scores")
-    if pb.from_prediction and len(pb.from_prediction) != -(-len(tree) // 8):
-        raise InvalidArgument(
-            f"from_prediction has {len(pb.from_prediction)} bytes; {len(tree)} nodes need {-(-len(tree) // 8)}",
-            field="from_prediction",
-        )
-    assumed = unpack_ids(pb.assumed, field="assumed")
-    check_token_ids(assumed, vocab_size=vocab_size, field="assumed")
-    predicted = _NO_BITS
-    if pb.from_prediction:
-        bits = np.frombuffer(pb.from_prediction, np.uint8)
-        predicted = np.unpackbits(bits, bitorder="little", count=len(tree)).view(np.bool_)
-    return Proposal(
-        proposal_id=pb.proposal_id,
-        base_len=pb.base_len,
-        assumed=assumed,
-        tree=tree,
-        scores=np.frombuffer(pb.scores, np.uint8),
-        from_prediction=predicted,
-        draft_us=pb.draft_us,
-    )
 
 
 def _same(name: str, theirs: object, ours: object) -> None:

@@ -7,7 +7,7 @@ speaks through two callbacks: responses to clients, and the drafters' outboxes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
 from outrider.cost_table import CostTable
@@ -45,6 +45,7 @@ from verify_service.weighing import Weigher
 
 log = get_logger(__name__)
 
+_MANY = 8  # sessions of a step, whose trees it pays to have linked by the clerk
 _DRAFT_ROW = 0.05  # of a plain step: what a row of a prompt takes a draft model on the same cores, about
 
 Responses = list[tuple[Session, verify_pb2.GenerateResponse | Exception]]
@@ -129,8 +130,8 @@ class StepLoop:
         self.counters.lap(PLAN)
         self._teller.tell(works)
         self._gatherer.ran([work.session.session_id for work in works], len(late))
-        if works and self._clerk is not None and (self._responses or self._later is not None):
-            self._busy = self._clerk.submit(self._flush_soon if len(self.drafters) else self.flush)
+        if works and self._clerk is not None and (self._responses or self._later or len(works) >= _MANY):
+            self._busy = self._clerk.submit(self.flush, works, BREATH_S if len(self.drafters) else 0.0)
         else:
             self.flush()
         self.counters.lap(TELL)
@@ -168,11 +169,6 @@ class StepLoop:
 
         self._later = account
 
-    def _flush_soon(self) -> None:
-        """Lets the event loop, which needs the interpreter for it, send first what drafters were told."""
-        time.sleep(BREATH_S)
-        self.flush()
-
     def _await_clerk(self) -> None:
         if self._busy is not None:
             busy, self._busy = self._busy, None
@@ -205,7 +201,7 @@ class StepLoop:
                 if ends_the_engine(failure):
                     raise
                 log.error("a step failed for one session", session=work.session.session_id, exc_info=failure)
-                self.scheduler.free(self.scheduler.keep(work.session, work.slots, []))
+                self.scheduler.keep(work.session, work.slots, [])
                 self._committer.fail(
                     work.session, Internal("this request cannot be computed; the server's log says why")
                 )
@@ -283,8 +279,11 @@ class StepLoop:
             self._responses.append((session, error if isinstance(error, OutriderError) else Unavailable(str(error))))
         self.flush()
 
-    def flush(self) -> None:
-        """Does what could wait: hands clients what was committed, and takes the last step into account."""
+    def flush(self, works: Sequence[Work] = (), breath_s: float = 0.0) -> None:
+        """Does what could wait: for clients, for the accounts, and for the end of the step of `works`."""
+        if breath_s:  # in which the event loop, which needs the interpreter for it, sends what drafters were told
+            time.sleep(breath_s)
+        self.scheduler.settle()
         self._committer.count()
         if self._responses:
             responses: Responses = [
@@ -296,3 +295,4 @@ class StepLoop:
         if self._later is not None:
             later, self._later = self._later, None
             later()
+        self._sampler.prepare(works)

@@ -23,9 +23,10 @@ MAX_PROPOSE_TOKENS = 262_144
 
 _NO_IDS = np.empty(0, np.int32)
 _NO_BITS = np.empty(0, np.bool_)
+_NO_CHANCES = np.empty(0, np.float64)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)  # not frozen: there is one a session and step, and those take twice as long to make
 class Draft:
     """A tree below the last of `assumed`, or below the newest committed token when that is empty.
 
@@ -36,7 +37,7 @@ class Draft:
 
     tokens: Ids = field(default_factory=lambda: _NO_IDS)
     parents: Ids = field(default_factory=lambda: _NO_IDS)
-    probabilities: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    probabilities: NDArray[np.float64] = field(default_factory=lambda: _NO_CHANCES)
     from_prediction: NDArray[np.bool_] = field(default_factory=lambda: _NO_BITS)
     assumed: Ids = field(default_factory=lambda: _NO_IDS)
     memo: object = None

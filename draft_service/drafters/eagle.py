@@ -14,7 +14,14 @@ from typing import TypeVar
 import torch
 
 from draft_service.drafters.base import Draft, TextRequest
-from draft_service.drafters.features import FeatureBuffer, UnusableFeatures, one_tensor, read_tensor, read_together
+from draft_service.drafters.features import (
+    FeatureBuffer,
+    Piece,
+    UnusableFeatures,
+    one_tensor,
+    read_tensor,
+    read_together,
+)
 from draft_service.drafters.features import warm_up as warm_up_reading
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import ModelDrafter
@@ -100,11 +107,15 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
 
     def _take(self, found: Sequence[tuple[HeadStateT, common_pb2.FeatureRows]]) -> list[HeadStateT]:
         """The states whose rows could be used; the sessions of the others are given up."""
-        shared = read_together([(state.session.ring, rows) for state, rows in found], self._head.feature_width)
+        pieces = read_together([(state.session.ring, rows) for state, rows in found], self._head.feature_width)
+        if pieces is not None:
+            for (state, rows), piece in zip(found, pieces, strict=True):
+                state.features.put(rows.first_pos, piece)
+            return [state for state, _ in found]
         taken: list[HeadStateT] = []
         for state, rows in found:
             try:
-                state.features.add(rows, state.session.ring, shared)
+                state.features.add(rows, state.session.ring)
             except UnusableFeatures as error:
                 self._served.give_up(state.session, verify_pb2.RELEASE_REASON_FEATURES, str(error))
             else:
@@ -112,7 +123,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         return taken
 
     def _take_rows(self, state: HeadStateT, features: torch.Tensor) -> None:
-        state.features.put(0, features)
+        state.features.put(0, Piece(features, 0, len(features)))
 
     def _blank_rows(self, count: int) -> torch.Tensor | None:
         return torch.zeros(count, self._head.feature_width)
@@ -127,7 +138,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         return session.tokens[first + 1 : end + 1]
 
     def _inputs(self, pieces: Sequence[tuple[HeadStateT, int, int]]) -> torch.Tensor | None:
-        found = []
+        found: list[Piece] = []
         for state, first, end in pieces:
             found.append(state.features.rows(first, end))
             state.features.drop(end)

@@ -6,11 +6,9 @@ head gets them without gaps.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +29,6 @@ _INFINITY = {
     common_pb2.DTYPE_FLOAT16: np.uint16(0x7C00),
     common_pb2.DTYPE_BFLOAT16: np.uint16(0x7F80),
 }
-_NONE: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 
 class UnusableFeatures(Exception):
@@ -67,33 +64,53 @@ def read_shared(ring: RowReader | None, first: int, count: int, width: int) -> t
     return _copied(rows, ring.dtype)
 
 
-def read_together(
-    wanted: Sequence[tuple[RowReader | None, common_pb2.FeatureRows]], width: int
-) -> dict[int, torch.Tensor]:
-    """Rows by their first number, of messages whose rows lie one behind another in one ring, read in one go.
+class Piece(NamedTuple):
+    """Rows first..end-1 of a tensor [n, width] that may hold other sessions' beside them."""
 
-    What cannot be had like this is left out: whoever reads it alone learns why.
+    whole: torch.Tensor
+    first: int
+    end: int
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """They alone, as a view."""
+        return self.whole[self.first : self.end]
+
+    def part(self, first: int, end: int) -> Piece:
+        """Rows first..end-1 of it."""
+        return Piece(self.whole, self.first + first, self.first + end)
+
+
+def read_together(wanted: Sequence[tuple[RowReader | None, common_pb2.FeatureRows]], width: int) -> list[Piece] | None:
+    """The rows of messages whose rows lie one behind another in one ring, read in one go.
+
+    None where they cannot be had like this: whoever reads each alone learns why.
     """
-    found: dict[int, torch.Tensor] = {}
     ring = wanted[0][0] if len(wanted) > 1 else None
-    if ring is None or any(own is not ring or rows.WhichOneof("location") != "slot_seq" for own, rows in wanted):
-        return found
-    firsts, counts = [rows.slot_seq for _, rows in wanted], [rows.count for _, rows in wanted]
-    if firsts[1:] == [first + count for first, count in zip(firsts, counts, strict=True)][:-1]:
-        with contextlib.suppress(UnusableFeatures):
-            found.update(zip(firsts, read_shared(ring, firsts[0], sum(counts), width).split(counts), strict=True))
-    return found
+    if ring is None or any(own is not ring for own, _ in wanted):
+        return None
+    first, count = wanted[0][1].slot_seq, 0
+    ends: list[int] = []
+    for _, rows in wanted:
+        if not rows.HasField("slot_seq") or rows.slot_seq != first + count or not rows.count:
+            return None
+        count += rows.count
+        ends.append(count)
+    try:
+        whole = read_shared(ring, first, count, width)
+    except UnusableFeatures:
+        return None
+    return [Piece(whole, begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def one_tensor(pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Pieces [n, width] as one tensor: without a copy where they are slices that lie one behind another."""
-    first, count = pieces[0], len(pieces[0])
+def one_tensor(pieces: Sequence[Piece]) -> torch.Tensor:
+    """Pieces as one tensor: without a copy where they lie one behind another."""
+    whole, first, end = pieces[0]
     for piece in pieces[1:]:
-        follows = piece.data_ptr() == first.data_ptr() + count * first.stride(0) * first.itemsize
-        if not follows or piece.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return torch.cat(list(pieces))
-        count += len(piece)
-    return first.as_strided((count, *first.shape[1:]), first.stride())
+        if piece.whole is not whole or piece.first != end:
+            return torch.cat([piece.rows for piece in pieces])
+        end = piece.end
+    return whole[first:end]
 
 
 def warm_up() -> None:
@@ -116,12 +133,12 @@ def _copied(rows: Rows, dtype: common_pb2.Dtype) -> torch.Tensor:
 @njit(cache=True, nogil=True)
 def _copy_finite(source: NDArray[Any], target: NDArray[Any], infinity: Any) -> bool:
     """In one pass, since rows are large: whether none of the numbers has all of infinity's bits set, as NaN has."""
-    found = 0
+    highest = infinity ^ infinity
     for i in range(source.size):
         bits = source[i]
         target[i] = bits
-        found += (bits & infinity) == infinity
-    return found == 0
+        highest = max(highest, bits & infinity)
+    return highest != infinity
 
 
 def pack_rows(rows: torch.Tensor) -> common_pb2.Tensor:
@@ -137,8 +154,8 @@ class FeatureBuffer:
     def __init__(self, width: int) -> None:
         self.start = 0
         self._width = width
-        self._pieces: list[torch.Tensor] = []
-        self._early: dict[int, torch.Tensor] = {}
+        self._pieces: list[Piece] = []
+        self._early: dict[int, Piece] = {}
         self._end = 0
 
     @property
@@ -146,10 +163,8 @@ class FeatureBuffer:
         """Position after the last row before the first gap."""
         return self._end
 
-    def add(
-        self, rows: common_pb2.FeatureRows, ring: RowReader | None = None, shared: Mapping[int, torch.Tensor] = _NONE
-    ) -> None:
-        """Takes rows that are inline, or in `ring`; those only announced come later, fetched. shared: read already.
+    def add(self, rows: common_pb2.FeatureRows, ring: RowReader | None = None) -> None:
+        """Takes rows that are inline, or in `ring`; those only announced come later, fetched.
 
         UnusableFeatures for nonsense.
         """
@@ -157,40 +172,42 @@ class FeatureBuffer:
             case "rows":
                 values = read_tensor(rows.rows, self._width)
             case "slot_seq":
-                values = shared.get(rows.slot_seq)
-                if values is None:
-                    values = read_shared(ring, rows.slot_seq, rows.count, self._width)
+                values = read_shared(ring, rows.slot_seq, rows.count, self._width)
             case _:
                 return
         if len(values) != rows.count:
             raise UnusableFeatures(f"{len(values)} feature rows where {rows.count} are named")
-        self.put(rows.first_pos, values)
+        self.put(rows.first_pos, Piece(values, 0, len(values)))
 
-    def put(self, first_pos: int, values: torch.Tensor) -> None:
-        """Takes rows [n, width] for the positions from `first_pos` on; those that are known already are left out."""
+    def put(self, first_pos: int, piece: Piece) -> None:
+        """Takes rows for the positions from `first_pos` on; those that are known already are left out."""
+        count = piece.end - piece.first
         if first_pos == self._end and not self._early:
-            self._pieces.append(values)
-            self._end += len(values)
+            self._pieces.append(piece)
+            self._end += count
             return
-        if len(values) > len(self._early.get(first_pos, ())):
-            self._early[first_pos] = values
+        early = self._early.get(first_pos)
+        if early is None or count > early.end - early.first:
+            self._early[first_pos] = piece
         while (found := next((pos for pos in self._early if pos <= self._end), None)) is not None:
-            fresh = self._early.pop(found)[self._end - found :]
-            if len(fresh):
+            fresh = self._early.pop(found)
+            fresh = fresh.part(min(self._end - found, fresh.end - fresh.first), fresh.end - fresh.first)
+            if fresh.end > fresh.first:
                 self._pieces.append(fresh)
-                self._end += len(fresh)
+                self._end += fresh.end - fresh.first
 
-    def rows(self, first: int, end: int) -> torch.Tensor:
-        """Rows [end - first, width] of positions within start..end."""
+    def rows(self, first: int, end: int) -> Piece:
+        """Rows of positions within start..end."""
         if len(self._pieces) > 1:
-            self._pieces = [torch.cat([piece.to(self._pieces[0].dtype) for piece in self._pieces])]
-        return self._pieces[0][first - self.start : end - self.start]
+            joined = torch.cat([piece.rows.to(self._pieces[0].whole.dtype) for piece in self._pieces])
+            self._pieces = [Piece(joined, 0, len(joined))]
+        return self._pieces[0].part(first - self.start, end - self.start)
 
     def drop(self, before: int) -> None:
         """Forgets the rows of positions before `before`, which is at most `end`."""
         if before == self._end:
             self._pieces, self.start = [], before
         elif before > self.start:
-            rest = self.rows(before, self._end)
-            self._pieces = [rest.clone()]  # a view would keep what is dropped
+            rest = self.rows(before, self._end).rows.clone()  # a view would keep what is dropped
+            self._pieces = [Piece(rest, 0, len(rest))]
             self.start = before

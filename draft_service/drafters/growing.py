@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
 from draft_service.drafters.expansion import Growth, choose, expand
-from draft_service.drafters.features import one_tensor
+from draft_service.drafters.features import Piece, one_tensor
 from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import DraftModel, Tip, Tips, on_host
@@ -42,7 +42,7 @@ def most_nodes(num_steps: int, topk: int) -> int:
     return topk + (num_steps - 1) * topk * topk
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Carried:
     """What a head gave out of one tree's rows: the states that rows below them go on from.
 
@@ -129,7 +129,8 @@ def _grow_native(
         trees.go_on_from((tips.probabilities, tips.tokens, tips.states))
         grower.run(trees, num_steps, check)
     else:
-        pieces = [own for behind in tips if (own := behind.features()) is not None]
+        rows = [own for behind in tips if (own := behind.features()) is not None]
+        pieces = [Piece(own, 0, len(own)) for own in rows]
         found = Tips(*grower.run_first(trees, [behind.words for behind in tips], one_tensor(pieces), num_top))
         grower.run(trees, num_steps, check)
         for row, behind in enumerate(tips):
@@ -200,24 +201,23 @@ def _grow_trees(
             check()
         end = step * topk
         segments = [
-            Segment(
-                sequence.table_row, sequence.num_rows, growth.entry_tokens[i, :end], slots[i, :end], depths[:end],
-                growth.masks[i, :end, :end], num_logits=topk,
+            Segment(sequence.table_row, sequence.num_rows, words, own, depths[:end], mask, topk)
+            for sequence, words, own, mask in zip(
+                sequences, growth.entry_tokens[:, :end], slots[:, :end], growth.masks[:, :end, :end], strict=True
             )
-            for i, sequence in enumerate(sequences)
-        ]  # fmt: skip
+        ]
         above = None if states is None else states.above(growth.entry_parents[:, end - topk : end], step)
         found = model.run(segments, above, topk)
         _expand(growth, step, topk, found, batch)
         if states is not None and found.states is not None:
             states.add(found.states, step)
-    chosen = choose(growth, topk, counts)
+    trees = zip(counts, *choose(growth, topk, counts), strict=True)
     return [
         Draft(
-            chosen.tokens[i, :n], chosen.parents[i, :n], chosen.probabilities[i, :n],
-            memo=None if states is None else Carried(states.rows, batch, topk, i, chosen.entries[i, :n]),
+            words[:n], parents[:n], chances[:n],
+            memo=None if states is None else Carried(states.rows, batch, topk, i, entries[:n]),
         )
-        for i, n in enumerate(counts)
+        for i, (n, words, parents, chances, entries) in enumerate(trees)
     ]  # fmt: skip
 
 

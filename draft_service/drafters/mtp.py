@@ -90,7 +90,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
             slots = self._model.cache.slot_table[state.rows.table_row, first:stop].copy()
             words = self._words(state, stage, first, stop)
             segments.append(Segment(state.rows.table_row, first, words, slots, num_logits=int(is_whole)))
-            features.append(state.features.rows(first, stop))
+            features.append(state.features.rows(first, stop).rows)
             if is_whole:
                 whole.append(state)
         if segments:

@@ -94,7 +94,7 @@ class Machine:
         if shape is not None:
             tokens, parents = tree_of(shape)
             assumed = np.zeros(1, np.int32) if early else NO_IDS
-            session.sent = {1: Sent(1, 4, assumed, tokens, parents, np.zeros(len(tokens), np.uint8))}
+            session.sent = {1: Sent(1, 4, assumed, tokens, parents, bytes(len(tokens)))}
             while accepted < shape.num_steps and self.rng.random() < self.chance(shape.topk):
                 accepted += 1
             nodes = [depth * shape.topk for depth in range(accepted)]

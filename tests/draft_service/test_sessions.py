@@ -15,7 +15,7 @@ from draft_service.sessions import Changes, SessionTable
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2
 from outrider.v1 import verify_pb2 as pb
-from outrider.wire import pack_ids, unpack_ids
+from outrider.wire import pack_ids, pack_scores, unpack_ids
 
 VOCAB = 100
 NO_IDS = np.empty(0, np.int32)
@@ -56,7 +56,7 @@ def send(
 ) -> pb.Proposal:  # fmt: skip
     probabilities = np.exp(-np.array(scores if scores is not None else [0] * len(tree)) / 16.0)
     return sessions.propose(
-        session, tree.tokens, tree.parents, probabilities, np.array(assumed or [], np.int32),
+        session, tree.tokens, tree.parents, pack_scores(probabilities), np.array(assumed or [], np.int32),
         np.zeros(len(tree), np.bool_), draft_us=5,
     )  # fmt: skip
 
@@ -236,7 +236,7 @@ def test_prediction_bits_are_packed_least_significant_first() -> None:
     bits = np.zeros(9, np.bool_)
     bits[[0, 2, 8]] = True
     tree = TokenTree.chain(np.arange(9, dtype=np.int32))
-    proposal = sessions.propose(session, tree.tokens, tree.parents, np.ones(9), NO_IDS, bits, 0)
+    proposal = sessions.propose(session, tree.tokens, tree.parents, bytes(9), NO_IDS, bits, 0)
     assert proposal.from_prediction == b"\x05\x01"
 
 

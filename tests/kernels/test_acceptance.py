@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from kernels.acceptance import Accepted, accept_coupled, accept_coupled_batch, accept_thresholds, walk
+from kernels.acceptance import Accepted, accept_coupled, accept_coupled_batch, accept_thresholds, links, walk
 from kernels.penalties import History, Penalties, penalise
 from kernels.philox import COIN_LANE, FINAL_LANE, uniform, uniform_one
 from kernels.sampling import Filters, draw
@@ -74,7 +74,7 @@ def test_coupled_follows_the_links(tree: Tree, target: list[int]) -> None:
         return target[row]
 
     assert accept_coupled(parents, tokens, target) == Accepted([row - 1 for row in rows], bonus)
-    assert walk(parents, tokens, draw_at) == accept_coupled(parents, tokens, target)
+    assert walk(links(parents, tokens), draw_at) == accept_coupled(parents, tokens, target)
     assert visited == [0, *rows]
 
 
@@ -120,7 +120,7 @@ class TinyTarget:
         def path_to(row: int) -> list[int]:
             return [] if row == 0 else [*path_to(parents[row - 1] + 1), tokens[row - 1]]
 
-        accepted = walk(parents, tokens, lambda row: self.token(history, output, path_to(row)))
+        accepted = walk(links(parents, tokens), lambda row: self.token(history, output, path_to(row)))
         return [tokens[node] for node in accepted.nodes] + [accepted.bonus]
 
 

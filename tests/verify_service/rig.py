@@ -37,10 +37,10 @@ from verify_service.commands import (
 )
 from verify_service.drafters import Drafter, Drafters
 from verify_service.grammar import GrammarCompiler
+from verify_service.parsing import parse_proposals
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
-from verify_service.speculate import parse_proposal
 from verify_service.step_loop import Responses, StepLoop
 
 MAX_NODES, MAX_PROPOSAL_NODES, MAX_ASSUMED, MAX_KEPT, MAX_CHOICES = 8, 32, 8, 4, 8
@@ -135,7 +135,7 @@ class Rig:
     def send(self, sim: Sim, *proposals: verify_pb2.Proposal) -> None:
         """One frame of proposals, as the stream's reader hands it over."""
         vocab_size = self.runner.model.vocab_size
-        arrived = [parse_proposal(pb, vocab_size=vocab_size, max_nodes=MAX_PROPOSAL_NODES) for pb in proposals]
+        arrived = parse_proposals(proposals, vocab_size=vocab_size, max_nodes=MAX_PROPOSAL_NODES)
         self.inbox.put(ProposalsArrived(sim.drafter, arrived))
 
     def release(self, sim: Sim, seen: Seen) -> None:

@@ -31,7 +31,8 @@ def proposal(
     scores: list[int] | None = None,
 ) -> Proposal:
     tree = TokenTree.chain(ids(tokens)) if parents is None else TokenTree(ids(tokens), ids(parents))
-    return Proposal(proposal_id, base_len, ids(assumed), tree, np.array(scores or [], np.uint8))
+    raised = tree.raised(np.array(scores, np.uint8)) if scores else np.empty(0, np.uint8)
+    return Proposal(proposal_id, base_len, ids(assumed), tree, raised)
 
 
 def book(prompt_len: int = 2, max_kept: int = 8, max_assumed: int = 64) -> ProposalBook:

@@ -18,6 +18,7 @@ from outrider.errors import Unavailable
 from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import pack_scores
 from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, random_draft
 from tests.fakes import ToyModel
@@ -322,7 +323,7 @@ class Wire(RuleBasedStateMachine):
             session,
             np.array(draft.tokens, np.int32),
             np.array(draft.parents, np.int32),
-            np.exp(-np.array(draft.scores or [0] * len(draft.tokens)) / 16.0),
+            pack_scores(np.exp(-np.array(draft.scores or [0] * len(draft.tokens)) / 16.0)),
             np.array(assumed, np.int32),
             np.zeros(len(draft.tokens), np.bool_),
             1,

@@ -114,7 +114,8 @@ class Machine(RuleBasedStateMachine):
         rows, start = list(range(len(slots))), session.kv_len
         if session.needs_prefill > len(slots):
             self.write(slots, [known[: start + row + 1] for row in rows])
-            scheduler.free(scheduler.keep(session, slots, rows))
+            scheduler.keep(session, slots, rows)
+            scheduler.settle()
             return
         nodes = data.draw(st.integers(0, 4)) if len(slots) == 1 and session.output_len else 0
         spare = scheduler.take_spare_slots(session, len(slots), min(nodes, session.remaining - 1))
@@ -126,7 +127,8 @@ class Machine(RuleBasedStateMachine):
         is_first = session.output_len == 0
         taken = session.commit(tokens)
         kept = [len(slots) + node for node in path][: len(taken) - 1]
-        scheduler.free(scheduler.keep(session, np.concatenate([slots, spare]), [*rows, *kept]))
+        scheduler.keep(session, np.concatenate([slots, spare]), [*rows, *kept])
+        scheduler.settle()
         if is_first:
             scheduler.share(session)
         if session.finish is not None:
@@ -241,7 +243,8 @@ def test_of_choices_with_one_prompt_the_first_computes_it_and_the_others_share_i
     first = sessions[0]
     slots = scheduler.take_slots(first, 5)
     assert slots is not None
-    scheduler.free(scheduler.keep(first, slots, [0, 1, 2, 3, 4]))
+    scheduler.keep(first, slots, [0, 1, 2, 3, 4])
+    scheduler.settle()
     first.commit([2])
     scheduler.share(first)
     assert scheduler.admit() == sessions[1:]
@@ -258,7 +261,8 @@ def test_the_longest_cached_prefix_goes_first_where_that_is_the_policy() -> None
     scheduler.admit()
     slots = scheduler.take_slots(known, 6)
     assert slots is not None
-    scheduler.free(scheduler.keep(known, slots, list(range(6))))
+    scheduler.keep(known, slots, list(range(6)))
+    scheduler.settle()
     scheduler.remove(known)
     (other,) = make_sessions(factory, [2, 2, 2])
     (near,) = make_sessions(factory, [0, 1, 1])
