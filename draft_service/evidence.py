@@ -13,7 +13,8 @@ from outrider.v1 import verify_pb2
 MAX_DEPTH = 16
 _PRIOR, _PRIOR_WEIGHT = 0.7, 4.0  # of a node whose parent was accepted, before anything is known
 _WINDOW = 256.0  # tries at a depth after which old ones fade
-_ALPHA = 0.2
+_ALPHA = 0.1
+_KEPT, _HALF_WEIGHT = 0.95, 0.5  # of a call's weight at the next one; of the call that is supposed
 _ROW_GUESS = 0.02  # of a step: what a row more costs, where only one size was seen
 _CALL_GUESS = 0.25  # of a plain step: a forward pass of a draft model that was not timed yet
 
@@ -57,24 +58,56 @@ class StepTimes(CostTable):
         return np.interp(rows, self._xs, self._ys) + slope * np.maximum(0, np.asarray(rows) - self._xs[-1])
 
 
-class DraftTimes:
-    """Milliseconds of one forward pass of the draft model, by branches and sessions."""
+class CallTimes:
+    """Milliseconds of a call by the steps in it, a line fitted to what was measured; what is older counts less."""
 
     def __init__(self) -> None:
-        self._ms: dict[tuple[int, int], float] = {}
+        self._sums = np.zeros(5)  # weights, steps, ms, squared steps, steps times ms
+
+    def observe(self, num_steps: int, ms: float) -> None:
+        """Takes in a call."""
+        if self._sums[0]:
+            ms = min(ms, 2 * self.ms(num_steps))  # one that stood still for other reasons says little
+        self._sums = _KEPT * self._sums + (1.0, num_steps, ms, num_steps**2, num_steps * ms)
+
+    def ms(self, num_steps: int) -> float:
+        """Expected time; while calls had one number of steps, half of it is taken for what every call costs."""
+        weight, x, y, xx, xy = self._sums
+        middle, mean = x / weight, y / weight
+        # One more call, of no steps, in half the mean's time.
+        weight, y = weight + _HALF_WEIGHT, y + _HALF_WEIGHT * mean / 2
+        spread = xx - x * x / weight
+        slope = max(0.0, (xy - x * y / weight) / spread) if middle else 0.0
+        return float(max(0.0, y / weight + slope * (num_steps - x / weight)))
+
+
+class DraftTimes:
+    """Milliseconds of a drafter's calls, by branches, sessions and steps."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[int, int], CallTimes] = {}
 
     def observe(self, topk: int, sessions: int, num_steps: int, ms: float) -> None:
         """A call that drafted trees for so many sessions took `ms`: a pass over what was committed, then each step."""
-        key, each_ms = (topk, sessions.bit_length()), ms / max(1, num_steps)
-        known = self._ms.get(key)
-        self._ms[key] = each_ms if known is None else known + _ALPHA * (min(each_ms, 2 * known) - known)
+        self._calls.setdefault((topk, sessions.bit_length()), CallTimes()).observe(num_steps, ms)
 
     def ms(self, topk: int, sessions: int, num_steps: int, plain_ms: float) -> float:
         """Expected time of such a call; plain_ms: of a step of verify, which guesses it while nothing was timed."""
-        exact = self._ms.get((topk, sessions.bit_length()))
-        nearest = min(self._ms, key=lambda key: (key[0] != topk, abs(key[1] - sessions.bit_length())), default=None)
-        each_ms = exact or (self._ms[nearest] if nearest else _CALL_GUESS * plain_ms)
-        return each_ms * num_steps
+        if not self._calls:
+            return _CALL_GUESS * plain_ms * num_steps
+        nearest = min(self._calls, key=lambda key: (key[0] != topk, abs(key[1] - sessions.bit_length())))
+        return self._calls[nearest].ms(num_steps)
+
+
+class RoundTrip:
+    """Milliseconds of a round beside verify's step and the draft: frames, threads that wake up, Python between."""
+
+    def __init__(self) -> None:
+        self.ms = 0.5
+
+    def observe(self, ms: float) -> None:
+        """Takes in a round's."""
+        self.ms += _ALPHA * (min(max(0.0, ms), 2 * self.ms + 0.5) - self.ms)
 
 
 class Evidence:
@@ -83,6 +116,7 @@ class Evidence:
     def __init__(self) -> None:
         self.costs = StepTimes()
         self.times = DraftTimes()
+        self.round_trip = RoundTrip()
         self.sessions = 1  # in the newest round
         self.hit_rate = 0.0  # rounds that verified an early proposal
         self._accepted: dict[int, DepthAcceptance] = {}

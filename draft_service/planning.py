@@ -17,9 +17,9 @@ from typing import Protocol
 from draft_service.drafters.shape import TreeShape
 from draft_service.evidence import MAX_DEPTH, Evidence
 from draft_service.session import Extension
+from outrider.v1 import verify_pb2
 
 MAX_OUTCOMES = 2  # drafted below ahead of each step: the likeliest one, and the next in case
-_ROUND_TRIP_MS = 0.5
 _BETTER = 1.03  # that another shape must promise to be taken
 _REPLAN = 4  # rounds between decisions
 _TRIAL = 8  # rounds that are drafted in spite of a plan not to
@@ -76,7 +76,7 @@ class CostPlanner:
 
     def __init__(
         self, first: TreeShape | None, most: TreeShape | None, apply: Callable[[TreeShape], object],
-        overlap: OverlapRule | None = None, outcomes: int = 0,
+        overlap: OverlapRule | None = None, outcomes: int = 0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.evidence = Evidence()
         self.decisions: Counter[str] = Counter()
@@ -88,6 +88,9 @@ class CostPlanner:
         self._rounds = 0
         self._next = 0  # round of the next decision
         self._pause = _FIRST_PAUSE
+        self._clock = clock
+        self._planned_s: float | None = None  # when the last round was
+        self._drafted_ms: float | None = None  # in this one
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:
         """See Planner."""
@@ -95,6 +98,7 @@ class CostPlanner:
         outcomes = self._overlap.outcomes(extensions) if self._overlap is not None else self._outcomes
         if not extensions:
             return self.current
+        self._time_round([extension.verdict for extension in extensions])
         self._rounds += max(extension.verdict.steps for extension in extensions)
         shape, speculate = self.current.shape, self.current.speculate
         if self._most is not None and self._rounds >= self._next:
@@ -107,7 +111,18 @@ class CostPlanner:
         """See Planner."""
         shape = self.current.shape
         if kind == "tree" and shape is not None:
+            self._drafted_ms = ms
             self.evidence.times.observe(shape.topk, sessions, shape.num_steps, ms)
+
+    def _time_round(self, verdicts: Sequence[verify_pb2.Verdict]) -> None:
+        """Of rounds in which verify waited for what was drafted after the last verdict."""
+        now_s, before_s, drafted_ms = self._clock(), self._planned_s, self._drafted_ms
+        self._planned_s, self._drafted_ms = now_s, None
+        if before_s is None or drafted_ms is None or self.current.outcomes:
+            return
+        if all(verdict.steps == 1 and verdict.credits for verdict in verdicts):
+            step_ms = max(verdict.verify_us for verdict in verdicts) / 1000
+            self.evidence.round_trip.observe(1000 * (now_s - before_s) - step_ms - drafted_ms)
 
     def _decide(self, most: TreeShape, *, overlaps: bool) -> tuple[TreeShape | None, bool]:
         plain_rate = 1.0 / float(self.evidence.costs.ms(self.evidence.sessions))
@@ -135,7 +150,7 @@ class CostPlanner:
         evidence = self.evidence
         plain_ms = float(evidence.costs.ms(evidence.sessions))
         rows = evidence.sessions * shape.num_draft_tokens
-        draft_ms = evidence.times.ms(shape.topk, evidence.sessions, shape.num_steps, plain_ms) + _ROUND_TRIP_MS
+        draft_ms = evidence.times.ms(shape.topk, evidence.sessions, shape.num_steps, plain_ms) + evidence.round_trip.ms
         waited = 1.0 - evidence.hit_rate if overlaps else 1.0
         tokens = float(evidence.accepted(shape.topk).tokens()[shape.num_steps])
         return tokens / (float(evidence.costs.ms(rows)) + waited * draft_ms)

@@ -58,6 +58,8 @@ class Machine:
     forward_ms: float = 1.0
     slowed_ms: float = 0.0  # what drafting ahead adds to a step
     batch: int = 1
+    call_ms: float = 0.0  # of a draft, whatever its steps
+    way_ms: float = 0.0  # there and back
     now_s: float = 0.0
     tokens: int = 0
     plans: list[tuple[TreeShape | None, bool, int]] = field(default_factory=list)
@@ -75,9 +77,9 @@ class Machine:
         shape = plan.shape if plan.speculate else None
         rows = self.batch * (1 + (len(tree_of(shape)[0]) if shape is not None else 0))
         verify_ms = self.plain_ms + self.row_ms * rows
-        draft_ms = self.forward_ms * shape.num_steps if shape is not None else 0.0
+        draft_ms = self.call_ms + self.forward_ms * shape.num_steps if shape is not None else 0.0
         waits = plan.outcomes == 0
-        self.now_s += (verify_ms + (draft_ms if waits else self.slowed_ms)) / 1000
+        self.now_s += (verify_ms + self.way_ms + (draft_ms if waits else self.slowed_ms)) / 1000
         if shape is not None:
             self.planner.drafted("tree", self.batch, draft_ms)
         extensions = [
@@ -126,6 +128,21 @@ def test_depth_grows_with_acceptance_and_shrinks_where_rows_cost() -> None:
     assert settled(good).num_steps >= 5
     assert settled(bad).num_steps <= 2
     assert settled(dear).num_steps < settled(good).num_steps
+
+
+@pytest.mark.parametrize("first", [TreeShape(1, 1, 2), TreeShape(7, 1, 8)])
+def test_depth_is_judged_by_what_a_step_more_costs(first: TreeShape) -> None:
+    """A call costs most of its time whatever its steps: one step is no bargain."""
+    machine = Machine(planned(first), lambda topk: 0.6, plain_ms=4.5, forward_ms=0.15, call_ms=1.0)
+    machine.run(400)
+    assert settled(machine).num_steps >= 3
+
+
+def test_what_a_round_takes_beside_step_and_draft_is_measured() -> None:
+    planner = CostPlanner(CHAIN, TreeShape(7, 1, 8), lambda shape: None, clock=lambda: machine.now_s)
+    machine = Machine(planner, lambda topk: 0.6, way_ms=1.5)
+    machine.run(100)
+    assert planner.evidence.round_trip.ms == pytest.approx(1.5, abs=0.1)
 
 
 def test_drafting_stops_where_it_does_not_pay_is_tried_again_and_comes_back() -> None:
