@@ -82,7 +82,7 @@ async def test_a_bad_template_is_found_at_start(source: str) -> None:
     ],
 )
 async def test_an_endless_render_is_ended_and_others_go_on(loop: str) -> None:
-    template = ChatTemplate(ON_DEMAND.replace("BODY", loop) + "ok", {}, 1.0)
+    template = ChatTemplate(ON_DEMAND.replace("BODY", loop) + "ok", {}, 3.0)  # seconds, for its start too
     await template.start()
     try:
         slow = asyncio.create_task(template.render(asking("GO"), 10_000))
