@@ -166,7 +166,7 @@ class SessionTable:
             return None
         below, nodes = sent.tree.subtree(following.root_node)
         scores = sent.raised_scores
-        tree, kept = below.trimmed(scores[nodes], following.nodes_kept)
+        tree, kept = below.trimmed(scores[nodes], following.nodes_kept, session.remaining - 1)  # the last is the bonus
         above = float(scores[following.root_node]) if following.root_node >= 0 else 0.0
         probabilities = np.exp((above - scores[nodes[kept]]) / 16.0)
         return InVerification(session, tree, probabilities, sent.memo, nodes[kept], following.root_node)

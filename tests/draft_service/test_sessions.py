@@ -255,6 +255,20 @@ def test_the_tree_in_verification_is_what_next_names() -> None:
     assert verifying.probabilities.tolist() == pytest.approx(np.exp([-1, -4 / 16, -6 / 16]).tolist())
 
 
+def test_what_is_deeper_than_the_answer_can_go_is_not_in_verification() -> None:
+    sessions = table()
+    session = open_one(sessions, remaining_tokens=4)
+    tree = TokenTree(np.array([4, 5, 2, 1], np.int32), np.array([-1, 0, 1, -1], np.int32))
+    sent = send(sessions, session, tree)
+    following = pb.Next(
+        kind=pb.NEXT_KIND_PROPOSAL, base_len=4, proposal_id=sent.proposal_id, root_node=-1, nodes_kept=3
+    )
+    sessions.apply([pb.Round(verdicts=[verdict(tokens=[7], next=following)])])
+    verifying = sessions.in_verification(session)
+    assert verifying is not None
+    assert verifying.tree.tokens.tolist() == [4, 5, 1]  # of three tokens that are left the last is the bonus
+
+
 @pytest.mark.parametrize(
     "wrong", [{"proposal_id": 9}, {"base_len": 3}, {"root_node": 5}, {"root_node": -2}, {"kind": pb.NEXT_KIND_WAITING}]
 )
