@@ -73,11 +73,9 @@ class CallTimes:
     def ms(self, num_steps: int) -> float:
         """Expected time; while calls had one number of steps, half of it is taken for what every call costs."""
         weight, x, y, xx, xy = self._sums
-        middle, mean = x / weight, y / weight
         # One more call, of no steps, in half the mean's time.
-        weight, y = weight + _HALF_WEIGHT, y + _HALF_WEIGHT * mean / 2
-        spread = xx - x * x / weight
-        slope = max(0.0, (xy - x * y / weight) / spread) if middle else 0.0
+        weight, y = weight + _HALF_WEIGHT, y + _HALF_WEIGHT * y / weight / 2
+        slope = max(0.0, (xy - x * y / weight) / (xx - x * x / weight)) if x else 0.0
         return float(max(0.0, y / weight + slope * (num_steps - x / weight)))
 
 

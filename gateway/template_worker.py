@@ -7,6 +7,7 @@ imports nothing of ours.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import json
@@ -201,7 +202,8 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _serve(sys.stdin.buffer, sys.stdout.buffer)
+    with contextlib.suppress(ConnectionError):  # the gateway was killed, with an answer of ours unread
+        _serve(sys.stdin.buffer, sys.stdout.buffer)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,15 @@ import asyncio
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway import template_worker
 from gateway.template import ChatTemplate, TemplateTimeout, find_template, token_variables
 from outrider.errors import InvalidArgument, StartupError
 from tests.gateway.models import CHATML
@@ -181,3 +185,20 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     config.write_text("[")
     with pytest.raises(StartupError, match="not valid JSON"):
         token_variables(tmp_path)
+
+
+def test_a_worker_whose_gateway_was_killed_goes_in_silence() -> None:
+    """An answer that nobody read is what a killed process leaves behind: the worker's next read is a reset."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = subprocess.Popen(
+            [sys.executable, "-I", template_worker.__file__],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=subprocess.PIPE,
+        )
+        theirs.close()
+        ours.sendall(template_worker.frame(template_worker.Load("ok", {}, 60.0)))
+        ours.recv(1, socket.MSG_PEEK)  # the template is loaded
+    _, said = worker.communicate(timeout=60)
+    assert (worker.returncode, said) == (0, b"")
