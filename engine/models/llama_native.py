@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -73,6 +74,9 @@ class NativeLlama:
             head=self._matrix(top.head, None, None if quantization is None else "int8"),
         )  # fmt: skip
         self._add_features(model, features, pool)
+        if self._arena.outgrows_caches:
+            for matrix in _matrices(model):
+                matrix.streams = True
         decoder = library.outrider_decoder_create(ctypes.byref(model), num_threads)
         if not decoder:
             raise MemoryError("no memory for the decoder")
@@ -146,3 +150,10 @@ class NativeLlama:
 def destroy_decoder(library: ctypes.CDLL, decoder: int, _alive: list[object]) -> None:
     """Frees a decoder; what it pointed into is kept until then."""
     library.outrider_decoder_destroy(decoder)
+
+
+def _matrices(model: CModel) -> Iterator[CMatrix]:
+    for index in range(model.num_layers):
+        layer = model.layers[index]
+        yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
+    yield model.head

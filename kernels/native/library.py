@@ -19,7 +19,7 @@ class CMatrix(Structure):
 
     _fields_ = [
         ("data", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32), ("format", c_int32),
-        ("reserved", c_int32),
+        ("streams", c_int32),
     ]  # fmt: skip
 
 

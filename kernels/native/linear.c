@@ -2,16 +2,16 @@
 
 #include "amx.h"
 
-INLINE void fetch_line_pair(const void *weights) {
-    fetch_weights(weights);
-    fetch_weights((const char *)weights + 64);
+INLINE void fetch_line_pair(const void *weights, int streams, int are_many_rows) {
+    fetch_weights(weights, streams, are_many_rows);
+    fetch_weights((const char *)weights + 64, streams, are_many_rows);
 }
 
 /* R rows through one tile into out [R][32]. Every sum runs over k in one order: adding rows changes nothing. */
-typedef void Kernel(const Matrix *w, const void *tile, const void *x, int stride, float *out);
+typedef void Kernel(const Matrix *w, int streams, const void *tile, const void *x, int stride, float *out);
 
 #if HAS_BF16_DOT
-INLINE void bf16_rows(int R, const Matrix *w, const void *tile, const void *x, int stride, float *out) {
+INLINE void bf16_rows(int R, const Matrix *w, int streams, const void *tile, const void *x, int stride, float *out) {
     const char *weights = tile;
     const uint32_t *pairs = x;
     const int row = stride / 2, count = w->k / 2;
@@ -20,7 +20,7 @@ INLINE void bf16_rows(int R, const Matrix *w, const void *tile, const void *x, i
     for (int i = 0; i < count; i++, weights += 128) {
         __m512bh low = (__m512bh)_mm512_loadu_si512(weights);
         __m512bh high = (__m512bh)_mm512_loadu_si512(weights + 64);
-        if (R >= 6) fetch_line_pair(weights);
+        fetch_line_pair(weights, streams, R >= 6);
         for (int r = 0; r < R; r++) {
             __m512bh value = (__m512bh)_mm512_set1_epi32((int)pairs[r * row + i]);
             sums[r][0] = _mm512_dpbf16_ps(sums[r][0], low, value);
@@ -46,7 +46,7 @@ INLINE void add_sums(int R, vf sums[MAX_ROWS][2], float *out, int is_first) {
 }
 
 /* bf16 weights, fp32 activations: the low half of each pair is shifted up, the high half masked. */
-INLINE void mixed_rows(int R, const Matrix *w, const void *tile, const void *x, int stride, float *out) {
+INLINE void mixed_rows(int R, const Matrix *w, int streams, const void *tile, const void *x, int stride, float *out) {
     const uint32_t *weights = tile;
     const float *values = x;
     for (int start = 0; start < w->k; start += CHAIN) {
@@ -55,7 +55,7 @@ INLINE void mixed_rows(int R, const Matrix *w, const void *tile, const void *x, 
         for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
         for (int i = start; i < end; i += 2, weights += 32) {
             vu low = *(const vu_any *)weights, high = *(const vu_any *)(weights + 16);
-            if (R >= 3) fetch_line_pair(weights);
+            fetch_line_pair(weights, streams, R >= 3);
             for (int r = 0; r < R; r++) {
                 float value = values[r * stride + i];
                 sums[r][0] += (vf)(low << 16) * value;
@@ -71,7 +71,7 @@ INLINE void mixed_rows(int R, const Matrix *w, const void *tile, const void *x, 
     }
 }
 
-INLINE void wide_rows(int R, const Matrix *w, const void *tile, const void *x, int stride, float *out) {
+INLINE void wide_rows(int R, const Matrix *w, int streams, const void *tile, const void *x, int stride, float *out) {
     const float *weights = tile, *values = x;
     for (int start = 0; start < w->k; start += CHAIN) {
         const int end = start + CHAIN < w->k ? start + CHAIN : w->k;
@@ -79,7 +79,7 @@ INLINE void wide_rows(int R, const Matrix *w, const void *tile, const void *x, i
         for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
         for (int i = start; i < end; i++, weights += TILE) {
             vf low = load(weights), high = load(weights + LANES);
-            if (R >= 6) fetch_line_pair(weights);
+            fetch_line_pair(weights, streams, R >= 6);
             for (int r = 0; r < R; r++) {
                 float value = values[r * stride + i];
                 sums[r][0] += low * value;
@@ -91,7 +91,9 @@ INLINE void wide_rows(int R, const Matrix *w, const void *tile, const void *x, i
 }
 
 #define KERNEL(rows, R) \
-    static void rows##R(const Matrix *w, const void *t, const void *x, int s, float *o) { rows(R, w, t, x, s, o); }
+    static void rows##R(const Matrix *w, int p, const void *t, const void *x, int s, float *o) { \
+        rows(R, w, p, t, x, s, o); \
+    }
 FOR_EACH_COUNT(KERNEL, mixed_rows)
 FOR_EACH_COUNT(KERNEL, wide_rows)
 static Kernel *const mixed_kernels[] = {FOR_EACH_COUNT(ENTRY, mixed_rows)};
@@ -136,7 +138,7 @@ void linear_tile(const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, i
         const int rows = kernels ? next_rows(num_rows - first) : next_amx_rows(num_rows - first);
         const char *values = (const char *)x.data + (int64_t)first * x.width * (x.wide ? 4 : 2);
         if (kernels)
-            kernels[rows - 1](w, data, values, x.width, out);
+            kernels[rows - 1](w, streams(w, num_rows), data, values, x.width, out);
         else
             amx_rows(w, data, values, 2 * (int64_t)x.width, rows, out);
         finish_rows(out, w, y, first, rows, finish, tile);

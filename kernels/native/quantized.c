@@ -59,13 +59,15 @@ INLINE vi load_ints(const void *p) { return (vi) * (const vu_any1 *)p; }
 
 /* ---- R rows through one tile into out [R][32]; a row is `stride` codes long */
 
-typedef void Kernel(const Matrix *w, const void *tile, const void *x, const int32_t *group_sums, int stride, float *out);
+typedef void Kernel(const Matrix *w, int streams, const void *tile, const void *x, const int32_t *group_sums,
+                    int stride, float *out);
 
 /* 16-bit codes times 127 at most: so many products of the largest fit a sum of 32 bits. */
 #define CHAIN 512
 
 INLINE void int8_rows(
-    int R, const Matrix *w, const void *tile, const void *x, const int32_t *group_sums, int stride, float *out) {
+    int R, const Matrix *w, int streams, const void *tile, const void *x, const int32_t *group_sums, int stride,
+    float *out) {
     const char *weights = (const char *)tile + 4 * TILE;
     const uint32_t *pairs = x;
     const int row = stride / 2, count = padded(w->k) / 2;
@@ -75,7 +77,7 @@ INLINE void int8_rows(
         vi sums[MAX_ROWS][2] = {{{0}}};
         for (int i = start; i < end; i++, weights += 2 * TILE) {
             const vi low = widened(weights), high = widened(weights + TILE);
-            if (R >= 3) fetch_weights(weights);
+            fetch_weights(weights, streams, R >= 3);
             for (int r = 0; r < R; r++) {
                 const vi value = repeat(pairs[r * row + i]);
                 sums[r][0] = dot_words(sums[r][0], low, value);
@@ -91,7 +93,8 @@ INLINE void int8_rows(
 }
 
 INLINE void dynamic_rows(
-    int R, const Matrix *w, const void *tile, const void *x, const int32_t *group_sums, int stride, float *out) {
+    int R, const Matrix *w, int streams, const void *tile, const void *x, const int32_t *group_sums, int stride,
+    float *out) {
     const char *weights = (const char *)tile + 4 * TILE;
     const uint32_t *quads = x;
     const int row = stride / 4, count = padded(w->k) / 4;
@@ -101,7 +104,7 @@ INLINE void dynamic_rows(
     weights += 4 * TILE;
     for (int i = 0; i < count; i++, weights += 4 * TILE) {
         const vi low = load_ints(weights), high = load_ints(weights + 64);
-        if (R >= 3) fetch_weights(weights), fetch_weights(weights + 64);
+        fetch_weights(weights, streams, R >= 3), fetch_weights(weights + 64, streams, R >= 3);
         for (int r = 0; r < R; r++) {
             const vi value = repeat(quads[r * row + i]);
             sums[r][0] = dot_bytes(sums[r][0], value, low);
@@ -126,7 +129,8 @@ INLINE void add_group(int R, vi sums[MAX_ROWS][2], const bf16 *steps, const int3
 }
 
 INLINE void int4_rows(
-    int R, const Matrix *w, const void *tile, const void *x, const int32_t *group_sums, int stride, float *out) {
+    int R, const Matrix *w, int streams, const void *tile, const void *x, const int32_t *group_sums, int stride,
+    float *out) {
     const char *weights = tile;
     const uint32_t *pairs = x;
     const int row = stride / 2, num_groups = stride / GROUP, count = padded(w->k) / GROUP;
@@ -138,7 +142,7 @@ INLINE void int4_rows(
             const vu nibbles = (vu)load_ints(weights);
             const vi low = (vi)(nibbles & 0x000f000f), high = (vi)(nibbles >> 4 & 0x000f000f);
             const vi next_low = (vi)(nibbles >> 8 & 0x000f000f), next_high = (vi)(nibbles >> 12 & 0x000f000f);
-            if (R >= 3) fetch_weights(weights);
+            fetch_weights(weights, streams, R >= 3);
             for (int r = 0; r < R; r++) {
                 const vi value = repeat(pairs[r * row + i]), next = repeat(pairs[r * row + i + 1]);
                 sums[r][0] = dot_words(dot_words(sums[r][0], low, value), next_low, next);
@@ -150,8 +154,8 @@ INLINE void int4_rows(
 }
 
 #define KERNEL(rows, R) \
-    static void rows##R(const Matrix *w, const void *t, const void *x, const int32_t *g, int s, float *o) { \
-        rows(R, w, t, x, g, s, o); \
+    static void rows##R(const Matrix *w, int p, const void *t, const void *x, const int32_t *g, int s, float *o) { \
+        rows(R, w, p, t, x, g, s, o); \
     }
 FOR_EACH_COUNT(KERNEL, int8_rows)
 FOR_EACH_COUNT(KERNEL, dynamic_rows)
@@ -188,7 +192,8 @@ void quantized_tile(const Matrix *w, Codes x, Rows y, int num_rows, Finish finis
         if (on_amx)
             amx_rows(w, data, codes, x.width, rows, out);
         else
-            kernels[rows - 1](w, data, codes, x.sums + (int64_t)first * (x.width / GROUP), x.width, out);
+            kernels[rows - 1](w, streams(w, num_rows), data, codes, x.sums + (int64_t)first * (x.width / GROUP),
+                              x.width, out);
         scale_rows(out, w->format == INT4 ? NULL : (const float *)data, x.scales + first, rows);
         finish_rows(out, w, y, first, rows, finish, tile);
         first += rows;

@@ -117,4 +117,5 @@ def _linears(parts: HeadParts) -> list[Rows]:
 
 def _matrix(linear: Rows) -> CMatrix:
     assert isinstance(linear, NativeLinear)
+    linear.matrix.streams = linear.team.arena.outgrows_caches
     return linear.matrix
