@@ -97,46 +97,38 @@ void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_byte
 
 /* ---- Scores: sums in register 0, keys in 1, queries 32 dimensions each from 2 on */
 
-void amx_begin_scores(const float *q, int head_dim) {
+void amx_begin_scores(const uint32_t *q, int head_dim) {
     Registers all = {.palette = 1};
+    const int64_t row_bytes = 2 * head_dim;
     for (int i = 0; i < 2 + head_dim / 32; i++) all.rows[i] = ROWS, all.row_bytes[i] = ROW_BYTES;
     configure(&all);
+    is_read(q);
 #define QUERIES(i, register) \
-    if (head_dim > 32 * i) _tile_loadd(register, q + i * ROWS * LANES, ROW_BYTES);
+    if (head_dim > 32 * i) _tile_loadd(register, (const char *)q + i * ROW_BYTES, row_bytes);
     QUERIES(0, 2) QUERIES(1, 3) QUERIES(2, 4) QUERIES(3, 5) QUERIES(4, 6) QUERIES(5, 7)
 #undef QUERIES
 }
 
-void amx_scores(const void *const keys[AMX_KEYS], int head_dim, float *scores) {
-    _Alignas(64) char gathered[AMX_KEYS * 2 * AMX_MOST_DIMS];
-    const char *first = keys[0];
-    const int64_t stride = (const char *)keys[1] - first, bytes = 2 * head_dim;
-    int64_t step = stride;
-    int is_even = 1;
-    for (int k = 2; k < AMX_KEYS; k++) is_even &= (const char *)keys[k] - first == k * stride;
-    if (!is_even) {
-        for (int k = 0; k < AMX_KEYS; k++)
-            for (int at = 0; at < bytes; at += ROW_BYTES)
-                _mm512_store_si512(gathered + k * bytes + at, _mm512_loadu_si512((const char *)keys[k] + at));
-        is_read(gathered);
-        first = gathered, step = bytes;
-    }
+void amx_scores(const uint32_t *keys, int head_dim, float *scores, int64_t stride) {
+    is_read(keys);
     _tile_zero(0);
 #define ADD(i, register) \
     if (head_dim > 32 * i) { \
-        _tile_loadd(1, first + i * ROW_BYTES, step); \
-        _tile_dpbf16ps(0, 1, register); \
+        _tile_loadd(1, keys + i * ROWS * LANES, ROW_BYTES); \
+        _tile_dpbf16ps(0, register, 1); \
     }
     ADD(0, 2) ADD(1, 3) ADD(2, 4) ADD(3, 5) ADD(4, 6) ADD(5, 7)
 #undef ADD
-    _tile_stored(0, scores, ROW_BYTES);
+    _tile_stored(0, scores, 4 * stride);
 }
 
 void amx_end(void) { _tile_release(); }
 #else
 int amx_is_lent(void) { return 0; }
-void amx_begin_scores(const float *q, int head_dim) { (void)q, (void)head_dim; }
-void amx_scores(const void *const keys[AMX_KEYS], int head_dim, float *scores) { (void)keys, (void)head_dim, (void)scores; }
+void amx_begin_scores(const uint32_t *q, int head_dim) { (void)q, (void)head_dim; }
+void amx_scores(const uint32_t *keys, int head_dim, float *scores, int64_t stride) {
+    (void)keys, (void)head_dim, (void)scores, (void)stride;
+}
 void amx_end(void) {}
 void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, float *out) {
     (void)w, (void)tile, (void)x, (void)row_bytes, (void)rows, (void)out;

@@ -30,18 +30,18 @@ static inline int amx_takes(const Matrix *w, int wide) {
  * are as the other kernels of the format take them; row_bytes: from one row of x to the next. */
 void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, float *out);
 
-/* Attention scores: AMX_KEYS keys at a time with the LANES queries of a block. */
-#define AMX_KEYS 16
+/* Attention scores: LANES queries with LANES keys at a time. */
 #define AMX_MOST_DIMS 192
 
 static inline int amx_takes_heads(int head_dim, int wide) {
     return !wide && head_dim % 32 == 0 && head_dim <= AMX_MOST_DIMS && amx_is_lent();
 }
 
-/* Takes queries q, bf16 pairs [head_dim / 2][LANES]; until amx_end, this thread only asks for scores. */
-void amx_begin_scores(const float *q, int head_dim);
-/* scores [AMX_KEYS][LANES] of bf16 keys [head_dim]. */
-void amx_scores(const void *const keys[AMX_KEYS], int head_dim, float *scores);
+/* Takes queries [LANES][head_dim], bf16; until amx_end, this thread only asks for scores. */
+void amx_begin_scores(const uint32_t *q, int head_dim);
+/* scores [LANES queries][LANES keys], their rows `stride` apart, of keys side by side: bf16 couples
+ * [head_dim / 2][LANES]. */
+void amx_scores(const uint32_t *keys, int head_dim, float *scores, int64_t stride);
 void amx_end(void);
 
 #endif

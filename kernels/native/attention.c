@@ -5,7 +5,7 @@
 
 static int blocks_of(const Heads *heads, const Layout *layout, int segment) {
     int group = heads->num_heads / heads->num_kv_heads;
-    return (layout->num_rows[segment] * group + LANES - 1) / LANES;
+    return (layout->num_rows[segment] * group + BLOCK_LANES - 1) / BLOCK_LANES;
 }
 
 int attention_blocks(const Heads *heads, const Layout *layout) {
@@ -25,9 +25,9 @@ static Block find_block(const Heads *heads, const Layout *layout, int block) {
     b.slot_bytes = heads->num_kv_heads * b.vector_bytes;
     int lanes = layout->num_rows[b.segment] * b.group;
     b.kv_head = block % heads->num_kv_heads;
-    b.lane0 = block / heads->num_kv_heads * LANES;
-    b.num_lanes = lanes - b.lane0 < LANES ? lanes - b.lane0 : LANES;
-    for (int l = 0; l < LANES; l++) b.rows[l] = (b.lane0 + (l < b.num_lanes ? l : b.num_lanes - 1)) / b.group;
+    b.lane0 = block / heads->num_kv_heads * BLOCK_LANES;
+    b.num_lanes = lanes - b.lane0 < BLOCK_LANES ? lanes - b.lane0 : BLOCK_LANES;
+    for (int l = 0; l < BLOCK_LANES; l++) b.rows[l] = (b.lane0 + (l < b.num_lanes ? l : b.num_lanes - 1)) / b.group;
     return b;
 }
 
@@ -41,7 +41,7 @@ static Block make_block(const Heads *heads, const Layout *layout, Pools pools, v
 
 static void clear_part(const Heads *heads, float *part) {
     memset(part, 0, sizeof(float) * part_floats(heads));
-    store(highest_of(part), splat(LOWEST));
+    for (int l = 0; l < BLOCK_LANES; l += LANES) store(highest_of(part) + l, splat(LOWEST));
 }
 
 /* The last chunk that any row of the block sees. */
@@ -57,14 +57,17 @@ static int last_chunk(const Block *b) {
 /* Adding a part that a lane sees nothing of changes nothing for it, to the bit. */
 static void add_part(const Block *b, float *total, float *part) {
     const int dims = b->heads->head_dim;
-    vf before = load(highest_of(total)), highest = load(highest_of(part)), together = maximum(before, highest);
-    vf keep = exponential((before - together) * b->heads->scale);
-    vf take = exponential((highest - together) * b->heads->scale);
-    float kept[LANES], taken[LANES];
-    store(kept, keep);
-    store(taken, take);
-    store(highest_of(total), together);
-    store(sum_of(total), load(sum_of(total)) * keep + load(sum_of(part)) * take);
+    float kept[BLOCK_LANES], taken[BLOCK_LANES];
+    for (int l = 0; l < b->num_lanes; l += LANES) {
+        vf before = load(highest_of(total) + l), highest = load(highest_of(part) + l);
+        vf together = maximum(before, highest);
+        vf keep = exponential((before - together) * b->heads->scale);
+        vf take = exponential((highest - together) * b->heads->scale);
+        store(kept + l, keep);
+        store(taken + l, take);
+        store(highest_of(total) + l, together);
+        store(sum_of(total) + l, load(sum_of(total) + l) * keep + load(sum_of(part) + l) * take);
+    }
     for (int l = 0; l < b->num_lanes; l++)
         for (int d = l * dims; d < (l + 1) * dims; d += LANES)
             store(values_of(total) + d, load(values_of(total) + d) * kept[l] + load(values_of(part) + d) * taken[l]);
@@ -107,7 +110,7 @@ Cut count_pieces(const Heads *heads, const Layout *layout) {
 void list_pieces(const Heads *heads, const Layout *layout, Piece *pieces) {
     const int num_blocks = attention_blocks(heads, layout);
     /* Blocks come with one for each kv head in a row: same rows, same chunks. Chunk by chunk, so that a thread finds
-     * what it fetched for the first head (chunk.c) when it does the others. */
+     * what it fetched for the first head (scores.c) when it does the others. */
     for (int first = 0; first < num_blocks; first += heads->num_kv_heads) {
         Block b = find_block(heads, layout, first);
         const int last = last_chunk(&b);

@@ -40,7 +40,7 @@ typedef struct {
     void *k, *v;
 } Pools;
 
-/* The work is cut into blocks: up to 16 pairs of a row and a query head, all of one segment and kv head. */
+/* The work is cut into blocks: up to 32 pairs of a row and a query head, all of one segment and kv head. */
 int attention_blocks(const Heads *heads, const Layout *layout);
 /* A thread's workspace for one layout: bytes needed. */
 int64_t attention_scratch_bytes(const Heads *heads, const Layout *layout);

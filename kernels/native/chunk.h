@@ -6,29 +6,58 @@
 
 /* Below every score; not infinity, whose difference with itself is no number. */
 #define LOWEST -1e30f
+#define EVERYBODY 0xffffffffu
+/* Of a block; a key's `sees` has a bit for each. */
+#define BLOCK_LANES 32
 
-/* Up to LANES pairs of a row and a query head, all of one segment and kv head. Lane l is row (lane0 + l) / group of the
- * segment, query head (lane0 + l) % group of the kv head's. */
+/* Up to BLOCK_LANES pairs of a row and a query head, all of one segment and kv head. Lane l is row (lane0 + l) / group of the
+ * segment, query head (lane0 + l) % group of the kv head's.
+ *
+ * Where products are of bf16 numbers they are done two at a time, and `pairs` is set: numbers of queries and keys are
+ * couples of dimensions then, and weights couples of keys; else they are fp32. */
 typedef struct {
     const Heads *heads;
     const Layout *layout;
     const void *k_pool, *v_pool;
     int segment, kv_head, lane0, num_lanes, group;
+    int pairs, num_steps;             /* num_steps: numbers of a query */
     int64_t vector_bytes, slot_bytes; /* of one head's key, and of all heads' */
-    int rows[LANES];                  /* each lane's row within the segment */
-    float *q;                         /* [head_dim][LANES], or bf16 pairs [head_dim / 2][LANES] */
-    float *scores;                    /* [keys of a chunk][LANES] */
+    int rows[BLOCK_LANES];            /* each lane's row within the segment */
+    uint32_t *q;                      /* [BLOCK_LANES][num_steps] */
+    uint32_t *keys;                   /* [KEY_GROUPS][num_steps][LANES]: side by side, those that are being scored */
+    float *scores;                    /* [BLOCK_LANES][stride], by key; their weights later, couples in half the room */
     int32_t *slots;                   /* [keys of a chunk] */
-    uint16_t *sees;                   /* [keys of a chunk]: bit l: lane l sees the key */
-    float *part, *total;              /* room for a chunk's part of the result, and for the parts before it */
+    uint32_t *sees;                   /* [keys of a chunk]: bit l: lane l sees the key */
+    int num_open;                     /* keys at the beginning that every lane sees */
+    int64_t stride;
+    float *part, *total; /* room for a chunk's part of the result, and for the parts before it */
 } Block;
 
-/* A chunk's part of the result, or several chunks' together: [LANES] highest scores, [LANES] sums of weights, and
- * [LANES][head_dim] weighted values. */
+/* Groups of LANES keys that are scored together. */
+#define KEY_GROUPS 4
+/* Lanes scored or mixed together: as many as leave their sums in registers. */
+#if defined(__AVX512F__)
+#define MOST_LANES 6
+#else
+#define MOST_LANES 2
+#endif
+
+/* The next part of `left` lanes, all parts about even. */
+static inline int next_lanes(int left) {
+    const int parts = (left + MOST_LANES - 1) / MOST_LANES;
+    return (left + parts - 1) / parts;
+}
+
+static inline const void *vector_at(const Block *b, const void *pool, int64_t slot) {
+    return (const char *)pool + slot * b->slot_bytes + b->kv_head * b->vector_bytes;
+}
+
+/* A chunk's part of the result, or several chunks' together: [BLOCK_LANES] highest scores and sums of
+ * weights, and [BLOCK_LANES][head_dim] weighted values. */
 static inline float *highest_of(float *part) { return part; }
-static inline float *sum_of(float *part) { return part + LANES; }
-static inline float *values_of(float *part) { return part + 2 * LANES; }
-static inline int64_t part_floats(const Heads *heads) { return (int64_t)(heads->head_dim + 2) * LANES; }
+static inline float *sum_of(float *part) { return part + BLOCK_LANES; }
+static inline float *values_of(float *part) { return part + 2 * BLOCK_LANES; }
+static inline int64_t part_floats(const Heads *heads) { return (int64_t)(heads->head_dim + 2) * BLOCK_LANES; }
 
 /* The block's memory, for any block of the layout; chunk_scratch_bytes are needed. */
 void lay_out_scratch(Block *b, void *scratch);
@@ -37,8 +66,14 @@ int64_t chunk_scratch_bytes(const Heads *heads, const Layout *layout);
 /* The query head of a lane. */
 static inline int lane_head(const Block *b, int lane) { return b->kv_head * b->group + (b->lane0 + lane) % b->group; }
 
-/* Puts the block's queries side by side; once before its chunks. */
+/* Takes the block's queries; once before its chunks. */
 void load_queries(Block *b, Rows qkv);
+
+/* q . k of every lane and key, not scaled; each sum runs over the dimensions in order (scores.c). */
+void score_keys(const Block *b, int count);
+
+/* Weighted sums of the values into [BLOCK_LANES][head_dim], in the keys' order (mix.c). */
+void mix_values(const Block *b, int count, float *values);
 
 /* The part of the keys at positions chunk * CHUNK on; 0: nobody sees any, and the part is not written. */
 int attend_chunk(Block *b, int chunk, float *part);

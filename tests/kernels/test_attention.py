@@ -175,14 +175,14 @@ def test_bf16(kernel: Kernel, name: str, shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("prefix_len", [0, 1, 100, 249, 256, 700])
+@pytest.mark.parametrize(("prefix_len", "window"), [(0, 0), (1, 0), (100, 0), (249, 0), (256, 0), (700, 0), (255, 33)])
 def test_a_trees_path_has_the_bits_of_its_own_sequence(
-    library: ctypes.CDLL, dtype: torch.dtype, prefix_len: int
+    library: ctypes.CDLL, dtype: torch.dtype, prefix_len: int, window: int
 ) -> None:
     """The C kernel promises more than closeness: tree, chunk or single row, a row's bits are the same."""
     parents = random_tree(np.random.default_rng(prefix_len), 24)
     tree = make_case([Piece(prefix_len, 24, parents)], heads=9, kv_heads=3, head_dim=64, dtype=dtype)
-    kernel = partial(cpu.attention, library=library)
+    kernel = partial(cpu.attention, library=library, window=window)
     together = run(kernel, tree)
     for row in range(24):
         path, node = [], row

@@ -1,0 +1,18 @@
+/* Which keys of a chunk a block's lanes see, and in which order they are added up. */
+#ifndef OUTRIDER_KEYS_H
+#define OUTRIDER_KEYS_H
+
+#include "chunk.h"
+
+/* Room for the keys of any chunk of the layout. */
+int64_t most_keys(const Layout *layout);
+
+/* Lists the chunk's keys in b->slots and b->sees; returns how many, an even number.
+ *
+ * They come in couples: of two positions 2i and 2i + 1 the later one's key, then the earlier one's. A lane sees at most
+ * one key of a position, and finds both of its own in one couple, whatever couples the rest of a tree makes: so its
+ * sums take the same course in every batch. Where a couple lacks a key, one that nobody sees stands in. The list is
+ * filled up to a multiple of LANES, past the end, with such. */
+int list_keys(Block *b, int chunk);
+
+#endif

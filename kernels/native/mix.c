@@ -1,0 +1,95 @@
+/* Values by their weights. */
+#include "chunk.h"
+
+/* L lanes by D * 16 dimensions from `dim` on. */
+INLINE void mix_numbers(int L, int D, const Block *b, int count, int lane, int dim, float *values) {
+    const Heads *h = b->heads;
+    const float *weights = b->scores + lane * b->stride;
+    vf sums[MOST_LANES][4];
+    for (int l = 0; l < L; l++)
+        for (int d = 0; d < D; d++) sums[l][d] = splat(0.0f);
+    for (int i = 0; i < count; i++) {
+        const void *vector = vector_at(b, b->v_pool, b->slots[i]);
+        vf value[4];
+        for (int d = 0; d < D; d++) value[d] = load_as(h->wide, vector, dim + d * LANES);
+        for (int l = 0; l < L; l++)
+            for (int d = 0; d < D; d++) sums[l][d] += value[d] * weights[l * b->stride + i];
+    }
+    for (int l = 0; l < L; l++)
+        for (int d = 0; d < D; d++) store(values + (lane + l) * h->head_dim + dim + d * LANES, sums[l][d]);
+}
+
+#if HAS_BF16_DOT
+/* 32 dimensions of two keys' values, side by side in two vectors. */
+INLINE void load_couple(const bf16 *first, const bf16 *second, __m512bh couple[2]) {
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    /* Of number i: its place in the first vector below, and in the second above, where places begin at 32. */
+    const __m512i low = _mm512_or_si512(_mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16)), _mm512_set1_epi32(0x200000));
+    const __m512i high = _mm512_or_si512(low, _mm512_set1_epi32(0x100010));
+    const __m512i a = _mm512_loadu_si512(first), c = _mm512_loadu_si512(second);
+    couple[0] = (__m512bh)_mm512_permutex2var_epi16(a, low, c);
+    couple[1] = (__m512bh)_mm512_permutex2var_epi16(a, high, c);
+}
+
+INLINE void mix_couples(int L, int D, const Block *b, int count, int lane, int dim, float *values) {
+    const int32_t *weights = (const int32_t *)(b->scores + lane * b->stride);
+    __m512 sums[MOST_LANES][4];
+    for (int l = 0; l < L; l++)
+        for (int d = 0; d < D; d++) sums[l][d] = _mm512_setzero_ps();
+    for (int i = 0; i < count; i += 2) {
+        const bf16 *first = (const bf16 *)vector_at(b, b->v_pool, b->slots[i]) + dim;
+        const bf16 *second = (const bf16 *)vector_at(b, b->v_pool, b->slots[i + 1]) + dim;
+        __m512bh value[4];
+        if (D == 4)
+            load_couple(first, second, value), load_couple(first + 32, second + 32, value + 2);
+        else
+            value[0] = (__m512bh)((vu)load_bf16(first) >> 16 | (vu)load_bf16(second));
+        for (int l = 0; l < L; l++) {
+            const __m512bh weight = (__m512bh)_mm512_set1_epi32(weights[l * b->stride + i / 2]);
+            for (int d = 0; d < D; d++) sums[l][d] = _mm512_dpbf16_ps(sums[l][d], value[d], weight);
+        }
+    }
+    for (int l = 0; l < L; l++)
+        for (int d = 0; d < D; d++)
+            store(values + (lane + l) * b->heads->head_dim + dim + d * LANES, (vf)sums[l][d]);
+}
+#endif
+
+INLINE void mix_dims(int L, int D, const Block *b, int count, int lane, int dim, float *values) {
+#if HAS_BF16_DOT
+    if (b->pairs) {
+        mix_couples(L, D, b, count, lane, dim, values);
+        return;
+    }
+#endif
+    mix_numbers(L, D, b, count, lane, dim, values);
+}
+
+ALONE void mix_lanes(const Block *b, int count, int lane, int lanes, int wide_step, int dim, float *values) {
+#define CASE(L) \
+    case L: \
+        if (wide_step) mix_dims(L, 4, b, count, lane, dim, values); \
+        else mix_dims(L, 1, b, count, lane, dim, values); \
+        break;
+    switch (lanes) {
+        CASE(1)
+        CASE(2)
+#if MOST_LANES == 6
+        CASE(3)
+        CASE(4)
+        CASE(5)
+        CASE(6)
+#endif
+    }
+}
+
+void mix_values(const Block *b, int count, float *values) {
+    for (int lane = 0, lanes; lane < b->num_lanes; lane += lanes) {
+        lanes = next_lanes(b->num_lanes - lane);
+        for (int dim = 0; dim < b->heads->head_dim;) {
+            int wide_step = b->heads->head_dim - dim >= 4 * LANES;
+            mix_lanes(b, count, lane, lanes, wide_step, dim, values);
+            dim += wide_step ? 4 * LANES : LANES;
+        }
+    }
+}
