@@ -134,13 +134,12 @@ class TokenTree:
     ) -> tuple[TokenTree, NDArray[np.int32]]:
         """The `count` nodes of lowest score among those no deeper than `max_depth`, and their indices.
 
-        Ties go to the lower index. A child's score counts as at least its parent's, so what is kept is a tree again.
+        scores: none below its parent's (`raised`), so that what is kept is a tree again. Ties go to the lower index.
         """
         if count >= len(self) and (max_depth is None or self.depth <= max_depth):
             return self, np.arange(len(self), dtype=np.int32)
         within = np.arange(len(self)) if max_depth is None else np.flatnonzero(self.depths <= max_depth)
-        raised = self.raised(scores)
-        best = within[np.argsort(raised[within], kind="stable")[: max(count, 0)]]
+        best = within[np.argsort(scores[within], kind="stable")[: max(count, 0)]]
         return self.selected(ROOT, np.sort(best))
 
     def raised(self, scores: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -166,7 +166,7 @@ class _Ahead:
             if is_first and (behind := trunk.start.behind) is not None:
                 words, num_logits = np.concatenate([behind.words, words]), count + 1
                 features = behind.features()
-                inputs.append(None if features is None else model.fuse(features))
+                inputs.append(None if features is None else model.fuse(features.rows))
             inputs.append(states)
             slots = model.cache.append(trunk.rows, len(words))
             segments.append(Segment(trunk.rows.table_row, prefix_len, words, slots, num_logits=num_logits))

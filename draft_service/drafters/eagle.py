@@ -18,7 +18,6 @@ from draft_service.drafters.features import (
     FeatureBuffer,
     Piece,
     UnusableFeatures,
-    one_tensor,
     read_tensor,
     read_together,
 )
@@ -137,12 +136,10 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
     def _tokens(self, session: Session, first: int, end: int) -> Ids:
         return session.tokens[first + 1 : end + 1]
 
-    def _inputs(self, pieces: Sequence[tuple[HeadStateT, int, int]]) -> torch.Tensor | None:
-        found: list[Piece] = []
-        for state, first, end in pieces:
-            found.append(state.features.rows(first, end))
-            state.features.drop(end)
-        return one_tensor(found)
+    def _input(self, state: HeadStateT, first: int, end: int) -> Piece | None:
+        found = state.features.rows(first, end)
+        state.features.drop(end)
+        return found
 
 
 class EagleDrafter(HeadDrafter[HeadState]):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
 from draft_service.drafters.expansion import Growth, choose, expand
-from draft_service.drafters.features import Piece, one_tensor
+from draft_service.drafters.features import one_tensor
 from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import DraftModel, Tip, Tips, on_host
@@ -129,8 +129,7 @@ def _grow_native(
         trees.go_on_from((tips.probabilities, tips.tokens, tips.states))
         grower.run(trees, num_steps, check)
     else:
-        rows = [own for behind in tips if (own := behind.features()) is not None]
-        pieces = [Piece(own, 0, len(own)) for own in rows]
+        pieces = [own for behind in tips if (own := behind.features()) is not None]
         found = Tips(*grower.run_first(trees, [behind.words for behind in tips], one_tensor(pieces), num_top))
         grower.run(trees, num_steps, check)
         for row, behind in enumerate(tips):

@@ -18,6 +18,7 @@ import torch
 
 from draft_service.drafters.ahead import trees_ahead
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
+from draft_service.drafters.features import Piece, one_tensor
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.models import DraftModel, Tip
@@ -176,8 +177,8 @@ class ModelDrafter(ABC, Generic[StateT]):
         """Tokens of rows first..end-1, int32."""
 
     @abstractmethod
-    def _inputs(self, pieces: Sequence[tuple[StateT, int, int]]) -> torch.Tensor | None:
-        """The target's rows (state, first, end), one piece behind another; they are not asked for again."""
+    def _input(self, state: StateT, first: int, end: int) -> Piece | None:
+        """The target's rows first..end-1; they are not asked for again."""
 
     # ---- sessions
 
@@ -222,8 +223,8 @@ class ModelDrafter(ABC, Generic[StateT]):
             most -= end - first
         if not pieces:
             return 0
-        features = self._inputs(pieces)
-        states_of_rows = None if features is None else self._model.fuse(features)
+        features = [own for piece in pieces if (own := self._input(*piece)) is not None]
+        states_of_rows = self._model.fuse(one_tensor(features)) if features else None
         tips = self._model.run(segments, states_of_rows, self._grower.num_top)
         whole = [state for state, _, end in pieces if end == self._num_committed(state)]
         for index, state in enumerate(whole):
@@ -289,7 +290,7 @@ class ModelDrafter(ABC, Generic[StateT]):
             state.tip = tip
 
         words = self._tokens(state.session, first, end)
-        return Start(state.rows, None, Behind(words, lambda: self._inputs([(state, first, end)]), done))
+        return Start(state.rows, None, Behind(words, lambda: self._input(state, first, end), done))
 
     # ---- without a session
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-import torch
-
+from draft_service.drafters.features import Piece
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import Tip
 from outrider.wire import Ids
@@ -21,7 +20,7 @@ class Behind:
     """
 
     words: Ids
-    features: Callable[[], torch.Tensor | None]
+    features: Callable[[], Piece | None]
     done: Callable[[Tip], None]
 
 

@@ -6,10 +6,7 @@ of the target but its verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from draft_service.drafters.graphs import graph_sizes
 from draft_service.drafters.kv import Sequence as Rows
@@ -59,7 +56,7 @@ class StandaloneDrafter(ModelDrafter[State]):
     def _tokens(self, session: Session, first: int, end: int) -> Ids:
         return session.tokens[first:end]
 
-    def _inputs(self, pieces: Sequence[tuple[State, int, int]]) -> torch.Tensor | None:
+    def _input(self, state: State, first: int, end: int) -> None:
         return None
 
 

@@ -129,6 +129,6 @@ def test_trimmed_keeps_the_lowest_scores_and_is_a_tree(tree: TokenTree, data: st
     assert tree.raised(scores).tolist() == raised
     within = [node for node in range(len(tree)) if max_depth is None or len(tree.path(node)) <= max_depth]
     expected = sorted(sorted(within, key=lambda node: (raised[node], node))[:count])
-    kept_tree, kept = tree.trimmed(scores, count, max_depth)
+    kept_tree, kept = tree.trimmed(tree.raised(scores), count, max_depth)
     assert kept.tolist() == expected
     assert paths(kept_tree) == [paths(tree)[node] for node in expected]
