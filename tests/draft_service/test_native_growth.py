@@ -12,6 +12,7 @@ import torch
 from draft_service.drafters.base import Draft
 from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.factory import make_drafter
+from draft_service.drafters.features import Piece
 from draft_service.drafters.growing import Carried, grow
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import HeadModel, Tip, Tips
@@ -103,7 +104,7 @@ def test_rows_that_were_not_run_yet_are_run_in_the_same_call(
     expected = grow(model, whole, tips, **shape)
     sequences, _ = opened(model, behind=2)
     found: list[Tip] = []
-    late = [Behind(tokens[-2:], partial(torch.clone, own[-2:]), found.append) for tokens, own in texts(model)]
+    late = [Behind(tokens[-2:], partial(Piece, own, len(own) - 2, len(own)), found.append) for tokens, own in texts(model)]
     drafts = grow(model, sequences, late, num_top=_NUM_TOP, **shape)
     for ours, wanted in zip(drafts, expected, strict=True):
         assert ours.tokens.tolist() == wanted.tokens.tolist()
