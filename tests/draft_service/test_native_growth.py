@@ -104,7 +104,9 @@ def test_rows_that_were_not_run_yet_are_run_in_the_same_call(
     expected = grow(model, whole, tips, **shape)
     sequences, _ = opened(model, behind=2)
     found: list[Tip] = []
-    late = [Behind(tokens[-2:], partial(Piece, own, len(own) - 2, len(own)), found.append) for tokens, own in texts(model)]
+    late = [
+        Behind(tokens[-2:], partial(Piece, own, len(own) - 2, len(own)), found.append) for tokens, own in texts(model)
+    ]
     drafts = grow(model, sequences, late, num_top=_NUM_TOP, **shape)
     for ours, wanted in zip(drafts, expected, strict=True):
         assert ours.tokens.tolist() == wanted.tokens.tolist()
