@@ -50,10 +50,13 @@ def test_other_types_are_not_packed() -> None:
     assert Linear(weight)(torch.ones(2, 8).half()).shape == (2, 8)
 
 
-def by_c(library: ctypes.CDLL, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def by_c(
+    library: ctypes.CDLL, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *,
+    streams: bool = False,
+) -> torch.Tensor:  # fmt: skip
     packed, y = pack_tiles(weight), torch.empty(len(x), len(weight))
     wide = weight.dtype is torch.float32
-    matrix = CMatrix(packed.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape, wide)
+    matrix = CMatrix(packed.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape, wide, streams)
     library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), x.dtype is torch.float32, len(x), y.data_ptr())
     return y
 
@@ -82,7 +85,8 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(library: ctypes.CDLL, k
         x = x.bfloat16()
     together = by_c(library, x, weight)
     for count in range(1, 27):
-        assert torch.equal(by_c(library, x[:count].contiguous(), weight), together[:count])
+        for streams in (False, True):  # past the caches, or not
+            assert torch.equal(by_c(library, x[:count].contiguous(), weight, streams=streams), together[:count])
 
 
 def test_tiles_hold_their_outputs_side_by_side() -> None:

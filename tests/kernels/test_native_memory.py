@@ -23,3 +23,11 @@ def test_zeros_are_zero_and_writable() -> None:
     assert not memory.any()
     memory.fill_(7)
     assert memory.min() == 7
+
+
+def test_one_chunk_stays_in_the_caches_and_more_does_not() -> None:
+    arena = Arena()
+    arena.place(torch.zeros(CHUNK_BYTES // 8))
+    assert not arena.outgrows_caches
+    arena.place(torch.zeros(CHUNK_BYTES // 4))
+    assert arena.outgrows_caches

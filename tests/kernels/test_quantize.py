@@ -32,9 +32,12 @@ def tensors(rows: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def by_c(
-    library: ctypes.CDLL, method: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    return NativeLinear(ProductTeam(library, 2), weight, bias, method)(x)
+    library: ctypes.CDLL, method: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *,
+    streams: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    linear = NativeLinear(ProductTeam(library, 2), weight, bias, method)
+    linear.matrix.streams = streams
+    return linear(x)
 
 
 def values_of(method: str, weight: torch.Tensor) -> torch.Tensor:
@@ -110,7 +113,8 @@ def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(library: ctypes.CDLL, m
     x, weight, _ = tensors(40, 96, 576)
     together = by_c(library, method, x, weight)
     for count in range(1, 27):
-        assert torch.equal(by_c(library, method, x[:count].contiguous(), weight), together[:count])
+        for streams in (False, True):  # past the caches, or not
+            assert torch.equal(by_c(library, method, x[:count].contiguous(), weight, streams=streams), together[:count])
 
 
 @pytest.mark.parametrize("method", FORMATS)
