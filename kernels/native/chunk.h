@@ -10,8 +10,8 @@
 /* Of a block; a key's `sees` has a bit for each. */
 #define BLOCK_LANES 32
 
-/* Up to BLOCK_LANES pairs of a row and a query head, all of one segment and kv head. Lane l is row (lane0 + l) / group of the
- * segment, query head (lane0 + l) % group of the kv head's.
+/* Up to BLOCK_LANES pairs of a row and a query head, all of one segment and kv head. Lane l is row (lane0 + l) / group
+ * of the segment, query head (lane0 + l) % group of the kv head's.
  *
  * Where products are of bf16 numbers they are done two at a time, and `pairs` is set: numbers of queries and keys are
  * couples of dimensions then, and weights couples of keys; else they are fp32. */
