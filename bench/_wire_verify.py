@@ -71,6 +71,7 @@ class ScriptedRunner:
         self._keys: dict[int, int] = {}  # by table row
         self._logits = np.zeros((setting.batch * (setting.num_draft_tokens + 1), VOCAB_SIZE), np.float32)
         self._written: NDArray[np.intp] = np.empty(0, np.intp)
+        self._likeliest: list[int] = []
         width = setting.feature_width
         # Each slot holds the same row: pages that a network would have written long ago are not touched first here.
         self._plane = torch.ones(1, width, dtype=torch.bfloat16).expand(num_slots, width) if width else None
@@ -79,6 +80,11 @@ class ScriptedRunner:
     def pool(self) -> ScriptedRunner:
         """Where `move` is."""
         return self
+
+    @property
+    def likeliest(self) -> list[int] | None:
+        """As the C decoder's forward pass finds it."""
+        return self._likeliest
 
     def move(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         """Nothing to copy: all slots hold the same."""
@@ -95,6 +101,7 @@ class ScriptedRunner:
         expected = np.concatenate([self._expected(segment) for segment in segments])
         self._written = np.arange(len(expected)) * VOCAB_SIZE + expected
         self._logits.reshape(-1)[self._written] = 1.0
+        self._likeliest = expected.tolist()
         self._clock.spend(start_ns)
         self.steps_ns.append((start_ns, time.monotonic_ns()))
         return torch.from_numpy(self._logits[: len(expected)])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from draft_service.drafters.shape import TreeShape
 from draft_service.planning import OverlapRule, Plan
-from draft_service.session import Extension
+from draft_service.session import Extension, Grown
 from draft_service.tiers import Tier
 
 
@@ -66,7 +66,7 @@ class AdaptivePlanner:
         self.current = plan
         return plan
 
-    def drafted(self, kind: str, sessions: int, ms: float) -> None:
+    def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
         """Time plays no part in this rule."""
 
     def _plan(self, steps: int, outcomes: int) -> Plan:

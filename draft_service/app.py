@@ -85,6 +85,7 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial, *, owns_loop: bool 
     from draft_service.link import Identity
     from draft_service.metrics import make_registry
     from draft_service.planners import make_planner
+    from draft_service.rehearsal import rehearse
     from draft_service.service import DraftServicer
     from draft_service.worker import Worker
 
@@ -100,9 +101,11 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial, *, owns_loop: bool 
     executor = None if drafter.inline else ThreadPoolExecutor(1, thread_name_prefix="drafter")
     try:
         drafter.warm_up()
-        keep_steady()
         planner = make_planner(args, drafter)
         drafting = Drafting(drafter, executor=executor, planner=planner, owns_loop=owns_loop)
+        if not drafter.inline:
+            await rehearse(drafting)
+        keep_steady()
         drafting.tracing = tracing
         worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial)
         strangers = Strangers()

@@ -11,7 +11,7 @@ from typing import Any
 
 from draft_service.calling import Call, Caller
 from draft_service.counting import DraftCounts
-from draft_service.drafters.base import AheadRequest, Draft, Drafter, DraftRequest, GivenUp
+from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
 from draft_service.planning import MAX_OUTCOMES, FixedPlanner, Plan, Planner
 from draft_service.session import Session
@@ -76,12 +76,14 @@ class Drafting:
         early = plan.outcomes > 0 and table.max_assumed > 0
         known = [tree for session in having if early and (tree := table.in_verification(session))]
         if fresh or left_out or not (early and known):
-            drafts, draft_us = await self._take_in(table, changes, fresh)
-            proposals, drafted = self._proposals(table, fresh, drafts, draft_us)
-            proposals += self._proposals(table, left_out, [Draft()] * len(left_out), 0)[0]
+            drafts, took_ms = await self._take_in(table, changes, fresh)
+            proposals, drafted = self._proposals(table, fresh, drafts, _us_each(took_ms, len(fresh)))
+            proposals += self._proposals(table, left_out, [NO_DRAFT] * len(left_out), 0)[0]
             for frame in (released(changes), proposed(table, proposals)):
                 if frame is not None:
                     yield frame
+            if fresh:
+                self._account(fresh, drafts, took_ms)
             changes = Changes()
             known = [*drafted, *(tree for tree in known if table.get(*tree.session.key) is tree.session)]
         if early and known:
@@ -90,6 +92,14 @@ class Drafting:
                 if frame is not None:
                     yield frame
         self.planner.plan(extended)  # for the next round: this one's trees are waited for
+
+    def _account(self, fresh: Sequence[Session], drafts: Sequence[Draft], took_ms: float) -> None:
+        """Counts a call for trees; the planner learns from those that follow its plan."""
+        self.counts.took("tree", took_ms)
+        made = list({id(draft.grown): draft.grown for draft in drafts if draft.grown is not None}.values())
+        self.counts.steps += sum(grown.num_steps for grown in made)
+        if not any(session.wishes.has_any for session in fresh):
+            self.planner.drafted(made, len(fresh), took_ms)
 
     async def forget(self, sessions: Sequence[Session]) -> None:
         """Takes sessions away from the drafter."""
@@ -104,20 +114,19 @@ class Drafting:
 
     async def _take_in(
         self, table: SessionTable, changes: Changes, fresh: Sequence[Session]
-    ) -> tuple[Sequence[Draft], int]:
-        """Tells the drafter what changed, and has it draft for `fresh`; drafts, and microseconds for each."""
+    ) -> tuple[Sequence[Draft], float]:
+        """Tells the drafter what changed, and has it draft for `fresh`; drafts, and the milliseconds that it took."""
         requests = [DraftRequest(session, self._num_nodes(table, session)) for session in fresh]
         start_ns = time.perf_counter_ns()
         here = self._is_brief(changes, fresh)
         drafts = await self._visit(table, changes, Call(fresh, self.drafter.draft, requests), here=here)
+        took_ms = _ms_since(start_ns)
         if fresh:
-            self._last_ms = (time.perf_counter_ns() - start_ns) / 1e6
-            self.counts.took("tree", start_ns)
-            self.planner.drafted("tree", len(fresh), self._last_ms)
+            self._last_ms = took_ms
             if self.tracing is not None:
                 drafted = zip(fresh, ([draft] for draft in drafts or []), strict=False)
                 record_drafts(self.tracing, "draft", start_ns, drafted)
-        return drafts or [], _us_each(start_ns, len(fresh))
+        return drafts or [], took_ms
 
     def _is_brief(self, changes: Changes, fresh: Sequence[Session]) -> bool:
         """Whether the event loop can do without for as long as trees for `fresh` will take."""
@@ -131,17 +140,22 @@ class Drafting:
         All in one visit to the drafter's thread, unless sessions are closed: each visit costs its waking up and ours.
         here: on this thread.
         """
-        news = [
-            Call(changes.opened, self.drafter.open, changes.opened),
-            Call([session for session, _ in changes.features], self.drafter.add_features, changes.features),
-            Call([extension.session for extension in changes.extended], self.drafter.extend, changes.extended),
-        ]
+        news = []
+        if changes.opened:
+            news.append(Call(changes.opened, self.drafter.open, changes.opened))
+        if changes.features:
+            sessions = [session for session, _ in changes.features]
+            news.append(Call(sessions, self.drafter.add_features, changes.features))
+        if changes.extended:
+            sessions = [extension.session for extension in changes.extended]
+            news.append(Call(sessions, self.drafter.extend, changes.extended))
         if changes.closed:
             await self._guarded(table, changes, news)
             await self.forget(changes.closed)
             news = []
         *_, result = await self._guarded(table, changes, [*news, call], here=here)
-        self._release_given_up(table, changes)
+        if self._given_up:
+            self._release_given_up(table, changes)
         return result
 
     def _proposals(
@@ -179,11 +193,11 @@ class Drafting:
         outcomes: list[list[Draft]] = (
             await self._visit(table, changes, Call(sessions, self.drafter.draft_ahead, requests)) or []
         )
-        self.counts.took("early", start_ns)
-        self.planner.drafted("early", len(sessions), (time.perf_counter_ns() - start_ns) / 1e6)
+        took_ms = _ms_since(start_ns)
+        self.counts.took("early", took_ms)
         if self.tracing is not None:
             record_drafts(self.tracing, "draft early", start_ns, zip(sessions, outcomes, strict=False))
-        draft_us = _us_each(start_ns, sum(map(len, outcomes)))
+        draft_us = _us_each(took_ms, sum(map(len, outcomes)))
         found = [
             (session, draft)
             for session, drafts in zip(sessions, outcomes, strict=False)
@@ -202,7 +216,7 @@ class Drafting:
         return [
             table.propose(
                 session, draft.tokens, draft.parents, packed, draft.assumed, draft.from_prediction, draft_us,
-                draft.memo if early else None,
+                draft.memo if early else None, draft.grown,
             )
             for (session, draft), packed in zip(drafts, scores, strict=True)
         ]  # fmt: skip
@@ -224,7 +238,8 @@ class Drafting:
         if not any(call.sessions for call in calls):
             return [None] * len(calls)
         outcomes = await self._caller.attempt(calls, here=here)
-        self._given_up |= {given.session.uid: given for given in self.drafter.take_given_up()}
+        for given in self.drafter.take_given_up():
+            self._given_up[given.session.uid] = given
         gone = Changes(releases=changes.releases)
         for call, outcome in zip(calls, outcomes, strict=True):
             if not isinstance(outcome, Exception):
@@ -234,7 +249,8 @@ class Drafting:
                 if table.get(*session.key) is session:
                     detail = "the drafter failed; its log says why"
                     table.release(session, verify_pb2.RELEASE_REASON_ERROR, detail, gone)
-        await self.forget(gone.closed)
+        if gone.closed:
+            await self.forget(gone.closed)
         return [None if isinstance(outcome, Exception) else outcome for outcome in outcomes]
 
 
@@ -253,5 +269,9 @@ def proposed(table: SessionTable, proposals: Sequence[verify_pb2.Proposal]) -> v
     return verify_pb2.SpeculateRequest(proposals=verify_pb2.Proposals(proposals=proposals, consumed_slot_seq=read))
 
 
-def _us_each(start_ns: int, count: int) -> int:
-    return (time.perf_counter_ns() - start_ns) // 1000 // max(1, count)
+def _ms_since(start_ns: int) -> float:
+    return (time.perf_counter_ns() - start_ns) / 1e6
+
+
+def _us_each(ms: float, count: int) -> int:
+    return int(1000 * ms / max(1, count))

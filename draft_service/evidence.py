@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_service.session import Extension, Session
+from draft_service.drafters.shape import TreeShape
+from draft_service.session import Extension, Grown, Sent, Session
 from outrider.cost_table import CostTable
 from outrider.tree import ROOT
 from outrider.v1 import verify_pb2
 
 MAX_DEPTH = 16
 _PRIOR, _PRIOR_WEIGHT = 0.7, 4.0  # of a node whose parent was accepted, before anything is known
+_FEW_TREES = 8
+_NARROWER = 0.8  # of a tree's chances to be accepted a step deeper, about what a chain has
+_STEPS_PRIOR = 1.0  # of a step that may be run once the one before was
 _WINDOW = 256.0  # tries at a depth after which old ones fade
 _ALPHA = 0.1
+_FEW_CALLS, _FIRST_ARE_SLOW = 6.0, 0.6  # of so few those before one that took so much less were the process's first
 _KEPT, _HALF_WEIGHT = 0.95, 0.5  # of a call's weight at the next one; of the call that is supposed
 _ROW_GUESS = 0.02  # of a step: what a row more costs, where only one size was seen
 _CALL_GUESS = 0.25  # of a plain step: a forward pass of a draft model that was not timed yet
 
 
-class DepthAcceptance:
-    """How often a draft of depth d is accepted once that of depth d-1 was, for trees of one number of branches."""
+class DepthReached:
+    """How often depth d is reached once d-1 was, for trees of one number of branches."""
 
-    def __init__(self) -> None:
+    def __init__(self, prior: float = _PRIOR) -> None:
+        self.num_seen = 0
         self._tries = np.full(MAX_DEPTH, _PRIOR_WEIGHT)
-        self._hits = _PRIOR * self._tries
+        self._hits = prior * self._tries
 
-    def observe(self, root_depth: int, accepted: int, depth: int) -> None:
-        """A tree was verified below a node at `root_depth`: `accepted` drafts of `depth` came true."""
-        tried = slice(root_depth, min(root_depth + accepted + (accepted < depth), MAX_DEPTH))
+    def observe(self, root_depth: int, reached: int, depth: int) -> None:
+        """From `root_depth` on, `reached` more of the `depth` that there might have been."""
+        self.num_seen += 1
+        tried = slice(root_depth, min(root_depth + reached + (reached < depth), MAX_DEPTH))
         self._tries[tried] += 1.0
-        self._hits[root_depth : min(root_depth + accepted, MAX_DEPTH)] += 1.0
+        self._hits[root_depth : min(root_depth + reached, MAX_DEPTH)] += 1.0
         fade = np.where(self._tries > _WINDOW, 0.5, 1.0)
         self._tries *= fade
         self._hits *= fade
@@ -41,15 +51,19 @@ class DepthAcceptance:
         self._tries *= keep
         self._hits *= keep
 
-    def tokens(self) -> NDArray[np.float64]:
-        """float64 [MAX_DEPTH + 1]: tokens that a round commits, by the depth of its drafts."""
-        return 1.0 + np.concatenate([[0.0], np.cumsum(np.cumprod(self._hits / self._tries))])
+    def one_more(self, times: float = 1.0) -> NDArray[np.float64]:
+        """float64 [MAX_DEPTH + 1]: one more than the depth reached on average, by the deepest there is.
+
+        times: how much more often each depth is reached than was seen.
+        """
+        chances = np.minimum(times * self._hits / self._tries, 1.0)
+        return 1.0 + np.concatenate([[0.0], np.cumsum(np.cumprod(chances))])
 
 
 class StepTimes(CostTable):
     """Milliseconds of verify's steps by rows. Beyond those that were seen it goes on as they do, or rises little."""
 
-    def ms(self, rows: int | NDArray[np.integer]) -> NDArray[np.float64]:
+    def ms(self, rows: float | NDArray[np.integer]) -> NDArray[np.float64]:
         """As CostTable's; hopeful where nothing is known, so that it is tried."""
         if not self._xs:
             return np.ones_like(rows, np.float64)
@@ -67,10 +81,13 @@ class CallTimes:
     def observe(self, num_steps: int, ms: float) -> None:
         """Takes in a call."""
         if self._sums[0]:
-            ms = min(ms, 2 * self.ms(num_steps))  # one that stood still for other reasons says little
+            expected_ms = self.ms(num_steps)
+            if self._sums[0] < _FEW_CALLS and ms < _FIRST_ARE_SLOW * expected_ms:
+                self._sums[:] = 0.0
+            ms = min(ms, 2 * expected_ms)  # one that stood still for other reasons says little
         self._sums = _KEPT * self._sums + (1.0, num_steps, ms, num_steps**2, num_steps * ms)
 
-    def ms(self, num_steps: int) -> float:
+    def ms(self, num_steps: float) -> float:
         """Expected time; while calls had one number of steps, half of it is taken for what every call costs."""
         weight, x, y, xx, xy = self._sums
         # One more call, of no steps, in half the mean's time.
@@ -89,7 +106,7 @@ class DraftTimes:
         """A call that drafted trees for so many sessions took `ms`: a pass over what was committed, then each step."""
         self._calls.setdefault((topk, sessions.bit_length()), CallTimes()).observe(num_steps, ms)
 
-    def ms(self, topk: int, sessions: int, num_steps: int, plain_ms: float) -> float:
+    def ms(self, topk: int, sessions: int, num_steps: float, plain_ms: float) -> float:
         """Expected time of such a call; plain_ms: of a step of verify, which guesses it while nothing was timed."""
         if not self._calls:
             return _CALL_GUESS * plain_ms * num_steps
@@ -108,6 +125,16 @@ class RoundTrip:
         self.ms += _ALPHA * (min(max(0.0, ms), 2 * self.ms + 0.5) - self.ms)
 
 
+@dataclass(slots=True)
+class TreeEvidence:
+    """Of trees of one number of branches. accepted: drafts; steps: run by the draft model, which may end early."""
+
+    accepted: DepthReached = field(default_factory=DepthReached)
+    steps: DepthReached = field(default_factory=lambda: DepthReached(_STEPS_PRIOR))
+    nodes_a_step: float | None = None
+    """Verified, of a tree, for each step that was run for it; None: not known."""
+
+
 class Evidence:
     """Taken from verdicts, whatever session or link they are of."""
 
@@ -117,11 +144,40 @@ class Evidence:
         self.round_trip = RoundTrip()
         self.sessions = 1  # in the newest round
         self.hit_rate = 0.0  # rounds that verified an early proposal
-        self._accepted: dict[int, DepthAcceptance] = {}
+        self._trees: dict[int, TreeEvidence] = {}
 
-    def accepted(self, topk: int) -> DepthAcceptance:
+    def trees(self, topk: int) -> TreeEvidence:
         """Of trees of so many branches."""
-        return self._accepted.setdefault(topk, DepthAcceptance())
+        found = self._trees.get(topk)
+        if found is None:
+            found = self._trees[topk] = TreeEvidence()
+        return found
+
+    def tokens(self, shape: TreeShape) -> float:
+        """That a round commits."""
+        known, times = self._known(shape.topk, lambda trees: trees.accepted)
+        return float(known.one_more(times)[shape.num_steps])
+
+    def steps_run(self, shape: TreeShape) -> float:
+        """Of the draft model, for one of these trees."""
+        known, _ = self._known(shape.topk, lambda trees: trees.steps)
+        return float(known.one_more()[shape.num_steps - 1])
+
+    def nodes(self, shape: TreeShape) -> float:
+        """Of one of these trees, that verify takes."""
+        most, each = shape.num_draft_tokens - 1, self.trees(shape.topk).nodes_a_step
+        if each is None and shape.topk > 1:
+            return most
+        return min(most, (each or 1.0) * self.steps_run(shape))
+
+    def _known(self, topk: int, part: Callable[[TreeEvidence], DepthReached]) -> tuple[DepthReached, float]:
+        """What is known of so many branches, or where they were hardly tried, of others, and how that differs."""
+        own = part(self.trees(topk))
+        if own.num_seen < _FEW_TREES:
+            other, found = max(((topk, part(trees)) for topk, trees in self._trees.items()), key=_num_seen)
+            if found.num_seen > own.num_seen:
+                return found, _NARROWER if other > topk else 1.0
+        return own, 1.0
 
     def observe(self, extensions: list[Extension]) -> None:
         """Takes in a round's verdicts."""
@@ -147,6 +203,29 @@ class Evidence:
             return
         depths = sent.tree.depths
         root_depth = int(depths[root]) if root != ROOT else 0
-        depth = min(int(depths.max()) - root_depth, nodes)
-        width = int(np.bincount(sent.parents + 1).max())
-        self.accepted(width).observe(root_depth, len(credit.accepted_nodes), depth)
+        below = int(depths.max()) - root_depth
+        grown = sent.grown or Grown(int(np.bincount(sent.parents + 1).max()), below)
+        trees = self.trees(grown.topk)
+        # Of a tree that was cut short, what would have come next counts as not accepted: so it is with the next one.
+        depth = nodes if nodes < below else below + grown.cut_short
+        trees.accepted.observe(root_depth, len(credit.accepted_nodes), depth)
+        if grown.topk > 1 and root == ROOT:  # a chain would have been the likeliest nodes
+            self.trees(1).accepted.observe(0, _num_likeliest(sent, credit.accepted_nodes), depth)
+        if root == ROOT and grown.num_steps:
+            ratio = nodes / grown.num_steps
+            known = ratio if trees.nodes_a_step is None else trees.nodes_a_step
+            trees.nodes_a_step = known + _ALPHA * (ratio - known)
+
+
+def _num_likeliest(sent: Sent, path: Sequence[int]) -> int:
+    """First nodes of a path that are their parents' likeliest children, which are the first."""
+    above = ROOT
+    for place, node in enumerate(path):
+        if sent.tree.children(above)[0] != node:
+            return place
+        above = node
+    return len(path)
+
+
+def _num_seen(found: tuple[int, DepthReached]) -> int:
+    return found[1].num_seen

@@ -197,9 +197,9 @@ class VerifyLink:
                 rounds, lost, end = await _take_all(arrivals)
                 self.stats.rounds += len(rounds)
                 async for frame in self.drafting.frames(table, rounds, lost):
+                    await self._send(call, frame)  # before all that can wait: so does verify
                     self.stats.proposals += len(frame.proposals.proposals)
                     self.drafting.counts.sent(frame.proposals.proposals)
-                    await self._send(call, frame)
                 if end is not None:
                     break
         finally:

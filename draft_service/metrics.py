@@ -23,11 +23,13 @@ FAMILIES = (
     Family("outrider_draft_proposals_total", "counter", "Proposals made; early: below a guess.", ("kind",)),
     Family("outrider_draft_nodes_total", "counter", "Nodes of these proposals.", ("kind",)),
     Family("outrider_draft_seconds", "histogram", "Time of one call of the drafter, for a batch.", ("kind",)),
+    Family("outrider_draft_steps_total", "counter", "Steps of the draft model.", ("kind",)),
     Family("outrider_planner_speculates", "gauge", "Whether drafts are made now; 0: declined, since they do not pay."),
     Family("outrider_planner_outcomes", "gauge", "Outcomes drafted below ahead of each step; 0: no overlap."),
     Family("outrider_planner_steps", "gauge", "Depth of the trees that are planned; absent where flags fix them."),
     Family("outrider_planner_branches", "gauge", "Branches of these."),
     Family("outrider_planner_draft_tokens", "gauge", "Their nodes, root included."),
+    Family("outrider_planner_least_reach", "gauge", "Chance of acceptance below which no further step is drafted."),
     Family("outrider_planner_decisions_total", "counter", "Changes of plan.", ("decision",)),
     Family("outrider_ngram_nodes", "gauge", "Nodes of the n-gram trie in use; 0 for models."),
     Family("outrider_ngram_capacity_nodes", "gauge", "Nodes that the n-gram trie may hold; 0 for models."),
@@ -56,6 +58,7 @@ def make_registry(drafter: Drafter, drafting: Drafting, worker: Worker) -> Colle
             reading.add("outrider_draft_proposals_total", counts.proposals[kind], kind)
             reading.add("outrider_draft_nodes_total", counts.nodes[kind], kind)
             reading.add_buckets("outrider_draft_seconds", buckets, kind)
+        reading.add("outrider_draft_steps_total", counts.steps, "tree")
         _read_planner(reading, drafting.planner)
         nodes, capacity = drafter.corpus_size()
         reading.add("outrider_ngram_nodes", nodes)
@@ -75,6 +78,7 @@ def _read_planner(reading: Reading, planner: Planner) -> None:
         reading.add("outrider_planner_steps", plan.shape.num_steps)
         reading.add("outrider_planner_branches", plan.shape.topk)
         reading.add("outrider_planner_draft_tokens", plan.shape.num_draft_tokens)
+        reading.add("outrider_planner_least_reach", plan.least_reach)
     for decision, number in list(planner.decisions.items()):
         reading.add("outrider_planner_decisions_total", number, decision)
 

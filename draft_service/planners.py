@@ -28,8 +28,8 @@ class Shaped(Protocol):
         """For requests that wish nothing."""
         ...
 
-    def reshape(self, shape: TreeShape) -> None:
-        """The shape from the next call on."""
+    def reshape(self, shape: TreeShape, least_reach: float = 0.0) -> None:
+        """The shape from the next call on; least_reach: see Plan."""
         ...
 
 
@@ -55,7 +55,7 @@ def _num_cores() -> int:
 
 
 def _overlap_only(overlap: OverlapRule) -> CostPlanner:
-    return CostPlanner(None, None, lambda shape: None, overlap)
+    return CostPlanner(None, None, lambda shape, least_reach: None, overlap)
 
 
 def _most(drafter: Shaped) -> TreeShape:

@@ -16,25 +16,35 @@ from typing import Protocol
 
 from draft_service.drafters.shape import TreeShape
 from draft_service.evidence import MAX_DEPTH, Evidence
-from draft_service.session import Extension
+from draft_service.session import Extension, Grown
 from outrider.v1 import verify_pb2
 
 MAX_OUTCOMES = 2  # drafted below ahead of each step: the likeliest one, and the next in case
 _BETTER = 1.03  # that another shape must promise to be taken
 _REPLAN = 4  # rounds between decisions
+_PATIENCE = 48  # calls of a new drafter before it may pause: its first ones are slow, and few tell little
 _TRIAL = 8  # rounds that are drafted in spite of a plan not to
+_TRIAL_STEPS = 3
 _FIRST_PAUSE, _LAST_PAUSE = 32, 512  # rounds between trials
-_WIDE_TRIAL = 12  # rounds in which another number of branches is tried
-_WIDE_EVERY = 512
+# Chance that a step's nodes are accepted once acceptance comes so far: 0.55 to 0.7 where it is in question, of the
+# EAGLE-3 head that comes with Outrider on MT-bench. Its reaches are right within a tenth.
+_NEXT_ACCEPTED = 0.6
+_MOST_REACH = 0.8  # that is asked for: else what steps cost would not be learnt
+_WIDE_TRIAL = 12  # rounds in which trees with branches, where there are any, are tried and all their steps are run
+_WIDE_FIRST, _WIDE_EVERY = 128, 512
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """shape: None leaves trees as the flags have them. outcomes: to draft below ahead of a step; 0: do not overlap."""
+    """shape: None leaves trees as the flags have them. outcomes: to draft below ahead of a step; 0: do not overlap.
+
+    least_reach: chance that acceptance comes as far as a step's nodes, below which the step is not run (growing.py).
+    """
 
     shape: TreeShape | None = None
     speculate: bool = True
     outcomes: int = MAX_OUTCOMES
+    least_reach: float = 0.0
 
 
 class Planner(Protocol):
@@ -47,8 +57,8 @@ class Planner(Protocol):
         """Takes in a round's verdicts; what to do in the next one."""
         ...
 
-    def drafted(self, kind: str, sessions: int, ms: float) -> None:
-        """A call of the drafter, `tree` or `early`, took so long."""
+    def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
+        """A call of the drafter for trees at committed states, which grew so one after the other, took so long."""
         ...
 
 
@@ -63,7 +73,7 @@ class FixedPlanner:
         """Always the same."""
         return self.current
 
-    def drafted(self, kind: str, sessions: int, ms: float) -> None:
+    def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
         """Of no interest."""
 
 
@@ -71,11 +81,12 @@ class CostPlanner:
     """Chooses the shape that commits most tokens per millisecond.
 
     first, most: the shape to begin with, and the largest; None where a drafter's work does not depend on it (NGRAM), so
-    that only overlap is decided. apply: tells the drafter of a shape. overlap: None leaves it at `outcomes`.
+    that only overlap is decided. apply: tells the drafter of a shape and a least reach. overlap: None leaves it at
+    `outcomes`.
     """
 
     def __init__(
-        self, first: TreeShape | None, most: TreeShape | None, apply: Callable[[TreeShape], object],
+        self, first: TreeShape | None, most: TreeShape | None, apply: Callable[[TreeShape, float], object],
         overlap: OverlapRule | None = None, outcomes: int = 0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.evidence = Evidence()
@@ -88,6 +99,7 @@ class CostPlanner:
         self._rounds = 0
         self._next = 0  # round of the next decision
         self._pause = _FIRST_PAUSE
+        self._num_calls = 0  # for trees
         self._clock = clock
         self._planned_s: float | None = None  # when the last round was
         self._drafted_ms: float | None = None  # in this one
@@ -100,19 +112,24 @@ class CostPlanner:
             return self.current
         self._time_round([extension.verdict for extension in extensions])
         self._rounds += max(extension.verdict.steps for extension in extensions)
-        shape, speculate = self.current.shape, self.current.speculate
+        shape, speculate, least_reach = self.current.shape, self.current.speculate, self.current.least_reach
         if self._most is not None and self._rounds >= self._next:
             self._next = self._rounds + _REPLAN
-            shape, speculate = self._decide(self._most, overlaps=outcomes > 0)
-        self._set(Plan(shape, speculate, outcomes if speculate else 0))
+            shape, speculate, is_trial = self._decide(self._most, overlaps=outcomes > 0)
+            least_reach = 0.0 if is_trial else self._least_reach(shape, overlaps=outcomes > 0)
+        self._set(Plan(shape, speculate, outcomes if speculate else 0, least_reach))
         return self.current
 
-    def drafted(self, kind: str, sessions: int, ms: float) -> None:
+    def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
         """See Planner."""
-        shape = self.current.shape
-        if kind == "tree" and shape is not None:
-            self._drafted_ms = ms
-            self.evidence.times.observe(shape.topk, sessions, shape.num_steps, ms)
+        if not made:
+            return
+        self._drafted_ms = ms
+        self._num_calls += 1
+        if len(made) == 1:
+            grown, more = made[0], made[0].num_steps - 1
+            self.evidence.trees(grown.topk).steps.observe(0, more, more + grown.cut_short)
+            self.evidence.times.observe(grown.topk, sessions, grown.num_steps, ms)
 
     def _time_round(self, verdicts: Sequence[verify_pb2.Verdict]) -> None:
         """Of rounds in which verify waited for what was drafted after the last verdict."""
@@ -124,42 +141,65 @@ class CostPlanner:
             step_ms = max(verdict.verify_us for verdict in verdicts) / 1000
             self.evidence.round_trip.observe(1000 * (now_s - before_s) - step_ms - drafted_ms)
 
-    def _decide(self, most: TreeShape, *, overlaps: bool) -> tuple[TreeShape | None, bool]:
+    def _decide(self, most: TreeShape, *, overlaps: bool) -> tuple[TreeShape, bool, bool]:
+        """The shape, whether to draft, and whether it is a trial: all steps of those are run."""
         plain_rate = 1.0 / float(self.evidence.costs.ms(self.evidence.sessions))
         best, rate = max(((shape, self._rate(shape, overlaps)) for shape in shapes(most)), key=lambda found: found[1])
         now = self.current.shape
         if now is not None and rate < _BETTER * self._rate(now, overlaps):
             best, rate = now, self._rate(now, overlaps)
-        if most.topk > 1 and self._rounds % _WIDE_EVERY < _WIDE_TRIAL:
-            self._next = self._rounds + _WIDE_TRIAL  # what was seen of the other width fades
-            other = 1 if best.topk > 1 else most.topk
-            best = max((s for s in shapes(most) if s.topk == other), key=lambda shape: self._rate(shape, overlaps))
-            return best, True
+        if _WIDE_FIRST <= self._rounds % _WIDE_EVERY < _WIDE_FIRST + _WIDE_TRIAL:
+            self._next = self._rounds + _WIDE_TRIAL  # what was seen of them fades
+            return self._trial(most, most.topk, overlaps=overlaps), True, True
+        if self._num_calls < _PATIENCE and self.evidence.sessions == 1:  # what is lost with several, all lose
+            return best, True, self._num_calls < _TRIAL
         if rate > plain_rate:
             self._pause = _FIRST_PAUSE if self.current.speculate else self._pause
-            return best, True
+            return best, True, False
         if self.current.speculate:  # the pause begins
             self._next, self._pause = self._rounds + self._pause, min(2 * self._pause, _LAST_PAUSE)
-            return best, False
+            return best, False, False
         self._next = self._rounds + _TRIAL
-        self.evidence.accepted(best.topk).forget()
-        return best, True
+        self.evidence.trees(best.topk).accepted.forget()
+        return self._trial(most, best.topk, overlaps=overlaps), True, True
+
+    def _trial(self, most: TreeShape, topk: int, *, overlaps: bool) -> TreeShape:
+        """The best that is deep enough to tell what a step more costs and brings."""
+        deep = min(_TRIAL_STEPS, most.num_steps)
+        wanted = [shape for shape in shapes(most) if shape.topk == topk and shape.num_steps >= deep]
+        return max(wanted, key=lambda shape: self._rate(shape, overlaps))
 
     def _rate(self, shape: TreeShape, overlaps: bool) -> float:
         """Tokens per millisecond and session."""
+        draft_ms = self._draft_ms(shape, self.evidence.steps_run(shape)) + self.evidence.round_trip.ms
+        round_ms = self._step_ms(self.evidence.nodes(shape)) + self._waited(overlaps=overlaps) * draft_ms
+        return self.evidence.tokens(shape) / round_ms
+
+    def _least_reach(self, shape: TreeShape, *, overlaps: bool) -> float:
+        """Where a draft step, and its row in verify's, take as long as the tokens that they bring otherwise would."""
+        steps, nodes = self.evidence.steps_run(shape), self.evidence.nodes(shape)
+        draft_ms = self._draft_ms(shape, steps + 1) - self._draft_ms(shape, steps)
+        verify_ms = max(0.0, self._step_ms(nodes + 1) - self._step_ms(nodes))  # others, less likely, are trimmed
+        reach = (self._waited(overlaps=overlaps) * draft_ms + verify_ms) * self._rate(shape, overlaps) / _NEXT_ACCEPTED
+        return min(reach, _MOST_REACH)
+
+    def _draft_ms(self, shape: TreeShape, steps: float) -> float:
         evidence = self.evidence
-        plain_ms = float(evidence.costs.ms(evidence.sessions))
-        rows = evidence.sessions * shape.num_draft_tokens
-        draft_ms = evidence.times.ms(shape.topk, evidence.sessions, shape.num_steps, plain_ms) + evidence.round_trip.ms
-        waited = 1.0 - evidence.hit_rate if overlaps else 1.0
-        tokens = float(evidence.accepted(shape.topk).tokens()[shape.num_steps])
-        return tokens / (float(evidence.costs.ms(rows)) + waited * draft_ms)
+        return evidence.times.ms(shape.topk, evidence.sessions, steps, self._step_ms(0))
+
+    def _step_ms(self, nodes: float) -> float:
+        """Of verify, with so many nodes of each session."""
+        return float(self.evidence.costs.ms(self.evidence.sessions * (1 + nodes)))
+
+    def _waited(self, *, overlaps: bool) -> float:
+        """Share of the time to draft for which verify waits."""
+        return 1.0 - self.evidence.hit_rate if overlaps else 1.0
 
     def _set(self, plan: Plan) -> None:
         before, self.current = self.current, plan
-        if plan.shape is not None and plan.shape != before.shape:
-            self.decisions["reshaped"] += 1
-            self._apply(plan.shape)
+        if plan.shape is not None and (plan.shape, plan.least_reach) != (before.shape, before.least_reach):
+            self.decisions["reshaped"] += plan.shape != before.shape
+            self._apply(plan.shape, plan.least_reach)
         if plan.speculate != before.speculate:
             self.decisions["resumed" if plan.speculate else "paused"] += 1
         if (plan.outcomes > 0) != (before.outcomes > 0):

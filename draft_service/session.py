@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ class Wishes:
     @property
     def has_any(self) -> bool:
         """Whether the request fixes anything."""
-        return any(wish is not None for wish in (self.num_steps, self.topk, self.num_draft_tokens))
+        return not (self.num_steps is None and self.topk is None and self.num_draft_tokens is None)
 
     @classmethod
     def from_proto(cls, pb: common_pb2.SpeculativeParams) -> Wishes:
@@ -40,9 +41,20 @@ class Wishes:
         return cls(**{name: min(max(1, getattr(pb, name)), MAX_WISH) for name in names if pb.HasField(name)})
 
 
+class Grown(NamedTuple):
+    """How a draft model made a tree, or those that grew together, which share this object.
+
+    cut_short: it might have gone deeper, and that did not seem to be worth it.
+    """
+
+    topk: int
+    num_steps: int  # that were run
+    cut_short: bool = False
+
+
 @dataclass(eq=False)
 class Sent:
-    """A proposal as it went out. scores: a byte a node; memo: what its draft came with."""
+    """A proposal as it went out. scores: a byte a node; memo, grown: what its draft came with."""
 
     proposal_id: int
     base_len: int
@@ -51,6 +63,7 @@ class Sent:
     parents: Ids
     scores: bytes
     memo: object = None
+    grown: Grown | None = None
 
     @cached_property
     def tree(self) -> TokenTree:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.news import News
-from draft_service.session import Extension, Sent, Session
+from draft_service.session import Extension, Grown, Sent, Session
 from outrider.errors import InvalidArgument
 from outrider.row_ring import RowReader
 from outrider.tree import ROOT, TokenTree
@@ -186,12 +186,12 @@ class SessionTable:
 
     def propose(
         self, session: Session, tokens: Ids, parents: Ids, scores: bytes, assumed: Ids,
-        from_prediction: NDArray[np.bool_], draft_us: int, memo: object = None,
+        from_prediction: NDArray[np.bool_], draft_us: int, memo: object = None, grown: Grown | None = None,
     ) -> verify_pb2.Proposal:  # fmt: skip
         """The next proposal of an open session: its id is drawn, and it is remembered as sent. scores: packed."""
         session.last_proposal_id = number = session.last_proposal_id + 1
         base_len, sent = len(session.tokens), session.sent
-        sent[number] = Sent(number, base_len, assumed, tokens, parents, scores, memo)
+        sent[number] = Sent(number, base_len, assumed, tokens, parents, scores, memo, grown)
         while len(sent) > self._max_kept:
             del sent[next(iter(sent))]
         proposal = verify_pb2.Proposal(

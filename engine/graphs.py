@@ -169,6 +169,8 @@ class StepGraphs:
 class GraphedDecoder:
     """A decoder that replays graphs where one holds the step, and else computes it as ever."""
 
+    likeliest: list[int] | None = None
+
     def __init__(
         self, decoder: Decoder, sizes: GraphSizes, *, num_outputs: int, max_len: int, padding_slot: int,
         device: torch.device, prepare: Prepare, capture: Capture,

@@ -39,7 +39,12 @@ log = get_logger(__name__)
 
 
 class Decoder(Protocol):
-    """A forward pass over a pool."""
+    """A forward pass over a pool.
+
+    likeliest: of the last one's logits each row's highest, as ModelRunner gives it; None where that is not looked for.
+    """
+
+    likeliest: list[int] | None
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits, fp32 [len(batch.logit_rows), outputs]; keys, values and features are written at the rows' slots."""
@@ -86,6 +91,12 @@ class ModelRunner:
     def features(self) -> torch.Tensor | None:
         """The feature plane [num_slots, width]; forward writes the rows at the segments' slots."""
         return self.pool.features
+
+    @property
+    def likeliest(self) -> list[int] | None:
+        """Columns of the highest logit in each row of the last step's, the lower of equal ones; -1 where that is not
+        finite, or one of them is NaN. None where the model does not look for it."""
+        return self._decoder.likeliest if self._picked is None else None
 
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """One step. Returns fp32 logits [sum of num_logits, vocab or output_rows], rows in the segments' order.

@@ -112,6 +112,8 @@ def _plan(span: Span) -> str:
             int(now.total(f"outrider_planner_{name}")) for name in ("steps", "branches", "draft_tokens")
         )
         text = f"{steps} steps, {branches} branch{'es' if branches > 1 else ''}, {tokens} tokens"
+        run = span.share("outrider_draft_steps_total", "outrider_draft_seconds_count", kind="tree")
+        text += "" if run is None else f", {run:.1f} steps run"
     else:
         text = "trees as flags and requests have them"
     outcomes = int(now.total("outrider_planner_outcomes"))

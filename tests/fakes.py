@@ -174,6 +174,11 @@ class FakeRunner:
             plane[target] = plane[source]
 
     @property
+    def likeliest(self) -> list[int] | None:
+        """Not looked for."""
+        return None
+
+    @property
     def features(self) -> torch.Tensor | None:
         """The feature plane."""
         return torch.from_numpy(self._plane) if self.feature_width else None

@@ -138,6 +138,10 @@ class HeadArgs(TargetArgs):
         "Key heads of a head's layer; none of them copy. Default: three more than the target's query heads.",
     )
     num_layers: int = arg(3, "head", "Layers of a STANDALONE draft model.")
+    initial_head: str | None = arg(
+        None, "head", "Folder of an exported head of the same shape to go on from, or `shipped`: the one that comes "
+        "with Outrider. Default: begin with what is fitted to the target.",
+    )  # fmt: skip
     tokens: int = arg(10_000_000, "training", "Tokens to see, repeated ones counted; may be raised to train longer.")
     batch_tokens: int = arg(2048, "training", "Most tokens of a batch, padding counted.")
     accumulate: int = arg(1, "training", "Batches whose gradients make one step.")

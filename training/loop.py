@@ -27,6 +27,7 @@ from training.batches import Batch, Dataset
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.evaluation import Evaluation
 from training.export import export
+from training.exported import exported_tensors, initial_folder
 from training.frequencies import answer_counts, hot_tokens
 from training.initial import first_tensors
 from training.kinds import Kind, make_kind
@@ -47,6 +48,7 @@ _LAST_STEPS = 100
 _FREE = {
     "tokens", "output", "data", "device", "threads", "eval_every", "eval_conversations", "eval_prompts",
     "eval_answer_tokens", "save_every", "store_states", "model_path", "revision", "load_format", "dtype",
+    "initial_head",
 }  # fmt: skip
 
 log = get_logger(__name__)
@@ -185,16 +187,23 @@ class Trainer:
             checkpoint.check(facts, path)
             log.info("training goes on", folder=str(self.folder), seen=checkpoint.seen, epoch=checkpoint.plan.epoch)
             return checkpoint
-        drafted = (
-            torch.from_numpy(hot_tokens(answer_counts(self.dataset.folder), self.args.draft_vocab_size)).sort().values
-        )
+        return Checkpoint(facts, *self._first_tensors())
+
+    def _first_tensors(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """What training starts from, and the tokens that are drafted."""
+        args = self.args
+        counts = answer_counts(self.dataset.folder)
+        drafted = torch.from_numpy(hot_tokens(counts, args.draft_vocab_size)).sort().values
+        if args.initial_head is not None:
+            folder = initial_folder(args.initial_head, self.kind.algorithm, self.target.folder)
+            return exported_tensors(self.kind, folder, drafted)
         first = self.dataset.examples(1, held_out=False)[:8]
         batches = (batch.to(self.target.device) for batch in self.dataset.once())
         tensors = first_tensors(
-            self.kind, self.target, drafted, [example.tokens[: self.args.max_len] for example in first],
-            ((batch, self._states(batch)) for batch in batches), seed=self.args.seed,
+            self.kind, self.target, drafted, [example.tokens[: args.max_len] for example in first],
+            ((batch, self._states(batch)) for batch in batches), seed=args.seed,
         )  # fmt: skip
-        return Checkpoint(facts, tensors, drafted)
+        return tensors, drafted
 
     def _states(self, batch: Batch) -> States:
         return self.store(batch) if self.store is not None else self.target(batch.conversations)

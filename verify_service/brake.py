@@ -25,11 +25,17 @@ _SETTLED = 6  # rounds before a session can be silenced
 _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain steps between probes of a silenced session, at least
 _LAST_TRIAL = 512  # the same where probes were right and what followed was not
 _PROVEN, _PATIENCE = 0.1, 3.0  # worth of a drafter whose sessions may lose so many steps' time before they are silenced
-_GOOD, _TRUST = 0.4, 4.0  # worth of one whose sessions may lose so many times as much: it may be bad luck
+_TRUST = 4.0  # where all sessions together gain they may lose so many times as much
+# Rounds' worth that a session may fall behind those before it: rounds differ by 1.3 steps. Of MT-bench's answers, which
+# gain 0.3 to 0.6 steps a round, half were silenced where 3 steps were allowed, few at 6 to 12 (computed).
+_LUCK_ROUNDS = 30.0
 _NEW_PATIENCE = 6.0  # the same of one of which little is known, for one session: its first rounds are its slowest
 _PROBE_PATIENCE = 16  # plain steps in which a probe must have brought a tree
 _PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
 _TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
+_SLOW_ROUNDS = 16  # of a drafter's, the first: both processes' code is new to them, and tells nothing of later ones
+_LOSS = 0.05  # of a round's step that a drafter must cost for a lone session to begin in silence
+_MANY_ROUNDS = 192  # of a drafter's, from which its worth is known within a tenth of a step
 _FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
 _PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
 
@@ -74,21 +80,15 @@ class DrafterRecord:
     _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
 
     @property
-    def is_good(self) -> bool:
-        """Whether its sessions have gained much, all in all and for long, and only one runs now.
-
-        With several the account of all tells more: what they cost one another is in no session's own.
-        """
-        return self.alone and self.rounds >= _FEW_ROUNDS and self.worth > _GOOD
-
-    @property
     def patience(self) -> float:
         """Steps' time that a session may lose before it is silenced."""
-        if self.alone and self.rounds < _FEW_ROUNDS:
-            return _NEW_PATIENCE
+        most = _PATIENCE * _TRUST
+        if self.alone:  # with several the account of all tells more: what they cost one another is in no session's own
+            least = _NEW_PATIENCE if self.rounds < _MANY_ROUNDS else 0.0
+            return max(least, min(_LUCK_ROUNDS * self.worth, most))
         if self.worth <= _PROVEN:
             return 0.0
-        return _PATIENCE * (_TRUST if self.pays or self.is_good else 1.0)
+        return most if self.pays else _PATIENCE
 
     @property
     def tax_ms(self) -> float:
@@ -107,7 +107,7 @@ class DrafterRecord:
     @property
     def gains_nothing(self) -> bool:
         """Whether sessions begin in silence, and are opened as the purse allows."""
-        return self.rounds >= _FEW_ROUNDS and self.worth < -_TOLERANCE
+        return self.rounds >= _FEW_ROUNDS and self.worth < -(_LOSS if self.alone else _TOLERANCE)
 
     def earn(self, step_ms: float) -> None:
         """A share of each step's time is for new sessions."""
@@ -132,7 +132,8 @@ class DrafterRecord:
     def round_done(self, worth: float) -> None:
         """Takes in what a round of any session saved, in steps per session."""
         self.rounds += 1
-        self.worth += max(0.01, 1.0 / self.rounds) * (worth - self.worth)
+        if self.rounds > _SLOW_ROUNDS:
+            self.worth += max(0.01, 1.0 / (self.rounds - _SLOW_ROUNDS)) * (worth - self.worth)
 
 
 @dataclass(slots=True)
@@ -169,6 +170,15 @@ class SessionBrake:
     ) -> NDArray[np.float64]:
         """float64 [n]: estimated probability that each node comes true in this session."""
         return self.acceptance.probabilities(scores, depths)
+
+    @property
+    def hoped_accepted(self) -> float:
+        """Drafts accepted per round, as waits reckon with it.
+
+        A lone session that is listened to is waited for as others were: a draft that nobody waits for comes late, and
+        is for nothing. If it is worth less, it falls silent.
+        """
+        return max(self.expected_accepted, self.record.expected_accepted if self.record.alone else 0.0)
 
     @property
     def asks(self) -> bool:

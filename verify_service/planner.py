@@ -144,7 +144,7 @@ class Planner:
         rows, tokens = self._ready()
         now_ms = float(self._costs.ms(rows))
         drafted = rows + round(sum(assignment.brake.expected_nodes for assignment in late))
-        gained = tokens + sum(assignment.brake.expected_accepted for assignment in late)
+        gained = tokens + sum(assignment.brake.hoped_accepted for assignment in late)
         # The wait at which both come to as many tokens per ms; one too short for any answer is for nothing.
         break_even = gained * now_ms / tokens - float(self._costs.ms(drafted))
         now_ns = time.monotonic_ns()

@@ -18,6 +18,12 @@ class Runner(Protocol):
     slot_table: NDArray[np.int32]
 
     @property
+    def likeliest(self) -> list[int] | None:
+        """Of the last step's logits each row's highest, the lower of equal ones; -1 where that is not finite, or one of
+        them is NaN. None where it is not known."""
+        ...
+
+    @property
     def features(self) -> torch.Tensor | None:
         """The feature plane [num_slots, width]."""
         ...

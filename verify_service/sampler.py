@@ -73,9 +73,16 @@ class SessionSampler:
         if self._penalised:
             self._history.commit(tokens)
 
-    def accept(self, logits: NDArray[np.float32], tree: TokenTree, output_pos: int) -> Accepted:
-        """The accepted path and the bonus; logits [n + 1, V], root first; output_pos: of the token after the root."""
+    def accept(
+        self, logits: NDArray[np.float32], tree: TokenTree, output_pos: int, likeliest: list[int] | None = None
+    ) -> Accepted:
+        """The accepted path and the bonus; logits [n + 1, V], root first; output_pos: of the token after the root.
+
+        likeliest: each row's highest logit, NO_TOKEN where there is none, where that is known.
+        """
         if self._filters.is_greedy and not self._is_shaped:
+            if likeliest is not None:
+                return walk(tree.links, likeliest.__getitem__)
             return walk(tree.links, lambda row: _likeliest(logits[row]))
         if self._coupled:
             depths = [0, *tree.depths.tolist()]
@@ -171,8 +178,13 @@ class Sampler:
             if work.match is not None:
                 _ = work.match.tree.links
 
-    def accept(self, works: Sequence[Work], logits: torch.Tensor) -> list[Accepted | None]:
-        """Each work's outcome; None for a prefill chunk, or where a row had no distribution (NaN in the model)."""
+    def accept(
+        self, works: Sequence[Work], logits: torch.Tensor, likeliest: list[int] | None = None
+    ) -> list[Accepted | None]:
+        """Each work's outcome; None for a prefill chunk, or where a row had no distribution (NaN in the model).
+
+        likeliest: as the runner found it.
+        """
         if logits.device.type != "cpu":
             self._on_device = self._on_device or DeviceSampler(logits.device)
             return self._on_device.accept(works, logits)
@@ -180,12 +192,13 @@ class Sampler:
         outcomes: list[Accepted | None] = []
         first = 0
         for work in works:
-            own = rows[first : first + work.num_logits]
-            first += work.num_logits
-            outcomes.append(self._accept_one(work, own))
+            end = first + work.num_logits
+            named = None if likeliest is None else likeliest[first:end]
+            outcomes.append(self._accept_one(work, rows[first:end], named))
+            first = end
         return outcomes
 
-    def _accept_one(self, work: Work, rows: NDArray[np.float32]) -> Accepted | None:
+    def _accept_one(self, work: Work, rows: NDArray[np.float32], likeliest: list[int] | None) -> Accepted | None:
         session = work.session
         if session.wants_prompt_rows:
             _collect_prompt_logprobs(session, rows)
@@ -193,7 +206,8 @@ class Sampler:
             return None
         tree = work.match.tree if work.match is not None else _EMPTY
         own = rows[-(len(tree) + 1) :]
-        outcome = session.sampler.accept(own, tree, session.output_len)
+        named = None if likeliest is None else likeliest[-(len(tree) + 1) :]
+        outcome = session.sampler.accept(own, tree, session.output_len, named)
         if outcome.bonus == NO_TOKEN:
             return None
         if session.include_trees and len(tree):

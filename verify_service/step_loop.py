@@ -144,7 +144,7 @@ class StepLoop:
         start_ns = time.monotonic_ns()
         try:
             logits = self._runner.forward([work.segment() for work in works])
-            outcomes = self._sampler.accept(works, logits)
+            outcomes = self._sampler.accept(works, logits, self._runner.likeliest)
         except Exception as error:
             self._await_clerk()
             self._run_apart(works, error)
@@ -196,7 +196,7 @@ class StepLoop:
             undo_prompt_rows(work)
             start_ns = time.monotonic_ns()
             try:
-                outcomes = self._sampler.accept([work], self._runner.forward([work.segment()]))
+                outcomes = self._sampler.accept([work], self._runner.forward([work.segment()]), self._runner.likeliest)
             except Exception as failure:
                 if ends_the_engine(failure):
                     raise

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_service.session import Extension, Session, Wishes
+from draft_service.session import Extension, Grown, Session, Wishes
 from draft_service.sessions import InVerification
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
@@ -32,7 +32,7 @@ class Draft:
 
     tokens, parents: int32 [n], -1 the root; probabilities: float64 [n], of the paths; from_prediction: bool [n], or
     empty for none; assumed: int32 [a], guesses for what will be committed next; memo: what the drafter wants back with
-    the tree when it is being verified.
+    the tree when it is being verified; grown: how a draft model made it.
     """
 
     tokens: Ids = field(default_factory=lambda: _NO_IDS)
@@ -41,6 +41,7 @@ class Draft:
     from_prediction: NDArray[np.bool_] = field(default_factory=lambda: _NO_BITS)
     assumed: Ids = field(default_factory=lambda: _NO_IDS)
     memo: object = None
+    grown: Grown | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,6 +50,9 @@ class Draft:
     def tree(self) -> TokenTree:
         """The tree with its links."""
         return TokenTree(self.tokens, self.parents)
+
+
+NO_DRAFT: Final = Draft()
 
 
 @dataclass(frozen=True, slots=True)

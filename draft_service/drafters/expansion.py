@@ -50,6 +50,19 @@ class Growth(NamedTuple):
             np.zeros((batch, entries), np.int64), np.zeros((batch, entries, entries), np.bool_),
         )  # fmt: skip
 
+    def reach(self, first: int, end: int) -> float:
+        """Chance that the accepted path goes through one of the entries first..end-1, on average over the trees."""
+        found = np.take_along_axis(self.scores, self.frontier[:, first:end], axis=1)
+        return float(found.sum(axis=1).mean())
+
+    def after(self, num_steps: int, topk: int) -> Growth:
+        """What is there after so many steps, as of trees that have no more."""
+        most, entries = topk + (num_steps - 1) * topk * topk, topk * (num_steps - 1)
+        if most == self.scores.shape[1]:
+            return self
+        scores, tokens, frontier = self.scores[:, :most], self.tokens[:, :most], self.frontier[:, :entries]
+        return self._replace(scores=scores.copy(), tokens=tokens.copy(), frontier=frontier.copy())
+
 
 @njit(cache=True, nogil=True)
 def expand(growth: Growth, step: int, topk: int, probabilities: Floats, tokens: LongIds) -> None:

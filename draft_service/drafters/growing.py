@@ -24,6 +24,7 @@ from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import DraftModel, Tip, Tips, on_host
 from draft_service.drafters.paths import Behind
+from draft_service.session import Grown
 from engine.batch import Segment
 from outrider.tree import ROOT
 from outrider.wire import Ids
@@ -96,9 +97,12 @@ class _States:
 
 def grow(
     model: DraftModel, sequences: Many[Sequence], tips: Tips | Many[Behind], *, num_steps: int, topk: int,
-    num_nodes: Many[int], num_top: int = 1, check: Check | None = None,
+    num_nodes: Many[int], num_top: int = 1, least_reach: float = 0.0, check: Check | None = None,
 ) -> list[Draft]:  # fmt: skip
     """A tree of at most num_nodes[i] nodes below each sequence's last row, its likeliest ones.
+
+    least_reach: no further step is run where the chance that the accepted path goes on below the newest ones, as the
+    model sees it, is less on average.
 
     `tips` are the last rows'; of a model with a grower, its newest rows can be Behind, and are run too. There must be
     slots_needed() free slots for each. The sequences are left as they were. check: called before each step; what it
@@ -109,51 +113,62 @@ def grow(
     counts = [min(wanted, most_nodes(num_steps, topk)) for wanted in num_nodes]
     try:
         if model.grower is not None:
-            return _grow_native(model, model.grower, sequences, tips, slots, num_steps, topk, counts, num_top, check)
+            return _grow_native(
+                model, model.grower, sequences, tips, slots, num_steps, topk, counts, num_top, least_reach, check
+            )
         run = _grow_chains if topk == 1 else _grow_trees
         assert isinstance(tips, Tips)
-        return run(model, sequences, tips, slots, num_steps, topk, counts, check)
+        return run(model, sequences, tips, slots, num_steps, topk, counts, least_reach, check)
     finally:
         model.cache.release(slots.reshape(-1))
 
 
 def _grow_native(
     model: DraftModel, grower: NativeGrower, sequences: Many[Sequence], tips: Tips | Many[Behind],
-    slots: NDArray[np.int32], num_steps: int, topk: int, counts: list[int], num_top: int, check: Check | None,
+    slots: NDArray[np.int32], num_steps: int, topk: int, counts: list[int], num_top: int, least_reach: float,
+    check: Check | None,
 ) -> list[Draft]:  # fmt: skip
     trees = grower.begin(
-        sequences, slots, num_steps=num_steps, topk=topk, counts=counts, num_drafted=model.num_drafted
+        sequences, slots, num_steps=num_steps, topk=topk, counts=counts, num_drafted=model.num_drafted,
+        least_reach=least_reach,
     )  # fmt: skip
     if isinstance(tips, Tips):
         assert tips.states is not None
         trees.go_on_from((tips.probabilities, tips.tokens, tips.states))
-        grower.run(trees, num_steps, check)
+        num_run = grower.run(trees, num_steps, check)
     else:
         pieces = [own for behind in tips if (own := behind.features()) is not None]
         found = Tips(*grower.run_first(trees, [behind.words for behind in tips], one_tensor(pieces), num_top))
-        grower.run(trees, num_steps, check)
+        num_run = grower.run(trees, num_steps, check)
         for row, behind in enumerate(tips):
             behind.done(Tip(found, row))
     drafts: list[Draft] = []
-    for index, n in enumerate(counts):
+    grown = Grown(topk, num_run, num_run < num_steps)
+    for index, wanted in enumerate(counts):
+        n = min(wanted, most_nodes(num_run, topk))
         tokens, parents, entries = trees.nodes[:, index, :n].copy()
         memo = Carried(trees.carried, len(counts), topk, index, entries)
-        drafts.append(Draft(tokens, parents, trees.chances[index, :n].copy(), memo=memo))
+        chances = trees.chances[index, :n].copy()
+        drafts.append(Draft(tokens, parents, chances, memo=memo, grown=grown))
     return drafts
 
 
 def _grow_chains(
     model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
-    counts: list[int], check: Check | None,
+    counts: list[int], least_reach: float, check: Check | None,
 ) -> list[Draft]:  # fmt: skip
     lengths = [sequence.num_rows for sequence in sequences]
     for sequence, own in zip(sequences, slots, strict=True):
         model.cache.slot_table[sequence.table_row, sequence.num_rows : sequence.num_rows + len(own)] = own
     words = np.empty((len(sequences), num_steps), np.int32)
     chances = np.empty((len(sequences), num_steps))
+    paths = np.ones(len(sequences))
     steps: list[torch.Tensor] = []
+    num_run = 0
     for step in range(num_steps):
         if step:
+            if paths.mean() < least_reach:
+                break
             if check is not None:
                 check()
             segments = [
@@ -162,18 +177,21 @@ def _grow_chains(
             ]
             tips = model.run(segments, tips.states, 1)
         words[:, step] = on_host(tips.tokens)[:, 0]
-        chances[:, step] = on_host(tips.probabilities)[:, 0]
+        paths *= np.fmax(on_host(tips.probabilities)[:, 0], 0.0)  # NaN counts as 0
+        chances[:, step] = paths
+        num_run += 1
         if tips.states is not None:
             steps.append(tips.states)
-    np.cumprod(np.fmax(chances, 0.0, out=chances), axis=1, out=chances)  # fmax: NaN counts as 0
-    parents, entries = _chain(num_steps)
+    parents, entries = _chain(num_run)
+    grown = Grown(1, num_run, num_run < num_steps)
     states = torch.cat(steps) if steps else None
     return [
         Draft(
             words[i, :n], parents[:n], chances[i, :n],
             memo=None if states is None else Carried(states, len(counts), 1, i, entries),
+            grown=grown,
         )
-        for i, n in enumerate(counts)
+        for i, n in enumerate(min(count, num_run) for count in counts)
     ]  # fmt: skip
 
 
@@ -188,17 +206,19 @@ def _chain(num_steps: int) -> tuple[Ids, Ids]:
 
 def _grow_trees(
     model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
-    counts: list[int], check: Check | None,
+    counts: list[int], least_reach: float, check: Check | None,
 ) -> list[Draft]:  # fmt: skip
-    batch = len(sequences)
+    batch, num_run = len(sequences), 1
     growth = Growth.empty(batch, num_steps, topk)
     depths = np.repeat(np.arange(num_steps - 1, dtype=np.int32), topk)
     _expand(growth, 0, topk, tips, batch)
     states = None if tips.states is None else _States(tips.states, num_steps, topk)
     for step in range(1, num_steps):
+        end = step * topk
+        if growth.reach(end - topk, end) < least_reach:
+            break
         if check is not None:
             check()
-        end = step * topk
         segments = [
             Segment(sequence.table_row, sequence.num_rows, words, own, depths[:end], mask, topk)
             for sequence, words, own, mask in zip(
@@ -210,11 +230,15 @@ def _grow_trees(
         _expand(growth, step, topk, found, batch)
         if states is not None and found.states is not None:
             states.add(found.states, step)
-    trees = zip(counts, *choose(growth, topk, counts), strict=True)
+        num_run += 1
+    grown = Grown(topk, num_run, num_run < num_steps)
+    counts = [min(count, most_nodes(num_run, topk)) for count in counts]
+    trees = zip(counts, *choose(growth.after(num_run, topk), topk, counts), strict=True)
     return [
         Draft(
             words[:n], parents[:n], chances[:n],
             memo=None if states is None else Carried(states.rows, batch, topk, i, entries[:n]),
+            grown=grown,
         )
         for i, (n, words, parents, chances, entries) in enumerate(trees)
     ]  # fmt: skip

@@ -29,13 +29,13 @@ class NativeGrower:
 
     def begin(
         self, sequences: Many[Sequence], slots: NDArray[np.int32], *, num_steps: int, topk: int, counts: list[int],
-        num_drafted: int,
+        num_drafted: int, least_reach: float,
     ) -> GrowingTrees:  # fmt: skip
-        """Trees of so many nodes below sequences; `go_on_from` or `run_first` follows."""
+        """Trees of so many nodes below sequences; `go_on_from` or `run_first` follows. least_reach: see `grow`."""
         trees = self._of_shape((len(sequences), num_steps, topk))
         trees.begin(
             [s.table_row for s in sequences], [s.num_rows for s in sequences], counts, slots, num_drafted=num_drafted,
-            num_read=self._num_read,
+            num_read=self._num_read, least_reach=least_reach,
         )  # fmt: skip
         return trees
 
@@ -45,15 +45,17 @@ class NativeGrower:
         assert head is not None
         return trees.run_first(tokens, features if head.fuses else self._runner.fuse(features), num_tips)
 
-    def run(self, trees: GrowingTrees, num_steps: int, check: Callable[[], None] | None) -> None:
-        """All steps in one call; where there is a check, one by one, and that before each but the first."""
+    def run(self, trees: GrowingTrees, num_steps: int, check: Callable[[], None] | None) -> int:
+        """All steps in one call, or as many as pay; where there is a check, one by one, and that before each but the
+        first. Returns how many were run."""
         if check is None:
-            trees.grow(0, num_steps)
-            return
+            return trees.grow(0, num_steps)
         for step in range(num_steps):
             if step:
                 check()
-            trees.grow(step, step + 1)
+            if trees.grow(step, step + 1) == step:
+                return step
+        return num_steps
 
     def _of_shape(self, shape: Shape) -> GrowingTrees:
         """Arrays for trees of a shape; those used last are kept."""

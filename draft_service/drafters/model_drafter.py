@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from draft_service.drafters.ahead import trees_ahead
-from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
+from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.features import Piece, one_tensor
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
@@ -65,9 +65,12 @@ class ModelDrafter(ABC, Generic[StateT]):
         """Of trees for requests that wish nothing."""
         return self._grower.shape
 
-    def reshape(self, shape: TreeShape) -> None:
-        """Has trees of another shape grown from the next call on; any thread may ask."""
-        self._grower.shape = shape
+    def reshape(self, shape: TreeShape, least_reach: float = 0.0) -> None:
+        """Has trees of another shape grown from the next call on, as deep as pays (growing.py); any thread may ask.
+
+        A head with a layer for each step always runs all.
+        """
+        self._grower.shape, self._grower.least_reach = shape, least_reach
         self.num_draft_tokens = shape.num_draft_tokens
 
     # ---- base.Drafter
@@ -105,7 +108,9 @@ class ModelDrafter(ABC, Generic[StateT]):
         """A tree for each; none for a session that is not caught up, or has no room left."""
         with self._lock, torch.inference_mode():
             states = [s for request in requests if (s := self._served.get(request.session)) is not None]
-            self._catch_up([state for state in states if not self._runs_with_its_tree(state)])
+            late = [state for state in states if not self._runs_with_its_tree(state)]
+            if late:
+                self._catch_up(late)
             return self._trees(requests)
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
@@ -234,7 +239,7 @@ class ModelDrafter(ABC, Generic[StateT]):
     # ---- trees
 
     def _trees(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = [Draft()] * len(requests)
+        drafts = [NO_DRAFT] * len(requests)
         wanted: dict[int, Wanted] = {}
         for index, request in enumerate(requests):
             state, session = self._served.get(request.session), request.session

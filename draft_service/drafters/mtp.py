@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from draft_service.drafters.base import AheadRequest, Draft, DraftRequest
+from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, DraftRequest
 from draft_service.drafters.eagle import HeadDrafter, HeadState
 from draft_service.drafters.features import FeatureBuffer
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import MAX_ROWS_PER_CALL
 from draft_service.drafters.models import Tips
-from draft_service.session import Extension, Session
+from draft_service.session import Extension, Grown, Session
 from engine.batch import Segment
 from outrider.v1 import verify_pb2
 from outrider.wire import Ids
@@ -116,10 +116,11 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
         state = self._served.get(session)
         wanted = min(session.wishes.num_steps or self._grower.shape.num_steps, session.max_depth(), request.num_nodes)
         if state is None or wanted < 1:
-            return Draft()
+            return NO_DRAFT
         tokens = np.array(state.drafted[:wanted], np.int32)
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
-        return Draft(tokens, parents, np.cumprod(state.chances[:wanted], dtype=np.float64))
+        chances = np.cumprod(state.chances[:wanted], dtype=np.float64)
+        return Draft(tokens, parents, chances, grown=Grown(1, self._head.num_stages))
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         """None: every stage reads the target's states, and those of tokens not yet verified do not exist."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from draft_service.drafters.base import Draft
+from draft_service.drafters.base import NO_DRAFT, Draft
 from draft_service.drafters.growing import Check, grow, slots_needed
 from draft_service.drafters.models import DraftModel, Tips
 from draft_service.drafters.paths import Start
@@ -25,6 +25,7 @@ class Wanted:
     num_steps: int
     topk: int
     num_nodes: int
+    least_reach: float = 0.0
 
     @property
     def slots(self) -> int:
@@ -33,11 +34,12 @@ class Wanted:
 
 
 class TreeGrower:
-    """Grows trees over one model; `shape` is for requests that wish nothing."""
+    """Grows trees over one model; `shape` and `least_reach` (see `grow`) are for requests that wish nothing."""
 
     def __init__(self, model: DraftModel, shape: TreeShape) -> None:
         self.model = model
         self.shape = shape
+        self.least_reach = 0.0
         self.num_top = max(NUM_TOP, shape.topk)
 
     def plan(
@@ -46,7 +48,9 @@ class TreeGrower:
         """The tree to grow; None where none is wanted or none fits the model's context."""
         num_rows = start.rows.num_rows + start.num_behind
         num_steps, topk = self.steps(num_rows, wishes, max_depth=max_depth, num_nodes=num_nodes)
-        return Wanted(start, num_steps, topk, num_nodes) if min(num_steps, topk) > 0 else None
+        if min(num_steps, topk) < 1:
+            return None
+        return Wanted(start, num_steps, topk, num_nodes, 0.0 if wishes.has_any else self.least_reach)
 
     def steps(self, num_rows: int, wishes: Wishes, *, max_depth: int, num_nodes: int) -> tuple[int, int]:
         """Steps and branches of a tree below so many rows; steps at most 0: none."""
@@ -60,11 +64,11 @@ class TreeGrower:
 
         check: called before each of the model's steps; what it raises ends the work, and nothing stays taken.
         """
-        drafts = [Draft()] * len(trees)
-        groups: dict[tuple[int, int, bool], list[int]] = defaultdict(list)
+        drafts = [NO_DRAFT] * len(trees)
+        groups: dict[tuple[int, int, float, bool], list[int]] = defaultdict(list)
         for index, tree in enumerate(trees):
-            groups[tree.num_steps, tree.topk, tree.start.tip is None].append(index)
-        for (num_steps, topk, _), members in groups.items():
+            groups[tree.num_steps, tree.topk, tree.least_reach, tree.start.tip is None].append(index)
+        for (num_steps, topk, least_reach, _), members in groups.items():
             for part in self._parts(members, slots_needed(num_steps, topk)):
                 starts = [trees[index].start for index in part]
                 tips = [start.tip for start in starts if start.tip is not None]
@@ -72,7 +76,7 @@ class TreeGrower:
                     self.model, [start.rows for start in starts],
                     Tips.joined(tips) if tips else [start.behind for start in starts if start.behind is not None],
                     num_steps=num_steps, topk=topk, num_nodes=[trees[index].num_nodes for index in part],
-                    num_top=min(self.num_top, self.model.num_drafted), check=check,
+                    num_top=min(self.num_top, self.model.num_drafted), least_reach=least_reach, check=check,
                 )  # fmt: skip
                 for index, draft in zip(part, grown, strict=True):
                     drafts[index] = draft

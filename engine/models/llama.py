@@ -95,6 +95,8 @@ class TorchLlama:
     kernel (kernels.attention.triton_rope); steps that run compiled layers do without.
     """
 
+    likeliest: list[int] | None = None
+
     def __init__(
         self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, attention: Attention,
         num_positions: int, frequencies: torch.Tensor, quantization: str | None = None, *, compile_max_batch: int = 0,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from engine.kv_pool import KVPool
 from engine.models.llama_weights import LayerWeights, LlamaWeights
 from kernels.attention.cpu import POOL_DTYPES
 from kernels.linear import interleave_gates, pack_tiles
-from kernels.native.library import PARTS, CHeads, CLayer, CMatrix, CModel, address, c_layout
+from kernels.native.library import PARTS, CHeads, CLayer, CLikeliest, CMatrix, CModel, address, c_layout, stream_weights
 from kernels.native.memory import Arena
 from kernels.native_linear import BF16, FP32
 from kernels.quantize import FORMATS, pack_quantized
@@ -41,6 +40,8 @@ def is_supported(config: ModelConfig, dtype: torch.dtype, quantization: str | No
 
 class NativeLlama:
     """A whole decoder over a pool, by the C kernels."""
+
+    likeliest: list[int] | None = None
 
     def __init__(
         self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, num_positions: int,
@@ -75,8 +76,7 @@ class NativeLlama:
         )  # fmt: skip
         self._add_features(model, features, pool)
         if self._arena.outgrows_caches:
-            for matrix in _matrices(model):
-                matrix.streams = True
+            stream_weights(model)
         decoder = library.outrider_decoder_create(ctypes.byref(model), num_threads)
         if not decoder:
             raise MemoryError("no memory for the decoder")
@@ -95,13 +95,18 @@ class NativeLlama:
         return logits, dict(zip(PARTS, seconds.tolist(), strict=True))
 
     def _forward(self, batch: Batch, seconds: int | None) -> torch.Tensor:
-        logits = torch.empty((len(batch.logit_rows), self._num_outputs))
+        num_logits = len(batch.logit_rows)
+        logits = torch.empty((num_logits, self._num_outputs))
+        ids = torch.empty(num_logits, dtype=torch.int32)
+        likeliest = CLikeliest(None, ids.data_ptr(), 1, self._num_outputs)
         done = self._library.outrider_decoder_forward(
             self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, None, None, None,
-            batch.num_tokens, batch.logit_rows_address, len(batch.logit_rows), logits.data_ptr(), None, None, seconds,
+            batch.num_tokens, batch.logit_rows_address, num_logits, logits.data_ptr(), None, ctypes.byref(likeliest),
+            seconds,
         )  # fmt: skip
         if not done:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")
+        self.likeliest = ids.tolist()
         return logits
 
     def _layer(self, weights: LayerWeights, k_pool: torch.Tensor, v_pool: torch.Tensor, window: int) -> CLayer:
@@ -150,10 +155,3 @@ class NativeLlama:
 def destroy_decoder(library: ctypes.CDLL, decoder: int, _alive: list[object]) -> None:
     """Frees a decoder; what it pointed into is kept until then."""
     library.outrider_decoder_destroy(decoder)
-
-
-def _matrices(model: CModel) -> Iterator[CMatrix]:
-    for index in range(model.num_layers):
-        layer = model.layers[index]
-        yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
-    yield model.head

@@ -32,6 +32,8 @@ _PROBE_TOLERANCE = 0.15
 class TransformersDecoder:
     """A whole decoder over a pool."""
 
+    likeliest: list[int] | None = None
+
     def __init__(
         self, model: Any, config: ModelConfig, pool: KVPool, features: FeatureSpec, attention: Attention
     ) -> None:

@@ -58,19 +58,28 @@ static float find_highest(const Block *b, const float *scores, int lane, int cou
  * which weighs more than 1. Of what one weighs no more is lost than an fp32 sum would lose. */
 #define UNITS 8388608.0f
 
+/* Puts weights e^x where scores were, as they are multiplied; returns them as they are there. */
+INLINE vf put_weights(const Block *b, float *scores, int key, vf x) {
+#if HAS_BF16_DOT
+    if (b->pairs) {
+        store_bf16((bf16 *)scores + key, narrow_exponential(x));
+        return load_bf16((bf16 *)scores + key);
+    }
+#else
+    (void)b;
+#endif
+    const vf weights = exponential(x);
+    store(scores + key, weights);
+    return weights;
+}
+
 /* Scores to weights e^(scale (score - highest)), in place; returns their sum. */
 ALONE float weigh(const Block *b, float *scores, int lane, int count, float highest) {
     vi total = {0};
     uint32_t parts[LANES], sum = 0;
     for (int key = 0; key < count; key += LANES) {
-        vf weights = (seen_scores(b, scores, lane, key) - highest) * b->heads->scale;
-        if (b->pairs) {
-            store_bf16((bf16 *)scores + key, narrow_exponential(weights));
-            weights = load_bf16((bf16 *)scores + key);
-        } else {
-            weights = exponential(weights);
-            store(scores + key, weights);
-        }
+        const vf x = (seen_scores(b, scores, lane, key) - highest) * b->heads->scale;
+        const vf weights = put_weights(b, scores, key, x);
         total += __builtin_convertvector(weights * UNITS + 0.5f, vi);
     }
     memcpy(parts, &total, sizeof parts);

@@ -78,6 +78,8 @@ static void norm_final(const void *context, int task, int thread) {
     (void)thread;
     norm_row(row, m->final_norm, m->heads.eps, m->hidden, s->normed, task);
     code_for(s, &m->head, s->normed, m->hidden, task);
+    if (wants_highest(s))
+        for (int i = 0; i < s->num_threads; i++) highest_of(s, i)[task] = NO_HIGHEST;
     if (!s->carried) return;
     const Rows carried = {s->carried, m->hidden, m->heads.wide};
     norm_row(row, m->carry_normed ? m->final_norm : NULL, m->heads.eps, m->hidden, carried, task);
@@ -148,8 +150,11 @@ static void project_down(const void *context, int task, int thread) {
 
 static void project_head(const void *context, int task, int thread) {
     const Step *s = context;
-    (void)thread;
     multiply(s, &s->model->head, s->normed, s->logits, s->num_logits, PLAIN, task);
+    if (!wants_highest(s)) return;
+    const int first = task * TILE, left = s->likeliest.width - first, count = left < TILE ? left : TILE;
+    for (int row = 0; row < s->num_logits; row++)
+        take_highest(row_of(s->logits, row) + first, first, count, highest_of(s, thread) + row);
 }
 
 static void find_likeliest(const void *context, int task, int thread) {
@@ -216,7 +221,7 @@ void decoder_forward(const void *context, Worker *worker) {
     if (step.num_logits) {
         PHASE(NORMS, norm_final, step.num_logits);
         PHASE(HEAD, project_head, tiles(&m->head));
-        if (step.likeliest.num_top) PHASE(HEAD, find_likeliest, step.num_logits);
+        if (step.likeliest.probabilities) PHASE(HEAD, find_likeliest, step.num_logits);
     }
 #undef PHASE
 }

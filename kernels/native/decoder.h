@@ -63,7 +63,7 @@ typedef struct {
     const void *features;      /* [num_rows, fuse.k], likewise: what the rows' states are made of; NULL: states */
     const int32_t *state_rows; /* [num_rows]: which of them each row goes on from; NULL: in order */
     void *carried;             /* [num_logits, hidden], likewise: what rows that follow go on from */
-    Likeliest likeliest; /* of the logits; num_top 0: not asked for */
+    Likeliest likeliest; /* of the logits; no ids: not asked for */
     int32_t num_rows, num_logits, num_threads, layer;
     int32_t num_blocks, num_pieces; /* of attention; no pieces: whole blocks */
     const Piece *pieces;

@@ -15,6 +15,11 @@ static inline float *row_of(Rows rows, int row) { return (float *)rows.data + (i
 
 static inline void *scratch_of(const Step *s, int thread) { return s->scratch + thread * s->scratch_bytes; }
 
+static inline int wants_highest(const Step *s) { return s->likeliest.ids && !s->likeliest.probabilities; }
+
+/* A thread's own, of each row of logits; where attention worked before. */
+static inline Highest *highest_of(const Step *s, int thread) { return scratch_of(s, thread); }
+
 static inline int is_quantised(const Matrix *w) { return w->format > FP32; }
 
 /* A row that `w` is to multiply, coded as it wants it. */

@@ -224,15 +224,16 @@ static int grow_step(Decoder *decoder, const Growth *g, int step) {
 /* The likeliest candidates, ascending. Scores never rise along a path and ties go to lower ids: a chosen candidate's
  * parent is chosen. room: four numbers for each candidate. */
 static void choose_nodes(const Growth *g, int tree, int32_t *room) {
-    const int most = candidates_of(g), entries = entries_of(g);
+    const int most = candidates_of(g), entries = entries_of(g), run = g->topk * (g->num_run - 1);
+    const int found = g->topk + run * g->topk, count = g->counts[tree] < found ? g->counts[tree] : found;
     const int64_t start = (int64_t)tree * most, plane = (int64_t)g->batch * most;
     const int32_t *frontier = g->frontier + (int64_t)tree * entries;
     int32_t *index = room, *entry = room + most, *best = room + 2 * most;
-    for (int c = 0; c < most; c++) index[c] = entry[c] = -1;
-    for (int e = 0; e < entries; e++) entry[frontier[e]] = e;
-    find_highest(g->scores + start, most, g->counts[tree], (float *)(room + 3 * most), best);
-    for (int i = 0; i < g->counts[tree]; i++) index[best[i]] = 0;
-    for (int c = 0, node = 0; c < most; c++) {
+    for (int c = 0; c < found; c++) index[c] = entry[c] = -1;
+    for (int e = 0; e < run; e++) entry[frontier[e]] = e;
+    find_highest(g->scores + start, found, count, (float *)(room + 3 * most), best);
+    for (int i = 0; i < count; i++) index[best[i]] = 0;
+    for (int c = 0, node = 0; c < found; c++) {
         if (index[c] < 0) continue;
         int32_t *to = g->nodes + start + node;
         to[0] = g->tokens[start + c];
@@ -250,9 +251,23 @@ static int choose_all(Decoder *decoder, const Growth *g) {
     return 1;
 }
 
-int outrider_grow(Decoder *decoder, const Growth *g, int first, int end) {
-    int done = 1;
-    for (int step = first; step < end && done == 1; step++)
-        done = step ? grow_step(decoder, g, step) : take_roots(decoder, g);
-    return done == 1 && end == g->num_steps ? choose_all(decoder, g) : done;
+/* Whether what step `step` would go on from is hardly accepted. */
+static int is_too_unlikely(const Growth *g, int step) {
+    float reach = 0.0f;
+    for (int tree = 0; tree < g->batch; tree++) {
+        const float *scores = g->scores + (int64_t)tree * candidates_of(g);
+        const int32_t *newest = g->frontier + (int64_t)tree * entries_of(g) + (step - 1) * g->topk;
+        for (int i = 0; i < g->topk; i++) reach += scores[newest[i]];
+    }
+    return reach < g->least_reach * g->batch;
+}
+
+int outrider_grow(Decoder *decoder, Growth *g, int first, int end) {
+    int step = first;
+    for (; step < end && !(step && is_too_unlikely(g, step)); step++) {
+        const int done = step ? grow_step(decoder, g, step) : take_roots(decoder, g);
+        if (done < 1) return done;
+        g->num_run = step + 1;
+    }
+    return step < end || end == g->num_steps ? choose_all(decoder, g) : 1;
 }

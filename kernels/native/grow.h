@@ -29,9 +29,11 @@ typedef struct {
     int64_t *entry_parents;              /* [B][E] */
     uint8_t *masks;                      /* [B][E][E] */
     float *logits;                       /* [B K][num_logits] */
-    const int32_t *counts;               /* [B]: nodes to choose at the end, at most M */
+    const int32_t *counts;               /* [B]: nodes to choose at the end, at most M; of fewer steps there may be fewer */
     int32_t *nodes;                      /* [3][B][M]: their tokens, parents (-1: the root) and entries (-1: not run) */
     double *chances;                     /* [B][M]: of their paths */
+    float least_reach;                   /* see outrider_grow */
+    int32_t num_run;                     /* steps that were run; fewer than S: it ended early */
 } Growth;
 
 /* One step's rows. */
@@ -44,9 +46,10 @@ typedef struct {
 } Rung;
 
 /* Steps first..end - 1 of 0..S-1. Step 0 runs rows that were not run yet and takes the tips; the others run the newest
- * entries and take what follows them; after the last one the nodes are chosen. 1: done, 0: out of memory, -1: a token that
- * the head cannot read. */
-int outrider_grow(Decoder *decoder, const Growth *g, int first, int end);
+ * entries and take what follows them; after the last one the nodes are chosen. No step is run, and the nodes are chosen,
+ * where the trees' newest entries are on average less than least_reach likely to be on the path that is accepted.
+ * 1: done, 0: out of memory, -1: a token that the head cannot read. */
+int outrider_grow(Decoder *decoder, Growth *g, int first, int end);
 
 /* A decoder's own memory, good until the next call with more. NULL: there is none. */
 char *outrider_decoder_memory(Decoder *decoder, int64_t bytes);

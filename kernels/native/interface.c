@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "amx.h"
-#include "decoder.h"
+#include "enter.h"
 #include "grow.h"
 
 /* A model with its threads and the memory that its rows pass through. */
@@ -55,7 +55,10 @@ static int reserve(Decoder *d, int num_rows, const Layout *layout) {
         d->max_rows = (int)rows;
     }
     const int64_t of_features = 4 * (int64_t)m->fuse.k, of_attention = attention_scratch_bytes(&m->heads, layout);
-    const int64_t scratch = ((of_features > of_attention ? of_features : of_attention) + 127) / 128 * 128;
+    int64_t scratch = sizeof(Highest) * (int64_t)num_rows;
+    if (of_features > scratch) scratch = of_features;
+    if (of_attention > scratch) scratch = of_attention;
+    scratch = (scratch + 127) / 128 * 128;
     if (scratch > d->scratch_bytes) {
         d->scratch_bytes = 0;
         d->scratch = grow(d->scratch, scratch * d->num_threads);
@@ -152,6 +155,9 @@ int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *to
     };
     if (!plan_attention(d, &step)) return 0;
     run_job(d->team, decoder_forward, &step, sizeof step);
+    if (wants_highest(&step))
+        for (int row = 0; row < num_logits; row++)
+            likeliest->ids[row] = join_highest(highest_of(&step, 0) + row, d->scratch_bytes / (int64_t)sizeof(Highest), d->num_threads);
     return 1;
 }
 

@@ -64,24 +64,23 @@ typedef struct {
     unsigned sees;
 } Key;
 
-static int put_couple(Block *b, int count, Key later, Key earlier) {
-    b->slots[count] = later.slot, b->sees[count] = later.sees;
-    b->slots[count + 1] = earlier.slot, b->sees[count + 1] = earlier.sees;
+static int put_couple(Block *b, int count, Key earlier, Key later) {
+    b->slots[count] = earlier.slot, b->sees[count] = earlier.sees;
+    b->slots[count + 1] = later.slot, b->sees[count + 1] = later.sees;
     return count + 2;
 }
 
-/* Positions first..end-1 of the prefix, first even; an odd one at the end is left. */
-static int list_prefix(Block *b, const int32_t *table, int first, int end, int count) {
-    for (int p = first; p + 1 < end; p += 2)
-        count = put_couple(b, count, (Key){table[p + 1], lanes_near(b, p + 1)}, (Key){table[p], lanes_near(b, p)});
-    return count;
-}
-
 /* Positions from `first` on, which is even, with one key each: of the prefix, then the segment's rows in order. */
-static int list_sequence(Block *b, const int32_t *table, int first, int end, int count) {
+static int list_sequence(Block *b, const int32_t *table, int first, int end) {
     const Layout *layout = b->layout;
     const int prefix_len = layout->prefix_lens[b->segment], first_row = layout->first_rows[b->segment];
-    for (int position = first; position < end; position += 2) {
+    int count = 0, position = first;
+    for (; position + 1 < end && position + 1 < prefix_len; position += 2) { /* nearly all, so without a question */
+        const int32_t *pair = table + position;
+        count = put_couple(b, count, (Key){pair[0], lanes_near(b, position)},
+                           (Key){pair[1], lanes_near(b, position + 1)});
+    }
+    for (; position < end; position += 2) {
         Key keys[2];
         for (int i = 0; i < 2 && position + i < end; i++) {
             const int row = position + i - prefix_len;
@@ -89,7 +88,7 @@ static int list_sequence(Block *b, const int32_t *table, int first, int end, int
             keys[i].sees = (row < 0 ? EVERYBODY : lanes_seeing(b, row)) & lanes_near(b, position + i);
         }
         if (position + 1 == end) keys[1] = (Key){keys[0].slot, 0};
-        count = put_couple(b, count, keys[1], keys[0]);
+        count = put_couple(b, count, keys[0], keys[1]);
     }
     return count;
 }
@@ -125,7 +124,7 @@ static int put_pair(Block *b, Pair *pair, int count) {
             earlier[other] = later[other] = NONE;
         }
         const Key last = odd == NONE ? (Key){even, 0} : (Key){odd, sees};
-        count = put_couple(b, count, last, even == NONE ? (Key){odd, 0} : (Key){even, sees});
+        count = put_couple(b, count, even == NONE ? (Key){odd, 0} : (Key){even, sees}, last);
     }
     return count;
 }
@@ -168,19 +167,15 @@ int list_keys(Block *b, int chunk) {
     const Layout *layout = b->layout;
     const int s = b->segment, prefix_len = layout->prefix_lens[s], begin = chunk * CHUNK, stop = begin + CHUNK;
     const int32_t *table = layout->slot_table + (int64_t)layout->table_rows[s] * layout->table_width;
-    int position = begin, count = 0;
-    b->num_open = 0;
+    const int last = rows_end(b), end = last < stop ? last : stop;
+    /* Up to here each position has one key. */
+    const int single = is_causal(layout, s) ? end : (prefix_len < stop ? prefix_len : stop) & ~1;
+    int position = begin;
     if (b->heads->window && window_start(b) > begin) position = window_start(b) & ~1;
-    const int prefix_end = prefix_len < stop ? prefix_len : stop;
-    if (position < prefix_end) {
-        count = list_prefix(b, table, position, prefix_end, count);
-        if (!b->heads->window) b->num_open = count;
-        position = prefix_end & ~1;
-    }
-    if (prefix_end < stop) {
-        const int last = rows_end(b), end = last < stop ? last : stop;
-        count = (is_causal(layout, s) ? list_sequence : list_tree)(b, table, position, end, count);
-    }
+    int count = list_sequence(b, table, position, single);
+    const int open_end = prefix_len < single ? prefix_len : single;
+    b->num_open = b->heads->window || open_end < position ? 0 : open_end - position;
+    if (!is_causal(layout, s)) count = list_tree(b, table, single > position ? single : position, end, count);
     for (int i = count; i % LANES; i++) {
         b->slots[i] = b->slots[count - 1];
         b->sees[i] = 0;

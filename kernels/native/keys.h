@@ -9,7 +9,7 @@ int64_t most_keys(const Layout *layout);
 
 /* Lists the chunk's keys in b->slots and b->sees; returns how many, an even number.
  *
- * They come in couples: of two positions 2i and 2i + 1 the later one's key, then the earlier one's. A lane sees at most
+ * They come in couples: of two positions 2i and 2i + 1 the earlier one's key, then the later one's. A lane sees at most
  * one key of a position, and finds both of its own in one couple, whatever couples the rest of a tree makes: so its
  * sums take the same course in every batch. Where a couple lacks a key, one that nobody sees stands in. The list is
  * filled up to a multiple of LANES, past the end, with such. */

@@ -68,6 +68,20 @@ class CModel(Structure):
     ]  # fmt: skip
 
 
+def stream_weights(model: CModel) -> None:
+    """Has a decoder's matrices read past the caches (linear.h); before it is created."""
+    layers = [model.layers[index] for index in range(model.num_layers)]
+    own = [matrix for layer in layers for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+    for matrix in (*own, model.head, *model.join, model.fuse):
+        matrix.streams = True
+
+
+class CLikeliest(Structure):
+    """Where the likeliest tokens of a step's rows go (likeliest.h)."""
+
+    _fields_ = [("probabilities", c_void_p), ("ids", c_void_p), ("num_top", c_int32), ("width", c_int32)]
+
+
 class CGrowth(Structure):
     """Trees that grow together (grow.h)."""
 
@@ -79,7 +93,8 @@ class CGrowth(Structure):
         ("slots", c_void_p), ("names", c_void_p), ("tip_chances", c_void_p), ("tip_words", c_void_p),
         ("carried", c_void_p), ("scores", c_void_p), ("tokens", c_void_p), ("frontier", c_void_p),
         ("entry_tokens", c_void_p), ("entry_parents", c_void_p), ("masks", c_void_p), ("logits", c_void_p),
-        ("counts", c_void_p), ("nodes", c_void_p), ("chances", c_void_p),
+        ("counts", c_void_p), ("nodes", c_void_p), ("chances", c_void_p), ("least_reach", c_float),
+        ("num_run", c_int32),
     ]  # fmt: skip
 
 

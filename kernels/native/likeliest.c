@@ -57,6 +57,32 @@ void find_highest(const float *x, int width, int count, float *values, int32_t *
     search(x, 0, width, &best);
 }
 
+/* NaN counts as infinite and stays: nothing is higher. */
+static void consider(Highest *best, float value, int32_t id) {
+    if (value != value)
+        *best = (Highest){INFINITY, -1};
+    else if (value > best->value || (value == best->value && id < best->id))
+        *best = (Highest){value, id};
+}
+
+void take_highest(const float *x, int first, int count, Highest *best) {
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        if (!any(~(load(x + i) < splat(best->value)))) continue;
+        for (int j = i; j < i + LANES; j++) consider(best, x[j], first + j);
+    }
+    for (; i < count; i++) consider(best, x[i], first + i);
+}
+
+int32_t join_highest(const Highest *parts, int64_t stride, int num_parts) {
+    Highest best = NO_HIGHEST;
+    for (int part = 0; part < num_parts; part++) {
+        const Highest own = parts[part * stride];
+        if (own.value > best.value || (own.value == best.value && own.id < best.id)) best = own;
+    }
+    return isfinite(best.value) ? best.id : -1;
+}
+
 /* Of e^(x - shift). */
 static double sum_exponentials(const float *x, int first, int end, float shift) {
     vf sums = splat(0.0f);

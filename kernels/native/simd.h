@@ -109,18 +109,16 @@ INLINE vf exponential(vf x) {
 #endif
 }
 
+#if HAS_BF16_DOT
 /* e^x for x up to 0, to the precision that bf16 keeps: 2^n times a polynomial of degree 3 in the rest of x / ln 2. */
 INLINE vf narrow_exponential(vf x) {
     x = maximum(splat(-120.0f), x * 1.44269504f);
     vf n = (x + 12582912.0f) - 12582912.0f;
     vf r = x - n;
     vf p = ((r * 0.05500861f + 0.24221022f) * r + 0.69328288f) * r + 1.0f;
-#if defined(__AVX512F__)
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
-#else
-    return p * (vf)((__builtin_convertvector(n, vi) + 127) << 23);
-#endif
 }
+#endif
 
 INLINE vf silu(vf x) { return x / (1.0f + exponential(-x)); }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
 from draft_service.drafters.shape import TreeShape
 from draft_service.drafting import Drafting
-from draft_service.session import Session, Wishes
+from draft_service.rehearsal import rehearse
+from draft_service.session import Grown, Session, Wishes
 from draft_service.sessions import InVerification, SessionTable
 from engine.feature_spec import FeatureSpec
 from engine.models.heads.load import load_head
@@ -58,7 +59,7 @@ class Side:
         kind = MultiLayerDrafter if head.config.family == "multi-layer" else EagleDrafter
         return kind(
             model, shape, algorithm=common_pb2.ALGORITHM_EAGLE, draft_model="tiny",
-            features=common_pb2.FeatureLayout(), target=common_pb2.ModelInfo(),
+            features=common_pb2.FeatureLayout(width=model.feature_width), target=common_pb2.ModelInfo(),
         )  # fmt: skip
 
     def chances(self, text: list[int], assumed: list[int] | None = None) -> Probabilities:
@@ -381,6 +382,23 @@ def test_early_trees_go_on_from_the_heads_own_states(side: Side, with_memo: bool
     assert_empty(drafter)
 
 
+def test_drafts_end_early_where_that_is_wanted_and_no_request_says_otherwise(side: Side) -> None:
+    drafter = side.drafter(TreeShape(3, 2, 6))
+    game = Game(drafter, side.target)
+    (opened,) = game.open(PROMPTS[2])
+    (whole,) = game.draft()
+    assert whole.grown == Grown(2, 3)
+    drafter.reshape(TreeShape(3, 2, 6), 2.0)
+    (draft,) = game.draft()
+    assert draft.grown == Grown(2, 1, cut_short=True)
+    assert draft.parents.tolist() == [-1, -1]
+    verifying = InVerification.whole(opened, whole.tree, whole.probabilities, whole.memo)
+    (early,) = drafter.draft_ahead([AheadRequest(verifying, 5, 8, 3)])
+    assert [found.grown for found in early] == [Grown(2, 1, cut_short=True)] * len(early) != []
+    opened.wishes = Wishes(num_steps=3)
+    assert [draft.tokens.tolist() for draft in game.draft()] == [whole.tokens.tolist()]
+
+
 def test_multi_layer_heads_draft_nothing_ahead(sides: dict[str, Side]) -> None:
     drafter = sides["multi-layer"].drafter(TreeShape(3, 1, 4))
     game = Game(drafter, sides["multi-layer"].target)
@@ -561,6 +579,10 @@ async def test_rounds_in_proposals_out(eagle3: Side) -> None:
         round = verify_pb2.Round(opened=[opened], features=[told], verdicts=[verdict])
         frames = [frame async for frame in drafting.frames(table, [round])]
         late, early = (list(frame.proposals.proposals) for frame in frames)
+        session = table.get(7, 1)
+        assert session is not None
+        assert [sent.grown for sent in session.sent.values()] == [Grown(2, 3)] * 3
+        assert drafting.counts.steps == 3
         closed = verify_pb2.Closed(session=7, generation=1)
         assert [f async for f in drafting.frames(table, [verify_pb2.Round(closed=[closed])])] == []
     (proposal,) = late
@@ -572,4 +594,27 @@ async def test_rounds_in_proposals_out(eagle3: Side) -> None:
     assert_same_tree(draft, grown(eagle3.chances([*prompt, bonus]), 3, 2, 5), 0.05)
     assert len(early) == 2
     assert all(len(found.assumed) >= 4 and len(found.tokens) == 20 for found in early)
+    assert_empty(drafter)
+
+
+@pytest.mark.asyncio
+async def test_a_rehearsal_leaves_no_trace(any_side: Side) -> None:
+    drafter = any_side.drafter(TreeShape(3, 1, 4))
+    with ThreadPoolExecutor(1) as executor:
+        drafting = Drafting(drafter, executor=executor, owns_loop=True)
+        planner, seen = drafting.planner, 0
+        run = drafter.draft
+
+        def counted(requests: Sequence[DraftRequest]) -> list[Draft]:
+            nonlocal seen
+            drafts = run(requests)
+            seen += sum(len(draft) > 0 for draft in drafts)
+            return drafts
+
+        drafter.draft = counted
+        await rehearse(drafting)
+    assert seen > 8
+    assert drafting.planner is planner
+    assert sum(drafting.counts.calls_s["tree"].counts) == drafting.counts.steps == 0
+    assert drafter.take_given_up() == []
     assert_empty(drafter)

@@ -17,6 +17,7 @@ from draft_service.drafters.growing import Carried, grow
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import HeadModel, Tip, Tips
 from draft_service.drafters.paths import Behind
+from draft_service.session import Grown
 from engine.batch import Segment
 from outrider.args import DraftArgs
 from outrider.tree import ROOT
@@ -93,6 +94,39 @@ def test_the_same_trees(
         assert found is not None
         assert expected is not None
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("topk", [1, 4])
+def test_they_end_early_where_it_is_unlikely_that_acceptance_comes_so_far(
+    model: HeadModel, topk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after fewer steps, and both in the same place."""
+    shape = {"topk": topk, "num_nodes": 40}
+    whole = grown(model, monkeypatch, in_python=False, num_steps=6, **shape)
+    assert all(draft.grown == Grown(topk, 6) for draft in whole)
+    ends: set[int] = set()
+    for least_reach in (1e-6, 1e-3, 0.01, 0.1, 0.5, 2.0):
+        ours, reference = (
+            grown(model, monkeypatch, in_python=in_python, num_steps=6, least_reach=least_reach, **shape)
+            for in_python in (False, True)
+        )
+        made = ours[0].grown
+        assert made is not None
+        ends.add(made.num_steps)
+        shorter = grown(model, monkeypatch, in_python=False, num_steps=made.num_steps, **shape)
+        steps: list[None] = []
+        one_by_one = grown(
+            model, monkeypatch, in_python=False, num_steps=6, least_reach=least_reach,
+            check=lambda steps=steps: steps.append(None), **shape,
+        )  # fmt: skip
+        assert len(steps) == min(made.num_steps, 5)  # before each but the first, and where it ended
+        for draft, short, *others in zip(ours, shorter, reference, one_by_one, strict=True):
+            for same in (draft, *others):
+                assert same.grown == Grown(topk, made.num_steps, made.num_steps < 6)
+                assert same.tokens.tolist() == short.tokens.tolist()
+                assert same.parents.tolist() == short.parents.tolist()
+                assert cast("Carried", same.memo).entries.tolist() == cast("Carried", short.memo).entries.tolist()
+    assert len(ends) > 2
 
 
 @pytest.mark.parametrize(("num_steps", "topk", "num_nodes"), [(3, 1, 3), (1, 4, 4), (5, 4, 7)])

@@ -14,10 +14,10 @@ import pytest
 from draft_service.adaptive import AdaptivePlanner
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.shape import TreeShape, tree_shape
-from draft_service.evidence import DepthAcceptance
+from draft_service.evidence import DepthReached
 from draft_service.planners import make_planner
-from draft_service.planning import MAX_OUTCOMES, CostPlanner, FixedPlanner, OverlapRule, Planner, shapes
-from draft_service.session import Extension, Sent, Session, Wishes
+from draft_service.planning import MAX_OUTCOMES, CostPlanner, FixedPlanner, OverlapRule, Plan, Planner, shapes
+from draft_service.session import Extension, Grown, Sent, Session, Wishes
 from draft_service.tiers import DEFAULT, Tier, first_steps, read_tiers
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
@@ -60,33 +60,51 @@ class Machine:
     batch: int = 1
     call_ms: float = 0.0  # of a draft, whatever its steps
     way_ms: float = 0.0  # there and back
+    sure: tuple[float, ...] = ()  # chances of rounds to come, in turn, which the drafter knows; else `chance`
+    heeds_reach: bool = True
     now_s: float = 0.0
     tokens: int = 0
     plans: list[tuple[TreeShape | None, bool, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(0)
+        self.made: Grown | None = None
         self.sessions = [new_session(uid) for uid in range(1, self.batch + 1)]
 
     def run(self, rounds: int) -> None:
         for _ in range(rounds):
             self.round()
 
+    def grown(self, plan: Plan) -> TreeShape | None:
+        """The trees of the next round: as planned, or cut short."""
+        if self.sure:
+            chance_now = self.sure[len(self.plans) % len(self.sure)]
+            self.chance = lambda topk: chance_now
+        shape = plan.shape if plan.speculate else None
+        if shape is None or not self.heeds_reach:
+            return shape
+        chance, steps = self.chance(shape.topk), 1
+        while steps < shape.num_steps and chance**steps >= plan.least_reach:
+            steps += 1
+        return TreeShape(steps, shape.topk, shape.topk * steps + 1)
+
     def round(self) -> None:
         plan = self.planner.current
-        shape = plan.shape if plan.speculate else None
+        shape = self.grown(plan)
         rows = self.batch * (1 + (len(tree_of(shape)[0]) if shape is not None else 0))
         verify_ms = self.plain_ms + self.row_ms * rows
         draft_ms = self.call_ms + self.forward_ms * shape.num_steps if shape is not None else 0.0
         waits = plan.outcomes == 0
         self.now_s += (verify_ms + self.way_ms + (draft_ms if waits else self.slowed_ms)) / 1000
         if shape is not None:
-            self.planner.drafted("tree", self.batch, draft_ms)
+            assert plan.shape is not None
+            self.made = Grown(shape.topk, shape.num_steps, shape.num_steps < plan.shape.num_steps)
+            self.planner.drafted([self.made], self.batch, draft_ms)
         extensions = [
             self.extension(session, shape, int(verify_ms * 1000), rows, not waits) for session in self.sessions
         ]
         self.planner.plan(extensions)
-        self.plans.append((plan.shape, plan.speculate, plan.outcomes))
+        self.plans.append((shape or plan.shape, plan.speculate, plan.outcomes))
 
     def extension(
         self, session: Session, shape: TreeShape | None, verify_us: int, rows: int, early: bool
@@ -96,7 +114,7 @@ class Machine:
         if shape is not None:
             tokens, parents = tree_of(shape)
             assumed = np.zeros(1, np.int32) if early else NO_IDS
-            session.sent = {1: Sent(1, 4, assumed, tokens, parents, bytes(len(tokens)))}
+            session.sent = {1: Sent(1, 4, assumed, tokens, parents, bytes(len(tokens)), grown=self.made)}
             while accepted < shape.num_steps and self.rng.random() < self.chance(shape.topk):
                 accepted += 1
             nodes = [depth * shape.topk for depth in range(accepted)]
@@ -111,7 +129,7 @@ class Machine:
 
 
 def planned(first: TreeShape = CHAIN, most: TreeShape | None = None) -> CostPlanner:
-    return CostPlanner(first, most or TreeShape(7, 1, 8), lambda shape: None)
+    return CostPlanner(first, most or TreeShape(7, 1, 8), lambda shape, least_reach: None)
 
 
 def settled(machine: Machine) -> TreeShape:
@@ -138,8 +156,61 @@ def test_depth_is_judged_by_what_a_step_more_costs(first: TreeShape) -> None:
     assert settled(machine).num_steps >= 3
 
 
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_draft_ends_where_its_next_step_takes_longer_than_it_gains(batch: int) -> None:
+    """Every third round is as good as certain, the others are not: no fixed depth suits both."""
+    rates = []
+    for heeds_reach in (True, False):
+        planner = planned()
+        machine = Machine(planner, lambda topk: 0.0, batch=batch, sure=(0.95, 0.3, 0.5), heeds_reach=heeds_reach)
+        machine.plain_ms, machine.forward_ms = 4.0, 0.4
+        machine.run(900)
+        rates.append(machine.tokens / machine.now_s)
+        assert 0.1 < planner.current.least_reach < 0.8
+    assert rates[0] > 1.05 * rates[1]
+
+
+def test_steps_that_cost_nothing_are_all_run() -> None:
+    cheap, dear = (Machine(planned(), lambda topk: 0.9, call_ms=1.0, row_ms=0.0) for _ in range(2))
+    cheap.forward_ms = 0.0
+    for machine in (cheap, dear):
+        machine.run(300)
+    assert settled(cheap).num_steps == 7
+    assert cheap.planner.current.least_reach < 0.1 < dear.planner.current.least_reach
+
+
+def test_what_the_planner_wants_reaches_the_drafter() -> None:
+    wanted: list[tuple[TreeShape, float]] = []
+    planner = CostPlanner(CHAIN, TreeShape(7, 1, 8), lambda shape, least_reach: wanted.append((shape, least_reach)))
+    Machine(planner, lambda topk: 0.6, forward_ms=0.5).run(100)
+    assert wanted[-1] == (planner.current.shape, planner.current.least_reach)
+    assert wanted[-1][1] > 0.1
+
+
+def test_it_finds_out_when_steps_have_become_cheap() -> None:
+    """Whether it paused, or had come down to single steps: what a step more costs is tried again."""
+    for chance in (0.6, 0.75):
+        fresh, late = (Machine(planned(), lambda topk, chance=chance: chance, batch=8) for _ in range(2))
+        late.forward_ms = 2.5
+        late.run(2000)
+        for machine in (fresh, late):
+            machine.forward_ms, machine.now_s, machine.tokens = 0.1, 0.0, 0
+            machine.run(3000)
+        assert late.tokens / late.now_s > 0.93 * fresh.tokens / fresh.now_s
+
+
+def test_a_call_that_drafted_nothing_or_several_shapes_says_nothing_of_steps() -> None:
+    planner = planned()
+    Machine(planner, lambda topk: 0.6).run(50)
+    shape = TreeShape(7, 1, 8)
+    before = planner.evidence.steps_run(shape), planner.evidence.times.ms(1, 1, 3, 8.0)
+    for made in ([], [Grown(1, 7), Grown(1, 2)]):
+        planner.drafted(made, 1, 100.0)
+    assert (planner.evidence.steps_run(shape), planner.evidence.times.ms(1, 1, 3, 8.0)) == before
+
+
 def test_what_a_round_takes_beside_step_and_draft_is_measured() -> None:
-    planner = CostPlanner(CHAIN, TreeShape(7, 1, 8), lambda shape: None, clock=lambda: machine.now_s)
+    planner = CostPlanner(CHAIN, TreeShape(7, 1, 8), lambda shape, least_reach: None, clock=lambda: machine.now_s)
     machine = Machine(planner, lambda topk: 0.6, way_ms=1.5)
     machine.run(100)
     assert planner.evidence.round_trip.ms == pytest.approx(1.5, abs=0.1)
@@ -171,7 +242,7 @@ def test_branches_are_used_where_they_are_accepted_more_often() -> None:
 @pytest.mark.parametrize(("slowed_ms", "pays"), [(0.2, True), (6.0, False)])
 def test_overlap_is_chosen_by_what_it_does_to_the_time_of_rounds(slowed_ms: float, pays: bool, first: bool) -> None:
     rule = OverlapRule(clock=lambda: machine.now_s, first=first)
-    planner = CostPlanner(None, None, lambda shape: None, rule)
+    planner = CostPlanner(None, None, lambda shape, least_reach: None, rule)
     machine = Machine(planner, lambda topk: 0.7, slowed_ms=slowed_ms)
     # Fixed trees: only the overlap is planned.
     shape = TreeShape(3, 1, 4)
@@ -200,16 +271,44 @@ def test_requests_that_fix_their_trees_teach_the_planner_nothing() -> None:
     planner = planned()
     machine = Machine(planner, lambda topk: 0.0)
     machine.sessions = [new_session(1, Wishes(num_steps=3, topk=1, num_draft_tokens=4))]
-    before = planner.evidence.accepted(1).tokens()
+    before = planner.evidence.trees(1).accepted.one_more()
     machine.run(50)
-    assert (planner.evidence.accepted(1).tokens() == before).all()
+    assert (planner.evidence.trees(1).accepted.one_more() == before).all()
+
+
+@pytest.mark.parametrize(("parents", "path", "led"), [([ROOT, 0, 1], [0, 1, 2], 3), ([ROOT, ROOT, 1], [1, 2], 0)])
+def test_a_trees_branches_are_those_it_was_grown_with(parents: list[int], path: list[int], led: int) -> None:
+    """Whatever nodes of it were chosen. What a chain would have had of it, its likeliest path tells."""
+    planner, session = planned(TreeShape(5, 4, 8), TreeShape(7, 4, 15)), new_session(1)
+    tree = np.arange(3, dtype=np.int32), np.array(parents, np.int32), bytes(3)
+    session.sent = {1: Sent(1, 4, NO_IDS, *tree, grown=Grown(4, 3))}
+    credit = verify_pb2.Credit(proposal_id=1, root_node=ROOT, nodes_verified=3, accepted_nodes=path)
+    planner.evidence.observe([Extension(session, 4, verify_pb2.Verdict(credits=[credit]))])
+    depth = 3 if led else 2
+    for topk, reached in ((1, led), (4, len(path))):
+        expected = DepthReached()
+        expected.observe(0, reached, depth)
+        assert (planner.evidence.trees(topk).accepted.one_more() == expected.one_more()).all()
+
+
+def test_what_comes_after_a_draft_that_ended_early_counts_as_not_accepted() -> None:
+    planner, session = planned(), new_session(1)
+    chain = np.arange(2, dtype=np.int32), np.array([ROOT, 0], np.int32), bytes(2)
+    for cut_short in (False, True):
+        before = np.diff(planner.evidence.trees(1).accepted.one_more())
+        session.sent = {1: Sent(1, 4, NO_IDS, *chain, grown=Grown(1, 2, cut_short))}
+        credit = verify_pb2.Credit(proposal_id=1, root_node=ROOT, nodes_verified=2, accepted_nodes=[0, 1])
+        planner.evidence.observe([Extension(session, 4, verify_pb2.Verdict(credits=[credit]))])
+        after = np.diff(planner.evidence.trees(1).accepted.one_more())
+        assert after[1] > before[1]
+        assert bool(after[2] / after[1] < 0.99 * before[2] / before[1]) is cut_short
 
 
 def test_a_tree_cut_short_says_nothing_of_what_was_below() -> None:
-    acceptance, untouched = DepthAcceptance(), DepthAcceptance().tokens()
+    acceptance, untouched = DepthReached(), DepthReached().one_more()
     for _ in range(200):
         acceptance.observe(0, 2, 2)
-    tokens = acceptance.tokens()
+    tokens = acceptance.one_more()
     assert tokens[2] > 2.9
     assert tokens[3] - tokens[2] == pytest.approx(0.7, abs=0.05)
     assert untouched[1] == pytest.approx(1.7)
@@ -277,7 +376,7 @@ class Shaped:
     def __init__(self) -> None:
         self.shape = CHAIN
 
-    def reshape(self, shape: TreeShape) -> None:
+    def reshape(self, shape: TreeShape, least_reach: float = 0.0) -> None:
         self.shape = shape
 
 

@@ -156,8 +156,7 @@ def test_features_are_the_states_that_transformers_shows(pair: Pair) -> None:
         assert runner.forward([chunk]).shape == (0, VOCAB_SIZE)
         close(runner.forward([decode])[0], pair.logits(tokens)[-1])
         assert runner.features is not None
-        own = runner.features[np.concatenate([chunk.slots, decode.slots])]
-        torch.testing.assert_close(own, expected, atol=2 * TOLERANCE, rtol=0)  # states are not normalised yet
+        close(runner.features[np.concatenate([chunk.slots, decode.slots])], expected)
 
 
 def test_the_state_after_the_last_layer_is_a_feature_too(llama: Pair) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
@@ -113,6 +114,35 @@ def test_thread_counts_change_no_bit(folder: Path) -> None:
     torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8_dynamic"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_highest_logit_of_each_row_is_found_in_the_same_step(
+    tmp_path: Path, quantization: str | None, threads: int
+) -> None:
+    """Of equals the first, over a vocabulary that does not end with a tile; none where one is infinite or NaN."""
+    before = torch.get_num_threads()
+    save_model("llama", tmp_path, vocab_size=307)
+    weights = load_file(tmp_path / "model.safetensors")
+    head = weights["lm_head.weight"]
+    head[150:300] = head[:150]  # each of these twice
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    runner = load(tmp_path, quantization=quantization, threads=threads)
+    (session,) = sessions(runner, 1)
+    for tokens in (random_tokens(200, 8), [5], random_tokens(9, 9)):
+        logits = runner.forward([session.segment(tokens)])
+        assert runner.likeliest == logits.numpy().argmax(axis=1).tolist()
+    head[301] = 3e38
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    runner = load(tmp_path, threads=threads)
+    (session,) = sessions(runner, 1)
+    logits = runner.forward([session.segment(random_tokens(200, 8))])
+    highest = logits.max(dim=1)  # NaN where there is one
+    expected = torch.where(highest.values.isfinite(), highest.indices, -1)
+    assert runner.likeliest == expected.tolist()
+    assert (expected == -1).sum() > 0
+    torch.set_num_threads(before)
 
 
 def test_more_threads_than_cores_finish_many_steps(folder: Path) -> None:

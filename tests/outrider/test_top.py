@@ -46,6 +46,8 @@ outrider_planner_steps{algorithm="EAGLE3"} 5
 outrider_planner_branches{algorithm="EAGLE3"} 4
 outrider_planner_draft_tokens{algorithm="EAGLE3"} 8
 outrider_planner_decisions_total{algorithm="EAGLE3",decision="reshaped"} 7
+outrider_draft_steps_total{algorithm="EAGLE3",kind="tree"} STEPS
+outrider_draft_seconds_count{algorithm="EAGLE3",kind="tree"} CALLS
 """
 
 
@@ -56,8 +58,11 @@ def verify_span() -> Span:
 
 
 def draft_span(speculates: int = 1) -> Span:
-    scrape = parse(DRAFT.replace("SPECULATES", str(speculates)), 10.0)
-    return Span(scrape, Scrape(12.0, scrape.samples))
+    text = DRAFT.replace("SPECULATES", str(speculates))
+    before, now = (
+        text.replace("STEPS", steps).replace("CALLS", calls) for steps, calls in (("100", "30"), ("125", "40"))
+    )
+    return Span(parse(before, 10.0), parse(now, 12.0))
 
 
 def test_a_verify_service_shows_rates_of_the_time_between() -> None:
@@ -74,7 +79,7 @@ def test_a_verify_service_shows_rates_of_the_time_between() -> None:
 def test_a_drafter_shows_its_plan() -> None:
     shown = "\n".join(frame({"u": draft_span()}, {}))
     assert "draft  EAGLE3  u" in shown
-    assert "plan: 5 steps, 4 branches, 8 tokens; 2 outcomes ahead; reshaped 7" in shown
+    assert "plan: 5 steps, 4 branches, 8 tokens, 2.5 steps run; 2 outcomes ahead; reshaped 7" in shown
     assert "does not draft" in "\n".join(frame({"u": draft_span(0)}, {}))
 
 

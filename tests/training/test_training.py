@@ -122,6 +122,40 @@ def test_states_may_come_from_the_disk(
         Trainer(head_args("EAGLE", target, data, tmp_path / "3", **changes), ALONE)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_training_goes_on_from_an_exported_head(algorithm: str, target: Path, data: Path, tmp_path: Path) -> None:
+    first, _ = trained(algorithm, target, data, tmp_path / "first", tokens=600)
+    words = algorithm, target, data, tmp_path / "second"
+    again = Trainer(head_args(*words, initial_head=str(tmp_path / "first" / "export")), ALONE).checkpoint
+    assert (again.seen, again.step) == (0, 0)
+    assert torch.equal(again.drafted, first.drafted)
+    assert again.tensors.keys() == first.tensors.keys()
+    for name, tensor in first.measured.items():
+        assert torch.equal(again.tensors[name], tensor.bfloat16().float()), name
+
+
+def test_a_head_of_another_shape_is_no_place_to_start_from(target: Path, data: Path, tmp_path: Path) -> None:
+    trained("EAGLE3", target, data, tmp_path / "first", tokens=300)
+    folder = str(tmp_path / "first" / "export")
+    for changes, message in (
+        ({"draft_vocab_size": 100}, "drafts 200 tokens; --draft-vocab-size is 100"),
+        ({"num_kv_heads": 3}, r"q_proj.weight is \[144, 192\], EAGLE3 with these flags has \[96, 192\]"),
+        ({"no_fc_norm": True}, "fc_norm.0.weight has no place in EAGLE3 with these flags"),
+        ({"initial_head": "shipped"}, "no EAGLE3 head comes with Outrider for"),
+    ):
+        with pytest.raises(StartupError, match=message):
+            Trainer(
+                head_args("EAGLE3", target, data, tmp_path / "second", **({"initial_head": folder} | changes)), ALONE
+            )
+
+
+def test_a_deeper_draft_model_is_not_cut(target: Path, data: Path, tmp_path: Path) -> None:
+    trained("STANDALONE", target, data, tmp_path / "first", tokens=300, num_layers=3)
+    words = "STANDALONE", target, data, tmp_path / "second"
+    with pytest.raises(StartupError, match=r"model.layers.2.* has no place in STANDALONE with these flags"):
+        Trainer(head_args(*words, num_layers=2, initial_head=str(tmp_path / "first" / "export")), ALONE)
+
+
 def test_data_that_comes_while_training_is_taken_in_at_the_next_epoch(target: Path, tmp_path: Path) -> None:
     data = make_data(tmp_path / "data", target, count=12)
     trainer = Trainer(head_args("EAGLE", target, data, tmp_path / "head"), ALONE)

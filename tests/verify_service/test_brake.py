@@ -249,12 +249,34 @@ def test_an_unlucky_session_of_a_drafter_that_is_new_or_gains_much_is_given_more
             count += 1
         return count
 
-    usual, good = (rounds_until_silenced(DrafterRecord(worth=worth, rounds=100, alone=True)) for worth in (0.3, 0.8))
-    assert usual < 10
-    assert 2 * usual < good < 40
+    poor, usual, good = (
+        rounds_until_silenced(DrafterRecord(worth=worth, rounds=300, alone=True)) for worth in (0.02, 0.2, 0.8)
+    )
+    assert poor < 8 < usual < 12
+    assert 1.5 * usual < good < 40
     assert 10 < rounds_until_silenced(DrafterRecord(worth=0.8, rounds=3, alone=True)) < 15  # it may have been luck
     assert rounds_until_silenced(DrafterRecord(rounds=3)) < 10
     assert rounds_until_silenced(DrafterRecord(worth=0.8, rounds=100)) < 10  # others may pay for it
+
+
+def test_a_lone_session_is_waited_for_as_its_drafters_others_were() -> None:
+    record = DrafterRecord(alone=True, expected_accepted=1.5)
+    brake = record.open()
+    for _ in range(20):
+        brake.round_done(nodes=4, accepted=0, net_ms=-1.0, step_ms=10.0)
+    assert brake.expected_accepted < 0.5 < 1.2 < brake.hoped_accepted
+    record.alone = False  # waiting for it costs others
+    assert brake.hoped_accepted == brake.expected_accepted
+
+
+def test_what_its_first_rounds_cost_is_not_held_against_a_drafter() -> None:
+    record = DrafterRecord()
+    for _ in range(16):
+        record.round_done(-5.0)
+    assert record.worth == 0.0
+    for _ in range(100):
+        record.round_done(-0.5)
+    assert record.gains_nothing
 
 
 def test_a_hushed_drafter_is_not_heard_and_a_fixed_session_is_never_silenced() -> None:

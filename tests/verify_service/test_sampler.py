@@ -85,7 +85,11 @@ def test_a_tree_yields_a_stretch_of_plain_decoding(
     split = min(split, len(endless) - 1)
     output, coming = endless[:split], endless[split:]
     tree = random_draft(coming, VOCAB, random.Random(shape), 10).tree
-    outcome = make_sampler(params, prompt, output).accept(rows_of(tree, prompt + output), tree, split)
+    rows = rows_of(tree, prompt + output)
+    outcome = make_sampler(params, prompt, output).accept(rows, tree, split)
+    # Where the forward pass has named the highest logits, they are what counts if nothing else does.
+    named = rows.argmax(axis=1).tolist()
+    assert make_sampler(params, prompt, output).accept(rows, tree, split, named) == outcome
     drawn = [*tree.tokens[outcome.nodes].tolist(), outcome.bonus]
     common = min(len(drawn), len(coming))
     assert drawn[:common] == coming[:common]
@@ -164,10 +168,11 @@ def test_a_step_gives_each_session_its_own_rows() -> None:
     rows[0, 9] = 1.0
     rows[1, 7] = rows[3, 8] = 1.0  # the tree's root wants node 1, whose own row wants 8
     rows[4] = math.nan
-    outcomes = Sampler().accept(works, torch.from_numpy(rows))
-    assert outcomes[0] is None
-    assert outcomes[1] is not None
-    assert (outcomes[1].nodes, outcomes[1].bonus) == ([], 9)
-    assert outcomes[2] is not None
-    assert (outcomes[2].nodes, outcomes[2].bonus) == ([1], 8)
-    assert outcomes[3] is None
+    for likeliest in (None, [9, 7, 0, 8, -1]):
+        outcomes = Sampler().accept(works, torch.from_numpy(rows), likeliest)
+        assert outcomes[0] is None
+        assert outcomes[1] is not None
+        assert (outcomes[1].nodes, outcomes[1].bonus) == ([], 9)
+        assert outcomes[2] is not None
+        assert (outcomes[2].nodes, outcomes[2].bonus) == ([1], 8)
+        assert outcomes[3] is None

@@ -15,7 +15,7 @@ from engine.models.heads.block import Block
 from engine.models.heads.step import HeadStep
 from engine.models.llama_native import LANES, destroy_decoder
 from kernels.attention.cpu import POOL_DTYPES
-from kernels.native.library import CHeads, CLayer, CMatrix, CModel, address, c_layout
+from kernels.native.library import CHeads, CLayer, CMatrix, CModel, address, c_layout, stream_weights
 from kernels.native_linear import FP32, NativeLinear
 
 
@@ -52,6 +52,8 @@ class NativeHead:
             num_fuse_norms=0 if parts.fuse_norms is None else len(parts.fuse_norms),
         )  # fmt: skip
         assert isinstance(parts.output, NativeLinear)
+        if parts.output.team.arena.outgrows_caches:
+            stream_weights(model)
         self.decoder = library.outrider_decoder_create(ctypes.byref(model), parts.output.team.num_threads)
         if not self.decoder:
             raise MemoryError("no memory for the draft head")
@@ -117,5 +119,4 @@ def _linears(parts: HeadParts) -> list[Rows]:
 
 def _matrix(linear: Rows) -> CMatrix:
     assert isinstance(linear, NativeLinear)
-    linear.matrix.streams = linear.team.arena.outgrows_caches
     return linear.matrix

@@ -32,7 +32,8 @@ class GrowingTrees:
         self._slots = np.zeros((batch, entries), np.int32)
         self._slot_table, self._names = slot_table, names
         self.nodes = np.zeros((3, batch, most), np.int32)
-        """Chosen ones' tokens, parents (-1 the root) and entries (-1: not run), of tree b the first counts[b]."""
+        """Chosen ones' tokens, parents (-1 the root) and entries (-1: not run): of tree b the first counts[b], or as
+        many as the steps that were run gave candidates."""
         self.chances = np.zeros((batch, most))
         """Of their paths."""
         self.carried = torch.empty(0)
@@ -56,9 +57,12 @@ class GrowingTrees:
 
     def begin(
         self, table_rows: list[int], lengths: list[int], counts: list[int], slots: NDArray[np.int32], *,
-        num_drafted: int, num_read: int,
+        num_drafted: int, num_read: int, least_reach: float,
     ) -> None:  # fmt: skip
-        """Below sequences of so many rows, trees of so many nodes. ValueError for rows that do not fit the table."""
+        """Below sequences of so many rows, trees of so many nodes. ValueError for rows that do not fit the table.
+
+        least_reach: of the newest entries' chances of being accepted, below which no further step is run; 0: all are.
+        """
         width = self._slot_table.shape[1]
         if max(lengths) + self._num_steps - 1 > width:
             raise ValueError(f"{self._num_steps} steps below {max(lengths)} rows: the context has {width}")
@@ -67,6 +71,7 @@ class GrowingTrees:
         self.carried = torch.empty((count, self._head.hidden), dtype=self._head.dtype)
         growth = self._growth
         growth.carried, growth.num_drafted, growth.num_read = self.carried.data_ptr(), num_drafted, num_read
+        growth.least_reach = least_reach
 
     def go_on_from(self, tips: Tips) -> None:
         """All rows were run, and this may follow them. ValueError for too few tips."""
@@ -97,16 +102,18 @@ class GrowingTrees:
         self._take(chances, words)
         return chances, words, self.carried[: self._batch]
 
-    def grow(self, first: int, end: int) -> None:
-        """Steps first..end-1 of 0..S-1; after the last one the nodes are there.
+    def grow(self, first: int, end: int) -> int:
+        """Steps first..end-1 of 0..S-1; how many were run of all. Fewer than `end`: it ended early.
 
-        MemoryError; ValueError where the head is to read a token that it has no embedding of.
+        After the last one the nodes are there. MemoryError; ValueError where the head is to read a token that it has no
+        embedding of.
         """
         done = self._head.library.outrider_grow(self._head.decoder, self._pointer, first, end)
         if done < 0:
             raise ValueError("the draft head named a token that is outside its own embedding")
         if not done:
             raise MemoryError(f"no memory for a step of {self._batch} trees")
+        return self._growth.num_run
 
     def _take(self, chances: torch.Tensor, words: torch.Tensor) -> None:
         growth = self._growth

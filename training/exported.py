@@ -1,0 +1,74 @@
+"""A published head as the place where training starts: what it has learnt is kept, optimizers begin anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from engine.checkpoint import open_checkpoint
+from engine.models.heads import target as targets
+from engine.models.heads.load import HeadFolder
+from engine.models.heads.names import DRAFT_TO_TARGET, EMBEDDING, OUTPUT_HEAD, TARGET_TO_DRAFT
+from engine.models.heads.token_map import target_tokens
+from engine.shipped import shipped_head
+from outrider.errors import StartupError
+from training.kinds import STANDALONE, Kind
+
+# Instead of a folder: the one that comes with Outrider.
+SHIPPED: Final = "shipped"
+
+_MAPS: Final = (DRAFT_TO_TARGET, TARGET_TO_DRAFT)
+# Of a whole draft model what is the target's; heads may bring it too.
+_WHOLE_MODELS: Final = (targets.EMBEDDING, targets.OUTPUT_HEAD)
+
+
+def initial_folder(name: str, algorithm: str, target: Path) -> Path:
+    """The folder that `--initial-head` names. StartupError where none is shipped for that target."""
+    if name != SHIPPED:
+        return Path(name)
+    folder = shipped_head(algorithm, target)
+    if folder is None:
+        raise StartupError(f"--initial-head {SHIPPED}: no {algorithm} head comes with Outrider for {target}")
+    return folder
+
+
+def exported_tensors(kind: Kind, folder: Path, drafted: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Every trained tensor of an exported head, fp32 by the engine's names, and the tokens that it drafts.
+
+    drafted: int64 [n]: what those would be; an output head brings its own. StartupError for a head of another shape.
+    """
+    if kind.algorithm == STANDALONE:
+        checkpoint = open_checkpoint(folder, load_format="auto")
+        found = {name: shape for name, shape in checkpoint.shapes().items() if name not in _WHOLE_MODELS}
+        read = checkpoint.tensor
+    else:
+        opened = HeadFolder.open(folder)
+        if kind.has_output_head and DRAFT_TO_TARGET in opened.names.stored:
+            drafted = _own_tokens(opened, kind)
+        shapes = opened.checkpoint.shapes()
+        found = {own: shapes[name] for own, name in opened.names.stored.items() if own not in _MAPS}
+        read = opened.tensor
+    wanted = kind.shapes(len(drafted))
+    if spare := found.keys() - wanted.keys() - {EMBEDDING, OUTPUT_HEAD}:
+        raise StartupError(f"--initial-head {folder}: {min(spare)} has no place in {kind.algorithm} with these flags")
+    for name, shape in wanted.items():
+        if found.get(name) != shape:
+            raise StartupError(
+                f"--initial-head {folder}: {name} is {list(found.get(name, ()))}, {kind.algorithm} with these flags "
+                f"has {list(shape)}"
+            )
+    return {name: read(name).float() for name in wanted}, drafted
+
+
+def _own_tokens(opened: HeadFolder, kind: Kind) -> torch.Tensor:
+    tokens = target_tokens(
+        opened.mapping(DRAFT_TO_TARGET), None, kind.config.block.vocab_size, str(opened.folder)
+    )  # fmt: skip
+    wanted = kind.values["draft_vocab_size"]
+    if len(tokens) != wanted:
+        raise StartupError(
+            f"--initial-head {opened.folder} drafts {len(tokens)} tokens; --draft-vocab-size is {wanted}"
+        )
+    return tokens
