@@ -217,7 +217,7 @@ def test_a_drafter_that_was_wrong_for_long_is_used_again_once_it_is_right(ms_of_
     while session.committed_len < 300:
         rig.loop.step()
     drafted, node_ms = sim.drafter.counts["drafted_tokens"], (ms_of_32_rows - 10.0) / 31
-    assert drafted < 300
+    assert drafted < 900  # of 1,200
     assert drafted * node_ms < 0.04 * 300 * 10.0
     accepted_before, steps_before = sim.drafter.counts["accepted_tokens"], rig.loop.counters.steps
     rig.run()
