@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from bench._server import free_port, serving
-from bench._systems import Launch
+from bench._systems import OURS_READY, Launch
 from outrider.scrape import Scrape, fetch
 
 _STARTUP_S = 300.0
@@ -41,7 +41,7 @@ def metered(serve_flags: Sequence[str], *, overlap: bool) -> Iterator[Metered]:
     port, metrics = free_port(), free_port()
     flags = ["--disable-speculation-brake", f"--metrics-port={metrics}", *serve_flags]
     command = [sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *flags]
-    launch = Launch(command, {"OUTRIDER_ENABLE_SPEC_V2": "1" if overlap else "0"})
+    launch = Launch(command, {"OUTRIDER_ENABLE_SPEC_V2": "1" if overlap else "0"}, ready=OURS_READY)
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(launch, port, Path(folder) / "serve.log", _STARTUP_S) as served,

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,20 +39,27 @@ class Served:
 
 @contextlib.contextmanager
 def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[Served]:
-    """Yields once `/health` says 200. StartupError, with its log's end, for a server that does not come up.
+    """Yields once `/health` says 200, and the server that it is ready, if it is to.
+
+    StartupError, with its log's end, for one that does not come up.
 
     The server has a process group of its own, which is killed where it does not end by SIGTERM. A SIGTERM to us is for
     the time of the block as Ctrl-C is, so that no server outlives us.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with log.open("ab") as sink:
+        said_before = sink.tell()
         process = subprocess.Popen(
             launch.command, env={**os.environ, **launch.environment}, stdin=subprocess.DEVNULL, stdout=sink,
             stderr=sink, start_new_session=True,
         )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
+
+    def ready() -> bool:
+        return launch.ready.encode() in log.read_bytes()[said_before:]
+
     try:
-        trouble = _until_healthy(process, url, timeout_s)
+        trouble = _until_healthy(process, url, timeout_s, ready)
         if trouble:
             tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
             raise StartupError(f"{' '.join(launch.command[:4])} ... {trouble}; {log} ends with:\n{tail}")
@@ -62,13 +69,15 @@ def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[
         signal.signal(signal.SIGTERM, before)
 
 
-def _until_healthy(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> str | None:
+def _until_healthy(
+    process: subprocess.Popen[bytes], url: str, timeout_s: float, ready: Callable[[], bool]
+) -> str | None:
     """What went wrong, if anything did."""
     deadline = time.monotonic() + timeout_s
     with httpx.Client(base_url=url) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):
-                if client.get("/health").status_code == 200:
+                if client.get("/health").status_code == 200 and ready():
                     return None
             if process.poll() is not None:
                 return f"ended with {process.returncode}"

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from outrider.errors import StartupError
 
+OURS_READY = "Outrider serves "  # what `outrider serve` says once its drafter has enlisted too
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -30,10 +32,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Launch:
-    """A server's command line, and what it needs in its environment beside ours."""
+    """A server's command line, and what it needs in its environment beside ours.
+
+    ready: what it says once it serves as it is meant to, where its health does not tell; ours without its drafter does.
+    """
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
+    ready: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ def _outrider(*flags: str) -> Callable[[Setup, int, int], Launch]:
                 "--context-length", str(setup.context_length), "--max-running-requests", str(streams), *flags,
             ],
             {"OUTRIDER_LOG_LEVEL": "warning"},
+            ready=OURS_READY,
         )  # fmt: skip
 
     return launch

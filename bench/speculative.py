@@ -31,7 +31,7 @@ from bench._load import Load, Run, model_of, open_client, run
 from bench._prompts import Prompt, from_file, mt_bench
 from bench._server import free_port, serving
 from bench._stream import Asked, ServerRefused
-from bench._systems import Launch
+from bench._systems import OURS_READY, Launch
 from outrider.args import ServeArgs
 from outrider.errors import StartupError
 
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> int:
     prompts = from_file(args.prompts) if args.prompts else mt_bench()
     words = server_flags(args, settings, rest)
     port = free_port()
-    launch = Launch([sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *words])
+    launch = Launch([sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *words], ready=OURS_READY)
     with tempfile.TemporaryDirectory() as logs, serving(launch, port, Path(logs) / "serve.log", 900.0) as served:
         try:
             rows = asyncio.run(measure(served.url, settings, prompts, args))
