@@ -2,9 +2,9 @@
 
 What sessions cost one another (cores that drafting takes, waiting, steps that leave some out) is in no session's own
 account. Here tokens, at what they take in plain steps, stand against the time that went by. Drafting for a number of
-sessions is on trial until it pays: before each step drafters are given as many sessions again as they have, all may owe
-a few steps' time, and when they owe more drafters have none for a while, longer each time. What fails with some
-sessions is not tried with more of them, nor with nearly as many.
+sessions is on trial until it pays: drafters are given as many sessions again as they have drafted for, all may owe a
+few steps' time, and when they owe more drafters have none for a while, longer each time. What fails with some sessions
+is not tried with more of them, nor with nearly as many.
 """
 
 from __future__ import annotations
@@ -41,9 +41,15 @@ class Account:
         """Whether drafters are not heard while so many sessions run."""
         return any(pause.left > 0 and pause.above < sessions for pause in self._pauses.values())
 
-    def may_open(self, sessions: int, num_open: int) -> int:
-        """Outside a pause, how many more sessions may be opened to drafters: on trial as many again as have one."""
-        return sessions if sessions.bit_length() in self._proven else max(1, num_open)
+    def may_open(self, sessions: int, num_open: int, *, all_heard: bool) -> int:
+        """Outside a pause, how many more sessions may be opened to drafters.
+
+        On trial as many again as have one, once something was heard of all those: reading prompts alone costs cores
+        that verify runs on, and shows nothing.
+        """
+        if sessions.bit_length() in self._proven:
+            return sessions
+        return max(1, num_open) if all_heard else 0
 
     def rest(self, sessions: int) -> None:
         """Counts a step."""

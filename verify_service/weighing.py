@@ -23,6 +23,7 @@ from verify_service.planner import Work
 from verify_service.quiet import QuietTimes
 
 _LINGER_STEPS = 16  # after which a drafter that has not answered is thought to rest
+_TRIAL_STEPS = 8  # after which it may be given further sessions though it has not answered for the last ones
 _READING_STEPS = 64  # that a drafter may take for a prompt before its silence tells against it
 
 
@@ -73,8 +74,10 @@ class Weigher:
         for drafter in self._drafters:
             drafter.record.hushed = hushed
             drafter.record.alone = sessions == 1
-        num_open = sum(len(drafter.assignments) for drafter in self._drafters)
-        return 0 if hushed else self._account.may_open(sessions, num_open), paused
+        assignments = [assignment for drafter in self._drafters for assignment in drafter.assignments.values()]
+        all_heard = all(a.has_answered or a.unheard_steps >= _TRIAL_STEPS or a.is_silenced for a in assignments)
+        may_open = self._account.may_open(sessions, len(assignments), all_heard=all_heard)
+        return 0 if hushed else may_open, paused
 
     def look(
         self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,

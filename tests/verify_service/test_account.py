@@ -116,10 +116,12 @@ def test_one_session_is_left_to_its_own_brake_and_its_debts_are_not_those_of_sev
 
 def test_as_many_sessions_again_are_opened_until_drafting_has_paid_for_so_many() -> None:
     account = Account()
-    assert [account.may_open(8, num_open) for num_open in (0, 1, 2, 4)] == [1, 1, 2, 4]
+    assert [account.may_open(8, num_open, all_heard=True) for num_open in (0, 1, 2, 4)] == [1, 1, 2, 4]
+    assert account.may_open(8, 2, all_heard=False) == 0
     for _ in range(20):
         observe(account, 8, speed=1.1)
-    assert [account.may_open(sessions, 1) for sessions in (2, 8, 12, 16)] == [1, 8, 12, 1]
+    assert [account.may_open(sessions, 1, all_heard=True) for sessions in (2, 8, 12, 16)] == [1, 8, 12, 1]
+    assert account.may_open(8, 2, all_heard=False) == 8
     lose(account, 8)
     rest(account, 8)
-    assert account.may_open(8, 1) == 1
+    assert account.may_open(8, 1, all_heard=True) == 1
