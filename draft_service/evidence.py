@@ -21,9 +21,11 @@ _NARROWER = 0.8  # of a tree's chances to be accepted a step deeper, about what 
 _STEPS_PRIOR = 1.0  # of a step that may be run once the one before was
 _WINDOW = 256.0  # tries at a depth after which old ones fade
 _ALPHA = 0.1
+_FEW_OF_MANY = 0.02  # weight of one of the rounds, which differ much
 _FEW_CALLS, _FIRST_ARE_SLOW = 6.0, 0.6  # of so few those before one that took so much less were the process's first
 _KEPT, _HALF_WEIGHT = 0.95, 0.5  # of a call's weight at the next one; of the call that is supposed
 _ROW_GUESS = 0.02  # of a step: what a row more costs, where only one size was seen
+_ROUND_TRIP_GUESS = 0.5  # milliseconds
 _CALL_GUESS = 0.25  # of a plain step: a forward pass of a draft model that was not timed yet
 
 
@@ -114,15 +116,25 @@ class DraftTimes:
         return self._calls[nearest].ms(num_steps)
 
 
-class RoundTrip:
-    """Milliseconds of a round beside verify's step and the draft: frames, threads that wake up, Python between."""
+class RoundTrips:
+    """Milliseconds of a round beside verify's step and the draft: frames, threads that wake up, Python between.
+
+    The more sessions there are, the longer it takes.
+    """
 
     def __init__(self) -> None:
-        self.ms = 0.5
+        self._ms: dict[int, float] = {}  # by about how many sessions
 
-    def observe(self, ms: float) -> None:
+    def ms(self, sessions: int) -> float:
+        """Expected time, with about so many sessions."""
+        if not self._ms:
+            return _ROUND_TRIP_GUESS
+        return self._ms[min(self._ms, key=lambda known: abs(known - sessions.bit_length()))]
+
+    def observe(self, sessions: int, ms: float) -> None:
         """Takes in a round's."""
-        self.ms += _ALPHA * (min(max(0.0, ms), 2 * self.ms + 0.5) - self.ms)
+        known = self.ms(sessions)
+        self._ms[sessions.bit_length()] = known + _ALPHA * (min(max(0.0, ms), 2 * known + 0.5) - known)
 
 
 @dataclass(slots=True)
@@ -141,9 +153,10 @@ class Evidence:
     def __init__(self) -> None:
         self.costs = StepTimes()
         self.times = DraftTimes()
-        self.round_trip = RoundTrip()
+        self.round_trips = RoundTrips()
         self.sessions = 1  # in the newest round
         self.hit_rate = 0.0  # rounds that verified an early proposal
+        self.committed = 2.0  # tokens that a session's round did, whatever of its drafts was verified
         self._trees: dict[int, TreeEvidence] = {}
 
     def trees(self, topk: int) -> TreeEvidence:
@@ -186,6 +199,8 @@ class Evidence:
             verdict = extension.verdict
             if verdict.steps:
                 steps[verdict.verify_us, verdict.batch_tokens] = verdict.steps
+            if verdict.steps == 1:
+                self.committed += _FEW_OF_MANY * (len(verdict.tokens) - self.committed)
             for credit in verdict.credits:
                 self._observe_credit(extension.session, credit)
         for (verify_us, rows), count in steps.items():

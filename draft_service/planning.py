@@ -137,9 +137,10 @@ class CostPlanner:
         self._planned_s, self._drafted_ms = now_s, None
         if before_s is None or drafted_ms is None or self.current.outcomes:
             return
-        if all(verdict.steps == 1 and verdict.credits for verdict in verdicts):
+        waited = sum(verdict.steps == 1 and len(verdict.credits) > 0 for verdict in verdicts)
+        if 2 * waited > len(verdicts):  # of the others all was trimmed, or they have just begun
             step_ms = max(verdict.verify_us for verdict in verdicts) / 1000
-            self.evidence.round_trip.observe(1000 * (now_s - before_s) - step_ms - drafted_ms)
+            self.evidence.round_trips.observe(len(verdicts), 1000 * (now_s - before_s) - step_ms - drafted_ms)
 
     def _decide(self, most: TreeShape, *, overlaps: bool) -> tuple[TreeShape, bool, bool]:
         """The shape, whether to draft, and whether it is a trial: all steps of those are run."""
@@ -171,16 +172,20 @@ class CostPlanner:
 
     def _rate(self, shape: TreeShape, overlaps: bool) -> float:
         """Tokens per millisecond and session."""
-        draft_ms = self._draft_ms(shape, self.evidence.steps_run(shape)) + self.evidence.round_trip.ms
-        round_ms = self._step_ms(self.evidence.nodes(shape)) + self._waited(overlaps=overlaps) * draft_ms
-        return self.evidence.tokens(shape) / round_ms
+        return self.evidence.tokens(shape) / self._round_ms(shape, overlaps=overlaps)
+
+    def _round_ms(self, shape: TreeShape, *, overlaps: bool) -> float:
+        round_trip_ms = self.evidence.round_trips.ms(self.evidence.sessions)
+        draft_ms = self._draft_ms(shape, self.evidence.steps_run(shape)) + round_trip_ms
+        return self._step_ms(self.evidence.nodes(shape)) + self._waited(overlaps=overlaps) * draft_ms
 
     def _least_reach(self, shape: TreeShape, *, overlaps: bool) -> float:
         """Where a draft step, and its row in verify's, take as long as the tokens that they bring otherwise would."""
         steps, nodes = self.evidence.steps_run(shape), self.evidence.nodes(shape)
         draft_ms = self._draft_ms(shape, steps + 1) - self._draft_ms(shape, steps)
         verify_ms = max(0.0, self._step_ms(nodes + 1) - self._step_ms(nodes))  # others, less likely, are trimmed
-        reach = (self._waited(overlaps=overlaps) * draft_ms + verify_ms) * self._rate(shape, overlaps) / _NEXT_ACCEPTED
+        rate = self.evidence.committed / self._round_ms(shape, overlaps=overlaps)  # of what is verified, more would be
+        reach = (self._waited(overlaps=overlaps) * draft_ms + verify_ms) * rate / _NEXT_ACCEPTED
         return min(reach, _MOST_REACH)
 
     def _draft_ms(self, shape: TreeShape, steps: float) -> float:

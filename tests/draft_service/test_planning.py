@@ -213,7 +213,7 @@ def test_what_a_round_takes_beside_step_and_draft_is_measured() -> None:
     planner = CostPlanner(CHAIN, TreeShape(7, 1, 8), lambda shape, least_reach: None, clock=lambda: machine.now_s)
     machine = Machine(planner, lambda topk: 0.6, way_ms=1.5)
     machine.run(100)
-    assert planner.evidence.round_trip.ms == pytest.approx(1.5, abs=0.1)
+    assert planner.evidence.round_trips.ms(1) == pytest.approx(1.5, abs=0.1)
 
 
 def test_drafting_stops_where_it_does_not_pay_is_tried_again_and_comes_back() -> None:
