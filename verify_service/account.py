@@ -3,8 +3,8 @@
 What sessions cost one another (cores that drafting takes, waiting, steps that leave some out) is in no session's own
 account. Here tokens, at what they take in plain steps, stand against the time that went by. Drafting for a number of
 sessions is on trial until it pays: drafters are given as many sessions again as they have drafted for, all may owe a
-few steps' time, and when they owe more drafters have none for a while, longer each time. What fails with some sessions
-is not tried with more of them, nor with nearly as many.
+few steps' time, and more where it has paid before; when they owe that, drafters have none for a while, longer each
+time. What fails with some sessions is not tried with more of them, nor with nearly as many.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 _OWED_STEPS = 6.0  # of plain steps' time that one session may owe
 # Steps without drafts when they owe more; it doubles, so little is lost in the end.
 _FIRST_PAUSE, _LAST_PAUSE = 96, 4096
+_EARNED_SHARE, _MOST_EARNED = 0.1, 6.0  # of what drafting has brought in, which it may owe too; at most so many steps
 _PROVEN_STEPS = 8  # in a row without debts, after which sessions are opened as they come
 _RELIABLE_STEPS = 192  # without debts, after which the next pause is a first one
 
@@ -33,6 +34,7 @@ class Account:
     def __init__(self) -> None:
         self.pays = False  # as far as is known
         self._owed_ms: dict[int, float] = {}  # what it has cost about so many sessions and not brought in
+        self._earned_ms: dict[int, float] = {}  # what it may owe besides, for what it has brought in
         self._paid_steps = 0  # in a row in which nothing was owed
         self._proven: set[int] = set()  # about how many sessions drafting has paid for
         self._pauses: dict[int, _Pause] = {}  # by about how many sessions failed
@@ -65,8 +67,12 @@ class Account:
         # A step that stood still for other reasons says little.
         gained_ms = max(-2 * quiet_ms, min(gained_ms, 2 * quiet_ms))
         # The luck of many sessions evens out: a smaller debt says as much.
-        size, allowed_ms = sessions.bit_length(), _OWED_STEPS / sessions**0.5 * quiet_ms
-        owed_ms = max(0.0, self._owed_ms.get(size, 0.0) - gained_ms)
+        size = sessions.bit_length()
+        before_ms = self._owed_ms.get(size, 0.0)
+        earned_ms = self._earned_ms.get(size, 0.0) + _EARNED_SHARE * max(0.0, gained_ms - before_ms)
+        self._earned_ms[size] = min(earned_ms, _MOST_EARNED * quiet_ms)
+        allowed_ms = _OWED_STEPS / sessions**0.5 * quiet_ms + self._earned_ms[size]
+        owed_ms = max(0.0, before_ms - gained_ms)
         self._owed_ms[size] = min(owed_ms, allowed_ms)
         self._paid_steps = 0 if owed_ms else self._paid_steps + 1
         self.pays = owed_ms < quiet_ms
@@ -82,6 +88,6 @@ class Account:
         last = self._pauses.get(sessions.bit_length())
         steps = last.next_steps if last is not None else _FIRST_PAUSE
         self._pauses[sessions.bit_length()] = _Pause(sessions // 2, steps, min(2 * steps, _LAST_PAUSE))
-        self._owed_ms[sessions.bit_length()] = 0.0
+        self._owed_ms[sessions.bit_length()] = self._earned_ms[sessions.bit_length()] = 0.0
         self._paid_steps, self.pays = 0, False
         self._proven = {size for size in self._proven if size < sessions.bit_length()}

@@ -258,6 +258,17 @@ def test_overlap_is_chosen_by_what_it_does_to_the_time_of_rounds(slowed_ms: floa
     assert (sum(used) < 0.15 * len(used)) is not pays
 
 
+def test_overlap_that_makes_rounds_far_longer_is_given_up_at_once() -> None:
+    now_s, rule, overlapped = [0.0], OverlapRule(clock=lambda: now_s[0], first=False), 0
+    session = new_session(1)
+    for _ in range(400):
+        verdict = verify_pb2.Verdict(tokens=[1, 2], steps=1)
+        on = rule.outcomes([Extension(session, 4, verdict)]) > 0
+        overlapped += on
+        now_s[0] += 0.025 if on else 0.011
+    assert 0 < overlapped <= 2 * (OverlapRule.MOST_HOPELESS + 1)
+
+
 def test_shapes_are_none_larger_than_the_largest_and_possible() -> None:
     found = shapes(TreeShape(5, 4, 11))
     assert TreeShape(5, 4, 11) in found

@@ -125,3 +125,14 @@ def test_as_many_sessions_again_are_opened_until_drafting_has_paid_for_so_many()
     lose(account, 8)
     rest(account, 8)
     assert account.may_open(8, 1, all_heard=True) == 1
+
+
+def test_drafts_that_have_paid_may_lose_more_before_they_are_paused_but_no_more_than_a_share_of_it() -> None:
+    account = Account()
+    for _ in range(200):
+        observe(account, 8, speed=1.25)
+    brought_in = 200 * (1 - 1 / 1.25)
+    lost = lose(account, 8)
+    assert 3.0 < lost < 3.0 + 0.15 * brought_in
+    rest(account, 8)
+    assert lose(account, 8) <= 3.0
