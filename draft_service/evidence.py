@@ -199,7 +199,7 @@ class Evidence:
             verdict = extension.verdict
             if verdict.steps:
                 steps[verdict.verify_us, verdict.batch_tokens] = verdict.steps
-            if verdict.steps == 1:
+            if verdict.steps == 1 and extension.session.sent and not extension.session.wishes.has_any:
                 self.committed += _FEW_OF_MANY * (len(verdict.tokens) - self.committed)
             for credit in verdict.credits:
                 self._observe_credit(extension.session, credit)
@@ -225,21 +225,28 @@ class Evidence:
         depth = nodes if nodes < below else below + grown.cut_short
         trees.accepted.observe(root_depth, len(credit.accepted_nodes), depth)
         if grown.topk > 1 and root == ROOT:  # a chain would have been the likeliest nodes
-            self.trees(1).accepted.observe(0, _num_likeliest(sent, credit.accepted_nodes), depth)
+            likeliest = _likeliest_path(sent)
+            reached = _num_common(likeliest, credit.accepted_nodes)
+            # A path that ends before the tree does may have been accepted further.
+            self.trees(1).accepted.observe(0, reached, depth if len(likeliest) >= below else min(len(likeliest), depth))
         if root == ROOT and grown.num_steps:
             ratio = nodes / grown.num_steps
             known = ratio if trees.nodes_a_step is None else trees.nodes_a_step
             trees.nodes_a_step = known + _ALPHA * (ratio - known)
 
 
-def _num_likeliest(sent: Sent, path: Sequence[int]) -> int:
-    """First nodes of a path that are their parents' likeliest children, which are the first."""
-    above = ROOT
-    for place, node in enumerate(path):
-        if sent.tree.children(above)[0] != node:
-            return place
-        above = node
-    return len(path)
+def _likeliest_path(sent: Sent) -> list[int]:
+    """Nodes that are their parents' likeliest children, which are the first, from the root on."""
+    path: list[int] = []
+    while children := sent.tree.children(path[-1] if path else ROOT):
+        path.append(children[0])
+    return path
+
+
+def _num_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _num_seen(found: tuple[int, DepthReached]) -> int:

@@ -59,6 +59,12 @@ class Assignment:
         """Committed length that the drafter knows of, or will by the verdict that is being completed."""
         return self.session.committed_len if self.untold is None else self.untold.base_len
 
+    @property
+    def is_unheard(self) -> bool:
+        """Whether a tree is still hoped for, which would be its first."""
+        hopes = not (self.has_answered or self.is_silenced or self.brake.fixed)
+        return hopes and self.session.table_row >= 0
+
     def leave_out(self, base_len: int, step_us: int, batch_tokens: int) -> None:
         """Notes a step that a silenced drafter is not told of."""
         self.untold = self.untold or Untold(base_len)

@@ -75,7 +75,7 @@ class Weigher:
             drafter.record.hushed = hushed
             drafter.record.alone = sessions == 1
         assignments = [assignment for drafter in self._drafters for assignment in drafter.assignments.values()]
-        all_heard = all(a.has_answered or a.unheard_steps >= _TRIAL_STEPS or a.is_silenced for a in assignments)
+        all_heard = not any(one.is_unheard and one.unheard_steps < _TRIAL_STEPS for one in assignments)
         may_open = self._account.may_open(sessions, len(assignments), all_heard=all_heard)
         return 0 if hushed else may_open, paused
 

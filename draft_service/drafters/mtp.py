@@ -109,9 +109,10 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
             state.chances.append(chance)
 
     def _trees(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._chain(request) for request in requests]
+        grown = Grown(1, self._grower.shape.num_steps)  # together, whatever each takes of it
+        return [self._chain(request, grown) for request in requests]
 
-    def _chain(self, request: DraftRequest) -> Draft:
+    def _chain(self, request: DraftRequest, grown: Grown) -> Draft:
         session = request.session
         state = self._served.get(session)
         wanted = min(session.wishes.num_steps or self._grower.shape.num_steps, session.max_depth(), request.num_nodes)
@@ -120,7 +121,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
         tokens = np.array(state.drafted[:wanted], np.int32)
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int32)
         chances = np.cumprod(state.chances[:wanted], dtype=np.float64)
-        return Draft(tokens, parents, chances, grown=Grown(1, self._head.num_stages))
+        return Draft(tokens, parents, chances, grown=grown)
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         """None: every stage reads the target's states, and those of tokens not yet verified do not exist."""

@@ -84,7 +84,8 @@ def check_metrics(usage: dict[str, Any], verify: dict[str, float], draft: dict[s
     assert verify["outrider_drafter_up"] == 1
     assert draft["outrider_draft_verdict_tokens_total"] >= usage["completion_tokens"]
     assert draft["outrider_draft_proposals_total"] >= verify["outrider_proposals_total"] > 0
-    assert verify["process_resident_memory_bytes"] > 0 and draft["process_resident_memory_bytes"] > 0
+    assert verify["process_resident_memory_bytes"] > 0
+    assert draft["process_resident_memory_bytes"] > 0
 
 
 def check_trace(collector: Collector, usage: dict[str, Any]) -> None:

@@ -206,8 +206,10 @@ def test_a_tiny_pool_preempts_again_and_again_and_no_output_changes() -> None:
     assert rig.runner.widest > 1
 
 
-@pytest.mark.parametrize("ms_of_32_rows", [41.0, 10.5])
-def test_a_drafter_that_was_wrong_for_long_is_used_again_once_it_is_right(ms_of_32_rows: float) -> None:
+@pytest.mark.parametrize(("ms_of_32_rows", "most_drafted"), [(41.0, 120), (10.5, 900)])  # of 1,200
+def test_a_drafter_that_was_wrong_for_long_is_used_again_once_it_is_right(
+    ms_of_32_rows: float, most_drafted: int
+) -> None:
     rig = build_rig(MODEL, brake=True, costs=FixedCosts({1: 10.0, 32: ms_of_32_rows}), context=1800, pages=1800)
     truth = Truth()
     bad, good = wrong(truth, VOCAB), perfect(truth)
@@ -216,9 +218,7 @@ def test_a_drafter_that_was_wrong_for_long_is_used_again_once_it_is_right(ms_of_
     learn(truth, rig, session)
     while session.committed_len < 300:
         rig.loop.step()
-    drafted, node_ms = sim.drafter.counts["drafted_tokens"], (ms_of_32_rows - 10.0) / 31
-    assert drafted < 900  # of 1,200
-    assert drafted * node_ms < 0.04 * 300 * 10.0
+    assert sim.drafter.counts["drafted_tokens"] < most_drafted
     accepted_before, steps_before = sim.drafter.counts["accepted_tokens"], rig.loop.counters.steps
     rig.run()
     check_outputs(rig, session)

@@ -103,6 +103,24 @@ def test_a_session_whose_drafts_cost_more_than_they_bring_is_silenced(accepted: 
     assert scale.counters.silenced == silenced
 
 
+def test_further_sessions_are_opened_once_something_was_heard_of_those_before() -> None:
+    scale = Scale(2)
+    scale.step(times=5)
+    second = scale.assignments[1]
+    second.has_answered = False
+    second.session.table_row = 0
+    for heard in ("has_answered", "is_silenced"):
+        assert scale.weigher.begin(2)[0] == 0
+        setattr(second, heard, True)
+        assert scale.weigher.begin(2)[0] == 2
+        setattr(second, heard, False)
+    second.brake.fixed = True  # a request's own wish: it may never draft, and others do not wait for that
+    assert scale.weigher.begin(2)[0] == 2
+    second.brake.fixed = False
+    second.unheard_steps = 8
+    assert scale.weigher.begin(2)[0] == 2
+
+
 def test_a_session_fixed_by_its_request_is_left_alone() -> None:
     scale = Scale(costs=STEEP, fixed=True)
     scale.step(times=5)
