@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_OWED_STEPS = 6.0  # of plain steps' time that one session may owe
+_OWED_STEPS = 4.5  # of plain steps' time that one session may owe
+_MOST_OF_IT = 0.75  # in one step: one that stood still for other reasons says little
 # Steps without drafts when they owe more; it doubles, so little is lost in the end.
 _FIRST_PAUSE, _LAST_PAUSE = 96, 4096
 _EARNED_SHARE, _MOST_EARNED = 0.1, 6.0  # of what drafting has brought in, which it may owe too; at most so many steps
@@ -33,6 +34,7 @@ class Account:
 
     def __init__(self) -> None:
         self.pays = False  # as far as is known
+        self._owing: set[int] = set()  # about how many sessions owe half of what they may
         self._owed_ms: dict[int, float] = {}  # what it has cost about so many sessions and not brought in
         self._earned_ms: dict[int, float] = {}  # what it may owe besides, for what it has brought in
         self._paid_steps = 0  # in a row in which nothing was owed
@@ -46,12 +48,15 @@ class Account:
     def may_open(self, sessions: int, num_open: int, *, all_heard: bool) -> int:
         """Outside a pause, how many more sessions may be opened to drafters.
 
-        On trial as many again as have one, once something was heard of all those: reading prompts alone costs cores
-        that verify runs on, and shows nothing.
+        On trial as many again as have one, once something was heard of all those (reading prompts alone costs cores
+        that verify runs on, and shows nothing), and while little is owed.
         """
-        if sessions.bit_length() in self._proven:
+        size = sessions.bit_length()
+        if size in self._proven:
             return sessions
-        return max(1, num_open) if all_heard else 0
+        if num_open and (not all_heard or size in self._owing):
+            return 0
+        return max(1, num_open)
 
     def rest(self, sessions: int) -> None:
         """Counts a step."""
@@ -63,19 +68,18 @@ class Account:
         """Takes in a step that drafters had a part in. quiet_ms: of a plain one."""
         if self.is_paused(sessions):  # what was asked for before it is still made
             return
+        size, base_ms = sessions.bit_length(), _OWED_STEPS / sessions**0.5 * quiet_ms
         gained_ms = committed * quiet_ms / sessions - wall_ms
-        # A step that stood still for other reasons says little.
-        gained_ms = max(-2 * quiet_ms, min(gained_ms, 2 * quiet_ms))
-        # The luck of many sessions evens out: a smaller debt says as much.
-        size = sessions.bit_length()
+        gained_ms = max(-_MOST_OF_IT * base_ms, min(gained_ms, 2 * quiet_ms))
         before_ms = self._owed_ms.get(size, 0.0)
         earned_ms = self._earned_ms.get(size, 0.0) + _EARNED_SHARE * max(0.0, gained_ms - before_ms)
         self._earned_ms[size] = min(earned_ms, _MOST_EARNED * quiet_ms)
-        allowed_ms = _OWED_STEPS / sessions**0.5 * quiet_ms + self._earned_ms[size]
+        allowed_ms = base_ms + self._earned_ms[size]  # the luck of many sessions evens out: less says as much
         owed_ms = max(0.0, before_ms - gained_ms)
         self._owed_ms[size] = min(owed_ms, allowed_ms)
         self._paid_steps = 0 if owed_ms else self._paid_steps + 1
         self.pays = owed_ms < quiet_ms
+        (self._owing.add if 2 * owed_ms > allowed_ms else self._owing.discard)(size)
         if self._paid_steps >= _PROVEN_STEPS:
             self._proven.add(size)
         if self._paid_steps > _RELIABLE_STEPS:
@@ -89,5 +93,6 @@ class Account:
         steps = last.next_steps if last is not None else _FIRST_PAUSE
         self._pauses[sessions.bit_length()] = _Pause(sessions // 2, steps, min(2 * steps, _LAST_PAUSE))
         self._owed_ms[sessions.bit_length()] = self._earned_ms[sessions.bit_length()] = 0.0
+        self._owing.discard(sessions.bit_length())
         self._paid_steps, self.pays = 0, False
         self._proven = {size for size in self._proven if size < sessions.bit_length()}
