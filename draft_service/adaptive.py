@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draft_service.drafters.shape import TreeShape
-from draft_service.planning import OverlapRule, Plan
+from draft_service.overlap import OverlapRule
+from draft_service.planning import Plan
 from draft_service.session import Extension, Grown
 from draft_service.tiers import Tier
 

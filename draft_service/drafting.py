@@ -13,7 +13,8 @@ from draft_service.calling import Call, Caller
 from draft_service.counting import DraftCounts
 from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
-from draft_service.planning import MAX_OUTCOMES, FixedPlanner, Plan, Planner
+from draft_service.overlap import MAX_OUTCOMES
+from draft_service.planning import FixedPlanner, Plan, Planner
 from draft_service.session import Session
 from draft_service.sessions import Changes, InVerification, SessionTable
 from draft_service.tracing import record_drafts

@@ -8,7 +8,8 @@ from typing import Protocol, runtime_checkable
 from draft_service.adaptive import AdaptivePlanner
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.shape import TreeShape
-from draft_service.planning import MAX_OUTCOMES, CostPlanner, FixedPlanner, OverlapRule, Plan, Planner
+from draft_service.overlap import MAX_OUTCOMES, OverlapRule
+from draft_service.planning import CostPlanner, FixedPlanner, Plan, Planner
 from draft_service.tiers import first_steps, read_tiers
 from outrider import env
 from outrider.args import DraftArgs

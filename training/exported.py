@@ -19,6 +19,9 @@ from training.kinds import STANDALONE, Kind
 # Instead of a folder: the one that comes with Outrider.
 SHIPPED: Final = "shipped"
 
+# What a head computes with beside its tensors; where its config.json leaves one out, it is the usual one.
+_SETTINGS: Final = ("family", "aux_layers", "norm_before_residual", "norm_output")
+_BLOCK_SETTINGS: Final = ("rope_theta", "rope_scaling", "rms_eps")
 _MAPS: Final = (DRAFT_TO_TARGET, TARGET_TO_DRAFT)
 # Of a whole draft model what is the target's; heads may bring it too.
 _WHOLE_MODELS: Final = (targets.EMBEDDING, targets.OUTPUT_HEAD)
@@ -37,7 +40,8 @@ def initial_folder(name: str, algorithm: str, target: Path) -> Path:
 def exported_tensors(kind: Kind, folder: Path, drafted: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Every trained tensor of an exported head, fp32 by the engine's names, and the tokens that it drafts.
 
-    drafted: int64 [n]: what those would be; an output head brings its own. StartupError for a head of another shape.
+    drafted: int64 [n]: what those would be; an output head brings its own. StartupError for a head of another shape, or
+    with other settings.
     """
     if kind.algorithm == STANDALONE:
         checkpoint = open_checkpoint(folder, load_format="auto")
@@ -45,6 +49,7 @@ def exported_tensors(kind: Kind, folder: Path, drafted: torch.Tensor) -> tuple[d
         read = checkpoint.tensor
     else:
         opened = HeadFolder.open(folder)
+        _check_settings(opened, kind)
         if kind.has_output_head and DRAFT_TO_TARGET in opened.names.stored:
             drafted = _own_tokens(opened, kind)
         shapes = opened.checkpoint.shapes()
@@ -60,6 +65,18 @@ def exported_tensors(kind: Kind, folder: Path, drafted: torch.Tensor) -> tuple[d
                 f"has {list(shape)}"
             )
     return {name: read(name).float() for name in wanted}, drafted
+
+
+def _check_settings(opened: HeadFolder, kind: Kind) -> None:
+    for names, its, ours in (
+        (_SETTINGS, opened.config, kind.config), (_BLOCK_SETTINGS, opened.config.block, kind.config.block),
+    ):  # fmt: skip
+        for name in names:
+            found, wanted = getattr(its, name, None), getattr(ours, name, None)
+            if found not in (None, wanted):
+                raise StartupError(
+                    f"--initial-head {opened.folder}: {name} is {found}, {kind.algorithm} for this target has {wanted}"
+                )
 
 
 def _own_tokens(opened: HeadFolder, kind: Kind) -> torch.Tensor:

@@ -15,8 +15,9 @@ from draft_service.adaptive import AdaptivePlanner
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.shape import TreeShape, tree_shape
 from draft_service.evidence import DepthReached
+from draft_service.overlap import MAX_OUTCOMES, OverlapRule
 from draft_service.planners import make_planner
-from draft_service.planning import MAX_OUTCOMES, CostPlanner, FixedPlanner, OverlapRule, Plan, Planner, shapes
+from draft_service.planning import CostPlanner, FixedPlanner, Plan, Planner, shapes
 from draft_service.session import Extension, Grown, Sent, Session, Wishes
 from draft_service.tiers import DEFAULT, Tier, first_steps, read_tiers
 from outrider.args import DraftArgs

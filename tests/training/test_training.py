@@ -149,6 +149,26 @@ def test_a_head_of_another_shape_is_no_place_to_start_from(target: Path, data: P
             )
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("eagle_aux_hidden_state_layer_ids", [0, 1, 2], r"aux_layers is \(0, 1, 2\), EAGLE3 for this target has"),
+        ("rope_theta", 77.0, "rope_theta is 77.0, EAGLE3 for this target has"),
+    ],
+)
+def test_a_head_that_computes_otherwise_is_no_place_to_start_from(
+    setting: str, value: object, message: str, target: Path, data: Path, tmp_path: Path
+) -> None:
+    trained("EAGLE3", target, data, tmp_path / "first", tokens=300)
+    config = tmp_path / "first" / "export" / "config.json"
+    settings = json.loads(config.read_text())
+    settings.pop("eagle_config", None)
+    settings.pop("rope_parameters", None)
+    config.write_text(json.dumps(settings | {setting: value}))
+    with pytest.raises(StartupError, match=message):
+        Trainer(head_args("EAGLE3", target, data, tmp_path / "second", initial_head=str(config.parent)), ALONE)
+
+
 def test_a_deeper_draft_model_is_not_cut(target: Path, data: Path, tmp_path: Path) -> None:
     trained("STANDALONE", target, data, tmp_path / "first", tokens=300, num_layers=3)
     words = "STANDALONE", target, data, tmp_path / "second"
