@@ -60,7 +60,8 @@ class OverlapRule:
         self._seen = {uid: at for uid, at in seen.items() if now - at < self.FORGOTTEN_S} | dict.fromkeys(uids, now)
         round_s = sum(gaps) / len(gaps) if gaps and max(gaps) < self.FORGOTTEN_S else None
         if self._turns and round_s is not None and self._on and (without := self._seconds[False]):
-            self._hopeless += round_s > self.HOPELESS * statistics.median(without)
+            step_s = max(extension.verdict.verify_us for extension in extensions) / 1e6  # long where it ran a prompt
+            self._hopeless += round_s > self.HOPELESS * max(step_s, statistics.median(without))
         if self._turns and self._left > self.WINDOW - self.SKIPPED:
             return
         tokens = sum(len(extension.verdict.tokens) for extension in extensions) / len(extensions)

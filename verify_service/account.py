@@ -16,6 +16,7 @@ _MOST_OF_IT = 0.75  # in one step: one that stood still for other reasons says l
 # Steps without drafts when they owe more; it doubles, so little is lost in the end.
 _FIRST_PAUSE, _LAST_PAUSE = 96, 4096
 _EARNED_SHARE, _MOST_EARNED = 0.1, 6.0  # of what drafting has brought in, which it may owe too; at most so many steps
+_OWING_STEPS = 64  # without new losses, after which a trial is widened in spite of old ones
 _PROVEN_STEPS = 8  # in a row without debts, after which sessions are opened as they come
 _RELIABLE_STEPS = 192  # without debts, after which the next pause is a first one
 
@@ -34,7 +35,7 @@ class Account:
 
     def __init__(self) -> None:
         self.pays = False  # as far as is known
-        self._owing: set[int] = set()  # about how many sessions owe half of what they may
+        self._owing: dict[int, int] = {}  # by about how many sessions: steps for which they owe much
         self._owed_ms: dict[int, float] = {}  # what it has cost about so many sessions and not brought in
         self._earned_ms: dict[int, float] = {}  # what it may owe besides, for what it has brought in
         self._paid_steps = 0  # in a row in which nothing was owed
@@ -54,12 +55,14 @@ class Account:
         size = sessions.bit_length()
         if size in self._proven:
             return sessions
-        if num_open and (not all_heard or size in self._owing):
+        if num_open and (not all_heard or self._owing.get(size, 0) > 0):
             return 0
         return max(1, num_open)
 
     def rest(self, sessions: int) -> None:
         """Counts a step."""
+        size = sessions.bit_length()
+        self._owing[size] = self._owing.get(size, 0) - 1
         for pause in self._pauses.values():
             if pause.above < sessions:
                 pause.left = max(0, pause.left - 1)
@@ -79,7 +82,7 @@ class Account:
         self._owed_ms[size] = min(owed_ms, allowed_ms)
         self._paid_steps = 0 if owed_ms else self._paid_steps + 1
         self.pays = owed_ms < quiet_ms
-        (self._owing.add if 2 * owed_ms > allowed_ms else self._owing.discard)(size)
+        self._owing[size] = _OWING_STEPS if 2 * owed_ms > allowed_ms else 0
         if self._paid_steps >= _PROVEN_STEPS:
             self._proven.add(size)
         if self._paid_steps > _RELIABLE_STEPS:
@@ -93,6 +96,6 @@ class Account:
         steps = last.next_steps if last is not None else _FIRST_PAUSE
         self._pauses[sessions.bit_length()] = _Pause(sessions // 2, steps, min(2 * steps, _LAST_PAUSE))
         self._owed_ms[sessions.bit_length()] = self._earned_ms[sessions.bit_length()] = 0.0
-        self._owing.discard(sessions.bit_length())
+        self._owing[sessions.bit_length()] = 0
         self._paid_steps, self.pays = 0, False
         self._proven = {size for size in self._proven if size < sessions.bit_length()}

@@ -259,15 +259,18 @@ def test_overlap_is_chosen_by_what_it_does_to_the_time_of_rounds(slowed_ms: floa
     assert (sum(used) < 0.15 * len(used)) is not pays
 
 
-def test_overlap_that_makes_rounds_far_longer_is_given_up_at_once() -> None:
+@pytest.mark.parametrize(("verify_ms", "given_up"), [(10, True), (24, False)])
+def test_overlap_that_makes_rounds_far_longer_is_given_up_at_once(verify_ms: int, given_up: bool) -> None:
+    """But not where steps took that time, which ran prompts."""
     now_s, rule, overlapped = [0.0], OverlapRule(clock=lambda: now_s[0], first=False), 0
-    session = new_session(1)
-    for _ in range(400):
-        verdict = verify_pb2.Verdict(tokens=[1, 2], steps=1)
+    session, on = new_session(1), False
+    for _ in range(OverlapRule.FIRST_HOLD + OverlapRule.TURNS * OverlapRule.WINDOW):
+        now_s[0] += 0.025 if on else 0.011
+        verdict = verify_pb2.Verdict(tokens=[1, 2], steps=1, verify_us=1000 * verify_ms if on else 10_000)
         on = rule.outcomes([Extension(session, 4, verdict)]) > 0
         overlapped += on
-        now_s[0] += 0.025 if on else 0.011
-    assert 0 < overlapped <= 2 * (OverlapRule.MOST_HOPELESS + 1)
+    assert overlapped > 0
+    assert (overlapped <= OverlapRule.MOST_HOPELESS + 1) is given_up
 
 
 def test_shapes_are_none_larger_than_the_largest_and_possible() -> None:

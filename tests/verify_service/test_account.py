@@ -123,6 +123,11 @@ def test_as_many_sessions_again_are_opened_until_drafting_has_paid_for_so_many()
     for _ in range(4):
         observe(account, 8, speed=1.5)
     assert account.may_open(8, 2, all_heard=True) == 2
+    observe(account, 8, speed=0.5)
+    assert account.may_open(8, 2, all_heard=True) == 0
+    for _ in range(100):  # those that owe it are silent
+        account.rest(8)
+    assert account.may_open(8, 2, all_heard=True) == 2
     for _ in range(20):
         observe(account, 8, speed=1.1)
     assert [account.may_open(sessions, 1, all_heard=True) for sessions in (2, 8, 12, 16)] == [1, 8, 12, 1]
