@@ -121,9 +121,11 @@ export class Inspector {
   }
 }
 
+// Of an answer that came in one piece nothing can be said.
 function rate(run) {
   const speed = run.speed();
-  return speed && `${speed.toFixed(1)} tokens/s`;
+  if (speed === null) return run.usage ? "came at once" : null;
+  return `${speed.toFixed(1)} tokens/s`;
 }
 
 function caption(number, { tree }) {
