@@ -93,9 +93,6 @@ class ScriptedModel:
         """See DraftModel."""
         return features[:, :1]
 
-    def touch(self) -> None:
-        """See HeadModel; the script has no weights."""
-
     def limit_vocabulary(self, vocab_size: int) -> None:
         """See DraftModel; the script's words all lie below it."""
 

@@ -87,9 +87,6 @@ class WrongDrafter:
         """Not with a time to take."""
         return self.inline
 
-    def prepare(self) -> None:
-        """Nothing."""
-
     def take_given_up(self) -> list[GivenUp]:
         """None."""
         return []

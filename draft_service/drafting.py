@@ -49,7 +49,6 @@ class Drafting:
         self._caller = Caller(executor)
         self._owns_loop = owns_loop
         self._last_ms = math.inf  # that trees took which were drafted last, early ones apart
-        self._drafted_last = False  # in the last round
         self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
 
     async def frames(
@@ -59,8 +58,6 @@ class Drafting:
 
         lost: sessions whose feature rows cannot be had; they are given up.
         """
-        if self._drafted_last and not self.planner.current.outcomes:
-            self.drafter.prepare()
         changes = table.apply(rounds)
         for gone in lost:
             session = table.get(gone.session, gone.generation)
@@ -73,7 +70,6 @@ class Drafting:
         # Whoever is not drafted for is declined, so that verify does not wait.
         left_out = [] if plan.speculate else [session for session in fresh if not session.wishes.has_any]
         fresh = [session for session in fresh if session not in left_out] if left_out else fresh
-        self._drafted_last = bool(fresh)
         early = plan.outcomes > 0 and table.max_assumed > 0
         known = [tree for session in having if early and (tree := table.in_verification(session))]
         if fresh or left_out or not (early and known):

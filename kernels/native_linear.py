@@ -34,15 +34,6 @@ class ProductTeam:
         self.arena = Arena()
         weakref.finalize(self, library.outrider_team_destroy, self.handle)
 
-    def touch(self, threads: int | None = None) -> None:
-        """Has helpers read all weights into the caches, where they are few enough for that; does not wait.
-
-        threads: the team whose helpers do, None: this one. Nothing that it does may be under way.
-        """
-        weights = self.arena.whole
-        if weights is not None:
-            self.library.outrider_touch(threads or self.handle, weights.data_ptr(), len(weights))
-
 
 class NativeLinear:
     """A weight [out, in], in a multiple of 16, and an optional bias [out]; quantization: None or a name of FORMATS."""

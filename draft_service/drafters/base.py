@@ -145,10 +145,6 @@ class Drafter(Protocol):
         """Whether drafting for these is soon done: no text has to be read first, and no other call is under way."""
         ...
 
-    def prepare(self) -> None:
-        """Trees will be asked for soon: what they read may be brought into the caches. Does not wait."""
-        ...
-
     def take_given_up(self) -> list[GivenUp]:
         """Sessions that it gave up since the last call: it knows them no more."""
         ...

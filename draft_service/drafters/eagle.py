@@ -58,14 +58,6 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
         warm_up_reading()
         super().warm_up()
 
-    def prepare(self) -> None:
-        """Has the head's weights, which the target's step has driven out, read while the round is taken in."""
-        if self._lock.acquire(blocking=False):  # else the weights are in use, and the threads with them
-            try:
-                self._head.touch()
-            finally:
-                self._lock.release()
-
     def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
         """Takes rows and runs what they make runnable, so that a prompt is read while the target reads it.
 

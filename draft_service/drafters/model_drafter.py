@@ -132,9 +132,6 @@ class ModelDrafter(ABC, Generic[StateT]):
         behind = [self._num_committed(state) - state.rows.num_rows for state in states]
         return max(behind, default=0) <= MAX_ROWS_BESIDE and not self._lock.locked()
 
-    def prepare(self) -> None:
-        """Nothing: a whole model is larger than caches."""
-
     def warm_up(self) -> None:
         """Runs the model once: kernels are compiled or loaded, and its weights paged in."""
         text = TextRequest(np.zeros(2, np.int32))

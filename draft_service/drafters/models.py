@@ -199,11 +199,6 @@ class HeadModel:
         """See DraftModel."""
         return self._runner.fuse(features)
 
-    def touch(self) -> None:
-        """Has the weights read into the caches meanwhile, where the C kernels run them."""
-        if self._runner.native is not None:
-            self._runner.native.touch()
-
     def limit_vocabulary(self, vocab_size: int) -> None:
         """See DraftModel. A head was checked against its target; one with a vocabulary of its own stays as it is."""
         if self._runner.head.tokens is None:

@@ -146,9 +146,6 @@ class NgramDrafter:
         """Always."""
         return True
 
-    def prepare(self) -> None:
-        """Nothing: a draft reads a few lines of the trie."""
-
     def take_given_up(self) -> list[GivenUp]:
         """None: there is nothing that a session could run out of."""
         return []

@@ -150,6 +150,9 @@ static void project_down(const void *context, int task, int thread) {
 
 static void project_head(const void *context, int task, int thread) {
     const Step *s = context;
+    /* Logits are the one thing that no step finds in the caches: their lines come while weights are read. */
+    for (int row = 0; row < s->num_logits; row++)
+        for (int i = 0; i < TILE; i += LANES) __builtin_prefetch(row_of(s->logits, row) + task * TILE + i, 1);
     multiply(s, &s->model->head, s->normed, s->logits, s->num_logits, PLAIN, task);
     if (!wants_highest(s)) return;
     const int first = task * TILE, left = s->likeliest.width - first, count = left < TILE ? left : TILE;

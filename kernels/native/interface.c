@@ -109,8 +109,6 @@ void outrider_decoder_destroy(Decoder *d) {
     free(d);
 }
 
-Team *outrider_decoder_team(Decoder *d) { return d->team; }
-
 char *outrider_decoder_memory(Decoder *d, int64_t bytes) {
     if (bytes > d->step_bytes) {
         d->step_bytes = 0;

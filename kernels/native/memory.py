@@ -37,12 +37,7 @@ class Arena:
     @property
     def outgrows_caches(self) -> bool:
         """Whether reading all that was placed drives everything else out of the caches."""
-        return self.whole is None
-
-    @property
-    def whole(self) -> torch.Tensor | None:
-        """All that was placed, as bytes, where that is one piece of at most CHUNK_BYTES."""
-        return self._chunk[: self._used] if self._is_one_piece and self._used <= CHUNK_BYTES else None
+        return not self._is_one_piece or self._used > CHUNK_BYTES
 
 
 def huge_zeros(num_bytes: int) -> torch.Tensor:

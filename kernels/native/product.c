@@ -95,31 +95,3 @@ int outrider_product(Team *team, const Matrix *w, void *x, int wide, int num_row
     free(memory);
     return 1;
 }
-
-/* ---- Weights into the caches */
-
-typedef struct {
-    const char *data;
-    int64_t bytes;
-    int num_helpers;
-} Span;
-
-#define LINE_BYTES 64
-#define BYTES_BETWEEN_LOOKS 16384
-
-static void read_span(const void *context, Worker *worker) {
-    const Span *span = context;
-    const int64_t share = span->bytes / span->num_helpers + 1, first = (worker->thread - 1) * share;
-    const int64_t end = first + share < span->bytes ? first + share : span->bytes;
-    for (int64_t at = first; at < end; at += LINE_BYTES) {
-        (void)*(const volatile char *)(span->data + at);
-        if ((at - first) % BYTES_BETWEEN_LOOKS == 0 && !is_newest(worker)) return;
-    }
-}
-
-/* Has the team's helpers read memory, so that it is in the caches that the cores share, and returns at once; the team's
- * next product goes first. No product may be under way. The memory must outlive the team. */
-void outrider_touch(Team *team, const void *data, int64_t bytes) {
-    const Span span = {data, bytes, num_helpers(team)};
-    call_helpers(team, read_span, &span, sizeof span);
-}

@@ -134,16 +134,6 @@ void run_job(Team *team, Job job, const void *context, int context_bytes) {
     job(context, &worker);
 }
 
-void call_helpers(Team *team, Job job, const void *context, int context_bytes) {
-    if (team->num_helpers) hand_out(team, job, context, context_bytes);
-}
-
-int is_newest(const Worker *worker) {
-    return atomic_load_explicit(&worker->team->epoch, memory_order_relaxed) == worker->epoch;
-}
-
-int num_helpers(const Team *team) { return team->num_helpers; }
-
 Team *outrider_team_create(int num_threads, int max_phases) {
     Team *team = calloc(1, sizeof *team);
     if (!team) return NULL;

@@ -35,12 +35,6 @@ void outrider_team_destroy(Team *team);
 /* Runs a job with all threads. One at a time; context_bytes is at most MAX_CONTEXT_BYTES. */
 void run_job(Team *team, Job job, const void *context, int context_bytes);
 
-/* Has the helpers do a job and returns at once. It ends early where it asks `is_newest`: the next job goes first. What
- * the context points to must outlive the team. */
-void call_helpers(Team *team, Job job, const void *context, int context_bytes);
-int is_newest(const Worker *worker);
-int num_helpers(const Team *team);
-
 /* Does tasks 0..num_tasks-1 of the next phase together with the others; returns 1 when all are done. */
 int run_phase(Worker *worker, Task task, const void *context, int num_tasks);
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -201,30 +200,6 @@ def test_sessions_drafted_together_get_what_they_get_alone(any_side: Side) -> No
         (own,) = alone.draft()
         assert draft.tokens.tolist() == own.tokens.tolist()
         assert draft.parents.tolist() == own.parents.tolist()
-
-
-def test_weights_are_brought_into_the_caches_beside_drafting(any_side: Side) -> None:
-    """`prepare` is the event loop's, for any link; drafts of another one may be under way."""
-    plain, prepared = (Game(any_side.drafter(), any_side.target) for _ in range(2))
-    stopping = threading.Event()
-
-    def prepare() -> None:
-        while not stopping.is_set():
-            prepared.drafter.prepare()
-
-    preparing = threading.Thread(target=prepare)
-    preparing.start()
-    try:
-        for game in (plain, prepared):
-            game.open(*PROMPTS[:4])
-        for _ in range(12):
-            for game in (plain, prepared):
-                game.round()
-            for own, other in zip(plain.draft(), prepared.draft(), strict=True):
-                assert own.tokens.tolist() == other.tokens.tolist()
-    finally:
-        stopping.set()
-        preparing.join()
 
 
 def test_output_is_the_targets_whatever_the_head_says(any_side: Side) -> None:

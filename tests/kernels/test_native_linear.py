@@ -71,18 +71,6 @@ def test_norms_before_a_product(
     assert torch.equal(y, torch.cat([layer.of_normed(row[None], norms, 1e-5) for row in x]))
 
 
-def test_weights_are_touched_beside_products(team: ProductTeam) -> None:
-    own = ProductTeam(team.library, 3)
-    layer = NativeLinear(own, torch.eye(512, 1024), None)
-    x = torch.randn(2, 1024)
-    for _ in range(50):
-        own.touch()
-        assert torch.equal(layer(x), x[:, :512])
-    NativeLinear(own, torch.zeros(2048, 4096), None)  # more than one piece
-    own.touch()
-    assert own.arena.whole is None
-
-
 def test_which_weights_fit() -> None:
     assert fits(torch.empty(3, 32))
     assert not fits(torch.empty(3, 24))

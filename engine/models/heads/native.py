@@ -57,7 +57,6 @@ class NativeHead:
         self.decoder = library.outrider_decoder_create(ctypes.byref(model), parts.output.team.num_threads)
         if not self.decoder:
             raise MemoryError("no memory for the draft head")
-        self._team, self._threads = parts.output.team, library.outrider_decoder_team(self.decoder)
         self.fuses = parts.fuse is not None
         """Whether trees can go on from features that are not fused yet."""
         self.input_width = head.config.feature_width if self.fuses else self.hidden
@@ -74,10 +73,6 @@ class NativeHead:
         if not fits or block.windows or not all(isinstance(linear, NativeLinear) for linear in _linears(parts)):
             return None
         return cls(head, parts, pool, library)
-
-    def touch(self) -> None:
-        """Has its weights read into the caches meanwhile, for steps that follow soon."""
-        self._team.touch(self._threads)
 
     def forward(self, batch: Batch, states: torch.Tensor) -> HeadStep:
         """A step of rows with `states` [T, hidden], in the batch's order."""
