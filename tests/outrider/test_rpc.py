@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -268,3 +271,23 @@ def test_programs_are_started_while_calls_go_on(tmp_path: Path) -> None:
         return codes
 
     assert uvloop.run(run()) == [0] * 200
+
+
+def test_grpc_knows_the_switches_that_it_is_given() -> None:
+    """It writes a line for each that it does not know; here into the logs of all services."""
+    serves = (
+        "import asyncio, outrider, os\n"
+        "from outrider import rpc\n"
+        "async def serve():\n"
+        "    server = rpc.create_server()\n"
+        "    server.add_insecure_port('127.0.0.1:0')\n"
+        "    await server.start()\n"
+        "    await server.stop(0)\n"
+        "asyncio.run(serve())\n"
+        "print(os.environ.get('GRPC_EXPERIMENTS'))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    done = subprocess.run([sys.executable, "-c", serves], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    release = tuple(map(int, grpc.__version__.split(".")[:2]))
+    assert (done.stdout.strip() == "-event_engine_client,-event_engine_listener") == (release <= (1, 85))
