@@ -58,7 +58,7 @@ class KVPool:
             numbers[:, goal] = numbers[:, origin]
 
     def _have_memory_given(self) -> None:
-        """Writes to the first slots, which are taken first: a step that did would wait for the system, at each layer."""
+        """Writes to the slots that are taken first: a step that did would wait for the system, at each layer."""
         planes = [self.k, self.v] + ([self.features[None]] if self.features is not None else [])
         slot_bytes = sum(plane[:, 0].numel() * plane.itemsize for plane in planes)
         for plane in planes:

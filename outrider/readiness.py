@@ -30,7 +30,9 @@ async def wait_serving(address: str) -> None:
     while True:
         async with _probe(address) as channel:
             try:
-                async for reply in health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True):
+                watching = health_pb2_grpc.HealthStub(channel).Watch(request, wait_for_ready=True)
+                # Read by hand: an iterator of it would keep its connection until garbage is collected.
+                while isinstance(reply := await watching.read(), health_pb2.HealthCheckResponse):
                     if reply.status == health_pb2.HealthCheckResponse.SERVING:
                         return
             except grpc.aio.AioRpcError as error:

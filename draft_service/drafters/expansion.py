@@ -16,8 +16,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from draft_service.drafters.compiled import compiled
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -64,7 +65,7 @@ class Growth(NamedTuple):
         return self._replace(scores=scores.copy(), tokens=tokens.copy(), frontier=frontier.copy())
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def expand(growth: Growth, step: int, topk: int, probabilities: Floats, tokens: LongIds) -> None:
     """Takes in step `step`: probabilities, tokens [B, F, K] after its F parents, the root or K entries, falling.
 
@@ -134,7 +135,7 @@ def choose(growth: Growth, topk: int, counts: list[int]) -> Chosen:
     return chosen
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _choose(
     scores: Floats, words: Ids, frontier: Ids, topk: int, counts: LongIds,
     tokens: Ids, parents: Ids, probabilities: NDArray[np.float64], entries: Ids,

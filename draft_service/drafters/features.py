@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 
+from draft_service.drafters.compiled import compiled
 from outrider.row_ring import RowReader, Rows
 from outrider.v1 import common_pb2
 
@@ -130,7 +130,7 @@ def _copied(rows: Rows, dtype: common_pb2.Dtype) -> torch.Tensor:
     return torch.from_numpy(bits).view(_DTYPES[dtype])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _copy_finite(source: NDArray[Any], target: NDArray[Any], infinity: Any) -> bool:
     """In one pass, since rows are large: whether none of the numbers has all of infinity's bits set, as NaN has."""
     highest = infinity ^ infinity

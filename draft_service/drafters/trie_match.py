@@ -17,9 +17,9 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from draft_service.drafters.compiled import compiled
 from draft_service.drafters.trie_nodes import CHILD, FREQ, NEXT, PARENT, TOKEN, Rows, Table, find_child
 
 # Children looked at to find the most frequent ones; the most recent come first. Bounds a lookup below a common token,
@@ -35,7 +35,7 @@ Probabilities = NDArray[np.float64]
 Output = tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float64], NDArray[np.int32]]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _walk(nodes: Rows, table: Table, root: int, suffix: NDArray[np.int32], width: int) -> int:
     """The node at the end of the last `width` tokens below `root`, or 0."""
     node = root
@@ -46,7 +46,7 @@ def _walk(nodes: Rows, table: Table, root: int, suffix: NDArray[np.int32], width
     return node
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _graft(tree: Tree, probs: Probabilities, size: int, parent: int, token: int, prob: float, source: int) -> int:
     """The child of tree node `parent` with `token`: the one there is, or a new one with index `size`."""
     kid = tree[parent, _FIRST_KID]
@@ -68,12 +68,12 @@ def _graft(tree: Tree, probs: Probabilities, size: int, parent: int, token: int,
     return size
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _edge(nodes: Rows, node: int, child: int, context_len: int) -> float:
     return nodes[child, FREQ] * context_len / (nodes[node, FREQ] * context_len + 1.0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _graft_recent(
     nodes: Rows, anchor: int, width: int, source: int, breadth: float, scale: float,
     tree: Tree, probs: Probabilities, size: int, max_depth: int, vocab_size: int,
@@ -93,7 +93,7 @@ def _graft_recent(
         while child != 0 and room > 0 and size < len(tree):
             token = nodes[child, TOKEN]
             if token < vocab_size:
-                prob = probs[at] * _edge(nodes, node, child, width + depth)
+                prob = float(probs[at]) * _edge(nodes, node, child, width + depth)
                 kid = _graft(tree, probs, size, at, token, prob, source)
                 size = max(size, kid + 1)
                 queue[tail, 0], queue[tail, 1] = kid, child
@@ -103,7 +103,7 @@ def _graft_recent(
     return size
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _most_frequent(nodes: Rows, node: int, top: NDArray[np.int64], vocab_size: int) -> int:
     """Fills `top` with children of `node`, most frequent first, ties to the lower token; returns how many."""
     num_top = 0
@@ -127,7 +127,7 @@ def _most_frequent(nodes: Rows, node: int, top: NDArray[np.int64], vocab_size: i
     return num_top
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _graft_frequent(
     nodes: Rows, anchor: int, width: int, source: int, max_breadth: int,
     tree: Tree, probs: Probabilities, size: int, max_depth: int, vocab_size: int,
@@ -155,7 +155,7 @@ def _graft_frequent(
     return size
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _in_breadth_order(tree: Tree, probs: Probabilities, size: int) -> Output:
     """Tokens, parents (-1: the root), probabilities and sources of the nodes below the root, level by level."""
     order = np.zeros(size, np.int64)
@@ -181,7 +181,7 @@ def _in_breadth_order(tree: Tree, probs: Probabilities, size: int) -> Output:
     return tokens, parents, probabilities, sources
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def draft_tree(
     nodes: Rows, table: Table, roots: NDArray[np.int32], suffix: NDArray[np.int32], min_match: int, max_match: int,
     min_breadth: int, max_breadth: int, frequent: bool, num_nodes: int, max_depth: int, vocab_size: int,

@@ -14,8 +14,9 @@ always a leaf, and that is what eviction takes.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from draft_service.drafters.compiled import compiled
 
 # Columns of a row.
 TOKEN, PARENT, FREQ, CHILD, NEXT, PREV, NEWER, OLDER = range(8)
@@ -33,14 +34,14 @@ Table = NDArray[np.int32]
 State = NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _home(table: Table, parent: int, token: int) -> int:
     """Slot at which the search for (parent, token) starts; the table's size is a power of two."""
     key = (np.uint64(parent) << _32) | np.uint64(np.uint32(token))
     return int((key * _FIBONACCI) >> _32) & (len(table) - 1)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def hash_add(table: Table, nodes: Rows, node: int) -> None:
     """Puts a child into the table; it must not be there."""
     mask = len(table) - 1
@@ -50,7 +51,7 @@ def hash_add(table: Table, nodes: Rows, node: int) -> None:
     table[slot] = node
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _hash_remove(table: Table, nodes: Rows, node: int) -> None:
     """Takes a child out; later entries of its run move back, so searches never meet a tombstone."""
     mask = len(table) - 1
@@ -70,7 +71,7 @@ def _hash_remove(table: Table, nodes: Rows, node: int) -> None:
     table[hole] = 0
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def find_child(nodes: Rows, table: Table, node: int, token: int) -> int:
     """The child of `node` that holds `token`, or 0."""
     first = nodes[node, CHILD]
@@ -87,7 +88,7 @@ def find_child(nodes: Rows, table: Table, node: int, token: int) -> int:
         slot = (slot + 1) & mask
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _link_child(nodes: Rows, table: Table, state: State, parent: int, node: int) -> None:
     """Makes `node` the most recent child of `parent`; its PARENT and TOKEN are set."""
     first = nodes[parent, CHILD]
@@ -103,7 +104,7 @@ def _link_child(nodes: Rows, table: Table, state: State, parent: int, node: int)
     nodes[parent, CHILD] = node
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _unlink_child(nodes: Rows, table: Table, state: State, node: int) -> None:
     parent, before, after = nodes[node, PARENT], nodes[node, PREV], nodes[node, NEXT]
     if before == 0 and after == 0:
@@ -123,7 +124,7 @@ def _unlink_child(nodes: Rows, table: Table, state: State, node: int) -> None:
         state[HASHED] -= 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _to_front(nodes: Rows, child: int) -> None:
     """Makes a child the most recent one of its parent."""
     before = nodes[child, PREV]
@@ -140,7 +141,7 @@ def _to_front(nodes: Rows, child: int) -> None:
     nodes[parent, CHILD] = child
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _use_after(nodes: Rows, anchor: int, node: int) -> None:
     """Puts `node` into the use list next to `anchor`, on the older side (anchor 0: newest of all)."""
     older = nodes[anchor, OLDER]
@@ -150,14 +151,14 @@ def _use_after(nodes: Rows, anchor: int, node: int) -> None:
     nodes[anchor, OLDER] = node
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _unuse(nodes: Rows, node: int) -> None:
     newer, older = nodes[node, NEWER], nodes[node, OLDER]
     nodes[newer, OLDER] = older
     nodes[older, NEWER] = newer
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _allocate(nodes: Rows, state: State, parent: int, token: int) -> int:
     """A row for a node without links; the caller has seen that one is free."""
     node = state[FREED]
@@ -176,7 +177,7 @@ def _allocate(nodes: Rows, state: State, parent: int, token: int) -> int:
     return node
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _remove_leaf(nodes: Rows, table: Table, state: State, node: int) -> None:
     _unlink_child(nodes, table, state, node)
     _unuse(nodes, node)
@@ -185,14 +186,14 @@ def _remove_leaf(nodes: Rows, table: Table, state: State, node: int) -> None:
     state[USED] -= 1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _evict(nodes: Rows, table: Table, state: State, num_free: int) -> None:
     """Removes least recently used leaves until `num_free` rows are free."""
     while len(nodes) - state[USED] < num_free:
         _remove_leaf(nodes, table, state, nodes[0, NEWER])
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def new_root(nodes: Rows, table: Table, state: State) -> int:
     """A root, in place of the least recently used leaf when every row is taken."""
     _evict(nodes, table, state, 1)
@@ -201,7 +202,7 @@ def new_root(nodes: Rows, table: Table, state: State) -> int:
     return root
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def drop_some(nodes: Rows, table: Table, state: State, root: int, limit: int) -> bool:
     """Removes at most `limit` nodes below `root`, deepest first; True when the root itself is gone too."""
     node = root
@@ -219,7 +220,7 @@ def drop_some(nodes: Rows, table: Table, state: State, root: int, limit: int) ->
     return False
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def insert_some(
     nodes: Rows, table: Table, state: State, capacity: int, root: int, tokens: NDArray[np.int32],
     first: int, last: int, counted: int, branch_length: int, min_match: int,
@@ -258,7 +259,7 @@ def insert_some(
     return last
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def rehash(old: Table, new: Table, nodes: Rows) -> None:
     """Moves every entry of `old` into the empty `new`."""
     for slot in range(len(old)):

@@ -96,6 +96,6 @@ def compile_library(compiler: str, target: Path, instructions: Sequence[list[str
                 os.replace(name, target)
                 return
             said = result.stderr
-        raise CannotBuild(f"{compiler} failed: {said.strip()[:2000]}")
+        raise CannotBuild(f"{compiler} failed: {said.strip()[-2000:]}")  # warnings come first
     finally:
         Path(name).unlink(missing_ok=True)

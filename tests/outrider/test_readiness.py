@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,39 @@ async def test_wait_serving_outlasts_not_serving_and_a_restart(tmp_path: Path) -
     await set_serving(health, [], True)
     await waiting
     await second.stop(0)
+
+
+@pytest.mark.asyncio
+async def test_who_was_waited_for_is_left_alone(tmp_path: Path) -> None:
+    """A connection that stayed would be heard of when the service ends: gRPC writes a line then."""
+    server, behind, left = create_server(), f"{tmp_path}/behind.sock", asyncio.Event()
+    health = add_health_and_reflection(server, [])
+    bind(server, f"unix:{behind}")
+    await server.start()
+    await set_serving(health, [], True)
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65_536):
+                writer.write(data)
+        finally:
+            writer.close()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers, asks = await asyncio.open_unix_connection(behind)
+        back = asyncio.create_task(pass_on(answers, writer))
+        await pass_on(reader, asks)
+        left.set()
+        await back
+
+    gc.disable()  # it may come late
+    try:
+        async with await asyncio.start_unix_server(answer, f"{tmp_path}/a.sock"):
+            await wait_serving(f"unix:{tmp_path}/a.sock")
+            await asyncio.wait_for(left.wait(), 30)
+    finally:
+        gc.enable()
+        await server.stop(0)
 
 
 @pytest.mark.asyncio

@@ -241,7 +241,7 @@ async def test_a_cancelled_proposal_leaves_no_trace(make: Any) -> None:
 def test_warming_up_compiles_every_form_that_is_used(make: Any) -> None:
     drafter = make()
     drafter.warm_up()
-    loops = (trie_match.draft_tree, trie_nodes.insert_some, trie_nodes.drop_some, trie_nodes.new_root)
+    loops: tuple[Any, ...] = (trie_match.draft_tree, trie_nodes.insert_some, trie_nodes.drop_some, trie_nodes.new_root)
     compiled = [len(loop.signatures) for loop in loops]
     frozen = np.frombuffer(np.arange(50, dtype=np.int32).tobytes(), np.int32)
     target = session([1], prediction=frozen)

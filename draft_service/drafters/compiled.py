@@ -1,0 +1,38 @@
+"""numba's compiler, as drafters use it: what it compiled is kept for the next start, where that can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from numba import njit
+from numba.core.caching import FunctionCache
+
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Kept(FunctionCache):
+    """A full disk costs the next start some seconds, and this one nothing; numba's own would raise."""
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            _warn(str(error))
+
+
+@cache
+def _warn(reason: str) -> None:
+    log.warning("compiled code is not kept, so the next start compiles again", reason=reason)
+
+
+def compiled(function: F) -> F:
+    """The function compiled on its first call; it runs without the interpreter's lock."""
+    dispatcher: Any = njit(nogil=True)(function)
+    dispatcher._cache = _Kept(function)  # as numba's cache=True does it with its own
+    return dispatcher

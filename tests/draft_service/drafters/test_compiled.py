@@ -1,0 +1,43 @@
+"""What is compiled runs, whether or not it can be kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+MODULE = """
+from draft_service.drafters.compiled import compiled
+
+@compiled
+def double(number):
+    return 2 * number
+
+@compiled
+def quadruple(number):
+    return double(double(number))
+"""
+RUN = """
+import resource, sys
+from functions import quadruple
+if sys.argv[1] == "full":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+print(quadruple(3), quadruple(0.5))
+"""
+
+
+@pytest.mark.parametrize("disk", ["full", "empty"])
+def test_a_full_disk_costs_the_next_start_alone(tmp_path: Path, disk: str) -> None:
+    (tmp_path / "functions.py").write_text(MODULE)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}", "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, disk], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.splitlines()[-1] == "12 2.0"
+    assert (done.stdout + done.stderr).count("compiled code is not kept") == (disk == "full")
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size]
+    assert bool(kept) == (disk == "empty")
