@@ -16,13 +16,14 @@ from draft_service.session import MAX_PREDICTION_TOKENS, MAX_WISH, Wishes
 from draft_service.worker import Worker
 from outrider import __version__
 from outrider.args import DraftArgs
-from outrider.errors import InvalidArgument, ResourceExhausted
+from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from outrider.wire import WIRE_VERSION, Ids, check_token_ids, pack_ids, pack_scores, unpack_ids
 
 MAX_CORPUS_ID_CHARS = 256
 MAX_SCOPE_CHARS = 256
 MAX_CALLS = 64  # of each kind at once: they hold a message each, and those of Propose are answered one by one
+CORPUS_IDLE_S = 60.0  # in which the next text of a corpus must come: a call that waits keeps others out
 _INT31 = 2**31 - 1
 
 
@@ -69,7 +70,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         scope: str | None = None
         num_tokens = 0
         with self._one_of("AddCorpus"):
-            async for request in request_iterator:
+            requests = aiter(request_iterator)
+            while (request := await _next(requests)) is not None:
                 if scope is None:
                     _short(request.corpus_id, "corpus_id", MAX_CORPUS_ID_CHARS, required=True)
                     scope = _short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS)
@@ -145,6 +147,15 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     f"speculative.{name} is {value}; it must be from {least} to {MAX_WISH}", field=f"speculative.{name}"
                 )
         return Wishes.from_proto(params)
+
+
+async def _next(requests: AsyncIterator[draft_pb2.AddCorpusRequest]) -> draft_pb2.AddCorpusRequest | None:
+    """The stream's next message; None at its end."""
+    try:
+        async with asyncio.timeout(CORPUS_IDLE_S):
+            return await anext(requests, None)
+    except TimeoutError:
+        raise DeadlineExceeded(f"no text came in {CORPUS_IDLE_S:g} s, and the stream was not ended") from None
 
 
 def _short(text: str, field: str, max_chars: int, *, required: bool = False) -> str:

@@ -176,6 +176,23 @@ async def test_calls_beyond_what_may_wait_are_refused(tmp_path: Path, monkeypatc
         await service.stub.Propose(wanted)
 
 
+async def test_a_corpus_that_stops_in_the_middle_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draft_service.service.CORPUS_IDLE_S", 0.2)
+    async with serving(tmp_path) as service:
+
+        async def one_text() -> AsyncIterator[draft_pb2.AddCorpusRequest]:
+            yield text(5, 6, 7, 8, corpus_id="half")
+            await asyncio.Event().wait()
+
+        call = service.stub.AddCorpus(one_text())
+        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "0.2 s" in str(await call.details())
+        assert (await service.propose([5, 6]))[0][:1] == [7]  # what came stays
+        assert (await service.add(text(1, 2, 3, corpus_id="whole"))).tokens_added == 3
+
+
 async def test_ids_are_held_to_the_targets_vocabulary_once_it_is_known(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/verify.sock"
     async with FakeVerify(address) as verify, serving(tmp_path, address) as service:
