@@ -128,10 +128,10 @@ class StepLoop:
         waited_ms, late = self._gatherer.gather()
         works = self._planner.plan(self._gatherer.left_out)
         self.counters.lap(PLAN)
-        self._teller.tell(works)
+        told = self._teller.tell(works)
         self._gatherer.ran([work.session.session_id for work in works], len(late))
         if works and self._clerk is not None and (self._responses or self._later or len(works) >= _MANY):
-            self._busy = self._clerk.submit(self.flush, works, BREATH_S if len(self.drafters) else 0.0)
+            self._busy = self._clerk.submit(self.flush, works, BREATH_S if told else 0.0)
         else:
             self.flush()
         self.counters.lap(TELL)

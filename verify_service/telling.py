@@ -31,8 +31,11 @@ class Teller:
             self._tell(assignment, verify_pb2.Next(kind=verify_pb2.NEXT_KIND_WAITING, base_len=base_len))
         self._wake(late)
 
-    def tell(self, works: list[Work]) -> None:
-        """All other verdicts, now that the step is known; matched proposals are being verified from here on."""
+    def tell(self, works: list[Work]) -> bool:
+        """All other verdicts, now that the step is known; matched proposals are being verified from here on.
+
+        Returns whether there were any.
+        """
         working = {work.session.session_id: work for work in works}
         told: list[Assignment] = []
         for drafter in self._drafters:
@@ -48,6 +51,7 @@ class Teller:
                     told.append(assignment)
         self._wake(told)
         self._drafters.bound_outboxes()
+        return bool(told)
 
     def _tell(self, assignment: Assignment, following: verify_pb2.Next) -> None:
         verdict = assignment.verdict
