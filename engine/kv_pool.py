@@ -14,8 +14,6 @@ from kernels.native.memory import huge_zeros
 from kernels.transfer import to_device
 from outrider.errors import StartupError
 
-READY_BYTES = 64 * 2**20  # of a pool on a CPU, written to at start
-
 
 def kv_dtype(name: str, compute: torch.dtype) -> torch.dtype:
     """What keys and values are kept in: `--kv-cache-dtype`, where auto is the dtype computed with."""
@@ -45,8 +43,6 @@ class KVPool:
         self.v = _zeros(shape, kv or dtype, device)
         width = features.width(config)
         self.features = _zeros((slots, width), dtype, device) if width else None
-        if device.type == "cpu":
-            self._have_memory_given()
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -56,13 +52,6 @@ class KVPool:
         for plane in planes:
             numbers = plane.view(torch.uint8) if plane.dtype.itemsize == 1 else plane
             numbers[:, goal] = numbers[:, origin]
-
-    def _have_memory_given(self) -> None:
-        """Writes to the slots that are taken first: a step that did would wait for the system, at each layer."""
-        planes = [self.k, self.v] + ([self.features[None]] if self.features is not None else [])
-        slot_bytes = sum(plane[:, 0].numel() * plane.itemsize for plane in planes)
-        for plane in planes:
-            plane[:, : READY_BYTES // slot_bytes].view(torch.uint8).zero_()
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -62,7 +62,7 @@ class Account:
     def rest(self, sessions: int) -> None:
         """Counts a step."""
         size = sessions.bit_length()
-        self._owing[size] = self._owing.get(size, 0) - 1
+        self._owing[size] = max(0, self._owing.get(size, 0) - 1)
         for pause in self._pauses.values():
             if pause.above < sessions:
                 pause.left = max(0, pause.left - 1)

@@ -23,7 +23,7 @@ class _Kept(FunctionCache):
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            _warn(str(error))
+            _warn(error.strerror or str(error))  # without the name, which is another one for each function
 
 
 @cache

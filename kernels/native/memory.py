@@ -20,14 +20,14 @@ class Arena:
     def __init__(self) -> None:
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
-        self._is_one_piece = True
+        self._placed = 0  # bytes, in all chunks
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """A contiguous copy that lies in the arena, for as long as the copy lives."""
         size = tensor.numel() * tensor.element_size()
         if self._used + size > len(self._chunk):
-            self._is_one_piece = len(self._chunk) == 0
             self._chunk, self._used = huge_zeros(max(size, CHUNK_BYTES)), 0
+        self._placed += size
         memory = self._chunk[self._used : self._used + size]
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
         placed = memory.view(tensor.dtype).view(tensor.shape)
@@ -37,7 +37,7 @@ class Arena:
     @property
     def outgrows_caches(self) -> bool:
         """Whether reading all that was placed drives everything else out of the caches."""
-        return not self._is_one_piece or self._used > CHUNK_BYTES
+        return self._placed > CHUNK_BYTES
 
 
 def huge_zeros(num_bytes: int) -> torch.Tensor:
