@@ -38,7 +38,8 @@ class Metered:
 @contextmanager
 def metered(serve_flags: Sequence[str], *, overlap: bool) -> Iterator[Metered]:
     """Runs `outrider serve` with these flags for the time of the block; overlap: always drafting early, or never."""
-    port, metrics = free_port(), free_port()
+    port = free_port(3)  # the gateway's, and the metrics' of verify and drafter
+    metrics = port + 1
     flags = ["--disable-speculation-brake", f"--metrics-port={metrics}", *serve_flags]
     command = [sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *flags]
     launch = Launch(command, {"OUTRIDER_ENABLE_SPEC_V2": "1" if overlap else "0"}, ready=OURS_READY)

@@ -22,11 +22,16 @@ _END_S = 10.0
 _TAIL_CHARS = 2000
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody has at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def free_port(in_a_row: int = 1) -> int:
+    """The first of so many TCP ports of the loopback interface that nobody has at the moment."""
+    while True:
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            first = 0
+            for offset in range(in_a_row):
+                probe = held.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", first + offset))
+                first = first or probe.getsockname()[1]
+            return first
 
 
 @dataclass(frozen=True)
