@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compose test-ray soak chaos lint format bench protos clean
+.PHONY: help setup demo test search test-compose test-ray soak chaos lint format bench protos clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -24,6 +24,9 @@ demo: setup ## Serve the embedded model and stream an answer, with speculation a
 
 test: setup ## Run the tests (ARGS="-k tree -x" passes words on to pytest)
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile $(ARGS)
+
+search: setup ## Run the property tests with examples that no run has tried (ARGS="--hypothesis-seed=1" to repeat one)
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile -m hypothesis --hypothesis-profile=search $(ARGS)
 
 test-compose: setup ## Build the images, run docker-compose.yml and break it (root; docker.io, docker-compose, debootstrap)
 	PYTHON=$(BIN)/python scripts/test-compose.sh $(ARGS)

@@ -17,5 +17,8 @@ from hypothesis import HealthCheck, settings
 
 import outrider as outrider  # before gRPC is imported
 
-settings.register_profile("outrider", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# A run says something of the change in hand only where two runs try the same examples. New ones: make search.
+PLAIN = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("search", PLAIN)
+settings.register_profile("outrider", PLAIN, derandomize=True)
 settings.load_profile("outrider")

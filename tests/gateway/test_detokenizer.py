@@ -91,7 +91,8 @@ def test_the_bytes_of_tokens_are_the_text(text: str) -> None:
     ids = BYTE_LEVEL.encode(text, add_special_tokens=False).ids
     assert b"".join(map(FACTORIES[id(BYTE_LEVEL)].piece, ids)).decode() == text
     ids = FALLBACK.encode(text, add_special_tokens=False).ids
-    assert b"".join(map(FACTORIES[id(FALLBACK)].piece, ids)).decode() == (" " + text if text else "")
+    spaced = text.replace("▁", " ")  # the vocabulary has one piece for both
+    assert b"".join(map(FACTORIES[id(FALLBACK)].piece, ids)).decode() == (" " + spaced if text else "")
 
 
 def test_marks_that_a_parser_looks_for_are_written() -> None:
