@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from draft_service.copying import is_copied
 from draft_service.drafters.shape import TreeShape
 from draft_service.overlap import OverlapRule
 from draft_service.planning import Plan
@@ -54,7 +55,7 @@ class AdaptivePlanner:
         accepted = [
             sum(len(credit.accepted_nodes) for credit in extension.verdict.credits)
             for extension in extensions
-            if extension.verdict.credits
+            if extension.verdict.credits and not is_copied(extension)
         ]
         if accepted:
             self._observe(self._tiers[size], state, sum(accepted) / len(accepted))

@@ -84,7 +84,7 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial, *, owns_loop: bool 
     from draft_service.drafting import Drafting
     from draft_service.link import Identity
     from draft_service.metrics import make_registry
-    from draft_service.planners import make_planner
+    from draft_service.planners import make_copier, make_planner
     from draft_service.rehearsal import rehearse
     from draft_service.service import DraftServicer
     from draft_service.worker import Worker
@@ -102,7 +102,8 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial, *, owns_loop: bool 
     try:
         drafter.warm_up()
         planner = make_planner(args, drafter)
-        drafting = Drafting(drafter, executor=executor, planner=planner, owns_loop=owns_loop)
+        copier = make_copier(args, drafter)
+        drafting = Drafting(drafter, executor=executor, planner=planner, owns_loop=owns_loop, copier=copier)
         if not drafter.inline:
             await rehearse(drafting)
         keep_steady()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
 from draft_service.calling import Call, Caller
+from draft_service.copying import Copied, Copier
 from draft_service.counting import DraftCounts
 from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
+from draft_service.framing import framed
 from draft_service.overlap import MAX_OUTCOMES
 from draft_service.planning import FixedPlanner, Plan, Planner
 from draft_service.session import Session
@@ -32,13 +34,14 @@ class Drafting:
     """Feeds a drafter from any number of tables, as its planner says.
 
     Without a planner `early` says whether to draft for a step's likely outcomes while it runs.
+    What `copier` finds in a session's own text goes before the drafter's trees.
     A drafter whose calls take long runs in `executor`, which must have a single thread. owns_loop: the event loop has
     little else to do, so that trees which take no more than BRIEF_MS are drafted on it: a thread wakes up slowly.
     """
 
     def __init__(
         self, drafter: Drafter, *, early: bool = False, executor: Executor | None = None,
-        planner: Planner | None = None, owns_loop: bool = False,
+        planner: Planner | None = None, owns_loop: bool = False, copier: Copier | None = None,
     ) -> None:  # fmt: skip
         if executor is None and not drafter.inline:
             raise ValueError("a drafter that is not inline needs an executor")
@@ -47,6 +50,7 @@ class Drafting:
         self.tracing: Tracing | None = None  # set by who wants traces
         self.planner = planner or FixedPlanner(Plan(outcomes=MAX_OUTCOMES if early else 0))
         self._caller = Caller(executor)
+        self._copier = copier
         self._owns_loop = owns_loop
         self._last_ms = math.inf  # that trees took which were drafted last, early ones apart
         self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
@@ -67,28 +71,50 @@ class Drafting:
         due = table.take_due()
         having = [session for session in due if table.has_tree(session)]
         fresh = [session for session in due if session not in having] if having else due
+        early = plan.outcomes > 0 and table.max_assumed > 0
+        known = [tree for session in having if early and (tree := table.in_verification(session))]
+        copies = self._copier.drafts(table, fresh, extended) if self._copier is not None else {}
+        if copies:
+            proposals, copied = self._proposals(table, list(copies), list(copies.values()), 0)
+            for frame in framed(table, Changes(), proposals):
+                yield frame
+            fresh = [session for session in fresh if session not in copies]
+            known += copied
         # Whoever is not drafted for is declined, so that verify does not wait.
         left_out = [] if plan.speculate else [session for session in fresh if not session.wishes.has_any]
         fresh = [session for session in fresh if session not in left_out] if left_out else fresh
-        early = plan.outcomes > 0 and table.max_assumed > 0
-        known = [tree for session in having if early and (tree := table.in_verification(session))]
         if fresh or left_out or not (early and known):
             drafts, took_ms = await self._take_in(table, changes, fresh)
             proposals, drafted = self._proposals(table, fresh, drafts, _us_each(took_ms, len(fresh)))
             proposals += self._proposals(table, left_out, [NO_DRAFT] * len(left_out), 0)[0]
-            for frame in (released(changes), proposed(table, proposals)):
-                if frame is not None:
-                    yield frame
+            for frame in framed(table, changes, proposals):
+                yield frame
             if fresh:
                 self._account(fresh, drafts, took_ms)
             changes = Changes()
             known = [*drafted, *(tree for tree in known if table.get(*tree.session.key) is tree.session)]
         if early and known:
-            proposals = await self._draft_ahead(table, changes, known)
-            for frame in (released(changes), proposed(table, proposals)):
-                if frame is not None:
+            if self._copier is not None:
+                ahead, known = self._copier.drafts_ahead(table, known)
+                for frame in framed(table, Changes(), self._said(table, ahead, 0)):
                     yield frame
+            proposals = await self._draft_ahead(table, changes, known)
+            for frame in framed(table, changes, proposals):
+                yield frame
+            changes = Changes()
+        if copies:
+            await self._read_copies(table, changes, copies)
+            for frame in framed(table, changes, []):
+                yield frame
         self.planner.plan(extended)  # for the next round: this one's trees are waited for
+
+    async def _read_copies(self, table: SessionTable, changes: Changes, sessions: Iterable[Session]) -> None:
+        """Has the drafter read, now and then, what was committed of copies."""
+        assert self._copier is not None
+        behind = [session for session in self._copier.take_behind(sessions) if table.get(*session.key) is session]
+        if behind:
+            requests = [DraftRequest(session, 0) for session in behind]
+            await self._visit(table, changes, Call(behind, self.drafter.draft, requests))
 
     def _account(self, fresh: Sequence[Session], drafts: Sequence[Draft], took_ms: float) -> None:
         """Counts a call for trees; the planner learns from those that follow its plan."""
@@ -104,6 +130,8 @@ class Drafting:
             self._given_up.pop(session.uid, None)
         if not sessions:
             return
+        if self._copier is not None:
+            self._copier.forget(sessions)
         try:
             await self._caller.call(self.drafter.close, sessions)
         except Exception as error:
@@ -207,13 +235,13 @@ class Drafting:
         self, table: SessionTable, drafts: Sequence[tuple[Session, Draft]], draft_us: int
     ) -> list[verify_pb2.Proposal]:
         """As proposals, noted as sent."""
-        # A memo is for drafting ahead, and large: kept for nothing, it would drive all else out of the caches.
+        # A model's is for drafting ahead, and large: kept for nothing, it would drive all else out of the caches.
         early = self.planner.current.outcomes > 0
         scores = pack_scores_of([draft.probabilities for _, draft in drafts])
         return [
             table.propose(
                 session, draft.tokens, draft.parents, packed, draft.assumed, draft.from_prediction, draft_us,
-                draft.memo if early else None, draft.grown,
+                draft.memo if early or isinstance(draft.memo, Copied) else None, draft.grown,
             )
             for (session, draft), packed in zip(drafts, scores, strict=True)
         ]  # fmt: skip
@@ -249,21 +277,6 @@ class Drafting:
         if gone.closed:
             await self.forget(gone.closed)
         return [None if isinstance(outcome, Exception) else outcome for outcome in outcomes]
-
-
-def released(changes: Changes) -> verify_pb2.SpeculateRequest | None:
-    """The frame that gives sessions up, if there are any."""
-    if not changes.releases:
-        return None
-    return verify_pb2.SpeculateRequest(releases=verify_pb2.Releases(releases=changes.releases))
-
-
-def proposed(table: SessionTable, proposals: Sequence[verify_pb2.Proposal]) -> verify_pb2.SpeculateRequest | None:
-    """The frame that carries proposals, if there are any."""
-    if not proposals:
-        return None
-    read = None if table.ring is None else table.ring.last
-    return verify_pb2.SpeculateRequest(proposals=verify_pb2.Proposals(proposals=proposals, consumed_slot_seq=read))
 
 
 def _ms_since(start_ns: int) -> float:

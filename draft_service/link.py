@@ -11,8 +11,9 @@ import grpc
 import grpc.aio
 
 from draft_service.backoff import Backoff
-from draft_service.drafting import Drafting, released
+from draft_service.drafting import Drafting
 from draft_service.fetching import FeatureFetcher, Lost
+from draft_service.framing import released
 from draft_service.news import News
 from draft_service.sessions import SessionTable
 from outrider import rpc

@@ -6,6 +6,7 @@ import os
 from typing import Protocol, runtime_checkable
 
 from draft_service.adaptive import AdaptivePlanner
+from draft_service.copying import DEFAULT_TOKENS, Copier, warm_up
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.shape import TreeShape
 from draft_service.overlap import MAX_OUTCOMES, OverlapRule
@@ -48,6 +49,17 @@ def make_planner(args: DraftArgs, drafter: Drafter) -> Planner:
     if args.speculative_num_steps is not None:
         return FixedPlanner(Plan(outcomes=outcomes)) if overlap is None else _overlap_only(overlap)
     return CostPlanner(drafter.shape, _most(drafter), drafter.reshape, overlap, outcomes)
+
+
+def make_copier(args: DraftArgs, drafter: Drafter) -> Copier | None:
+    """Copies from sessions' own texts beside a draft model's trees; None where there are to be none."""
+    fixed = args.speculative_num_steps is not None or args.speculative_adaptive
+    most = args.speculative_copy_tokens
+    most = (0 if fixed else DEFAULT_TOKENS) if most is None else most
+    if not most or not isinstance(drafter, Shaped):
+        return None
+    warm_up()
+    return Copier(most)
 
 
 def _num_cores() -> int:

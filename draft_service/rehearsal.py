@@ -53,6 +53,8 @@ def _first_round(drafting: Drafting) -> verify_pb2.Round:
         session=_SESSION, generation=1, tokens=pack_ids(np.arange(_PROMPT_LEN, dtype=np.int32) % 8),
         prompt_len=_PROMPT_LEN,
         remaining_tokens=2 * _ROUNDS, remaining_context=2 * _ROUNDS,
+        # As one that fixes its tree, which is the drafter's whatever the text repeats.
+        speculative=common_pb2.SpeculativeParams(enabled=True, num_draft_tokens=drafting.drafter.num_draft_tokens),
     )  # fmt: skip
     round = verify_pb2.Round(opened=[opened], verdicts=[_verdict(drafting, _PROMPT_LEN)])
     if (rows := _rows(drafting, 0, _PROMPT_LEN - 1)) is not None:

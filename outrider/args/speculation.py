@@ -50,6 +50,11 @@ class SpeculativeArgs(Args):
     speculative_token_map: str | None = arg(
         None, "speculation: draft model", "File with the token ids that may be drafted (FR-Spec)."
     )
+    speculative_copy_tokens: int | None = arg(
+        None, "speculation: draft model",
+        "Most tokens that are copied at once from where a session's own text repeats itself, in place of the draft "
+        "model's tree; 0: never. Default: 16, and 0 where trees are fixed by flags.",
+    )  # fmt: skip
     enable_multi_layer_eagle: bool = arg(
         False, "speculation: draft model", "Require a head with a layer for each step; one that has them is used so."
     )
@@ -82,6 +87,8 @@ class SpeculativeArgs(Args):
         at_least(self, 1, "speculative_num_steps", "speculative_eagle_topk")
         # As one request may ask for at most.
         at_most(self, 4096, "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+        at_least(self, 0, "speculative_copy_tokens")
+        at_most(self, 4096, "speculative_copy_tokens")
         at_least(self, 2, "speculative_num_draft_tokens", "speculative_ngram_branch_length")
         at_least(self, 1, "speculative_ngram_min_match_window_size", "speculative_ngram_min_bfs_breadth")
         low, high = self.speculative_ngram_min_match_window_size, self.speculative_ngram_max_match_window_size
