@@ -50,7 +50,7 @@ class Drafting:
         self.tracing: Tracing | None = None  # set by who wants traces
         self.planner = planner or FixedPlanner(Plan(outcomes=MAX_OUTCOMES if early else 0))
         self._caller = Caller(executor)
-        self._copier = copier
+        self.copier = copier
         self._owns_loop = owns_loop
         self._last_ms = math.inf  # that trees took which were drafted last, early ones apart
         self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
@@ -73,7 +73,7 @@ class Drafting:
         fresh = [session for session in due if session not in having] if having else due
         early = plan.outcomes > 0 and table.max_assumed > 0
         known = [tree for session in having if early and (tree := table.in_verification(session))]
-        copies = self._copier.drafts(table, fresh, extended) if self._copier is not None else {}
+        copies = self.copier.drafts(table, fresh, extended) if self.copier is not None else {}
         if copies:
             proposals, copied = self._proposals(table, list(copies), list(copies.values()), 0)
             for frame in framed(table, Changes(), proposals):
@@ -94,8 +94,8 @@ class Drafting:
             changes = Changes()
             known = [*drafted, *(tree for tree in known if table.get(*tree.session.key) is tree.session)]
         if early and known:
-            if self._copier is not None:
-                ahead, known = self._copier.drafts_ahead(table, known)
+            if self.copier is not None:
+                ahead, known = self.copier.drafts_ahead(table, known)
                 for frame in framed(table, Changes(), self._said(table, ahead, 0)):
                     yield frame
             proposals = await self._draft_ahead(table, changes, known)
@@ -110,8 +110,8 @@ class Drafting:
 
     async def _read_copies(self, table: SessionTable, changes: Changes, sessions: Iterable[Session]) -> None:
         """Has the drafter read, now and then, what was committed of copies."""
-        assert self._copier is not None
-        behind = [session for session in self._copier.take_behind(sessions) if table.get(*session.key) is session]
+        assert self.copier is not None
+        behind = [session for session in self.copier.take_behind(sessions) if table.get(*session.key) is session]
         if behind:
             requests = [DraftRequest(session, 0) for session in behind]
             await self._visit(table, changes, Call(behind, self.drafter.draft, requests))
@@ -130,8 +130,8 @@ class Drafting:
             self._given_up.pop(session.uid, None)
         if not sessions:
             return
-        if self._copier is not None:
-            self._copier.forget(sessions)
+        if self.copier is not None:
+            self.copier.forget(sessions)
         try:
             await self._caller.call(self.drafter.close, sessions)
         except Exception as error:

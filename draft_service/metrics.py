@@ -22,6 +22,9 @@ FAMILIES = (
     Family("outrider_draft_rejected_total", "counter", "Proposals that were refused.", ("replica", "reason")),
     Family("outrider_draft_proposals_total", "counter", "Proposals made; early: below a guess.", ("kind",)),
     Family("outrider_draft_nodes_total", "counter", "Nodes of these proposals.", ("kind",)),
+    Family("outrider_draft_copies_total", "counter", "Proposals that were copied from their session's own text."),
+    Family("outrider_draft_copied_nodes_total", "counter", "Nodes of these."),
+    Family("outrider_draft_copied_nodes_accepted_total", "counter", "Of these nodes, those that were accepted."),
     Family("outrider_draft_seconds", "histogram", "Time of one call of the drafter, for a batch.", ("kind",)),
     Family("outrider_draft_steps_total", "counter", "Steps of the draft model.", ("kind",)),
     Family("outrider_planner_speculates", "gauge", "Whether drafts are made now; 0: declined, since they do not pay."),
@@ -59,6 +62,10 @@ def make_registry(drafter: Drafter, drafting: Drafting, worker: Worker) -> Colle
             reading.add("outrider_draft_nodes_total", counts.nodes[kind], kind)
             reading.add_buckets("outrider_draft_seconds", buckets, kind)
         reading.add("outrider_draft_steps_total", counts.steps, "tree")
+        if (copier := drafting.copier) is not None:
+            reading.add("outrider_draft_copies_total", copier.num_copies)
+            reading.add("outrider_draft_copied_nodes_total", copier.num_nodes)
+            reading.add("outrider_draft_copied_nodes_accepted_total", copier.num_accepted)
         _read_planner(reading, drafting.planner)
         nodes, capacity = drafter.corpus_size()
         reading.add("outrider_ngram_nodes", nodes)

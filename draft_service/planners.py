@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import Protocol, runtime_checkable
 
+from draft_service import repetition
 from draft_service.adaptive import AdaptivePlanner
-from draft_service.copying import DEFAULT_TOKENS, Copier, warm_up
+from draft_service.copying import DEFAULT_TOKENS, Copier
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.shape import TreeShape
 from draft_service.overlap import MAX_OUTCOMES, OverlapRule
@@ -58,7 +59,7 @@ def make_copier(args: DraftArgs, drafter: Drafter) -> Copier | None:
     most = (0 if fixed else DEFAULT_TOKENS) if most is None else most
     if not most or not isinstance(drafter, Shaped):
         return None
-    warm_up()
+    repetition.warm_up()
     return Copier(most)
 
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from draft_service.copying import Copier
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.factory import describe_drafter, make_drafter
 from draft_service.drafting import Drafting
@@ -89,14 +90,17 @@ class Pair:
         return await asyncio.gather(*(self.answer(prompt, *args, **settings) for prompt in prompts))
 
     @asynccontextmanager
-    async def drafting(self, drafter: Drafter, *, early: bool = True) -> AsyncIterator[Worker]:
+    async def drafting(
+        self, drafter: Drafter, *, early: bool = True, copier: Copier | None = None
+    ) -> AsyncIterator[Worker]:
         """A draft service's links, enlisted; drained at the end. Verify waits for its trees whatever they have saved.
 
         The engine runs from here on, if it was held up.
         """
         executor = None if drafter.inline else ThreadPoolExecutor(1)
         identity = Identity(f"test-{secrets.token_hex(4)}", "host", secrets.token_hex(8))
-        worker = Worker([self.address], Drafting(drafter, early=early, executor=executor), identity, max_sessions=64)
+        drafting = Drafting(drafter, early=early, executor=executor, copier=copier)
+        worker = Worker([self.address], drafting, identity, max_sessions=64)
         task = asyncio.create_task(worker.run())
         self.meter.opened.set()
         await until(lambda: len(self.loop.drafters) or any(link.stats.last_error for link in worker.links))

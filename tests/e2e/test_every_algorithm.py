@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draft_service.copying import Copier
 from draft_service.drafters.base import Drafter
 from tests.e2e.pair import Answer, drafter_of, features_of, running, until
 from tests.engine.heads import make
@@ -132,6 +133,18 @@ async def test_drafters_come_late_and_go(setup: Setup) -> None:
                 await until(lambda: answers.done() or sum(link.stats.proposals for link in worker.links) >= 30)
                 assert not answers.done()
         assert texts(await answers) == plain
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("early", [False, True])
+async def test_with_copies_of_the_text(setup: Setup, early: bool) -> None:
+    """Answers of a few words repeat themselves: copies go out between the drafter's trees, and it reads them later."""
+    copier, words = Copier(), {"logit_bias": dict.fromkeys(range(20, 24), 50.0)}
+    async with running(setup.target, setup.features, max_total_tokens=8192) as pair:
+        plain = texts(await pair.answers(PROMPTS, 250, **words))
+        async with pair.drafting(setup.drafter(), early=early, copier=copier):
+            assert texts(await pair.answers(PROMPTS, 250, **words)) == plain
+    assert copier.num_accepted > 100
 
 
 @pytest.mark.asyncio

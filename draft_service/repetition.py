@@ -1,0 +1,143 @@
+"""Where a session's newest tokens stood before in its own text or its request's prediction, and what followed there.
+
+How far that comes true is learnt from the text alone: wherever a match is found, what is committed next tells whether a
+copy would have come true, also where none was made.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draft_service.drafters.compiled import compiled
+from outrider.wire import Ids
+
+MIN_MATCH = 3  # newest tokens that must have stood there before
+_MOST_MATCH = 16  # longer matches say no more
+_PRIOR_WEIGHT, _WINDOW = 8.0, 128.0  # tries by match length; those after which old ones fade
+_SHARED_WEIGHT = 8.0  # tries of its own after which a session counts as much as all others
+_FIRST_SIZE = 1024
+
+Table = NDArray[np.int32]
+
+
+class CopyRates:
+    """How often the next token is that of the copy, by the length of the match so far.
+
+    shared: of all sessions, where this is one's own.
+    """
+
+    def __init__(self, shared: CopyRates | None = None) -> None:
+        self._shared = shared
+        lengths = np.arange(_MOST_MATCH + 1)
+        self._tries = np.zeros(_MOST_MATCH + 1) if shared else np.full(_MOST_MATCH + 1, _PRIOR_WEIGHT)
+        self._hits = self._tries * lengths / (lengths + 1)
+
+    def chances(self, match_len: int, count: int) -> NDArray[np.float64]:
+        """float64 [count]: that a copy after such a match comes true up to each of its tokens."""
+        lengths = np.minimum(np.arange(match_len, match_len + count), _MOST_MATCH)
+        return np.cumprod(self._rates()[lengths], dtype=np.float64)
+
+    def observe(self, match_len: int, hits: int, *, missed: bool) -> None:
+        """After such a match so many tokens were the copy's, and then, if it missed, one was not."""
+        for length in range(match_len, match_len + hits + missed):
+            at = min(length, _MOST_MATCH)
+            self._tries[at] += 1.0
+            self._hits[at] += length < match_len + hits
+            if self._tries[at] > _WINDOW:
+                self._tries[at] /= 2
+                self._hits[at] /= 2
+        if self._shared is not None:
+            self._shared.observe(match_len, hits, missed=missed)
+
+    def _rates(self) -> NDArray[np.float64]:
+        if self._shared is None:
+            return self._hits / self._tries
+        return (_SHARED_WEIGHT * self._shared._rates() + self._hits) / (_SHARED_WEIGHT + self._tries)
+
+
+class Text:
+    """One session's, its prediction before it. match_len: of the newest tokens' last match; 0: there was none."""
+
+    def __init__(self, rates: CopyRates, prediction: Ids) -> None:
+        self.rates = rates
+        self.match_len = 0
+        self._num_predicted = len(prediction)
+        self._tokens = self._buffer = prediction
+        self._source = 0  # where the last match ended
+        self._known = 0  # tokens that are in the table
+        self._table = np.zeros(_FIRST_SIZE, np.int32)  # after MIN_MATCH tokens of this hash the last place; 0: none
+
+    def look(self, tokens: Ids) -> None:
+        """Finds the last match, and learns how the one before went on. tokens: all committed ones."""
+        if self._num_predicted:
+            tokens = self._after_prediction(tokens)
+        self._tokens = tokens
+        base = known = self._known
+        if 2 * len(tokens) > len(self._table):
+            self._table, known = np.zeros(4 << len(tokens).bit_length(), np.int32), 0
+        if base == len(tokens):
+            return
+        agreed, source, match_len = _look(self._table, tokens, known, base, self._source)
+        if self.match_len:
+            self.rates.observe(self.match_len, agreed, missed=agreed < len(tokens) - base)
+        self._known, self._source, self.match_len = len(tokens), source, match_len
+
+    def following(self, first: int, count: int) -> Ids:
+        """Tokens first..first+count-1 of what follows the match, int32: over and over, where it goes up to now."""
+        distance = len(self._tokens) - self._source
+        if first + count <= distance:
+            return self._tokens[self._source + first : self._source + first + count].copy()
+        return self._tokens[self._source + np.arange(first, first + count) % distance]
+
+    def from_prediction(self, first: int, count: int) -> NDArray[np.bool_]:
+        """bool [count]: which of these tokens stand in the prediction; empty where there is none."""
+        if not self._num_predicted:
+            return np.empty(0, np.bool_)
+        return np.arange(first, first + count) + self._source < self._num_predicted
+
+    def _after_prediction(self, tokens: Ids) -> Ids:
+        known, end = len(self._tokens), self._num_predicted + len(tokens)
+        if end > len(self._buffer):
+            self._buffer = np.empty(2 * end, np.int32)
+            self._buffer[:known] = self._tokens
+        self._buffer[known:end] = tokens[known - self._num_predicted :]
+        return self._buffer[:end]
+
+
+def warm_up() -> None:
+    """Compiles, or loads, what looks matches up."""
+    Text(CopyRates(), np.empty(0, np.int32)).look(np.zeros(MIN_MATCH + 1, np.int32))
+
+
+@compiled
+def _look(table: Table, tokens: Ids, known: int, base: int, source: int) -> tuple[int, int, int]:
+    """Takes tokens from `known` on into the table, and finds the newest ones'.
+
+    Returns how many tokens from `base` on are those from `source` on; where the newest tokens' last match ended, and
+    its length, zeros for none.
+    """
+    end = len(tokens)
+    agreed = 0
+    while source and base + agreed < end and tokens[source + agreed] == tokens[base + agreed]:
+        agreed += 1
+    for at in range(max(known, MIN_MATCH), end):
+        table[_slot(table, tokens, at)] = at
+    if end < MIN_MATCH:
+        return agreed, 0, 0
+    found = table[_slot(table, tokens, end)]
+    length = 0
+    while length < _MOST_MATCH and length < found and tokens[found - 1 - length] == tokens[end - 1 - length]:
+        length += 1
+    if length < MIN_MATCH:
+        return agreed, 0, 0
+    return agreed, found, length
+
+
+@compiled
+def _slot(table: Table, tokens: Ids, at: int) -> int:
+    """Of the tokens before `at`."""
+    mixed = np.int64(0)
+    for token in tokens[at - MIN_MATCH : at]:
+        mixed = (mixed ^ np.int64(token)) * np.int64(0x2545F4914F6CDD1D)
+    return int((mixed ^ (mixed >> 29)) & (len(table) - 1))

@@ -1,0 +1,323 @@
+"""Copies of a session's own text: where it repeats, for as long as they come true, and before the model's trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draft_service.copying import CATCH_UP, Copied, Copier
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest
+from draft_service.drafters.corpus import Corpus
+from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.trie import MatchRules, NgramTrie
+from draft_service.drafting import Drafting
+from draft_service.evidence import Evidence
+from draft_service.planning import FixedPlanner, Plan
+from draft_service.repetition import MIN_MATCH, CopyRates
+from draft_service.session import Extension, Grown, Session
+from draft_service.sessions import InVerification
+from outrider.tree import TokenTree
+from outrider.v1 import common_pb2
+from outrider.v1 import verify_pb2 as pb
+from outrider.wire import pack_ids, unpack_ids
+from tests.draft_service.test_sessions import NO_IDS, opened, table, verdict
+
+LINE = [11, 12, 13, 14, 15, 16]
+TOKENS = st.lists(st.integers(0, 3), min_size=5, max_size=120)
+
+
+def session_of(tokens: Sequence[int], *, remaining: int = 100, **more: Any) -> Session:
+    message = opened(tokens=list(tokens), prompt_len=more.pop("prompt_len", 1), remaining_tokens=remaining,
+                     remaining_context=remaining, **more)  # fmt: skip
+    return Session.from_opened(message, uid=1, vocabulary="", vocab_size=100, context_length=4096)
+
+
+def chain(draft: Draft | None) -> list[int]:
+    if draft is None:
+        return []
+    assert draft.parents.tolist() == list(range(-1, len(draft) - 1))
+    assert (np.diff(draft.probabilities) <= 0).all()
+    return draft.tokens.tolist()
+
+
+def longest_match(tokens: Sequence[int]) -> int:
+    """Of the newest tokens with any earlier place."""
+    return max(
+        sum(1 for i in range(end) if list(tokens[end - i - 1 : end]) == list(tokens[len(tokens) - i - 1 :]))
+        for end in range(len(tokens))
+    )
+
+
+def test_what_followed_before_is_proposed() -> None:
+    draft = Copier().draft(session_of([*LINE, 1, 2, *LINE[:3]]), 32)
+    assert chain(draft)[:5] == [*LINE[3:], 1, 2]
+    assert draft is not None
+    assert draft.memo == Copied(3)
+
+
+def test_the_newest_place_counts() -> None:
+    tokens = [*LINE[:3], 7, 7, *LINE[:3], 8, 8, *LINE[:3]]
+    assert chain(Copier().draft(session_of(tokens), 32))[:2] == [8, 8]
+
+
+def test_a_loop_is_gone_on_with() -> None:
+    draft = Copier().draft(session_of([5, 9, 5, 9, 5, 9, 5, 9]), 32)
+    assert chain(draft) == ([5, 9] * 8)[: len(chain(draft))]
+    assert len(chain(draft)) > 2
+
+
+@given(TOKENS)
+def test_every_copy_is_of_the_text(tokens: list[int]) -> None:
+    """What is copied follows the newest MIN_MATCH tokens or more, where they stood before."""
+    draft = Copier().draft(session_of(tokens), 32)
+    if draft is None:
+        return
+    assert isinstance(draft.memo, Copied)
+    (match_len,), whole = draft.memo, [*tokens, *draft.tokens.tolist()]
+    assert MIN_MATCH <= match_len <= longest_match(tokens)
+    assert any(
+        tokens[-match_len:] == tokens[-match_len - distance : -distance]
+        and all(whole[i] == whole[i - distance] for i in range(len(tokens), len(whole)))
+        for distance in range(1, len(tokens) - match_len + 1)
+    )
+
+
+@given(TOKENS, st.lists(st.integers(1, 9), max_size=20))
+def test_told_bit_by_bit_it_finds_the_same(tokens: list[int], steps: list[int]) -> None:
+    """However the text came, the place is that of the whole text; what was learnt on the way may differ."""
+    told, copier = session_of(tokens[:2], remaining=200), Copier()
+    found = None
+    for step in [*steps, len(tokens)]:
+        told.commit(tokens[len(told.tokens) : len(told.tokens) + step])
+        found = copier.draft(told, 32)
+    whole = Copier().draft(session_of(tokens, remaining=200), 32)
+    if found is not None and whole is not None:
+        same = min(len(found), len(whole))
+        assert found.memo == whole.memo
+        assert chain(found)[:same] == chain(whole)[:same]
+
+
+def test_long_texts_are_searched_whole() -> None:
+    text = [*LINE, 1, *np.random.default_rng(1).integers(20, 99, 4000).tolist(), *LINE]
+    assert chain(Copier().draft(session_of(text), 32))[:1] == [1]
+
+
+@pytest.mark.parametrize("name", ["num_draft_tokens", "num_steps", "topk"])
+def test_a_request_that_fixes_its_tree_gets_no_copy(name: str) -> None:
+    wish = common_pb2.SpeculativeParams(enabled=True)
+    setattr(wish, name, 4)
+    assert Copier().draft(session_of(LINE * 4, speculative=wish), 32) is None
+
+
+def test_a_prediction_is_drawn_from() -> None:
+    told = session_of([1, 2, 3], prediction_tokens=pack_ids([*LINE, 30, 31]))
+    assert Copier().draft(told, 32) is None
+    copier = Copier()
+    told.commit(LINE[:4])
+    draft = copier.draft(told, 32)
+    assert draft is not None
+    assert chain(draft)[:4] == [15, 16, 30, 31]
+    assert draft.from_prediction.tolist()[:5] == [True] * 4 + [False] * (len(draft) > 4)
+    told.commit([15, 16, 30, 40, 41, 42, 40, 41, 42])
+    draft = copier.draft(told, 32)
+    assert chain(draft)[:2] == [40, 41]
+    assert draft is not None
+    assert not draft.from_prediction.any()
+
+
+def test_limits_are_kept() -> None:
+    assert len(chain(Copier().draft(session_of(LINE * 8), 4))) == 4
+    assert len(chain(Copier(5).draft(session_of(LINE * 8), 32))) == 5
+    assert len(chain(Copier().draft(session_of(LINE * 8, remaining=4), 32))) == 3  # a step commits one more
+    assert Copier().draft(session_of(LINE * 8, remaining=1), 32) is None
+    assert Copier().draft(session_of(LINE * 8, prompt_len=48), 32) is None  # nothing is verified below a prompt
+
+
+def test_text_that_only_seems_to_repeat_is_left_to_the_model() -> None:
+    told, copier = session_of([*LINE, 1], remaining=4000), Copier()
+    rounds = []
+    for i in range(40):
+        told.commit([*LINE[:3], 50 + i])
+        told.commit(LINE[:3])
+        rounds.append(copier.draft(told, 32) is not None)
+        told.commit([20 + i])
+        copier.draft(told, 32)
+    assert rounds[0]
+    assert not any(rounds[-10:])
+
+
+def test_a_better_model_is_asked_sooner() -> None:
+    copier, told = Copier(), session_of([*LINE, 1, 2, *LINE[:3]])
+    assert copier.draft(told, 32) is not None
+    credit = pb.Credit(proposal_id=1, root_node=-1, nodes_verified=7, accepted_nodes=range(7))
+    for base_len in range(11, 31):
+        _propose(told, Draft(np.arange(7, dtype=np.int32), np.arange(-1, 6, dtype=np.int32), np.ones(7)))
+        copier.drafts(table(), [], [_extension(told, base_len, credit)])
+    assert copier.draft(told, 32) is None
+
+
+def _propose(session: Session, draft: Draft) -> None:
+    session.last_proposal_id = 0
+    table().propose(session, draft.tokens, draft.parents, b"", NO_IDS, np.empty(0, np.bool_), 0, draft.memo)
+
+
+def _extension(session: Session, base_len: int, *credits: pb.Credit) -> Extension:
+    return Extension(session, base_len, verdict(base_len=base_len, credits=credits))
+
+
+def test_rates_are_learnt_by_length() -> None:
+    rates = CopyRates()
+    before = rates.chances(3, 4)
+    for _ in range(50):
+        rates.observe(3, 0, missed=True)
+        rates.observe(8, 4, missed=False)
+    after = rates.chances(3, 4)
+    assert after[0] < 0.3 < before[0]
+    assert rates.chances(8, 4)[-1] > 0.9
+    own = CopyRates(rates)
+    assert own.chances(3, 1) == pytest.approx(rates.chances(3, 1))
+    for _ in range(50):
+        own.observe(3, 1, missed=False)
+    assert own.chances(3, 1)[0] > rates.chances(3, 1)[0]
+
+
+# ---- below a step that runs
+
+
+def test_ahead_of_a_copy_the_next_one_goes_on() -> None:
+    copier, told = Copier(), session_of(LINE * 5)
+    draft = copier.draft(told, 4)
+    assert draft is not None
+    item = InVerification.whole(told, draft.tree, draft.probabilities, draft.memo)
+    ahead = copier.draft_ahead(item, 16, 32)
+    assert ahead is not None
+    assert ahead.assumed.tolist() == LINE[:5]  # what is verified, and the bonus
+    assert chain(ahead)[:3] == [16, 11, 12]
+    assert copier.draft_ahead(item, 4, 32) is None  # as many may not be assumed
+    unlikely = InVerification.whole(session_of([1, 2, 3, 4]), draft.tree, draft.probabilities, None)
+    assert Copier().draft_ahead(unlikely, 16, 32) is None
+
+
+def test_ahead_of_a_models_tree_it_goes_along_its_nodes() -> None:
+    told = session_of(LINE * 5)
+    tree = TokenTree(np.array([50, 11, 12, 51], np.int32), np.array([-1, -1, 1, 1], np.int32))
+    ahead = Copier().draft_ahead(InVerification.whole(told, tree, np.ones(4), None), 16, 32)
+    assert ahead is not None
+    assert ahead.assumed.tolist() == [11, 12, 13]
+    assert chain(ahead)[:2] == [14, 15]
+
+
+# ---- in a drafter's rounds
+
+
+class Model(NgramDrafter):
+    """Stands for a draft model: notes what it is asked for, and drafts the token 99."""
+
+    asked: list[tuple[int, int]]
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.asked += [(len(request.session.tokens), request.num_nodes) for request in requests]
+        one = Draft(np.array([99], np.int32), np.array([-1], np.int32), np.ones(1), grown=Grown(1, 1))
+        return [one if request.num_nodes else Draft() for request in requests]
+
+    def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
+        self.asked += [(-len(request.verifying.session.tokens), request.num_nodes) for request in requests]
+        return [[] for _ in requests]
+
+
+class Rounds:
+    """A model's drafting, told of one session's verdicts."""
+
+    def __init__(self, tokens: list[int], plan: Plan | None = None, **limits: int) -> None:
+        self.model = Model(Corpus(NgramTrie(1000), max_pending_tokens=1000), MatchRules())
+        self.model.asked = []
+        planner = FixedPlanner(plan or Plan(outcomes=0))
+        self.drafting = Drafting(self.model, planner=planner, copier=Copier())
+        self.table = table(**limits)
+        self.first = opened(tokens=tokens, remaining_tokens=2000, remaining_context=2000)
+        self.length = len(tokens)
+
+    async def verdict(self, tokens: list[int], **more: Any) -> list[pb.Proposal]:
+        round = pb.Round(verdicts=[verdict(base_len=self.length, tokens=tokens, **more)])
+        if self.table.get(1, 1) is None:
+            round.opened.append(self.first)
+        self.length += len(tokens)
+        frames = [frame async for frame in self.drafting.frames(self.table, [round])]
+        return [proposal for frame in frames for proposal in frame.proposals.proposals]
+
+
+@pytest.mark.asyncio
+async def test_copies_go_out_in_place_of_trees() -> None:
+    rounds = Rounds(LINE * 2)
+    (found,) = await rounds.verdict(LINE[:4])
+    assert unpack_ids(found.tokens, field="tokens").tolist()[:4] == [15, 16, 11, 12]
+    assert len(found.scores) == len(found.tokens) // 4
+    assert rounds.model.asked == []
+    (found,) = await rounds.verdict([70, 71])
+    assert unpack_ids(found.tokens, field="tokens").tolist() == [99]
+    assert rounds.drafting.copier is not None
+    assert (rounds.drafting.copier.num_copies, rounds.drafting.copier.num_accepted) == (1, 0)
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_the_model_reads_now_and_then_what_was_copied() -> None:
+    rounds = Rounds(LINE * 2)
+    for _ in range(2 * CATCH_UP // len(LINE) + 2):
+        assert len(await rounds.verdict(LINE)) == 1
+    lengths = [length for length, num_nodes in rounds.model.asked if num_nodes == 0]
+    assert rounds.model.asked == [(length, 0) for length in lengths]
+    assert 2 <= len(lengths) <= 3
+    assert np.diff(lengths).min() >= CATCH_UP
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_copies_are_made_while_the_model_does_not_pay() -> None:
+    rounds = Rounds(LINE * 2, Plan(speculate=False, outcomes=0))
+    (copied,) = await rounds.verdict(LINE[:4])
+    assert len(copied.tokens) > 4
+    (declined,) = await rounds.verdict([70, 71])
+    assert declined.tokens == b""
+    assert rounds.model.asked == []
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_an_early_copy_follows_one_that_verify_waits_for() -> None:
+    rounds = Rounds(LINE * 4, Plan(outcomes=2), max_proposal_nodes=6)
+    waiting = pb.Next(kind=pb.NEXT_KIND_WAITING, base_len=28)
+    fresh, early = await rounds.verdict(LINE[:4], next=waiting)
+    tokens = unpack_ids(fresh.tokens, field="tokens").tolist()
+    assumed = unpack_ids(early.assumed, field="assumed").tolist() if early.assumed else []
+    assert assumed[:-1] == tokens
+    assert rounds.model.asked == []  # a head would have to run all nodes of the copy
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_what_became_of_copies_says_nothing_of_the_model() -> None:
+    rounds, evidence = Rounds(LINE * 2), Evidence()
+    (found,) = await rounds.verdict(LINE[:4])
+    credit = pb.Credit(proposal_id=found.proposal_id, root_node=-1, nodes_verified=8, accepted_nodes=range(8))
+    changes = rounds.table.apply([pb.Round(verdicts=[verdict(base_len=16, tokens=[*LINE, 11], credits=[credit])])])
+    evidence.observe(changes.extended)
+    assert evidence.trees(1).accepted.num_seen == 0
+    assert evidence.committed == 2.0
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_a_closed_session_is_forgotten() -> None:
+    rounds = Rounds(LINE * 2)
+    await rounds.verdict(LINE[:4])
+    closed = pb.Round(closed=[pb.Closed(session=1, generation=1)])
+    assert [frame async for frame in rounds.drafting.frames(rounds.table, [closed])] == []
+    assert rounds.drafting.copier is not None
+    assert not rounds.drafting.copier._known
+    rounds.model.close_down()
