@@ -106,8 +106,9 @@ class Text:
 
 
 def warm_up() -> None:
-    """Compiles, or loads, what looks matches up."""
-    Text(CopyRates(), np.empty(0, np.int32)).look(np.zeros(MIN_MATCH + 1, np.int32))
+    """Compiles, or loads, what looks matches up: in texts as they came in a message, and as they grow."""
+    for tokens in (np.zeros(MIN_MATCH + 1, np.int32), np.frombuffer(bytes(4 * MIN_MATCH + 4), np.int32)):
+        Text(CopyRates(), np.empty(0, np.int32)).look(tokens)
 
 
 @compiled

@@ -96,6 +96,12 @@ def _draft(url: str, span: Span) -> list[str]:
         f"{_ms(span.mean_ms('outrider_draft_seconds', kind='early'))}; accepted "
         f"{_percent(accepted)} of nodes",
     ]
+    if now.has("outrider_draft_copies_total"):
+        copied = span.share("outrider_draft_copied_nodes_accepted_total", "outrider_draft_copied_nodes_total")
+        lines.append(
+            f"  copies of sessions' own texts {_total_and_new(span, 'outrider_draft_copies_total')}, accepted "
+            f"{_percent(copied)} of nodes"
+        )
     if now.total("outrider_ngram_capacity_nodes"):
         lines.append(
             f"  trie {now.total('outrider_ngram_nodes'):.0f} of {now.total('outrider_ngram_capacity_nodes'):.0f} nodes"

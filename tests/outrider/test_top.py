@@ -48,6 +48,9 @@ outrider_planner_draft_tokens{algorithm="EAGLE3"} 8
 outrider_planner_decisions_total{algorithm="EAGLE3",decision="reshaped"} 7
 outrider_draft_steps_total{algorithm="EAGLE3",kind="tree"} STEPS
 outrider_draft_seconds_count{algorithm="EAGLE3",kind="tree"} CALLS
+outrider_draft_copies_total{algorithm="EAGLE3"} CALLS
+outrider_draft_copied_nodes_total{algorithm="EAGLE3"} STEPS
+outrider_draft_copied_nodes_accepted_total{algorithm="EAGLE3"} CALLS
 """
 
 
@@ -80,6 +83,7 @@ def test_a_drafter_shows_its_plan() -> None:
     shown = "\n".join(frame({"u": draft_span()}, {}))
     assert "draft  EAGLE3  u" in shown
     assert "plan: 5 steps, 4 branches, 8 tokens, 2.5 steps run; 2 outcomes ahead; reshaped 7" in shown
+    assert "copies of sessions' own texts 40 (+10), accepted 40 % of nodes" in shown
     assert "does not draft" in "\n".join(frame({"u": draft_span(0)}, {}))
 
 
