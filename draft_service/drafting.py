@@ -74,6 +74,7 @@ class Drafting:
         early = plan.outcomes > 0 and table.max_assumed > 0
         known = [tree for session in having if early and (tree := table.in_verification(session))]
         copies = self.copier.drafts(table, fresh, extended) if self.copier is not None else {}
+        copied_for = list(copies)
         if copies:
             proposals, copied = self._proposals(table, list(copies), list(copies.values()), 0)
             for frame in framed(table, Changes(), proposals):
@@ -98,12 +99,13 @@ class Drafting:
                 ahead, known = self.copier.drafts_ahead(table, known)
                 for frame in framed(table, Changes(), self._said(table, ahead, 0)):
                     yield frame
+                copied_for += [session for session, _ in ahead]
             proposals = await self._draft_ahead(table, changes, known)
             for frame in framed(table, changes, proposals):
                 yield frame
             changes = Changes()
-        if copies:
-            await self._read_copies(table, changes, copies)
+        if copied_for:
+            await self._read_copies(table, changes, copied_for)
             for frame in framed(table, changes, []):
                 yield frame
         self.planner.plan(extended)  # for the next round: this one's trees are waited for

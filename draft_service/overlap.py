@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+from draft_service.copying import is_copied
 from draft_service.session import Extension
 
 MAX_OUTCOMES = 2  # drafted below ahead of each step: the likeliest one, and the next in case
@@ -43,9 +44,13 @@ class OverlapRule:
         self._seen: dict[int, float] = {}  # when each session's last verdict came, by uid
 
     def outcomes(self, extensions: Sequence[Extension]) -> int:
-        """Takes in a round's verdicts; how many outcomes to draft for now."""
-        if extensions:
-            self._observe(extensions)
+        """Takes in a round's verdicts, but for those on copies; how many outcomes to draft for now."""
+        copied = {extension.session.uid for extension in extensions if is_copied(extension)}
+        drafted = [extension for extension in extensions if extension.session.uid not in copied]
+        for uid in copied:
+            self._seen.pop(uid, None)
+        if drafted:
+            self._observe(drafted)
             self._left -= 1
             if self._hopeless >= self.MOST_HOPELESS:
                 self._conclude(False)

@@ -64,7 +64,7 @@ class Text:
         self.match_len = 0
         self._num_predicted = len(prediction)
         self._tokens = self._buffer = prediction
-        self._source = 0  # where the last match ended
+        self._source = 0  # where the last match ended, gone on from there
         self._known = 0  # tokens that are in the table
         self._table = np.zeros(_FIRST_SIZE, np.int32)  # after MIN_MATCH tokens of this hash the last place; 0: none
 
@@ -74,8 +74,8 @@ class Text:
             tokens = self._after_prediction(tokens)
         self._tokens = tokens
         base = known = self._known
-        if 2 * len(tokens) > len(self._table):
-            self._table, known = np.zeros(4 << len(tokens).bit_length(), np.int32), 0
+        if 4 * len(tokens) > len(self._table):
+            self._table, known = np.zeros(16 << len(tokens).bit_length(), np.int32), 0
         if base == len(tokens):
             return
         agreed, source, match_len = _look(self._table, tokens, known, base, self._source)
@@ -115,8 +115,11 @@ def warm_up() -> None:
 def _look(table: Table, tokens: Ids, known: int, base: int, source: int) -> tuple[int, int, int]:
     """Takes tokens from `known` on into the table, and finds the newest ones'.
 
-    Returns how many tokens from `base` on are those from `source` on; where the newest tokens' last match ended, and
-    its length, zeros for none.
+    Text that was copied from one place, and edited here and there, goes on from there, though some of its tokens stood
+    elsewhere later: the place that goes on from `source` counts unless another match is longer.
+
+    Returns how many tokens from `base` on are those from `source` on; where the newest tokens' match ends; and its
+    length, 0 for none.
     """
     end = len(tokens)
     agreed = 0
@@ -124,15 +127,24 @@ def _look(table: Table, tokens: Ids, known: int, base: int, source: int) -> tupl
         agreed += 1
     for at in range(max(known, MIN_MATCH), end):
         table[_slot(table, tokens, at)] = at
-    if end < MIN_MATCH:
-        return agreed, 0, 0
-    found = table[_slot(table, tokens, end)]
-    length = 0
-    while length < _MOST_MATCH and length < found and tokens[found - 1 - length] == tokens[end - 1 - length]:
+    if source:
+        source += end - base
+    length = _match_len(tokens, source)
+    if end >= MIN_MATCH and length < _MOST_MATCH:
+        newest = table[_slot(table, tokens, end)]
+        found = _match_len(tokens, newest)
+        if found > length:
+            source, length = newest, found
+    return agreed, source, length if length >= MIN_MATCH else 0
+
+
+@compiled
+def _match_len(tokens: Ids, place: int) -> int:
+    """How many of the newest tokens stand before `place` too, as far as it counts."""
+    end, length = len(tokens), 0
+    while length < min(_MOST_MATCH, place) and tokens[place - 1 - length] == tokens[end - 1 - length]:
         length += 1
-    if length < MIN_MATCH:
-        return agreed, 0, 0
-    return agreed, found, length
+    return length
 
 
 @compiled

@@ -65,6 +65,20 @@ def test_the_newest_place_counts() -> None:
     assert chain(Copier().draft(session_of(tokens), 32))[:2] == [8, 8]
 
 
+def test_a_copy_goes_on_where_it_came_from() -> None:
+    """Though its newest tokens stood elsewhere since, and after a token that was edited."""
+    source = [*LINE, 30, *LINE[:3], 31, 32, 33, 34, 35, 36]
+    told, copier = session_of([*source, 90, *LINE[:3], 91, 92]), Copier()
+    told.commit([*LINE, 30])
+    assert chain(copier.draft(told, 32))[:4] == [*LINE[:3], 31]
+    told.commit(LINE[:3])
+    assert chain(copier.draft(told, 32))[:3] == [31, 32, 33]
+    told.commit([31, 77, 33])
+    copier.draft(told, 32)
+    told.commit([34, 35])
+    assert chain(copier.draft(told, 32))[:1] == [36]
+
+
 def test_a_loop_is_gone_on_with() -> None:
     draft = Copier().draft(session_of([5, 9, 5, 9, 5, 9, 5, 9]), 32)
     assert chain(draft) == ([5, 9] * 8)[: len(chain(draft))]
@@ -88,8 +102,8 @@ def test_every_copy_is_of_the_text(tokens: list[int]) -> None:
 
 
 @given(TOKENS, st.lists(st.integers(1, 9), max_size=20))
-def test_told_bit_by_bit_it_finds_the_same(tokens: list[int], steps: list[int]) -> None:
-    """However the text came, the place is that of the whole text; what was learnt on the way may differ."""
+def test_told_bit_by_bit_it_finds_no_less(tokens: list[int], steps: list[int]) -> None:
+    """However the text came; of a text that came whole only the newest place is known."""
     told, copier = session_of(tokens[:2], remaining=200), Copier()
     found = None
     for step in [*steps, len(tokens)]:
@@ -97,9 +111,9 @@ def test_told_bit_by_bit_it_finds_the_same(tokens: list[int], steps: list[int]) 
         found = copier.draft(told, 32)
     whole = Copier().draft(session_of(tokens, remaining=200), 32)
     if found is not None and whole is not None:
-        same = min(len(found), len(whole))
-        assert found.memo == whole.memo
-        assert chain(found)[:same] == chain(whole)[:same]
+        assert isinstance(found.memo, Copied)
+        assert isinstance(whole.memo, Copied)
+        assert found.memo.match_len >= whole.memo.match_len
 
 
 def test_long_texts_are_searched_whole() -> None:
@@ -297,6 +311,26 @@ async def test_an_early_copy_follows_one_that_verify_waits_for() -> None:
     assumed = unpack_ids(early.assumed, field="assumed").tolist() if early.assumed else []
     assert assumed[:-1] == tokens
     assert rounds.model.asked == []  # a head would have to run all nodes of the copy
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_the_model_reads_too_where_copies_follow_copies() -> None:
+    rounds = Rounds(LINE * 4, Plan(outcomes=2), max_proposal_nodes=6)
+    waiting = pb.Next(kind=pb.NEXT_KIND_WAITING, base_len=28)
+    *_, early = await rounds.verdict(LINE[:4], next=waiting)
+    place = 4
+    for _ in range(2 * CATCH_UP // 6):
+        count = len(early.assumed) // 4
+        tokens = [LINE[(place + i) % 6] for i in range(count)]
+        place += count
+        following = pb.Next(
+            kind=pb.NEXT_KIND_PROPOSAL, base_len=rounds.length + count, proposal_id=early.proposal_id,
+            root_node=-1, nodes_kept=len(early.tokens) // 4,
+        )  # fmt: skip
+        (early,) = await rounds.verdict(tokens, next=following)
+    assert len(rounds.model.asked) >= 2
+    assert all(num_nodes == 0 for _, num_nodes in rounds.model.asked)
     rounds.model.close_down()
 
 
