@@ -20,7 +20,7 @@ from draft_service.sessions import InVerification, SessionTable
 from outrider.tree import ROOT
 
 DEFAULT_TOKENS = 16  # of a copy, at most
-CATCH_UP = 64  # tokens for which a draft model was not asked, after which it reads them
+CATCH_UP = 32  # tokens for which a draft model was not asked, after which it reads them
 _LEAST_CHANCE, _LIKELY = 0.25, 0.5  # of a path that is proposed; of what is assumed while a step runs
 _MODEL_PRIOR = 1.0  # nodes of a draft model that are accepted, before any were
 _ALPHA, _SHARED_ALPHA = 0.1, 0.02
@@ -39,6 +39,7 @@ class _Known:
     text: Text
     from_model: float  # nodes of the draft model's proposals that were accepted, on average
     read_len: int  # tokens that the model has read, or is about to
+    copied_len: int = 0  # tokens after which there was a copy last
 
 
 class Copier:
@@ -55,12 +56,25 @@ class Copier:
         self.num_copies = self.num_nodes = self.num_accepted = 0  # the last two: nodes of these
 
     def drafts(
-        self, table: SessionTable, sessions: Sequence[Session], extensions: Sequence[Extension]
-    ) -> dict[Session, Draft]:
-        """In place of the draft model's trees, after these verdicts; without those that are left to it."""
+        self, table: SessionTable, sessions: Sequence[Session], extensions: Sequence[Extension], *, is_asked: bool
+    ) -> tuple[dict[Session, Draft], list[Session]]:
+        """In place of the draft model's trees, after these verdicts; and the sessions that are left to it.
+
+        is_asked: whether the model drafts for those.
+        """
         self._learn(extensions)
-        found = {session: self.draft(session, table.node_limit(session)) for session in sessions}
-        return {session: draft for session, draft in found.items() if draft is not None}
+        copies: dict[Session, Draft] = {}
+        left: list[Session] = []
+        for session in sessions:
+            known = self._known.get(session.uid)
+            if known is not None and known.copied_len == len(session.tokens):
+                continue  # rows came after their verdict, and it was drafted for then
+            draft = self.draft(session, table.node_limit(session), is_asked=is_asked)
+            if draft is None:
+                left.append(session)
+            else:
+                copies[session] = draft
+        return copies, left
 
     def drafts_ahead(
         self, table: SessionTable, verifying: Sequence[InVerification]
@@ -79,13 +93,16 @@ class Copier:
                 left.append(item)
         return copies, left
 
-    def draft(self, session: Session, num_nodes: int) -> Draft | None:
-        """A chain of at most `num_nodes`; None where the model's tree is to be expected to bring more."""
+    def draft(self, session: Session, num_nodes: int, *, is_asked: bool = True) -> Draft | None:
+        """A chain of at most `num_nodes`; None where the model's tree, if it is asked, is expected to bring more."""
         known = self._looked_up(session)
         if known is None:
             return None
-        draft = self._chain(known, 0, min(num_nodes, session.max_depth()))
-        if draft is None:
+        least = known.from_model if is_asked else 0.0
+        draft = self._chain(known, 0, min(num_nodes, session.max_depth()), least)
+        if draft is not None:
+            known.copied_len = len(session.tokens)
+        elif is_asked:
             known.read_len = len(session.tokens)
         return draft
 
@@ -108,7 +125,8 @@ class Copier:
         chance = known.text.rates.chances(known.text.match_len, len(assumed))[-1]
         if len(assumed) > max_assumed or chance < _LIKELY:
             return None
-        draft = self._chain(known, len(assumed), min(num_nodes, session.max_depth(len(assumed))))
+        most = min(num_nodes, session.max_depth(len(assumed)))
+        draft = self._chain(known, len(assumed), most, known.from_model)
         if draft is not None:
             draft.assumed = assumed
         return draft
@@ -146,20 +164,20 @@ class Copier:
             return None
         known = self._known.get(session.uid)
         if known is None:
-            text = Text(CopyRates(self._rates), session.prediction)
+            text = Text(CopyRates(self._rates), session.prediction, session.prompt_len)
             known = self._known[session.uid] = _Known(text, self._from_model, len(session.tokens))
         known.text.look(session.tokens)
         return known
 
-    def _chain(self, known: _Known, num_assumed: int, most: int) -> Draft | None:
-        """What follows, after so much that is assumed; None where no more is expected of it than of the model."""
+    def _chain(self, known: _Known, num_assumed: int, most: int, least: float) -> Draft | None:
+        """What follows, after so much that is assumed; None where no more than `least` is expected to be accepted."""
         text, count = known.text, min(self._most, most)
         if not text.match_len or count < 1:
             return None
         match_len = text.match_len + num_assumed
         chances = text.rates.chances(match_len, count)
         chances = chances[: np.count_nonzero(chances >= _LEAST_CHANCE)]
-        if chances.sum() <= known.from_model:
+        if chances.sum() <= least:
             return None
         count = len(chances)
         self.num_copies += 1

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from draft_service.calling import Call, Caller
-from draft_service.copying import Copied, Copier
+from draft_service.copying import Copied, Copier, is_copied
 from draft_service.counting import DraftCounts
 from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
 from draft_service.framing import framed
 from draft_service.overlap import MAX_OUTCOMES
 from draft_service.planning import FixedPlanner, Plan, Planner
-from draft_service.session import Session
+from draft_service.session import Extension, Session
 from draft_service.sessions import Changes, InVerification, SessionTable
 from draft_service.tracing import record_drafts
 from outrider.telemetry import get_logger
@@ -73,13 +73,13 @@ class Drafting:
         fresh = [session for session in due if session not in having] if having else due
         early = plan.outcomes > 0 and table.max_assumed > 0
         known = [tree for session in having if early and (tree := table.in_verification(session))]
-        copies = self.copier.drafts(table, fresh, extended) if self.copier is not None else {}
-        copied_for = list(copies)
-        if copies:
-            proposals, copied = self._proposals(table, list(copies), list(copies.values()), 0)
+        copied_for: list[Session] = []
+        if self.copier is not None:
+            copies, fresh = self.copier.drafts(table, fresh, extended, is_asked=plan.speculate)
+            copied_for += copies
+            proposals, copied = self._proposals(table, copied_for, list(copies.values()), 0)
             for frame in framed(table, Changes(), proposals):
                 yield frame
-            fresh = [session for session in fresh if session not in copies]
             known += copied
         # Whoever is not drafted for is declined, so that verify does not wait.
         left_out = [] if plan.speculate else [session for session in fresh if not session.wishes.has_any]
@@ -91,7 +91,7 @@ class Drafting:
             for frame in framed(table, changes, proposals):
                 yield frame
             if fresh:
-                self._account(fresh, drafts, took_ms)
+                self._account(fresh, drafts, took_ms, extended)
             changes = Changes()
             known = [*drafted, *(tree for tree in known if table.get(*tree.session.key) is tree.session)]
         if early and known:
@@ -104,11 +104,11 @@ class Drafting:
             for frame in framed(table, changes, proposals):
                 yield frame
             changes = Changes()
+        self.planner.plan(extended)  # for the next round: this one's trees are waited for
         if copied_for:
             await self._read_copies(table, changes, copied_for)
             for frame in framed(table, changes, []):
                 yield frame
-        self.planner.plan(extended)  # for the next round: this one's trees are waited for
 
     async def _read_copies(self, table: SessionTable, changes: Changes, sessions: Iterable[Session]) -> None:
         """Has the drafter read, now and then, what was committed of copies."""
@@ -118,12 +118,14 @@ class Drafting:
             requests = [DraftRequest(session, 0) for session in behind]
             await self._visit(table, changes, Call(behind, self.drafter.draft, requests))
 
-    def _account(self, fresh: Sequence[Session], drafts: Sequence[Draft], took_ms: float) -> None:
-        """Counts a call for trees; the planner learns from those that follow its plan."""
+    def _account(
+        self, fresh: Sequence[Session], drafts: Sequence[Draft], took_ms: float, extended: Sequence[Extension]
+    ) -> None:
+        """Counts a call for trees; the planner learns from those that follow its plan, and read no more than usual."""
         self.counts.took("tree", took_ms)
         made = list({id(draft.grown): draft.grown for draft in drafts if draft.grown is not None}.values())
         self.counts.steps += sum(grown.num_steps for grown in made)
-        if not any(session.wishes.has_any for session in fresh):
+        if not any(session.wishes.has_any for session in fresh) and not any(map(is_copied, extended)):
             self.planner.drafted(made, len(fresh), took_ms)
 
     async def forget(self, sessions: Sequence[Session]) -> None:
@@ -221,7 +223,8 @@ class Drafting:
             await self._visit(table, changes, Call(sessions, self.drafter.draft_ahead, requests)) or []
         )
         took_ms = _ms_since(start_ns)
-        self.counts.took("early", took_ms)
+        if verifying:
+            self.counts.took("early", took_ms)
         if self.tracing is not None:
             record_drafts(self.tracing, "draft early", start_ns, zip(sessions, outcomes, strict=False))
         draft_us = _us_each(took_ms, sum(map(len, outcomes)))
@@ -257,6 +260,8 @@ class Drafting:
             if table.get(*given.session.key) is given.session:
                 table.release(given.session, given.reason, given.detail, changes)
                 del self._given_up[uid]
+                if self.copier is not None:
+                    self.copier.forget([given.session])
 
     async def _guarded(
         self, table: SessionTable, changes: Changes, calls: Sequence[Call], *, here: bool = False

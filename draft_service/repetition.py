@@ -57,25 +57,26 @@ class CopyRates:
 
 
 class Text:
-    """One session's, its prediction before it. match_len: of the newest tokens' last match; 0: there was none."""
+    """One session's, its prediction between prompt and answer. match_len: of the newest tokens; 0: there was none."""
 
-    def __init__(self, rates: CopyRates, prediction: Ids) -> None:
+    def __init__(self, rates: CopyRates, prediction: Ids, prompt_len: int) -> None:
         self.rates = rates
         self.match_len = 0
-        self._num_predicted = len(prediction)
-        self._tokens = self._buffer = prediction
+        self._prediction = prediction
+        self._prompt_len = prompt_len
+        self._tokens = self._buffer = np.empty(0, np.int32)
         self._source = 0  # where the last match ended, gone on from there
         self._known = 0  # tokens that are in the table
-        self._table = np.zeros(_FIRST_SIZE, np.int32)  # after MIN_MATCH tokens of this hash the last place; 0: none
+        self._table = np.zeros(_FIRST_SIZE, np.int32)  # the last places after MIN_MATCH tokens, by hash; 0: none
 
     def look(self, tokens: Ids) -> None:
-        """Finds the last match, and learns how the one before went on. tokens: all committed ones."""
-        if self._num_predicted:
-            tokens = self._after_prediction(tokens)
+        """Finds the match, and learns how the one before went on. tokens: all committed ones, more than the prompt."""
+        if len(self._prediction):
+            tokens = self._with_prediction(tokens)
         self._tokens = tokens
         base = known = self._known
-        if 4 * len(tokens) > len(self._table):
-            self._table, known = np.zeros(16 << len(tokens).bit_length(), np.int32), 0
+        if 2 * len(tokens) > len(self._table):
+            self._table, known = np.zeros(2 << len(tokens).bit_length(), np.int32), 0
         if base == len(tokens):
             return
         agreed, source, match_len = _look(self._table, tokens, known, base, self._source)
@@ -85,30 +86,34 @@ class Text:
 
     def following(self, first: int, count: int) -> Ids:
         """Tokens first..first+count-1 of what follows the match, int32: over and over, where it goes up to now."""
-        distance = len(self._tokens) - self._source
-        if first + count <= distance:
-            return self._tokens[self._source + first : self._source + first + count].copy()
-        return self._tokens[self._source + np.arange(first, first + count) % distance]
+        return self._tokens[self._places(first, count)]
 
     def from_prediction(self, first: int, count: int) -> NDArray[np.bool_]:
         """bool [count]: which of these tokens stand in the prediction; empty where there is none."""
-        if not self._num_predicted:
+        if not len(self._prediction):
             return np.empty(0, np.bool_)
-        return np.arange(first, first + count) + self._source < self._num_predicted
+        places = self._places(first, count) - self._prompt_len
+        return (places >= 0) & (places < len(self._prediction))
 
-    def _after_prediction(self, tokens: Ids) -> Ids:
-        known, end = len(self._tokens), self._num_predicted + len(tokens)
+    def _places(self, first: int, count: int) -> NDArray[np.intp]:
+        return self._source + np.arange(first, first + count) % (len(self._tokens) - self._source)
+
+    def _with_prediction(self, tokens: Ids) -> Ids:
+        end = len(self._prediction) + len(tokens)
         if end > len(self._buffer):
-            self._buffer = np.empty(2 * end, np.int32)
-            self._buffer[:known] = self._tokens
-        self._buffer[known:end] = tokens[known - self._num_predicted :]
+            self._buffer, self._tokens = np.empty(2 * end, np.int32), tokens[:0]
+        if not len(self._tokens):
+            first = np.concatenate([tokens[: self._prompt_len], self._prediction])
+            self._buffer[: len(first)] = first
+        new = max(len(self._tokens) - len(self._prediction), self._prompt_len)  # tokens of the answer
+        self._buffer[len(self._prediction) + new : end] = tokens[new:]
         return self._buffer[:end]
 
 
 def warm_up() -> None:
     """Compiles, or loads, what looks matches up: in texts as they came in a message, and as they grow."""
     for tokens in (np.zeros(MIN_MATCH + 1, np.int32), np.frombuffer(bytes(4 * MIN_MATCH + 4), np.int32)):
-        Text(CopyRates(), np.empty(0, np.int32)).look(tokens)
+        Text(CopyRates(), tokens[:0], 0).look(tokens)
 
 
 @compiled
@@ -131,7 +136,7 @@ def _look(table: Table, tokens: Ids, known: int, base: int, source: int) -> tupl
         source += end - base
     length = _match_len(tokens, source)
     if end >= MIN_MATCH and length < _MOST_MATCH:
-        newest = table[_slot(table, tokens, end)]
+        newest = int(table[_slot(table, tokens, end)])
         found = _match_len(tokens, newest)
         if found > length:
             source, length = newest, found
@@ -149,8 +154,16 @@ def _match_len(tokens: Ids, place: int) -> int:
 
 @compiled
 def _slot(table: Table, tokens: Ids, at: int) -> int:
-    """Of the tokens before `at`."""
-    mixed = np.int64(0)
+    """Where the tokens before `at` are, or belong: the first that is theirs, or nobody's, from their hash on."""
+    mixed, mask = np.int64(0), len(table) - 1
     for token in tokens[at - MIN_MATCH : at]:
         mixed = (mixed ^ np.int64(token)) * np.int64(0x2545F4914F6CDD1D)
-    return int((mixed ^ (mixed >> 29)) & (len(table) - 1))
+    slot = (mixed ^ (mixed >> 29)) & mask
+    while table[slot]:
+        place, same = table[slot], 0
+        while same < MIN_MATCH and tokens[place - 1 - same] == tokens[at - 1 - same]:
+            same += 1
+        if same == MIN_MATCH:
+            break
+        slot = (slot + 1) & mask
+    return int(slot)

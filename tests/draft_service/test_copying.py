@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_service.copying import CATCH_UP, Copied, Copier
-from draft_service.drafters.base import AheadRequest, Draft, DraftRequest
+from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp
 from draft_service.drafters.corpus import Corpus
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.trie import MatchRules, NgramTrie
@@ -137,6 +137,11 @@ def test_a_prediction_is_drawn_from() -> None:
     assert draft is not None
     assert chain(draft)[:4] == [15, 16, 30, 31]
     assert draft.from_prediction.tolist()[:5] == [True] * 4 + [False] * (len(draft) > 4)
+    quoted = session_of([*LINE, 30, 31], prompt_len=8, prediction_tokens=pack_ids([*LINE, 30, 31]))
+    quoted.commit(LINE[:4])
+    both = Copier().draft(quoted, 32)  # as clients send it: the text to be edited is in the prompt too
+    assert both is not None
+    assert both.from_prediction[:4].all()
     told.commit([15, 16, 30, 40, 41, 42, 40, 41, 42])
     draft = copier.draft(told, 32)
     assert chain(draft)[:2] == [40, 41]
@@ -171,7 +176,7 @@ def test_a_better_model_is_asked_sooner() -> None:
     credit = pb.Credit(proposal_id=1, root_node=-1, nodes_verified=7, accepted_nodes=range(7))
     for base_len in range(11, 31):
         _propose(told, Draft(np.arange(7, dtype=np.int32), np.arange(-1, 6, dtype=np.int32), np.ones(7)))
-        copier.drafts(table(), [], [_extension(told, base_len, credit)])
+        copier.drafts(table(), [], [_extension(told, base_len, credit)], is_asked=True)
     assert copier.draft(told, 32) is None
 
 
@@ -282,7 +287,7 @@ async def test_copies_go_out_in_place_of_trees() -> None:
 @pytest.mark.asyncio
 async def test_the_model_reads_now_and_then_what_was_copied() -> None:
     rounds = Rounds(LINE * 2)
-    for _ in range(2 * CATCH_UP // len(LINE) + 2):
+    for _ in range(3 * CATCH_UP // len(LINE)):
         assert len(await rounds.verdict(LINE)) == 1
     lengths = [length for length, num_nodes in rounds.model.asked if num_nodes == 0]
     assert rounds.model.asked == [(length, 0) for length in lengths]
@@ -299,6 +304,57 @@ async def test_copies_are_made_while_the_model_does_not_pay() -> None:
     (declined,) = await rounds.verdict([70, 71])
     assert declined.tokens == b""
     assert rounds.model.asked == []
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_a_pause_leaves_all_copies_in() -> None:
+    """Though the model had more accepted before it was paused: it is not asked."""
+    rounds = Rounds(LINE * 2, Plan(speculate=False, outcomes=0))
+    assert rounds.drafting.copier is not None
+    rounds.drafting.copier._from_model = 99.0
+    (copied,) = await rounds.verdict(LINE[:4])
+    assert len(copied.tokens) > 4
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_rows_that_come_late_bring_no_second_copy() -> None:
+    rounds = Rounds(LINE * 2)
+    assert len(await rounds.verdict(LINE[:4])) == 1
+    late = common_pb2.FeatureRows(first_pos=12, count=4)
+    frame = pb.Round(features=[pb.SessionFeatures(session=1, generation=1, rows=late)])
+    assert [frame async for frame in rounds.drafting.frames(rounds.table, [frame])] == []
+    assert rounds.model.asked == []
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_a_session_that_the_model_gave_up_is_forgotten() -> None:
+    rounds = Rounds(LINE * 2)
+    assert rounds.drafting.copier is not None
+    await rounds.verdict(LINE[:4])
+    session = rounds.table.get(1, 1)
+    assert session is not None
+    given = GivenUp(session, pb.RELEASE_REASON_CAPACITY, "no room")
+    rounds.model.take_given_up = lambda: [given]
+    await rounds.verdict([70, 71])
+    assert rounds.table.get(1, 1) is None
+    assert not rounds.drafting.copier._known
+    rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_the_planner_does_not_time_what_copies_left() -> None:
+    rounds = Rounds(LINE * 2)
+    timed: list[int] = []
+    rounds.drafting.planner.drafted = lambda made, sessions, ms: timed.append(sessions)
+    (copied,) = await rounds.verdict(LINE[:4])
+    credit = pb.Credit(proposal_id=copied.proposal_id, root_node=-1, nodes_verified=8)
+    await rounds.verdict([70, 71], credits=[credit])
+    assert timed == []
+    await rounds.verdict([72, 73])
+    assert timed == [1]
     rounds.model.close_down()
 
 
