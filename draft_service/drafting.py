@@ -125,7 +125,8 @@ class Drafting:
         self.counts.took("tree", took_ms)
         made = list({id(draft.grown): draft.grown for draft in drafts if draft.grown is not None}.values())
         self.counts.steps += sum(grown.num_steps for grown in made)
-        if not any(session.wishes.has_any for session in fresh) and not any(map(is_copied, extended)):
+        copied = {extension.session.uid for extension in extended if is_copied(extension)}
+        if not any(session.wishes.has_any or session.uid in copied for session in fresh):
             self.planner.drafted(made, len(fresh), took_ms)
 
     async def forget(self, sessions: Sequence[Session]) -> None:
