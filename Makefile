@@ -26,7 +26,7 @@ test: setup ## Run the tests (ARGS="-k tree -x" passes words on to pytest)
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile $(ARGS)
 
 search: setup ## Run the property tests with examples that no run has tried (ARGS="--hypothesis-seed=1" to repeat one)
-	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile -m hypothesis --hypothesis-profile=search $(ARGS)
+	@$(MAKE) --no-print-directory test ARGS='-m hypothesis --hypothesis-profile=search $(ARGS)'
 
 test-compose: setup ## Build the images, run docker-compose.yml and break it (root; docker.io, docker-compose, debootstrap)
 	PYTHON=$(BIN)/python scripts/test-compose.sh $(ARGS)

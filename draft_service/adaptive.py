@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from draft_service.copying import is_copied
 from draft_service.drafters.shape import TreeShape
 from draft_service.overlap import OverlapRule
 from draft_service.planning import Plan
@@ -55,7 +54,7 @@ class AdaptivePlanner:
         accepted = [
             sum(len(credit.accepted_nodes) for credit in extension.verdict.credits)
             for extension in extensions
-            if extension.verdict.credits and not is_copied(extension)
+            if extension.verdict.credits and not extension.copied
         ]
         if accepted:
             self._observe(self._tiers[size], state, sum(accepted) / len(accepted))

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from draft_service.drafters.base import Draft
 from draft_service.repetition import CopyRates, Text
-from draft_service.session import Extension, Session
+from draft_service.session import Copied, Extension, Session
 from draft_service.sessions import InVerification, SessionTable
 from outrider.tree import ROOT
 
@@ -24,12 +23,6 @@ CATCH_UP = 32  # tokens for which a draft model was not asked, after which it re
 _LEAST_CHANCE, _LIKELY = 0.25, 0.5  # of a path that is proposed; of what is assumed while a step runs
 _MODEL_PRIOR = 1.0  # nodes of a draft model that are accepted, before any were
 _ALPHA, _SHARED_ALPHA = 0.1, 0.02
-
-
-class Copied(NamedTuple):
-    """Memo of a copy: what its first token was expected by."""
-
-    match_len: int
 
 
 @dataclass(slots=True, eq=False)
@@ -147,14 +140,14 @@ class Copier:
             self._known.pop(session.uid, None)
 
     def _learn(self, extensions: Sequence[Extension]) -> None:
-        """Takes in what was accepted of the draft model's proposals."""
+        """Takes in what was accepted, of copies and of the draft model's proposals."""
         for extension in extensions:
-            known, sent = self._known.get(extension.session.uid), extension.session.sent
-            for credit in extension.verdict.credits if known is not None else ():
-                found, accepted = sent.get(credit.proposal_id), len(credit.accepted_nodes)
-                if found is not None and isinstance(found.memo, Copied):
+            known = self._known.get(extension.session.uid)
+            for credit in extension.verdict.credits:
+                accepted = len(credit.accepted_nodes)
+                if extension.copied:
                     self.num_accepted += accepted
-                elif found is not None and known is not None:
+                elif known is not None and credit.proposal_id in extension.session.sent:
                     known.from_model += _ALPHA * (accepted - known.from_model)
                     self._from_model += _SHARED_ALPHA * (accepted - self._from_model)
 
@@ -186,13 +179,3 @@ class Copier:
             text.following(num_assumed, count), np.arange(-1, count - 1, dtype=np.int32), chances,
             text.from_prediction(num_assumed, count), memo=Copied(match_len),
         )  # fmt: skip
-
-
-def is_copied(extension: Extension) -> bool:
-    """Whether its verdict is on a copy."""
-    sent = extension.session.sent
-    return any(
-        isinstance(found.memo, Copied)
-        for credit in extension.verdict.credits
-        if (found := sent.get(credit.proposal_id)) is not None
-    )

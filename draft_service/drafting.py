@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from draft_service.calling import Call, Caller
-from draft_service.copying import Copied, Copier, is_copied
+from draft_service.copying import Copier
 from draft_service.counting import DraftCounts
 from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
 from draft_service.framing import framed
 from draft_service.overlap import MAX_OUTCOMES
 from draft_service.planning import FixedPlanner, Plan, Planner
-from draft_service.session import Extension, Session
+from draft_service.session import Copied, Extension, Session
 from draft_service.sessions import Changes, InVerification, SessionTable
 from draft_service.tracing import record_drafts
 from outrider.telemetry import get_logger
@@ -125,7 +125,7 @@ class Drafting:
         self.counts.took("tree", took_ms)
         made = list({id(draft.grown): draft.grown for draft in drafts if draft.grown is not None}.values())
         self.counts.steps += sum(grown.num_steps for grown in made)
-        copied = {extension.session.uid for extension in extended if is_copied(extension)}
+        copied = {extension.session.uid for extension in extended if extension.copied}
         if not any(session.wishes.has_any or session.uid in copied for session in fresh):
             self.planner.drafted(made, len(fresh), took_ms)
 
@@ -241,6 +241,8 @@ class Drafting:
         self, table: SessionTable, drafts: Sequence[tuple[Session, Draft]], draft_us: int
     ) -> list[verify_pb2.Proposal]:
         """As proposals, noted as sent."""
+        if not drafts:
+            return []
         # A model's is for drafting ahead, and large: kept for nothing, it would drive all else out of the caches.
         early = self.planner.current.outcomes > 0
         scores = pack_scores_of([draft.probabilities for _, draft in drafts])

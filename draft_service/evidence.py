@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_service.copying import is_copied
 from draft_service.drafters.shape import TreeShape
 from draft_service.session import Extension, Grown, Sent, Session
 from outrider.cost_table import CostTable
@@ -200,8 +199,8 @@ class Evidence:
             verdict = extension.verdict
             if verdict.steps:
                 steps[verdict.verify_us, verdict.batch_tokens] = verdict.steps
-            if is_copied(extension):
-                continue  # it says nothing of what the drafter makes
+            if extension.copied:
+                continue
             if verdict.steps == 1 and extension.session.sent and not extension.session.wishes.has_any:
                 self.committed += _FEW_OF_MANY * (len(verdict.tokens) - self.committed)
             for credit in verdict.credits:

@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from draft_service.copying import is_copied
 from draft_service.session import Extension
 
 MAX_OUTCOMES = 2  # drafted below ahead of each step: the likeliest one, and the next in case
@@ -45,10 +44,10 @@ class OverlapRule:
 
     def outcomes(self, extensions: Sequence[Extension]) -> int:
         """Takes in a round's verdicts, but for those on copies; how many outcomes to draft for now."""
-        copied = {extension.session.uid for extension in extensions if is_copied(extension)}
-        drafted = [extension for extension in extensions if extension.session.uid not in copied]
-        for uid in copied:
-            self._seen.pop(uid, None)
+        for extension in extensions:
+            if extension.copied:
+                self._seen.pop(extension.session.uid, None)
+        drafted = [extension for extension in extensions if not extension.copied]
         if drafted:
             self._observe(drafted)
             self._left -= 1

@@ -66,23 +66,21 @@ class Text:
         self._prompt_len = prompt_len
         self._tokens = self._buffer = np.empty(0, np.int32)
         self._source = 0  # where the last match ended, gone on from there
-        self._known = 0  # tokens that are in the table
         self._table = np.zeros(_FIRST_SIZE, np.int32)  # the last places after MIN_MATCH tokens, by hash; 0: none
 
     def look(self, tokens: Ids) -> None:
         """Finds the match, and learns how the one before went on. tokens: all committed ones, more than the prompt."""
+        base = known = len(self._tokens)
         if len(self._prediction):
             tokens = self._with_prediction(tokens)
-        self._tokens = tokens
-        base = known = self._known
+        if len(tokens) == base:
+            return
         if 2 * len(tokens) > len(self._table):
             self._table, known = np.zeros(2 << len(tokens).bit_length(), np.int32), 0
-        if base == len(tokens):
-            return
         agreed, source, match_len = _look(self._table, tokens, known, base, self._source)
         if self.match_len:
             self.rates.observe(self.match_len, agreed, missed=agreed < len(tokens) - base)
-        self._known, self._source, self.match_len = len(tokens), source, match_len
+        self._tokens, self._source, self.match_len = tokens, source, match_len
 
     def following(self, first: int, count: int) -> Ids:
         """Tokens first..first+count-1 of what follows the match, int32: over and over, where it goes up to now."""
@@ -99,14 +97,12 @@ class Text:
         return self._source + np.arange(first, first + count) % (len(self._tokens) - self._source)
 
     def _with_prediction(self, tokens: Ids) -> Ids:
-        end = len(self._prediction) + len(tokens)
+        count, first = len(self._prediction), self._prompt_len
+        end, known = count + len(tokens), len(self._tokens) - count
         if end > len(self._buffer):
-            self._buffer, self._tokens = np.empty(2 * end, np.int32), tokens[:0]
-        if not len(self._tokens):
-            first = np.concatenate([tokens[: self._prompt_len], self._prediction])
-            self._buffer[: len(first)] = first
-        new = max(len(self._tokens) - len(self._prediction), self._prompt_len)  # tokens of the answer
-        self._buffer[len(self._prediction) + new : end] = tokens[new:]
+            self._buffer, known = np.empty(2 * end, np.int32), first
+            self._buffer[:first], self._buffer[first : first + count] = tokens[:first], self._prediction
+        self._buffer[count + known : end] = tokens[known:]
         return self._buffer[:end]
 
 

@@ -52,6 +52,12 @@ class Grown(NamedTuple):
     cut_short: bool = False
 
 
+class Copied(NamedTuple):
+    """Memo of a copy of the session's own text: so many tokens before it stood before what was copied too."""
+
+    match_len: int
+
+
 @dataclass(eq=False)
 class Sent:
     """A proposal as it went out. scores: a byte a node; memo, grown: what its draft came with."""
@@ -159,8 +165,12 @@ class Session:
 
 @dataclass(eq=False, slots=True)
 class Extension:
-    """Newly committed tokens of a session: those from base_len on. `verdict` has the features and the step's cost."""
+    """Newly committed tokens of a session: those from base_len on. `verdict` has the features and the step's cost.
+
+    copied: what was verified was a copy, which says nothing of what the drafter makes.
+    """
 
     session: Session
     base_len: int
     verdict: verify_pb2.Verdict
+    copied: bool = False

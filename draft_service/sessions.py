@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.news import News
-from draft_service.session import Extension, Grown, Sent, Session
+from draft_service.session import Copied, Extension, Grown, Sent, Session
 from outrider.errors import InvalidArgument
 from outrider.row_ring import RowReader
 from outrider.tree import ROOT, TokenTree
@@ -248,12 +248,15 @@ class SessionTable:
         session.commit(tokens)
         session.node_budget = verdict.node_budget if verdict.HasField("node_budget") else None
         session.following = verdict.next
+        copied = False
         for credit in verdict.credits:
+            sent = session.sent.get(credit.proposal_id)
+            copied = copied or (sent is not None and isinstance(sent.memo, Copied))
             self.counters["nodes_verified"] += credit.nodes_verified
             self.counters["nodes_accepted"] += len(credit.accepted_nodes)
         self.counters["tokens_committed"] += len(tokens)
         self._due[session.uid] = session
-        changes.extended.append(Extension(session, base_len, verdict))
+        changes.extended.append(Extension(session, base_len, verdict, copied))
 
     def _reject(self, rejected: verify_pb2.Rejected) -> None:
         self.counters[f"rejected_{_REASONS.get(rejected.reason, 'unknown')}"] += 1

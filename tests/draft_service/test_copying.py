@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service.copying import CATCH_UP, Copied, Copier
+from draft_service.copying import CATCH_UP, Copier
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp
 from draft_service.drafters.corpus import Corpus
 from draft_service.drafters.ngram import NgramDrafter
@@ -19,7 +19,7 @@ from draft_service.drafting import Drafting
 from draft_service.evidence import Evidence
 from draft_service.planning import FixedPlanner, Plan
 from draft_service.repetition import MIN_MATCH, CopyRates
-from draft_service.session import Extension, Grown, Session
+from draft_service.session import Copied, Extension, Grown, Session
 from draft_service.sessions import InVerification
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2
