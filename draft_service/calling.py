@@ -14,7 +14,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """One of a drafter's calls, and the sessions that it is about; for none it is left out."""
 
@@ -55,6 +55,8 @@ class Caller:
 
     async def attempt(self, calls: Sequence[Call], *, here: bool = False) -> list[Any]:
         """In one visit: results, or the exceptions that came instead."""
+        if here:
+            return _attempt(calls)
         return await self.call(_attempt, calls, here=here)
 
 

@@ -180,10 +180,13 @@ class Drafting:
             sessions = [extension.session for extension in changes.extended]
             news.append(Call(sessions, self.drafter.extend, changes.extended))
         if changes.closed:
-            await self._guarded(table, changes, news)
+            if news:
+                await self._guarded(table, changes, news)
             await self.forget(changes.closed)
             news = []
-        *_, result = await self._guarded(table, changes, [*news, call], here=here)
+        result = None
+        if news or call.sessions:
+            *_, result = await self._guarded(table, changes, [*news, call], here=here)
         if self._given_up:
             self._release_given_up(table, changes)
         return result
@@ -270,23 +273,23 @@ class Drafting:
         self, table: SessionTable, changes: Changes, calls: Sequence[Call], *, here: bool = False
     ) -> list[Any]:
         """The calls' results, in order; None, with the sessions released, for a call that fails, or is for nobody."""
-        if not any(call.sessions for call in calls):
-            return [None] * len(calls)
         outcomes = await self._caller.attempt(calls, here=here)
         for given in self.drafter.take_given_up():
             self._given_up[given.session.uid] = given
-        gone = Changes(releases=changes.releases)
-        for call, outcome in zip(calls, outcomes, strict=True):
+        gone: Changes | None = None
+        for index, outcome in enumerate(outcomes):
             if not isinstance(outcome, Exception):
                 continue
+            call, outcomes[index] = calls[index], None
+            gone = gone or Changes(releases=changes.releases)
             log.error("the drafter failed", call=call.run.__name__, sessions=len(call.sessions), exc_info=outcome)
             for session in call.sessions:
                 if table.get(*session.key) is session:
                     detail = "the drafter failed; its log says why"
                     table.release(session, verify_pb2.RELEASE_REASON_ERROR, detail, gone)
-        if gone.closed:
+        if gone is not None and gone.closed:
             await self.forget(gone.closed)
-        return [None if isinstance(outcome, Exception) else outcome for outcome in outcomes]
+        return outcomes
 
 
 def _ms_since(start_ns: int) -> float:

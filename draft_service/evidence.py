@@ -65,13 +65,13 @@ class DepthReached:
 class StepTimes(CostTable):
     """Milliseconds of verify's steps by rows. Beyond those that were seen it goes on as they do, or rises little."""
 
-    def ms(self, rows: float | NDArray[np.integer]) -> NDArray[np.float64]:
+    def ms(self, rows: float) -> float:
         """As CostTable's; hopeful where nothing is known, so that it is tried."""
-        if not self._xs:
-            return np.ones_like(rows, np.float64)
+        if not self._xs or rows <= self._xs[-1]:
+            return super().ms(rows)
         span = self._xs[-1] - self._xs[0]
         slope = (self._ys[-1] - self._ys[0]) / span if span else _ROW_GUESS * self._ys[-1]
-        return np.interp(rows, self._xs, self._ys) + slope * np.maximum(0, np.asarray(rows) - self._xs[-1])
+        return self._ys[-1] + slope * (rows - self._xs[-1])
 
 
 class CallTimes:

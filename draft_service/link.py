@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import grpc
 import grpc.aio
 
+from draft_service.arrivals import Arrivals
 from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
 from draft_service.fetching import FeatureFetcher, Lost
@@ -190,12 +191,12 @@ class VerifyLink:
         self.stats.connects += 1
         self.backoff.reset()
         log.info("enlisted", address=self.address, verify_boot_id=enlisted.boot_id)
-        arrivals: asyncio.Queue[Arrival] = asyncio.Queue(ROUNDS_IN_FLIGHT)
+        arrivals: Arrivals[Arrival] = Arrivals(ROUNDS_IN_FLIGHT)
         fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted, arrivals.put, self.dial)
         reader = asyncio.create_task(_read(call, arrivals, fetcher, table.news))
         try:
             while True:
-                rounds, lost, end = await _take_all(arrivals)
+                rounds, lost, end = _sorted(await arrivals.take())
                 self.stats.rounds += len(rounds)
                 async for frame in self.drafting.frames(table, rounds, lost):
                     await self._send(call, frame)  # before all that can wait: so does verify
@@ -251,7 +252,7 @@ class _End:
 Arrival = verify_pb2.Round | Lost | _End
 
 
-async def _read(call: Call, arrivals: asyncio.Queue[Arrival], fetcher: FeatureFetcher, news: News) -> None:
+async def _read(call: Call, arrivals: Arrivals[Arrival], fetcher: FeatureFetcher, news: News) -> None:
     """Queues the stream's rounds, and then its end; has the rows fetched that a round announces."""
     end = _End(None)
     try:
@@ -275,20 +276,18 @@ async def _next_frame(call: Call) -> verify_pb2.SpeculateResponse | None:
     return frame if isinstance(frame, verify_pb2.SpeculateResponse) else None
 
 
-async def _take_all(arrivals: asyncio.Queue[Arrival]) -> tuple[list[verify_pb2.Round], list[Lost], _End | None]:
-    """Waits for something to arrive, and takes all that is there."""
+def _sorted(arrived: list[Arrival]) -> tuple[list[verify_pb2.Round], list[Lost], _End | None]:
+    """What arrived, by kind; nothing after the end counts."""
     rounds: list[verify_pb2.Round] = []
     lost: list[Lost] = []
-    item = await arrivals.get()
-    while not isinstance(item, _End):
+    for item in arrived:
+        if isinstance(item, _End):
+            return rounds, lost, item
         if isinstance(item, Lost):
             lost.append(item)
         else:
             rounds.append(item)
-        if arrivals.empty():
-            return rounds, lost, None
-        item = arrivals.get_nowait()
-    return rounds, lost, item
+    return rounds, lost, None
 
 
 async def _reason(call: Call) -> OutriderError | None:

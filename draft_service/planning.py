@@ -143,7 +143,7 @@ class CostPlanner:
 
     def _decide(self, most: TreeShape, *, overlaps: bool) -> tuple[TreeShape, bool, bool]:
         """The shape, whether to draft, and whether it is a trial: all steps of those are run."""
-        plain_rate = 1.0 / float(self.evidence.costs.ms(self.evidence.sessions))
+        plain_rate = 1.0 / self.evidence.costs.ms(self.evidence.sessions)
         best, rate = max(((shape, self._rate(shape, overlaps)) for shape in shapes(most)), key=lambda found: found[1])
         now = self.current.shape
         if now is not None and rate < _BETTER * self._rate(now, overlaps):
@@ -193,7 +193,7 @@ class CostPlanner:
 
     def _step_ms(self, nodes: float) -> float:
         """Of verify, with so many nodes of each session."""
-        return float(self.evidence.costs.ms(self.evidence.sessions * (1 + nodes)))
+        return self.evidence.costs.ms(self.evidence.sessions * (1 + nodes))
 
     def _waited(self, *, overlaps: bool) -> float:
         """Share of the time to draft for which verify waits."""

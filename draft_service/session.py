@@ -104,6 +104,7 @@ class Session:
     following: verify_pb2.Next = field(default_factory=verify_pb2.Next)
     last_proposal_id: int = 0
     declined_len: int = 0  # length at which it was last said that there is nothing to propose
+    hoped_len: int = 0  # longest committed length that an early proposal was for
     sent: dict[int, Sent] = field(default_factory=dict)  # by proposal_id, oldest first
     _buffer: Ids = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
 

@@ -173,12 +173,12 @@ class SessionTable:
 
     def _on_its_way(self, session: Session) -> Sent | None:
         """Where verify waits: the early proposal that has come true, which it did not have when it said so."""
-        if session.following.kind != verify_pb2.NEXT_KIND_WAITING:
-            return None
         tokens = session.tokens
+        if session.hoped_len < len(tokens) or session.following.kind != verify_pb2.NEXT_KIND_WAITING:
+            return None
         for sent in reversed(session.sent.values()):
             if not len(sent.assumed):
-                continue  # most, and every session is asked each round
+                continue
             hopes = sent.base_len + len(sent.assumed) == len(tokens) and len(sent.tokens) > 0
             if hopes and np.array_equal(tokens[sent.base_len :], sent.assumed):
                 return sent
@@ -200,6 +200,7 @@ class SessionTable:
         )  # fmt: skip
         if len(assumed):
             proposal.assumed = pack_ids(assumed)
+            session.hoped_len = max(session.hoped_len, base_len + len(assumed))
         if len(from_prediction) and from_prediction.any():
             proposal.from_prediction = np.packbits(from_prediction, bitorder="little").tobytes()
         return proposal

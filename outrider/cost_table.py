@@ -28,19 +28,11 @@ class CostTable:
         self._ms[point] = ms if known is None else known + _ALPHA * (min(ms, 2 * known) - known)
         self._refresh()
 
-    def ms(self, rows: int | NDArray[np.integer]) -> NDArray[np.float64]:
+    def ms(self, rows: float) -> float:
         """Expected time of a step with that many rows; 1 where nothing is measured yet."""
-        if not self._xs:
-            return np.ones_like(rows, np.float64)
-        if isinstance(rows, int):
-            return np.array(self._one(rows))
-        ms = np.interp(rows, self._xs, self._ys)
-        beyond = np.maximum(0, np.asarray(rows) - self._xs[-1])
-        return ms + beyond * (self._ys[-1] / self._xs[-1])
-
-    def _one(self, rows: int) -> float:
-        """As `ms`; numpy takes ten times as long for one number."""
         xs, ys = self._xs, self._ys
+        if not xs:
+            return 1.0
         at = bisect.bisect_left(xs, rows)
         if at == len(xs):
             return ys[-1] + (rows - xs[-1]) * (ys[-1] / xs[-1])
@@ -48,6 +40,14 @@ class CostTable:
             return ys[at]
         slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1])
         return slope * (rows - xs[at - 1]) + ys[at - 1]
+
+    def ms_each(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
+        """`ms` of many."""
+        if not self._xs:
+            return np.ones_like(rows, np.float64)
+        ms = np.interp(rows, self._xs, self._ys)
+        beyond = np.maximum(0, np.asarray(rows) - self._xs[-1])
+        return ms + beyond * (self._ys[-1] / self._xs[-1])
 
     def _refresh(self) -> None:
         self._xs = sorted(self._ms)

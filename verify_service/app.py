@@ -110,7 +110,7 @@ def load_engine(args: VerifyArgs) -> Engine:
     costs = measure_costs(runner, sizes)
     log.info(
         "model loaded", path=str(folder), kernels=runner.backend, tokens=sizes.total_tokens,
-        step_ms=round(float(costs.ms(1)), 2),
+        step_ms=round(costs.ms(1), 2),
     )  # fmt: skip
     return Engine(runner, sizes, costs, vocab_fingerprint(folder))
 

@@ -289,7 +289,7 @@ def choose_nodes(
     gains = np.concatenate(likely)
     order = np.argsort(-gains, kind="stable")
     tokens = base_tokens + np.concatenate([[0.0], np.cumsum(gains[order])])
-    rate = tokens / costs.ms(base_rows + np.arange(len(order) + 1))
+    rate = tokens / costs.ms_each(base_rows + np.arange(len(order) + 1))
     best = int(np.argmax(rate))
     for owner in owners[order[:best]].tolist():
         counts[owner] += 1

@@ -137,10 +137,12 @@ class Inbox:
         try:
             if deadline_ns is None:
                 commands.append(self._queue.get())
-            else:
+            elif deadline_ns and self._queue.empty():
                 commands.append(self._queue.get(timeout=max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)))
-            while True:
-                commands.append(self._queue.get_nowait())
         except queue.Empty:
-            self._calls_taken += sum(isinstance(command, Submit | Cancel) for command in commands)
             return commands
+        while not self._queue.empty():  # this thread alone takes
+            commands.append(self._queue.get_nowait())
+        for command in commands:
+            self._calls_taken += isinstance(command, Submit | Cancel)
+        return commands

@@ -107,7 +107,7 @@ class Gatherer:
                 parts.append(Part(session.session_id, rows))
             else:
                 return set()  # who decodes plainly runs in every step
-        return self.halves.leave_out(parts, lambda rows: float(self._costs.ms(rows)), reply_ms=reply_ms, now_ns=now_ns)
+        return self.halves.leave_out(parts, self._costs.ms, reply_ms=reply_ms, now_ns=now_ns)
 
     def _deadline_ns(self, assignment: Assignment) -> int:
         """Until when a draft for the newest length is worth waiting for, or leaving its session out."""

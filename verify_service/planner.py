@@ -33,6 +33,7 @@ class Work:
     session: Session
     slots: NDArray[np.int32]  # for the rows, in order
     samples: bool  # whether its last rows' logits are wanted
+    decodes: bool = True  # it runs no more than the newest token and drafts
     assignment: Assignment | None = None
     match: Match | None = None
     probabilities: list[float] = field(default_factory=list)  # the target's, per node, where trees are shown
@@ -142,11 +143,11 @@ class Planner:
         if any(self.is_fixed(assignment.session) for assignment in late):
             return bound
         rows, tokens = self._ready()
-        now_ms = float(self._costs.ms(rows))
+        now_ms = self._costs.ms(rows)
         drafted = rows + round(sum(assignment.brake.expected_nodes for assignment in late))
         gained = tokens + sum(assignment.brake.hoped_accepted for assignment in late)
         # The wait at which both come to as many tokens per ms; one too short for any answer is for nothing.
-        break_even = gained * now_ms / tokens - float(self._costs.ms(drafted))
+        break_even = gained * now_ms / tokens - self._costs.ms(drafted)
         now_ns = time.monotonic_ns()
         due_ms = max(a.due_ms(a.drafter.replies.least_ms, now_ns) for a in late)
         return min(bound, break_even) if due_ms < break_even else 0.0
@@ -171,7 +172,8 @@ class Planner:
             if slots is None:
                 continue
             assignment = self._drafters.of(session)
-            works.append(Work(session, slots, samples=count == session.needs_prefill, assignment=assignment))
+            samples = count == session.needs_prefill
+            works.append(Work(session, slots, samples, decodes=samples and count == 1, assignment=assignment))
         for work in works:
             match = work.assignment.match if work.assignment is not None else None
             if match is None or not work.samples or work.num_rows != 1:
@@ -196,8 +198,8 @@ class Planner:
     def _worths(self) -> tuple[float, float]:
         """What a token is worth in milliseconds of a plain step, and about what a row more costs."""
         sessions = max(1, sum(session.needs_prefill == 1 for session in self._scheduler.running))
-        plain_ms = float(self._costs.ms(sessions))
-        return plain_ms / sessions, (float(self._costs.ms(sessions + _FEW_NODES)) - plain_ms) / _FEW_NODES
+        plain_ms = self._costs.ms(sessions)
+        return plain_ms / sessions, (self._costs.ms(sessions + _FEW_NODES) - plain_ms) / _FEW_NODES
 
     def _trim(self, matched: list[Assignment]) -> None:
         likely: list[NDArray[np.float64]] = []

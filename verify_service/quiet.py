@@ -36,7 +36,7 @@ class QuietTimes:
         if sessions in self._ms or not self._ms:
             return self._ms.get(sessions)
         nearest = min(self._ms, key=lambda known: max(known, sessions) / min(known, sessions))
-        return self._ms[nearest] * float(self._costs.ms(sessions)) / float(self._costs.ms(nearest))
+        return self._ms[nearest] * self._costs.ms(sessions) / self._costs.ms(nearest)
 
     @property
     def is_measuring(self) -> bool:

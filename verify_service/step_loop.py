@@ -41,7 +41,7 @@ from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
 from verify_service.telling import Teller
-from verify_service.weighing import Weigher
+from verify_service.weighing import Seen, Weigher
 
 log = get_logger(__name__)
 
@@ -153,18 +153,18 @@ class StepLoop:
         self._failed_steps = 0
         step_ms = ms_since(start_ns)
         self.counters.lap(FORWARD)
-        rows = sum(work.num_rows for work in works)
-        decoding = all(work.session.needs_prefill == 1 for work in works)
-        (self.counters.decode_s if decoding else self.counters.prefill_s).observe(step_ms / 1000)
+        wall_ms, told = self._weigher.ended(works)
         running = {session.session_id for session in self.scheduler.running}
-        seen = self._weigher.look(works, outcomes, step_ms=step_ms, waited_ms=waited_ms, late=late, running=running)
+        rows = sum([work.num_rows for work in works])
         sent = self._committer.commit(works, outcomes, step_us=int(step_ms * 1000), batch_tokens=rows)
         self.counters.lap(COMMIT)
         elapsed_ns = time.monotonic_ns() - start_ns
 
         def account() -> None:
+            decodes = all(work.decodes for work in works)
+            (self.counters.decode_s if decodes else self.counters.prefill_s).observe(step_ms / 1000)
             self._planner.look_back()
-            self._weigher.weigh(seen)
+            self._weigher.weigh(Seen(works, outcomes, step_ms, waited_ms, wall_ms, late, running, told))
             self._count(sent, elapsed_ns)
 
         self._later = account
@@ -216,17 +216,22 @@ class StepLoop:
         """Opens running sessions that have no drafter to one that fits, or takes them back where drafts do not pay."""
         if not len(self.drafters):
             return
-        running = [session for session in self.scheduler.running if session.speculation.enabled]
-        room, paused = self._weigher.begin(len(self.scheduler.running))
-        row_ms = _DRAFT_ROW * float(self._costs.ms(1))
-        for session in running:
-            fixed, has_drafter = self._planner.is_fixed(session), self.drafters.of(session) is not None
-            if has_drafter and paused and not fixed:
+        count = len(self.scheduler.running)
+        paused = self._weigher.begin(count)
+        room: int | None = None
+        for session in self.scheduler.running:
+            has_drafter = self.drafters.of(session) is not None
+            if (has_drafter and not paused) or not session.speculation.enabled:
+                continue
+            fixed = self._planner.is_fixed(session)
+            if has_drafter and not fixed:
                 self.drafters.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
-            elif not has_drafter and (fixed or room):
-                assignment = self.drafters.assign(session, row_ms=None if fixed else row_ms)
-                self._teller.opened(assignment)
-                room -= assignment is not None and not fixed
+            elif not has_drafter:
+                room = self._weigher.room(count) if room is None else room
+                if fixed or room:
+                    assignment = self.drafters.assign(session, row_ms=None if fixed else _DRAFT_ROW * self._costs.ms(1))
+                    self._teller.opened(assignment)
+                    room -= assignment is not None and not fixed
 
     def _obey(self, commands: list[Command]) -> bool:
         """Does what they say; whether the loop goes on."""

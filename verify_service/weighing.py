@@ -30,19 +30,18 @@ _READING_STEPS = 64  # that a drafter may take for a prompt before its silence t
 Told = tuple[int, bool]  # a record's id; whether each step tells it, or a probe did
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Seen:
-    """A step as it ended. told: ids of assignments that were asked for drafts before it; decodes: it ran no prompt."""
+    """A step as it ended."""
 
     works: list[Work]
     outcomes: list[Accepted | None]
-    step_ms: float
+    step_ms: float  # of forward pass and sampling
     waited_ms: float
     wall_ms: float  # since the step before it ended
     late: list[Assignment]
-    running: set[int]
-    decodes: bool
-    told: set[int]
+    running: set[int]  # ids of all sessions before it, those that it left out too
+    told: set[int]  # ids of assignments that were asked for drafts before it
 
 
 class Weigher:
@@ -63,10 +62,10 @@ class Weigher:
         self._told_before: Counter[Told] = Counter()  # sessions told last
         self._linger = 0  # steps that drafts asked for then may still disturb
 
-    def begin(self, sessions: int) -> tuple[int, bool]:
+    def begin(self, sessions: int) -> bool:
         """So many sessions are about to run: decides whether drafters are heard.
 
-        How many sessions they may be given now, and whether there is a pause, in which they are to have none.
+        Whether there is a pause, in which they are to have none.
         """
         self.quiet.begin(sessions)
         paused = self._account.is_paused(sessions)
@@ -74,39 +73,41 @@ class Weigher:
         for drafter in self._drafters:
             drafter.record.hushed = hushed
             drafter.record.alone = sessions == 1
+        return paused
+
+    def room(self, sessions: int) -> int:
+        """How many sessions more drafters may be given now; after `begin`."""
+        if self._account.is_paused(sessions) or self.quiet.is_measuring:
+            return 0
         assignments = [assignment for drafter in self._drafters for assignment in drafter.assignments.values()]
         all_heard = not any(one.is_unheard and one.unheard_steps < _TRIAL_STEPS for one in assignments)
-        may_open = self._account.may_open(sessions, len(assignments), all_heard=all_heard)
-        return 0 if hushed else may_open, paused
+        return self._account.may_open(sessions, len(assignments), all_heard=all_heard)
 
-    def look(
-        self, works: list[Work], outcomes: list[Accepted | None], *, step_ms: float, waited_ms: float,
-        late: list[Assignment], running: set[int],
-    ) -> Seen:  # fmt: skip
-        """Notes a step before its outcomes are committed, for `weigh`, which can wait until drafters are told of it.
+    def ended(self, works: list[Work]) -> tuple[float, set[int]]:
+        """A step has ended: milliseconds since the one before it did, and ids of those asked for drafts before it.
 
-        step_ms: of forward pass and sampling; running: ids of all sessions, those that the step left out too.
+        `weigh` follows, which can wait until drafters are told of the step.
         """
         now_ns = self._clock()
         wall_ms, self._last_ns = (now_ns - self._last_ns) / 1e6, now_ns
-        decodes = all(work.session.needs_prefill == 1 for work in works)
         told: set[int] = set()
         for work in works:
             assignment = work.assignment
             if assignment is not None and assignment.brake.told:
                 told.add(id(assignment))
                 assignment.brake.told = False
-        return Seen(works, outcomes, step_ms, waited_ms, wall_ms, late, running, decodes, told)
+        return wall_ms, told
 
     def weigh(self, seen: Seen) -> None:
         """Takes in a step."""
         works, late, wall_ms = seen.works, seen.late, seen.wall_ms
+        decodes = all(work.decodes for work in works)
         steady, self._sessions = seen.running <= self._sessions, seen.running
         assignments = [work.assignment for work in works if work.assignment is not None]
         told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if id(a) in seen.told)
         if told or not (self._linger and any(a.asked_ns for a in assignments)):
             self._linger = _LINGER_STEPS if told else 0
-        if seen.decodes:
+        if decodes:
             own_ms = wall_ms - seen.waited_ms if steady and self._decoded else None
             self._measure(works, told, seen.step_ms, own_ms, waited=bool(late))
             self._weigh(seen)
@@ -114,7 +115,7 @@ class Weigher:
                 self._balance(seen)
         else:
             self.quiet.prompt_step()
-        self._decoded = seen.decodes
+        self._decoded = decodes
         self._account.rest(len(self._sessions))
         self._linger = max(0, self._linger - 1)
         if told or not self._linger:
@@ -132,12 +133,12 @@ class Weigher:
         if is_quiet and own_ms is not None:
             self.quiet.observe(count, own_ms)
         elif own_ms is not None and quiet_ms is not None:
-            nodes_ms = float(self._costs.ms(rows)) - float(self._costs.ms(count))
+            nodes_ms = self._costs.ms(rows) - self._costs.ms(count)
             # A step that stood still for other reasons says little.
             extra_ms = max(-0.5 * quiet_ms, min(own_ms - quiet_ms - nodes_ms, quiet_ms))
             self._tax(told, extra_ms)
         for drafter in self._drafters:
-            drafter.record.earn(float(self._costs.ms(count)))
+            drafter.record.earn(self._costs.ms(count))
         is_fixed = any(work.assignment is not None and work.assignment.brake.fixed for work in works)
         self.quiet.step(len(self._sessions), is_quiet=is_quiet or is_fixed)
 
@@ -166,10 +167,10 @@ class Weigher:
         works, late, num_running = seen.works, seen.late, len(seen.running)
         rows = sum(work.num_rows for work in works)
         nodes = rows - len(works)
-        plain_ms = float(self._costs.ms(len(works)))
-        node_ms = max(0.0, float(self._costs.ms(rows)) - plain_ms) / max(1, nodes)
+        plain_ms = self._costs.ms(len(works))
+        node_ms = max(0.0, self._costs.ms(rows) - plain_ms) / max(1, nodes)
         # What a token is worth: one of a plain step of all sessions, whoever was left out of this one.
-        whole_ms = float(self._costs.ms(num_running)) if num_running > len(works) else plain_ms
+        whole_ms = self._costs.ms(num_running) if num_running > len(works) else plain_ms
         share_ms = whole_ms / max(num_running, len(works))
         listening = sum(work.assignment is not None and work.assignment.brake.listens for work in works)
         left_out_ms = max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)

@@ -55,7 +55,7 @@ class Draft:
 NO_DRAFT: Final = Draft()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class DraftRequest:
     """Asks for a tree of at most `num_nodes` nodes at a session's committed state."""
 

@@ -124,8 +124,9 @@ def warm_up() -> None:
 def _copied(rows: Rows, dtype: common_pb2.Dtype) -> torch.Tensor:
     """A copy of rows uint8 [n, bytes of a row], as numbers; UnusableFeatures for NaN or infinity."""
     infinity = _INFINITY[dtype]
-    bits = np.empty((len(rows), rows.shape[1] // infinity.itemsize), infinity.dtype)
-    if not _copy_finite(rows.reshape(-1).view(infinity.dtype), bits.reshape(-1), infinity):
+    source = rows.view(infinity.dtype)
+    bits = np.empty(source.shape, source.dtype)
+    if not _copy_finite(source, bits, infinity):
         raise UnusableFeatures("feature rows hold NaN or infinity")
     return torch.from_numpy(bits).view(_DTYPES[dtype])
 
@@ -134,10 +135,11 @@ def _copied(rows: Rows, dtype: common_pb2.Dtype) -> torch.Tensor:
 def _copy_finite(source: NDArray[Any], target: NDArray[Any], infinity: Any) -> bool:
     """In one pass, since rows are large: whether none of the numbers has all of infinity's bits set, as NaN has."""
     highest = infinity ^ infinity
-    for i in range(source.size):
-        bits = source[i]
-        target[i] = bits
-        highest = max(highest, bits & infinity)
+    for row in range(len(source)):
+        for i in range(source.shape[1]):
+            bits = source[row, i]
+            target[row, i] = bits
+            highest = max(highest, bits & infinity)
     return highest != infinity
 
 
@@ -156,45 +158,42 @@ class FeatureBuffer:
         self._width = width
         self._pieces: list[Piece] = []
         self._early: dict[int, Piece] = {}
-        self._end = 0
-
-    @property
-    def end(self) -> int:
+        self.end = 0
         """Position after the last row before the first gap."""
-        return self._end
 
     def add(self, rows: common_pb2.FeatureRows, ring: RowReader | None = None) -> None:
         """Takes rows that are inline, or in `ring`; those only announced come later, fetched.
 
         UnusableFeatures for nonsense.
         """
+        count = rows.count
         match rows.WhichOneof("location"):
             case "rows":
                 values = read_tensor(rows.rows, self._width)
+                if len(values) != count:
+                    raise UnusableFeatures(f"{len(values)} feature rows where {count} are named")
             case "slot_seq":
-                values = read_shared(ring, rows.slot_seq, rows.count, self._width)
+                values = read_shared(ring, rows.slot_seq, count, self._width)
             case _:
                 return
-        if len(values) != rows.count:
-            raise UnusableFeatures(f"{len(values)} feature rows where {rows.count} are named")
-        self.put(rows.first_pos, Piece(values, 0, len(values)))
+        self.put(rows.first_pos, Piece(values, 0, count))
 
     def put(self, first_pos: int, piece: Piece) -> None:
         """Takes rows for the positions from `first_pos` on; those that are known already are left out."""
         count = piece.end - piece.first
-        if first_pos == self._end and not self._early:
+        if first_pos == self.end and not self._early:
             self._pieces.append(piece)
-            self._end += count
+            self.end += count
             return
         early = self._early.get(first_pos)
         if early is None or count > early.end - early.first:
             self._early[first_pos] = piece
-        while (found := next((pos for pos in self._early if pos <= self._end), None)) is not None:
+        while (found := next((pos for pos in self._early if pos <= self.end), None)) is not None:
             fresh = self._early.pop(found)
-            fresh = fresh.part(min(self._end - found, fresh.end - fresh.first), fresh.end - fresh.first)
+            fresh = fresh.part(min(self.end - found, fresh.end - fresh.first), fresh.end - fresh.first)
             if fresh.end > fresh.first:
                 self._pieces.append(fresh)
-                self._end += fresh.end - fresh.first
+                self.end += fresh.end - fresh.first
 
     def rows(self, first: int, end: int) -> Piece:
         """Rows of positions within start..end."""
@@ -205,9 +204,9 @@ class FeatureBuffer:
 
     def drop(self, before: int) -> None:
         """Forgets the rows of positions before `before`, which is at most `end`."""
-        if before == self._end:
+        if before == self.end:
             self._pieces, self.start = [], before
         elif before > self.start:
-            rest = self.rows(before, self._end).rows.clone()  # a view would keep what is dropped
+            rest = self.rows(before, self.end).rows.clone()  # a view would keep what is dropped
             self._pieces = [Piece(rest, 0, len(rest))]
             self.start = before

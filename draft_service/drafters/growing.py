@@ -118,7 +118,8 @@ def grow(
             )
         run = _grow_chains if topk == 1 else _grow_trees
         assert isinstance(tips, Tips)
-        return run(model, sequences, tips, slots, num_steps, topk, counts, least_reach, check)
+        with torch.inference_mode():
+            return run(model, sequences, tips, slots, num_steps, topk, counts, least_reach, check)
     finally:
         model.cache.release(slots.reshape(-1))
 

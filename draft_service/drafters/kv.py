@@ -32,13 +32,10 @@ class DraftCache:
 
     def __init__(self, slot_table: NDArray[np.int32], num_slots: int) -> None:
         self.slot_table = slot_table
+        self.max_len = slot_table.shape[1]
+        """Most rows of a sequence."""
         self._pages = PagePool(num_slots)
         self._free_rows = list(range(len(slot_table) - 1, -1, -1))
-
-    @property
-    def max_len(self) -> int:
-        """Most rows of a sequence."""
-        return self.slot_table.shape[1]
 
     @property
     def num_free(self) -> int:

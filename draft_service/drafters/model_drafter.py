@@ -106,11 +106,12 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A tree for each; none for a session that is not caught up, or has no room left."""
-        with self._lock, torch.inference_mode():
+        with self._lock:
             states = [s for request in requests if (s := self._served.get(request.session)) is not None]
             late = [state for state in states if not self._runs_with_its_tree(state)]
             if late:
-                self._catch_up(late)
+                with torch.inference_mode():
+                    self._catch_up(late)
             return self._trees(requests)
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
@@ -264,21 +265,24 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         states = [self._served.get(request.verifying.session) for request in requests]
-        self._catch_up([state for state in states if state is not None and not self._is_near(state)])
+        self._catch_up([state for state in states if state is not None and not self._near_end(state)])
         return trees_ahead(self._grower, requests, [self._start(state) for state in states])
 
-    def _is_near(self, state: StateT) -> bool:
-        """Whether what a session is behind with is so little that it is run with the likeliest path of its tree."""
+    def _near_end(self, state: StateT) -> int:
+        """Rows of all committed tokens, where those not run are so few that they go with the tree's likeliest path.
+
+        Else 0.
+        """
         end = self._num_committed(state)
-        return 0 < end - state.rows.num_rows <= MAX_ROWS_BESIDE and self._num_runnable(state) == end
+        is_near = 0 < end - state.rows.num_rows <= MAX_ROWS_BESIDE and self._num_runnable(state) == end
+        return end if is_near else 0
 
     def _runs_with_its_tree(self, state: StateT) -> bool:
         """Whether what a session is behind with is run in the call that grows its tree."""
-        fits = self._num_committed(state) <= self._model.cache.max_len
-        return self._model.grower is not None and fits and self._is_near(state)
+        return self._model.grower is not None and 0 < self._near_end(state) <= self._model.cache.max_len
 
     def _start(self, state: StateT | None) -> Start | None:
-        if state is None or state.session not in self._served or (state.tip is None and not self._is_near(state)):
+        if state is None or state.session not in self._served or (state.tip is None and not self._near_end(state)):
             return None
         return self._start_of(state)
 

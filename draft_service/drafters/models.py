@@ -161,16 +161,14 @@ class HeadModel:
         self.cache = DraftCache(runner.slot_table, num_slots)
         self.max_batch_tokens = max_batch_tokens
         self._runner = runner
+        self.num_read = len(runner.head.embedding)
+        self.feature_width = runner.head.config.feature_width
+        """Numbers in a feature row."""
         self._limit = runner.num_drafted
         self._likeliest = _likeliest_on(runner.head.device)
         self.grower = None
         if runner.native is not None:
             self.grower = NativeGrower(runner, num_read=self.num_read)
-
-    @property
-    def num_read(self) -> int:
-        """See DraftModel."""
-        return len(self._runner.head.embedding)
 
     @property
     def num_drafted(self) -> int:
@@ -181,11 +179,6 @@ class HeadModel:
     def num_stages(self) -> int:
         """Networks that take turns."""
         return self._runner.head.num_stages
-
-    @property
-    def feature_width(self) -> int:
-        """Numbers in a feature row."""
-        return self._runner.head.config.feature_width
 
     def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
         """See DraftModel."""

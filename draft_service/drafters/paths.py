@@ -12,7 +12,7 @@ from draft_service.drafters.models import Tip
 from outrider.wire import Ids
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # not frozen: there is one a session and round, and those take twice as long to make
 class Behind:
     """A session's newest committed tokens, whose rows were not run: int32 [n].
 
@@ -24,7 +24,7 @@ class Behind:
     done: Callable[[Tip], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Start:
     """A session's rows; the newest committed one's tip, or what must be run to have it."""
 

@@ -17,7 +17,7 @@ from draft_service.session import Wishes
 NUM_TOP = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Wanted:
     """A tree of at most `num_nodes` nodes from where a sequence stands."""
 

@@ -240,7 +240,7 @@ class StepClock:
         forward = runner.forward
 
         def timed(segments: Sequence[Segment]) -> torch.Tensor:
-            self.spend(float(costs.ms(sum(len(segment.tokens) for segment in segments))))
+            self.spend(costs.ms(sum(len(segment.tokens) for segment in segments)))
             return forward(segments)
 
         runner.forward = timed

@@ -19,7 +19,7 @@ FLAT = CostTable({1: 10.0, 32: 10.5})  # nodes cost next to nothing: a GPU
 
 
 def test_an_unmeasured_step_costs_one_whatever_its_rows() -> None:
-    assert CostTable().ms(np.array([1, 7, 900])).tolist() == [1.0, 1.0, 1.0]
+    assert CostTable().ms_each(np.array([1, 7, 900])).tolist() == [1.0, 1.0, 1.0]
 
 
 @given(
@@ -30,7 +30,7 @@ def test_more_rows_never_cost_less(measured: dict[int, float], seen: list[tuple[
     costs = CostTable(measured)
     for rows, ms in seen:
         costs.observe(rows, ms)
-    table = costs.ms(np.arange(1, 3000))
+    table = costs.ms_each(np.arange(1, 3000))
     assert (table > 0).all()
     assert (np.diff(table) >= -1e-9 * table[:-1]).all()
 
@@ -70,7 +70,7 @@ def test_the_nodes_chosen_give_the_most_tokens_per_ms(
 
     def rate(counts: list[int]) -> float:
         gained = sum(float(p[:count].sum()) for p, count in zip(likely, counts, strict=True))
-        return (base_tokens + gained) / float(costs.ms(base_rows + sum(counts)))
+        return (base_tokens + gained) / costs.ms(base_rows + sum(counts))
 
     counts = choose_nodes(costs, base_rows, base_tokens, likely)
     assert all(0 <= count <= len(p) for count, p in zip(counts, likely, strict=True))
@@ -136,8 +136,8 @@ def simulate(
     """Verify waits for replies as long as its planner would; what is drafted for a step comes true in it, or not."""
     record = record or DrafterRecord()
     brake, played = record.open(), Played(0.0)
-    plain_ms = float(costs.ms(1))
-    node_ms = (float(costs.ms(5)) - plain_ms) / 4
+    plain_ms = costs.ms(1)
+    node_ms = (costs.ms(5) - plain_ms) / 4
     total_ms, tokens = 0.0, 0
     for step in range(steps):
         is_probe = brake.asks and not brake.listens
@@ -148,13 +148,13 @@ def simulate(
         record.observe_tax(tax_ms, 1)
         scores, right = behaviour(step, is_probe)
         tree, true = np.array(scores, np.uint8), np.arange(len(scores)) < right
-        break_even_ms = (1 + brake.expected_accepted) * plain_ms - float(costs.ms(1 + round(brake.expected_nodes)))
+        break_even_ms = (1 + brake.expected_accepted) * plain_ms - costs.ms(1 + round(brake.expected_nodes))
         wait_ms = 0.0 if is_probe else max(0.0, min(reply_ms, break_even_ms))
         nodes = 0
         if wait_ms == reply_ms:
             (nodes,) = choose_nodes(costs, 1, 1.0, [np.sort(brake.probabilities(tree))[::-1]])
         accepted = min(right, nodes)
-        ms = float(costs.ms(1 + nodes))
+        ms = costs.ms(1 + nodes)
         if is_probe:
             played.probes.append(step)
         if nodes or not is_probe:

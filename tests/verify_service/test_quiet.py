@@ -14,7 +14,7 @@ def measured(*sessions: int) -> QuietTimes:
     """So many sessions were measured to take a fifth more than the table says."""
     quiet = QuietTimes(COSTS)
     for count in (count for count in sessions for _ in range(3)):
-        quiet.observe(count, 1.2 * float(COSTS.ms(count)))
+        quiet.observe(count, 1.2 * COSTS.ms(count))
     return quiet
 
 

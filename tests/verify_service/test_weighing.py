@@ -11,7 +11,7 @@ from tests.verify_service.test_drafters import drafter, drafters, session
 from verify_service.assignment import Assignment
 from verify_service.counting import Counters
 from verify_service.planner import Work
-from verify_service.weighing import Weigher
+from verify_service.weighing import Seen, Weigher
 
 PLAIN_MS = 10.0
 FLAT = {1: PLAIN_MS, 64: PLAIN_MS}
@@ -38,6 +38,11 @@ class Scale:
         self._now_ns = 0
         self.weigher = Weigher(everybody, CostTable(costs), self.counters, clock=lambda: self._now_ns)
 
+    def begin(self, sessions: int) -> tuple[int, bool]:
+        """Room for sessions more, and whether there is a pause."""
+        paused = self.weigher.begin(sessions)
+        return self.weigher.room(sessions), paused
+
     def step(
         self, wall_ms: float = PLAIN_MS, *, tell: bool = False, nodes: int = 0, accepted: int = 0, times: int = 1
     ) -> None:
@@ -48,13 +53,13 @@ class Scale:
             asked = [assignment.brake.tell() for assignment in self.assignments] if tell else []
             rows = 1 + (nodes if not tell or any(asked) else 0)
             works = [
-                Work(one, np.zeros(rows, np.int32), samples=True, assignment=assignment)
+                Work(one, np.zeros(rows, np.int32), samples=True, decodes=one.needs_prefill == 1, assignment=assignment)
                 for one, assignment in zip(self.sessions, self.assignments, strict=True)
             ]
             outcomes: list[Accepted | None] = [Accepted(list(range(min(accepted, rows - 1))), 1) for _ in works]
             running = {one.session_id for one in self.sessions}
-            seen = self.weigher.look(works, outcomes, step_ms=wall_ms, waited_ms=0.0, late=[], running=running)
-            self.weigher.weigh(seen)
+            since_ms, told = self.weigher.ended(works)
+            self.weigher.weigh(Seen(works, outcomes, wall_ms, 0.0, since_ms, [], running, told))
 
 
 def test_steps_without_drafts_say_what_plain_decoding_takes() -> None:
@@ -110,15 +115,15 @@ def test_further_sessions_are_opened_once_something_was_heard_of_those_before() 
     second.has_answered = False
     second.session.table_row = 0
     for heard in ("has_answered", "is_silenced"):
-        assert scale.weigher.begin(2)[0] == 0
+        assert scale.begin(2)[0] == 0
         setattr(second, heard, True)
-        assert scale.weigher.begin(2)[0] == 2
+        assert scale.begin(2)[0] == 2
         setattr(second, heard, False)
     second.brake.fixed = True  # a request's own wish: it may never draft, and others do not wait for that
-    assert scale.weigher.begin(2)[0] == 2
+    assert scale.begin(2)[0] == 2
     second.brake.fixed = False
     second.unheard_steps = 8
-    assert scale.weigher.begin(2)[0] == 2
+    assert scale.begin(2)[0] == 2
 
 
 def test_a_session_fixed_by_its_request_is_left_alone() -> None:
@@ -183,12 +188,12 @@ def test_a_drafter_that_reads_a_prompt_is_given_time_and_one_that_never_answers_
 
 def test_a_new_number_of_sessions_is_measured_then_opened_and_not_at_all_in_a_pause() -> None:
     scale = Scale(4)
-    assert scale.weigher.begin(1) == (4, False)  # as many again as drafters have
-    assert scale.weigher.begin(4) == (0, False)
+    assert scale.begin(1) == (4, False)  # as many again as drafters have
+    assert scale.begin(4) == (0, False)
     assert scale.record.hushed
     scale.step(times=8)
-    assert scale.weigher.begin(4) == (4, False)
+    assert scale.begin(4) == (4, False)
     assert not scale.record.hushed
     scale.step(5 * PLAIN_MS, tell=True, nodes=1, times=4)
-    assert scale.weigher.begin(4) == (0, True)
+    assert scale.begin(4) == (0, True)
     assert scale.record.hushed

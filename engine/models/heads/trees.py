@@ -87,9 +87,10 @@ class GrowingTrees:
 
         Returns what may follow, filled then.
         """
-        self._rows[2] = [len(own) for own in tokens]
-        num_rows = int(self._rows[2].sum())
-        inputs = inputs.to(self._head.dtype).contiguous()
+        self._rows[2] = behind = [len(own) for own in tokens]
+        num_rows = sum(behind)
+        if inputs.dtype is not self._head.dtype or not inputs.is_contiguous():
+            inputs = inputs.to(self._head.dtype).contiguous()
         if inputs.shape != (num_rows, self._head.input_width):
             raise ValueError(f"{tuple(inputs.shape)} numbers for {num_rows} rows of {self._head.input_width}")
         if num_rows > len(self._behind_tokens):
