@@ -63,15 +63,15 @@ class DepthReached:
 
 
 class StepTimes(CostTable):
-    """Milliseconds of verify's steps by rows. Beyond those that were seen it goes on as they do, or rises little."""
+    """Milliseconds of verify's steps by rows.
 
-    def ms(self, rows: float) -> float:
-        """As CostTable's; hopeful where nothing is known, so that it is tried."""
-        if not self._xs or rows <= self._xs[-1]:
-            return super().ms(rows)
+    Beyond those that were seen it goes on as they do, or rises little: what nothing is known of is tried.
+    """
+
+    @property
+    def _row_ms(self) -> float:
         span = self._xs[-1] - self._xs[0]
-        slope = (self._ys[-1] - self._ys[0]) / span if span else _ROW_GUESS * self._ys[-1]
-        return self._ys[-1] + slope * (rows - self._xs[-1])
+        return (self._ys[-1] - self._ys[0]) / span if span else _ROW_GUESS * self._ys[-1]
 
 
 class CallTimes:

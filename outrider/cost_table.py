@@ -35,7 +35,7 @@ class CostTable:
             return 1.0
         at = bisect.bisect_left(xs, rows)
         if at == len(xs):
-            return ys[-1] + (rows - xs[-1]) * (ys[-1] / xs[-1])
+            return ys[-1] + (rows - xs[-1]) * self._row_ms
         if at == 0 or xs[at] == rows:
             return ys[at]
         slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1])
@@ -47,7 +47,12 @@ class CostTable:
             return np.ones_like(rows, np.float64)
         ms = np.interp(rows, self._xs, self._ys)
         beyond = np.maximum(0, np.asarray(rows) - self._xs[-1])
-        return ms + beyond * (self._ys[-1] / self._xs[-1])
+        return ms + beyond * self._row_ms
+
+    @property
+    def _row_ms(self) -> float:
+        """What each row costs beyond the points."""
+        return self._ys[-1] / self._xs[-1]
 
     def _refresh(self) -> None:
         self._xs = sorted(self._ms)
