@@ -30,9 +30,9 @@ class Caller:
         self.num_away = 0
         self._executor = executor
 
-    async def call(self, call: Callable[[A], T], argument: A, *, here: bool = False) -> T:
-        """The call's result. here: on the loop, whatever there is."""
-        if here or self._executor is None:
+    async def call(self, call: Callable[[A], T], argument: A) -> T:
+        """The call's result."""
+        if self._executor is None:
             return call(argument)
         # As loop.run_in_executor, but with one way back to the loop instead of two: a round waits for it.
         loop = asyncio.get_running_loop()
@@ -54,10 +54,8 @@ class Caller:
             self.num_away -= 1
 
     async def attempt(self, calls: Sequence[Call], *, here: bool = False) -> list[Any]:
-        """In one visit: results, or the exceptions that came instead."""
-        if here:
-            return _attempt(calls)
-        return await self.call(_attempt, calls, here=here)
+        """In one visit: results, or the exceptions that came instead. here: on the loop, whatever there is."""
+        return _attempt(calls) if here else await self.call(_attempt, calls)
 
 
 def _settle(answer: asyncio.Future[T], result: T) -> None:

@@ -44,7 +44,7 @@ class Account:
 
     def is_paused(self, sessions: int) -> bool:
         """Whether drafters are not heard while so many sessions run."""
-        return bool(self._pauses) and any(pause.left > 0 and pause.above < sessions for pause in self._pauses.values())
+        return any(pause.left > 0 and pause.above < sessions for pause in self._pauses.values())
 
     def may_open(self, sessions: int, num_open: int, *, all_heard: bool) -> int:
         """Outside a pause, how many more sessions may be opened to drafters.

@@ -161,10 +161,10 @@ class StepLoop:
         elapsed_ns = time.monotonic_ns() - start_ns
 
         def account() -> None:
-            decodes = all(work.decodes for work in works)
-            (self.counters.decode_s if decodes else self.counters.prefill_s).observe(step_ms / 1000)
+            seen = Seen(works, outcomes, step_ms, waited_ms, wall_ms, late, running, told)
+            (self.counters.decode_s if seen.decodes else self.counters.prefill_s).observe(step_ms / 1000)
             self._planner.look_back()
-            self._weigher.weigh(Seen(works, outcomes, step_ms, waited_ms, wall_ms, late, running, told))
+            self._weigher.weigh(seen)
             self._count(sent, elapsed_ns)
 
         self._later = account

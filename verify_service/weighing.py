@@ -43,6 +43,11 @@ class Seen:
     running: set[int]  # ids of all sessions before it, those that it left out too
     told: set[int]  # ids of assignments that were asked for drafts before it
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it ran no prompt."""
+        return all(work.decodes for work in self.works)
+
 
 class Weigher:
     """Owned by the engine thread. clock: monotonic nanoseconds."""
@@ -101,7 +106,7 @@ class Weigher:
     def weigh(self, seen: Seen) -> None:
         """Takes in a step."""
         works, late, wall_ms = seen.works, seen.late, seen.wall_ms
-        decodes = all(work.decodes for work in works)
+        decodes = seen.decodes
         steady, self._sessions = seen.running <= self._sessions, seen.running
         assignments = [work.assignment for work in works if work.assignment is not None]
         told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if id(a) in seen.told)

@@ -33,6 +33,7 @@ def test_more_rows_never_cost_less(measured: dict[int, float], seen: list[tuple[
     table = costs.ms_each(np.arange(1, 3000))
     assert (table > 0).all()
     assert (np.diff(table) >= -1e-9 * table[:-1]).all()
+    assert table.tolist() == pytest.approx([costs.ms(rows) for rows in range(1, 3000)])
 
 
 def test_one_slow_step_moves_the_table_little_and_many_move_it_there() -> None:
