@@ -101,7 +101,7 @@ class Stamping(Drafting):
     """Notes when rounds come and frames go, their sizes, and what verdicts verified, beside what `next` foretold."""
 
     def __init__(self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor) -> None:
-        super().__init__(drafter, early=early, executor=executor, owns_loop=True)
+        super().__init__(drafter, early=early, executor=executor)
         self.trips: list[tuple[str, int, str, int]] = []  # a round's key and time, a fresh proposal's key and time
         self.rounds_came: dict[str, int] = {}
         self.frames_sent: dict[str, tuple[int, bool]] = {}  # when, and whether it was drafted early

@@ -71,14 +71,11 @@ def cache_kernels(folder: Path) -> None:
 
 async def _serve_until_signals(args: DraftArgs) -> int:
     dial = dialer_of(args, args.verify_address, args.token_file)
-    return await serve(args, stopped_by_signals(), dial, owns_loop=True)
+    return await serve(args, stopped_by_signals(), dial)
 
 
-async def serve(args: DraftArgs, stop: Stopping, dial: Dial, *, owns_loop: bool = False) -> int:
-    """Serves until told to stop; returns the exit code. `dial` opens the ways to the verify services.
-
-    owns_loop: nothing else runs on the event loop.
-    """
+async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
+    """Serves until told to stop; returns the exit code. `dial` opens the ways to the verify services."""
     # Imported here: these import numba, which reads where its cache is only once.
     from draft_service.drafters.factory import make_drafter
     from draft_service.drafting import Drafting
@@ -103,7 +100,7 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial, *, owns_loop: bool 
         drafter.warm_up()
         planner = make_planner(args, drafter)
         copier = make_copier(args, drafter)
-        drafting = Drafting(drafter, executor=executor, planner=planner, owns_loop=owns_loop, copier=copier)
+        drafting = Drafting(drafter, executor=executor, planner=planner, copier=copier)
         if not drafter.inline:
             await rehearse(drafting)
         keep_steady()

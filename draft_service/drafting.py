@@ -35,13 +35,13 @@ class Drafting:
 
     Without a planner `early` says whether to draft for a step's likely outcomes while it runs.
     What `copier` finds in a session's own text goes before the drafter's trees.
-    A drafter whose calls take long runs in `executor`, which must have a single thread. owns_loop: the event loop has
-    little else to do, so that trees which take no more than BRIEF_MS are drafted on it: a thread wakes up slowly.
+    A drafter whose calls may take long has `executor`, which must have a single thread. Trees that take no more than
+    BRIEF_MS are drafted on the event loop all the same: a thread wakes up slowly.
     """
 
     def __init__(
         self, drafter: Drafter, *, early: bool = False, executor: Executor | None = None,
-        planner: Planner | None = None, owns_loop: bool = False, copier: Copier | None = None,
+        planner: Planner | None = None, copier: Copier | None = None,
     ) -> None:  # fmt: skip
         if executor is None and not drafter.inline:
             raise ValueError("a drafter that is not inline needs an executor")
@@ -51,7 +51,6 @@ class Drafting:
         self.planner = planner or FixedPlanner(Plan(outcomes=MAX_OUTCOMES if early else 0))
         self._caller = Caller(executor)
         self.copier = copier
-        self._owns_loop = owns_loop
         self._last_ms = math.inf  # that trees took which were drafted last, early ones apart
         self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
 
@@ -160,7 +159,7 @@ class Drafting:
 
     def _is_brief(self, changes: Changes, fresh: Sequence[Session]) -> bool:
         """Whether the event loop can do without for as long as trees for `fresh` will take."""
-        if not self._owns_loop or self._caller.num_away or changes.opened or changes.features or changes.closed:
+        if self._caller.num_away or changes.opened or changes.features or changes.closed:
             return False
         return self._last_ms <= BRIEF_MS and self.drafter.is_brief(fresh)
 

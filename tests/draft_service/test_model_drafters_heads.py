@@ -576,7 +576,7 @@ async def test_rounds_in_proposals_out(eagle3: Side) -> None:
 async def test_a_rehearsal_leaves_no_trace(any_side: Side) -> None:
     drafter = any_side.drafter(TreeShape(3, 1, 4))
     with ThreadPoolExecutor(1) as executor:
-        drafting = Drafting(drafter, executor=executor, owns_loop=True)
+        drafting = Drafting(drafter, executor=executor)
         planner, seen = drafting.planner, 0
         run = drafter.draft
 
