@@ -92,10 +92,12 @@ class Account:
             self._pause(sessions)
 
     def _pause(self, sessions: int) -> None:
-        last = self._pauses.get(sessions.bit_length())
-        steps = last.next_steps if last is not None else _FIRST_PAUSE
-        self._pauses[sessions.bit_length()] = _Pause(sessions // 2, steps, min(2 * steps, _LAST_PAUSE))
-        self._owed_ms[sessions.bit_length()] = self._earned_ms[sessions.bit_length()] = 0.0
-        self._owing[sessions.bit_length()] = 0
+        size = sessions.bit_length()
+        # Where it has failed with fewer sessions too, it is tried again as seldom as there.
+        failed = [pause.next_steps for fewer, pause in self._pauses.items() if fewer <= size]
+        steps = max(failed, default=_FIRST_PAUSE)
+        self._pauses[size] = _Pause(sessions // 2, steps, min(2 * steps, _LAST_PAUSE))
+        self._owed_ms[size] = self._earned_ms[size] = 0.0
+        self._owing[size] = 0
         self._paid_steps, self.pays = 0, False
-        self._proven = {size for size in self._proven if size < sessions.bit_length()}
+        self._proven = {proven for proven in self._proven if proven < size}

@@ -7,10 +7,11 @@ from collections import Counter
 from outrider.cost_table import CostTable
 
 _ALPHA = 0.1
-_SAMPLES = 3  # that a measurement takes
-_TRIES = 8  # steps that it may take; the first two may still be disturbed by drafts under way
+SAMPLES = 6  # that a measurement takes
+_TRIES = 12  # steps that it may take; the first two may still be disturbed by drafts under way
 _PATIENCE = 64  # steps that it may take with those that run prompts, which say nothing
 _NEAR = 1 / 2  # of a number of sessions: what was measured so close by serves, by what rows cost
+_SLACK = 1.1  # steps differ by so much
 _FIRST, _AGAIN = 64, 2048  # steps with so many sessions of which none was quiet, before one is measured
 
 
@@ -58,8 +59,17 @@ class QuietTimes:
             return
         first = self._first.setdefault(sessions, [])
         first.append(ms)
-        if len(first) == _SAMPLES:  # what disturbs a step only makes it longer
+        if len(first) == SAMPLES:  # what disturbs a step only makes it longer
             self._ms[sessions] = min(self._first.pop(sessions))
+
+    def bound(self, sessions: int, ms: float) -> None:
+        """Takes in a step that drafters were asked in and that verified no nodes: a quiet one is not much longer.
+
+        What was measured while prompts arrived, or beside a drafter that read some, may be longer by half.
+        """
+        known = self.ms(sessions)
+        if known is not None and known > _SLACK * ms:
+            self._ms[sessions] = _SLACK * ms
 
     def step(self, sessions: int, *, is_quiet: bool) -> None:
         """Counts a step without prompts, after `observe`; many that were not quiet make a measurement due."""
@@ -80,4 +90,4 @@ class QuietTimes:
     def _measure(self, sessions: int) -> None:
         self._tried.add(sessions)
         self._since[sessions] = 0
-        self._samples_left, self._tries_left, self._patience = _SAMPLES, _TRIES, _PATIENCE
+        self._samples_left, self._tries_left, self._patience = SAMPLES, _TRIES, _PATIENCE

@@ -138,6 +138,8 @@ class Weigher:
         if is_quiet and own_ms is not None:
             self.quiet.observe(count, own_ms)
         elif own_ms is not None and quiet_ms is not None:
+            if rows == count == len(self._sessions):
+                self.quiet.bound(count, own_ms)
             nodes_ms = self._costs.ms(rows) - self._costs.ms(count)
             # A step that stood still for other reasons says little.
             extra_ms = max(-0.5 * quiet_ms, min(own_ms - quiet_ms - nodes_ms, quiet_ms))

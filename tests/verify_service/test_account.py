@@ -84,6 +84,14 @@ def test_what_fails_with_some_sessions_is_not_tried_with_more_or_nearly_as_many_
     assert not account.is_paused(8)
 
 
+def test_what_failed_with_fewer_sessions_is_tried_as_seldom_with_more() -> None:
+    account = Account()
+    lose(account, 4)
+    first = rest(account, 4)
+    lose(account, 8)
+    assert rest(account, 8) == 2 * first
+
+
 def test_a_pause_waits_while_few_sessions_run() -> None:
     account = Account()
     lose(account, 8)

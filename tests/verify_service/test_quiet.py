@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.cost_table import CostTable
-from verify_service.quiet import QuietTimes
+from verify_service.quiet import SAMPLES, QuietTimes
 
 COSTS = CostTable({1: 10.0, 4: 16.0, 8: 24.0})
 
@@ -13,7 +13,7 @@ COSTS = CostTable({1: 10.0, 4: 16.0, 8: 24.0})
 def measured(*sessions: int) -> QuietTimes:
     """So many sessions were measured to take a fifth more than the table says."""
     quiet = QuietTimes(COSTS)
-    for count in (count for count in sessions for _ in range(3)):
+    for count in (count for count in sessions for _ in range(SAMPLES)):
         quiet.observe(count, 1.2 * COSTS.ms(count))
     return quiet
 
@@ -29,7 +29,7 @@ def steps_until_due(quiet: QuietTimes, sessions: int, *, most: int = 10_000) -> 
 
 def test_slow_steps_among_the_first_do_not_matter() -> None:
     quiet = measured()
-    for ms in (90.0, 80.0, 21.0):
+    for ms in (*[90.0] * (SAMPLES - 2), 80.0, 21.0):
         assert quiet.ms(4) is None
         quiet.observe(4, ms)
     assert quiet.ms(4) == 21.0
@@ -52,13 +52,27 @@ def test_one_slow_step_moves_it_little() -> None:
     assert quiet.ms(4) == pytest.approx(1.1 * before)
 
 
+def test_a_step_that_verified_nothing_bounds_it_where_drafters_were_asked_too() -> None:
+    quiet = measured(4)
+    quiet.bound(4, 18.0)
+    assert quiet.ms(4) == pytest.approx(19.2)  # such steps differ
+    quiet.bound(8, 20.0)
+    assert [quiet.ms(count) for count in (4, 8)] == pytest.approx([19.2, 22.0])
+
+
+def test_where_nothing_was_measured_there_is_nothing_to_bound() -> None:
+    quiet = measured()
+    quiet.bound(4, 18.0)
+    assert quiet.ms(4) is None
+
+
 def test_a_new_number_of_sessions_is_measured_first_unless_it_is_one() -> None:
     quiet = measured()
     quiet.begin(1)
     assert not quiet.is_measuring
     quiet.begin(8)
     assert quiet.is_measuring
-    for _ in range(3):
+    for _ in range(SAMPLES):
         assert quiet.is_measuring
         quiet.observe(8, 30.0)
         quiet.step(8, is_quiet=True)
@@ -81,7 +95,7 @@ def test_a_measurement_that_does_not_come_about_is_given_up() -> None:
     while quiet.is_measuring:
         quiet.step(8, is_quiet=False)
         steps += 1
-    assert 3 < steps < 20
+    assert SAMPLES < steps < 20
     quiet.begin(8)
     assert not quiet.is_measuring
     assert steps_until_due(quiet, 8) < 100

@@ -11,6 +11,7 @@ from tests.verify_service.test_drafters import drafter, drafters, session
 from verify_service.assignment import Assignment
 from verify_service.counting import Counters
 from verify_service.planner import Work
+from verify_service.quiet import SAMPLES
 from verify_service.weighing import Seen, Weigher
 
 PLAIN_MS = 10.0
@@ -64,7 +65,7 @@ class Scale:
 
 def test_steps_without_drafts_say_what_plain_decoding_takes() -> None:
     scale = Scale(2)
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     assert scale.weigher.quiet.ms(2) == PLAIN_MS
 
 
@@ -74,9 +75,17 @@ def test_a_step_that_someone_joined_says_nothing_of_the_time_between_steps() -> 
     assert scale.weigher.quiet.ms(1) is None
 
 
+def test_steps_that_drafters_were_asked_in_and_verified_nothing_bound_what_plain_ones_take() -> None:
+    scale = Scale(4)
+    scale.step(2 * PLAIN_MS, times=SAMPLES + 2)  # prompts had just come
+    assert scale.weigher.quiet.ms(4) == 2 * PLAIN_MS
+    scale.step(tell=True)
+    assert scale.weigher.quiet.ms(4) == pytest.approx(1.1 * PLAIN_MS)
+
+
 def test_a_prompts_step_teaches_nothing() -> None:
     scale = Scale()
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     before = scale.record.tax_ms
     scale.sessions[0].kv_len = 0
     scale.step(1e3, tell=True, times=20)
@@ -87,14 +96,14 @@ def test_a_prompts_step_teaches_nothing() -> None:
 @pytest.mark.parametrize("num_sessions", [1, 4])
 def test_what_telling_costs_is_shared_by_those_told(num_sessions: int) -> None:
     scale = Scale(num_sessions, fixed=True)
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     scale.step(PLAIN_MS + 4.0, tell=True, times=400)
     assert scale.record.tax_ms == pytest.approx(4.0 / num_sessions, rel=0.1)
 
 
 def test_nodes_are_not_counted_as_what_telling_costs() -> None:
     scale = Scale(costs=STEEP, fixed=True)
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     scale.step(PLAIN_MS + 8.0, tell=True, nodes=4, times=400)
     assert scale.record.tax_ms == pytest.approx(0.0, abs=0.05)
 
@@ -102,7 +111,7 @@ def test_nodes_are_not_counted_as_what_telling_costs() -> None:
 @pytest.mark.parametrize(("accepted", "silenced"), [(0, True), (4, False)])
 def test_a_session_whose_drafts_cost_more_than_they_bring_is_silenced(accepted: int, silenced: bool) -> None:
     scale = Scale(costs=STEEP)
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     scale.step(PLAIN_MS + 8.0, tell=True, nodes=4, accepted=accepted, times=12)
     assert scale.assignments[0].brake.silent is silenced
     assert scale.counters.silenced == silenced
@@ -110,7 +119,7 @@ def test_a_session_whose_drafts_cost_more_than_they_bring_is_silenced(accepted: 
 
 def test_further_sessions_are_opened_once_something_was_heard_of_those_before() -> None:
     scale = Scale(2)
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     second = scale.assignments[1]
     second.has_answered = False
     second.session.table_row = 0
@@ -128,7 +137,7 @@ def test_further_sessions_are_opened_once_something_was_heard_of_those_before() 
 
 def test_a_session_fixed_by_its_request_is_left_alone() -> None:
     scale = Scale(costs=STEEP, fixed=True)
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     scale.step(10 * PLAIN_MS, tell=True, nodes=4, times=100)
     assert not scale.assignments[0].brake.silent
     assert not scale.record.hushed
@@ -149,7 +158,7 @@ def test_where_every_step_asks_drafters_they_are_hushed_for_a_few_to_measure_wit
 
 def test_drafts_that_cost_all_sessions_together_too_much_are_paused_and_longer_each_time() -> None:
     scale = Scale(2)
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     pauses: list[int] = []
     for _ in range(2):
         for _ in range(20):
@@ -169,7 +178,7 @@ def test_drafts_that_cost_all_sessions_together_too_much_are_paused_and_longer_e
 
 def test_drafts_that_pay_are_not_paused() -> None:
     scale = Scale(2)
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     scale.step(1.2 * PLAIN_MS, tell=True, nodes=3, accepted=2, times=50)
     assert scale.record.pays
     assert not scale.record.hushed
@@ -177,7 +186,7 @@ def test_drafts_that_pay_are_not_paused() -> None:
 
 def test_a_drafter_that_reads_a_prompt_is_given_time_and_one_that_never_answers_is_silenced() -> None:
     scale = Scale(costs=STEEP)
-    scale.step(times=5)
+    scale.step(times=SAMPLES + 2)
     assignment = scale.assignments[0]
     assignment.has_answered = False
     scale.step(PLAIN_MS + 1.0, tell=True, times=40)
