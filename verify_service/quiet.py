@@ -7,7 +7,7 @@ from collections import Counter
 from outrider.cost_table import CostTable
 
 _ALPHA = 0.1
-SAMPLES = 6  # that a measurement takes
+SAMPLES, _SAMPLES_ALONE = 6, 3  # that a measurement takes, of several sessions and of one, which none joins meanwhile
 _TRIES = 12  # steps that it may take; the first two may still be disturbed by drafts under way
 _PATIENCE = 64  # steps that it may take with those that run prompts, which say nothing
 _NEAR = 1 / 2  # of a number of sessions: what was measured so close by serves, by what rows cost
@@ -59,17 +59,18 @@ class QuietTimes:
             return
         first = self._first.setdefault(sessions, [])
         first.append(ms)
-        if len(first) == SAMPLES:  # what disturbs a step only makes it longer
+        if len(first) == _samples(sessions):  # what disturbs a step only makes it longer
             self._ms[sessions] = min(self._first.pop(sessions))
 
     def bound(self, sessions: int, ms: float) -> None:
         """Takes in a step that drafters were asked in and that verified no nodes: a quiet one is not much longer.
 
-        What was measured while prompts arrived, or beside a drafter that read some, may be longer by half.
+        What was measured of several sessions while prompts arrived, or beside a drafter that read some, may be longer
+        by half.
         """
         known = self.ms(sessions)
-        if known is not None and known > _SLACK * ms:
-            self._ms[sessions] = _SLACK * ms
+        if sessions > 1 and known is not None and known > _SLACK * ms:
+            self._ms[sessions] = (known + _SLACK * ms) / 2  # one step alone may have been lucky
 
     def step(self, sessions: int, *, is_quiet: bool) -> None:
         """Counts a step without prompts, after `observe`; many that were not quiet make a measurement due."""
@@ -90,4 +91,8 @@ class QuietTimes:
     def _measure(self, sessions: int) -> None:
         self._tried.add(sessions)
         self._since[sessions] = 0
-        self._samples_left, self._tries_left, self._patience = SAMPLES, _TRIES, _PATIENCE
+        self._samples_left, self._tries_left, self._patience = _samples(sessions), _TRIES, _PATIENCE
+
+
+def _samples(sessions: int) -> int:
+    return SAMPLES if sessions > 1 else _SAMPLES_ALONE

@@ -56,8 +56,16 @@ def test_a_step_that_verified_nothing_bounds_it_where_drafters_were_asked_too() 
     quiet = measured(4)
     quiet.bound(4, 18.0)
     assert quiet.ms(4) == pytest.approx(19.2)  # such steps differ
-    quiet.bound(8, 20.0)
+    for _ in range(20):
+        quiet.bound(8, 20.0)
     assert [quiet.ms(count) for count in (4, 8)] == pytest.approx([19.2, 22.0])
+
+
+def test_one_lucky_step_and_a_session_alone_bound_it_little_or_not_at_all() -> None:
+    quiet = measured(1, 4)
+    quiet.bound(1, 1.0)
+    quiet.bound(4, 19.2 / 1.1 / 2)
+    assert [quiet.ms(count) for count in (1, 4)] == pytest.approx([12.0, 0.75 * 19.2])
 
 
 def test_where_nothing_was_measured_there_is_nothing_to_bound() -> None:
