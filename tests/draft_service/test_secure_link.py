@@ -42,7 +42,10 @@ async def test_a_drafter_enlists_over_mutual_tls_once_its_certificate_and_token_
         await sleeps.next()
         assert worker.links[0].stats.last_error.startswith("UNAVAILABLE")  # an expired certificate
         tls.authority.issue("draft")
-        await sleeps.next()
+        for _ in range(5):  # of a call that ended while it was written to, gRPC may say INTERNAL
+            await sleeps.next()
+            if not worker.links[0].stats.last_error.startswith("INTERNAL"):
+                break
         assert worker.links[0].stats.last_error.startswith("UNAUTHENTICATED")
         tls.correct_token()
         stream = await verify.stream()
