@@ -131,14 +131,15 @@ class Weigher:
     ) -> None:
         """own_ms: of the whole step without its wait, where nothing else came between."""
         count, rows = len(works), sum(work.num_rows for work in works)
-        is_quiet = rows == count == len(self._sessions) and not (told or self._told_before or waited)
+        verifies_nothing = rows == count == len(self._sessions)
+        is_quiet = verifies_nothing and not (told or self._told_before or waited)
         quiet_ms = self.quiet.ms(count)
         if is_quiet or rows > count or quiet_ms is None:
             self._costs.observe(rows, step_ms)
         if is_quiet and own_ms is not None:
             self.quiet.observe(count, own_ms)
         elif own_ms is not None and quiet_ms is not None:
-            if rows == count == len(self._sessions):
+            if verifies_nothing:
                 self.quiet.bound(count, own_ms)
             nodes_ms = self._costs.ms(rows) - self._costs.ms(count)
             # A step that stood still for other reasons says little.
