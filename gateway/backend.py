@@ -69,13 +69,13 @@ class Backend:
         """One call's choices to their end, over as many replicas as it takes."""
         given = _given(request)
         progress = False
-        again: Replica | None = None
+        again: Replica | None = None  # which did not take the call on its stream
         while given:
-            replica, again = again or await route.next_replica(), None
+            alone, replica, again = again is not None, again or await route.next_replica(), None
             left_s = route.deadline - time.monotonic()
             if left_s <= 0:
                 raise DeadlineExceeded("The request took longer than the server allows.")
-            call = replica.begin(request, left_s)
+            call = replica.begin(request, left_s, alone=alone)
             try:
                 while responses := await call.take():
                     replica.late = 0  # whatever its probes say

@@ -17,7 +17,7 @@ import grpc.aio
 
 from outrider.dialing import terms_of
 from outrider.errors import ENGINE_FAILED, DeadlineExceeded, OutriderError
-from outrider.rpc import error_from_rpc
+from outrider.rpc import error_from_rpc, is_lost
 from outrider.statuses import code_of, error_of
 from outrider.telemetry import get_logger
 from outrider.tracing import TRACEPARENT, call_metadata, metadata_value
@@ -39,7 +39,8 @@ class Broken(Exception):
 
 
 class NotOffered(Exception):
-    """The service knows no streams of many calls; it is asked in the other way from now on."""
+    """The stream ended before a word came: the service knows no streams of many calls, or gRPC lost why it ended. Made
+    alone, the call gets its answer."""
 
 
 class Call(Protocol):
@@ -61,11 +62,12 @@ class ReplicaCalls:
         self._channel = channel
         self._stub: verify_pb2_grpc.VerifyServiceAsyncStub = verify_pb2_grpc.VerifyServiceStub(channel)
         self._stream: _Stream | None = None
-        self._each_alone = False
+        self.each_alone = False
 
-    def begin(self, request: verify_pb2.GenerateRequest, timeout_s: float) -> Call:
-        """A call with the current task's request id and trace; whoever gets it must close it."""
-        if self._each_alone or request.prompt_logprobs or request.ByteSize() > _LARGE_BYTES:
+    def begin(self, request: verify_pb2.GenerateRequest, timeout_s: float, *, alone: bool = False) -> Call:
+        """A call with the current task's request id and trace; whoever gets it must close it. `alone`: on no stream of
+        many, whose end may be told as NotOffered."""
+        if alone or self.each_alone or request.prompt_logprobs or request.ByteSize() > _LARGE_BYTES:
             return _CallAlone(self._stub, request, timeout_s)
         terms = terms_of(self._channel)
         if self._stream is None or self._stream.ended or self._stream.terms != terms:
@@ -81,10 +83,10 @@ class ReplicaCalls:
 
     def ask_again(self) -> None:
         """Another process answers at the address: it may know what the last one did not."""
-        self._each_alone = False
+        self.each_alone = False
 
     def _not_offered(self) -> None:
-        self._each_alone = True
+        self.each_alone = True
 
 
 class _CallAlone:
@@ -232,17 +234,20 @@ class _Stream:
     async def _read(self) -> None:
         """Hands out what comes, until the stream ends; then its calls end."""
         end: Callable[[], Exception] = partial(Broken, "the connection was closed")
+        heard = False
         try:
             while isinstance(frame := await self._rpc.read(), verify_pb2.GenerateManyResponse):
+                heard = True
                 self._hand_out(frame.outputs)
             end = partial(Broken, "the stream ended before the output")
         except grpc.aio.AioRpcError as failed:
             if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
                 self._not_offered()
                 end = NotOffered
-            elif failed.code() is grpc.StatusCode.INTERNAL:
-                # What a write says that met a connection just closed; an engine's failure comes as its calls' ends.
-                end = partial(Broken, failed.details() or "the stream failed")
+            elif is_lost(failed) and not heard:
+                end = NotOffered
+            elif failed.code() is grpc.StatusCode.INTERNAL:  # of the stream; an engine's failure comes as calls' ends
+                end = partial(Broken, error_from_rpc(failed).message)
             else:
                 end = partial(_failure_of_rpc, failed)
         finally:

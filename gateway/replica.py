@@ -55,9 +55,9 @@ class Replica:
         self.info = info
         self.others = max(0, info.state.running_requests + info.state.queued_requests - self.outstanding)
 
-    def begin(self, request: verify_pb2.GenerateRequest, timeout_s: float) -> Call:
+    def begin(self, request: verify_pb2.GenerateRequest, timeout_s: float, *, alone: bool = False) -> Call:
         """A Generate call, which must be ended."""
-        call = self.calls.begin(request, timeout_s)
+        call = self.calls.begin(request, timeout_s, alone=alone)
         self.outstanding += 1
         return call
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import _async as health_aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from outrider.errors import OutriderError, StartupError
+from outrider.errors import OutriderError, StartupError, Unavailable
 from outrider.statuses import details_of, error_of, told_error
 from outrider.telemetry import Throttle, get_logger
 from outrider.wire import MAX_MESSAGE_BYTES
@@ -29,6 +29,7 @@ _unread_lines = Throttle()
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 _DETAILS_KEY = "grpc-status-details-bin"
+_LOST = "Internal error from Core"  # what grpc.aio says of a write that fails
 
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -129,8 +130,15 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
     return f"{address.rpartition(':')[0]}:{port}"
 
 
+def is_lost(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the status is grpc.aio's own, of a write that met the call's end: the peer's never comes to light."""
+    return error.code() is grpc.StatusCode.INTERNAL and error.details() == _LOST
+
+
 def error_from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
     """Our error for a peer's status, with the field, code and retry delay that its details carry."""
+    if is_lost(error):
+        return Unavailable("the call ended while it was written to; why, gRPC does not say")
     trailing: Any = error.trailing_metadata() or ()
     details = next((value for key, value in trailing if key == _DETAILS_KEY and isinstance(value, bytes)), b"")
     return error_of(error.code(), error.details() or error.code().name, details)
