@@ -36,9 +36,10 @@ class Plan:
 
 
 def num_prompts(load: Load) -> int:
-    """Requests under one load where nobody says: eight, two for each stream while those are few, then one."""
+    """Requests under one load where nobody says: 24, which is three of each of MT-bench's categories, or as many as there
+    are streams and a few more, so that 1, 8 and 32 streams ask each of its questions once."""
     streams = load.concurrency or 1
-    return max(8, min(2 * streams, 32), streams)
+    return max(24, min(2 * streams, 32), streams)
 
 
 async def drive(client: httpx.AsyncClient, plan: Plan) -> list[tuple[Figures, Run]]:

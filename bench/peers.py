@@ -44,7 +44,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=positive, default=3, help="how often each system is measured")
     add("--minutes", type=float, help="no round is begun that would not end within so many minutes")
     add("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
-    add("--num-prompts", type=positive, help="requests under each load; default: 8 or more, by the number of streams")
+    add("--num-prompts", type=positive, help="requests under each load; default: 24 or more, by the number of streams")
     add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
     add("--prefill-tokens", type=int, default=256, help="tokens of the prompts that measure prefill; 0: none")
     add("--threads", type=positive, default=2, help="threads of each server")

@@ -42,7 +42,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=counts, default=[1], help="requests at once, as 1,8,32")
     load.add_argument("--request-rate", type=rates, help="requests a second at random moments, as 0.5,2")
-    add("--num-prompts", type=positive, help="requests under each load; default: 8 or more, by the number of streams")
+    add("--num-prompts", type=positive, help="requests under each load; default: 24 or more, by the number of streams")
     add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
     add("--temperature", type=float, default=0.0)
     add("--ignore-eos", action="store_true", help="every answer runs to --max-tokens")

@@ -25,6 +25,7 @@ class QuietTimes:
     def __init__(self, costs: CostTable) -> None:
         self._costs = costs
         self._ms: dict[int, float] = {}
+        self._reckoned: set[int] = set()  # numbers of sessions that were bounded, but not measured
         self._first: dict[int, list[float]] = {}  # where there are too few
         self._since: Counter[int] = Counter()  # steps that were not quiet
         self._samples_left = 0
@@ -53,7 +54,7 @@ class QuietTimes:
         """Takes in a quiet step's time."""
         self._since[sessions] = 0
         self._samples_left -= 1
-        if sessions in self._ms:
+        if sessions in self._ms and sessions not in self._reckoned:
             known = self._ms[sessions]
             self._ms[sessions] = known + _ALPHA * (min(ms, 2 * known) - known)
             return
@@ -61,6 +62,7 @@ class QuietTimes:
         first.append(ms)
         if len(first) == _samples(sessions):  # what disturbs a step only makes it longer
             self._ms[sessions] = min(self._first.pop(sessions))
+            self._reckoned.discard(sessions)
 
     def bound(self, sessions: int, ms: float) -> None:
         """Takes in a step that drafters were asked in and that verified no nodes: a quiet one is not much longer.
@@ -70,6 +72,8 @@ class QuietTimes:
         """
         known = self.ms(sessions)
         if sessions > 1 and known is not None and known > _SLACK * ms:
+            if sessions not in self._ms:
+                self._reckoned.add(sessions)
             self._ms[sessions] = (known + _SLACK * ms) / 2  # one step alone may have been lucky
 
     def step(self, sessions: int, *, is_quiet: bool) -> None:
@@ -86,7 +90,7 @@ class QuietTimes:
         self._patience -= 1
 
     def _is_known(self, sessions: int) -> bool:
-        return any(abs(known - sessions) <= _NEAR * sessions for known in self._ms)
+        return any(abs(known - sessions) <= _NEAR * sessions for known in self._ms.keys() - self._reckoned)
 
     def _measure(self, sessions: int) -> None:
         self._tried.add(sessions)

@@ -68,6 +68,19 @@ def test_one_lucky_step_and_a_session_alone_bound_it_little_or_not_at_all() -> N
     assert [quiet.ms(count) for count in (1, 4)] == pytest.approx([12.0, 0.75 * 19.2])
 
 
+def test_what_is_only_bounded_is_measured_all_the_same() -> None:
+    quiet = measured(4)
+    quiet.bound(32, 40.0)
+    assert quiet.ms(32) == pytest.approx((1.2 * COSTS.ms(32) + 44.0) / 2)
+    quiet.begin(32)
+    assert quiet.is_measuring
+    for _ in range(SAMPLES):
+        quiet.observe(32, 60.0)
+        quiet.step(32, is_quiet=True)
+    assert quiet.ms(32) == 60.0
+    assert steps_until_due(quiet, 32) > 1000
+
+
 def test_where_nothing_was_measured_there_is_nothing_to_bound() -> None:
     quiet = measured()
     quiet.bound(4, 18.0)
