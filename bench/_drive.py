@@ -36,8 +36,8 @@ class Plan:
 
 
 def num_prompts(load: Load) -> int:
-    """Requests under one load where nobody says: 24, which is three of each of MT-bench's categories, or as many as there
-    are streams and a few more, so that 1, 8 and 32 streams ask each of its questions once."""
+    """Requests under one load where nobody says: 24, which is three of each of MT-bench's categories, or as many as
+    there are streams and a few more, so that 1, 8 and 32 streams ask each of its questions once."""
     streams = load.concurrency or 1
     return max(24, min(2 * streams, 32), streams)
 

@@ -1,6 +1,6 @@
 """Prints the compose services of a machine with several GPUs: a verify service for each target GPU, drafters on others.
 
-deploy/gpus.py --targets 0 1 2 --drafters 3 > docker-compose.override.yml
+python deploy/gpus.py --targets 0 1 2 --drafters 3 > docker-compose.override.yml
 It copies `verify-gpu` and `draft-gpu` of docker-compose.yml, which are the first of each, and gives every copy its GPU;
 with --tls what docker-compose.tls.yml adds to them, too.
 """

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from outrider.errors import StartupError
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
 
 _LAYER_TYPES = ("sliding_attention", "full_attention")
 # Those that our own decoders have; any other is for transformers (engine/models/transformers_config.py).
@@ -245,7 +248,8 @@ class ConfigReader:
             value = source.get("eos_token_id")
             if value is not None:
                 items = value if isinstance(value, list) else [value]
-                return tuple(self._token_id("eos_token_id", {"eos_token_id": item}) or 0 for item in items)
+                ids = [self._token_id("eos_token_id", {"eos_token_id": item}) or 0 for item in items]
+                return possible_ends(ids, self._count("vocab_size"), self.path)
         return ()
 
     def _token_id(self, key: str, source: dict[str, Any]) -> int | None:
@@ -283,3 +287,11 @@ class ConfigReader:
 
     def _fail(self, message: str) -> NoReturn:
         raise StartupError(f"{self.path}: {message}")
+
+
+def possible_ends(ids: list[int], vocab_size: int, path: Path) -> tuple[int, ...]:
+    """Those end ids that the model can say; others, which some folders name, are left out with a warning."""
+    beyond = [each for each in ids if not 0 <= each < vocab_size]
+    if beyond:
+        log.warning("end ids outside the vocabulary are left out", path=str(path), ids=beyond, vocab_size=vocab_size)
+    return tuple(each for each in ids if each not in beyond)

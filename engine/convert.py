@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from engine.config import read_json
 from engine.models.heads.config import RawConfig
@@ -24,6 +23,7 @@ from engine.models.heads.eagle3 import Eagle3Config
 from engine.models.heads.load import HeadFolder, flattened, tensors_of
 from engine.models.heads.names import DRAFT_TO_TARGET, TARGET_TO_DRAFT, published_name
 from engine.models.heads.token_map import target_tokens
+from engine.saving import save_tensors
 from outrider.args import ConvertArgs
 from outrider.errors import StartupError
 
@@ -78,7 +78,7 @@ def convert_head(source: Path, destination: Path) -> Converted:
         with tempfile.TemporaryDirectory(prefix=f".{destination.name}.tmp-", dir=destination.parent) as name:
             work = Path(name) / destination.name
             work.mkdir()
-            save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
+            save_tensors(tensors, work / "model.safetensors")
             (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             HeadFolder.open(work)
             num_bytes = sum(path.stat().st_size for path in work.iterdir())

@@ -7,10 +7,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.config import read_json
 from outrider.errors import StartupError
 
 SAMPLE_BYTES = 1 << 20
 SAMPLES_PER_FILE = 16
+_MERE_NAMES = {"_name_or_path", "transformers_version"}
 
 
 def vocab_fingerprint(folder: Path) -> str:
@@ -31,8 +33,14 @@ def vocab_fingerprint(folder: Path) -> str:
     return hashlib.sha256(json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
 
 
+def config_facts(folder: Path) -> str:
+    """What config.json says, for numerics_id: tokens follow from rotary scaling and such as much as from weights."""
+    said = read_json(folder / "config.json")
+    return json.dumps({key: value for key, value in said.items() if key not in _MERE_NAMES}, sort_keys=True)
+
+
 def numerics_id(weight_files: Sequence[Path], *facts: str) -> str:
-    """Sixteen hex digits: equal ids compute equal tokens. `facts` say dtype, quantisation, backend and versions.
+    """Sixteen hex digits: equal ids compute equal tokens. `facts` say config, dtype, quantisation, backend, versions.
 
     Of each weight file its size, its head and evenly spaced blocks are hashed: reading all of a large model would
     take longer than loading it.

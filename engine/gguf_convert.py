@@ -12,9 +12,9 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from engine.progress import Progress
+from engine.saving import save_tensors
 from outrider.errors import StartupError
 
 LAYER_TENSORS = {
@@ -41,9 +41,7 @@ def convert(gguf_path: Path, folder: Path) -> None:
     config = _config(meta)
     weights = _weights(reader, config["num_attention_heads"], config["num_key_value_heads"])
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    # It is written for its owner only; a shared cache is read by others.
-    (folder / "model.safetensors").chmod(0o644)
+    save_tensors(weights, folder / "model.safetensors")
     _write(folder / "config.json", config)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     _write(folder / "generation_config.json", ids)

@@ -20,7 +20,7 @@ from engine.config import ModelConfig, RopeScaling
 from engine.cpu_kernels import cpu_kernels, warn_without_kernels
 from engine.execution import Execution
 from engine.feature_spec import FeatureSpec
-from engine.fingerprint import numerics_id
+from engine.fingerprint import config_facts, numerics_id
 from engine.graphs import usable_sizes, with_cuda_graphs
 from engine.kv_pool import KVPool, kv_dtype
 from engine.loader import compute_dtype, load_checkpoint
@@ -165,7 +165,9 @@ class ModelRunner:
             config, decoder, pool, slot_table, buffers, dtype=torch_dtype, device=place, model_path=model_path,
             backend=backend, num_outputs=None if output_rows is None else len(output_rows),
             picked=None if config.is_native else output_rows,
-            numerics=numerics_id(checkpoint.files, load_format, str(torch_dtype), quantization or "", backend),
+            numerics=numerics_id(
+                checkpoint.files, config_facts(model_path), load_format, str(torch_dtype), quantization or "", backend
+            ),
         )  # fmt: skip
 
 

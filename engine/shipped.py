@@ -28,6 +28,7 @@ from engine.cpu_kernels import cpu_kernels
 from engine.fingerprint import numerics_id
 from engine.models.heads.target import EMBEDDING
 from engine.packed import SCALE, Tensors, dequantized, difference, moved, parents, quantized
+from engine.saving import save_tensors
 from outrider import env
 from outrider.errors import StartupError
 
@@ -138,6 +139,9 @@ def _expanded(path: Path, facts: dict[str, Any], target: Path) -> Path:
     try:
         heads.mkdir(parents=True, exist_ok=True)
         with _locked(heads / ".lock"), tempfile.TemporaryDirectory(prefix=".tmp-", dir=heads) as work:
+            for left in heads.glob(".tmp-*"):  # by a process that was killed: nobody else has the lock
+                if left != Path(work):
+                    shutil.rmtree(left, ignore_errors=True)
             if not final.is_dir():
                 ready = Path(work) / "head"
                 ready.mkdir()
@@ -159,7 +163,7 @@ def _write(path: Path, facts: dict[str, Any], target: Path, folder: Path) -> Non
             if (target / name).is_file():
                 shutil.copyfile(target / name, folder / name)
     (folder / "config.json").write_text(facts["config"], encoding="utf-8")
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(tensors, folder / "model.safetensors")
 
 
 @contextmanager

@@ -122,6 +122,7 @@ class _Route:
         self._replicas = replicas
         self._retry = retry
         self._failures = 0  # in a row
+        self._refusals = 0  # of full replicas since the first of these
         self._engines = 0  # that failed, in all
         self._numerics_id: str | None = None
         self._full: list[Replica] = []
@@ -164,14 +165,15 @@ class _Route:
 
     def _pause_s(self) -> float:
         """None after the first break, since another replica may be ready; then longer and longer."""
-        if self._failures <= 1:
+        tries = self._failures + self._refusals
+        if tries <= 1:
             return 0.0
-        longest = min(self._retry.first_pause_s * 2 ** (self._failures - 2), self._retry.max_pause_s)
+        longest = min(self._retry.first_pause_s * 2 ** min(tries - 2, 16), self._retry.max_pause_s)
         return longest * random.uniform(0.5, 1.0)
 
     def went_well(self) -> None:
         """Tokens came."""
-        self._failures = 0
+        self._failures = self._refusals = 0
 
     def keep_to(self, numerics_id: str) -> None:
         """From the first replica on, only equal ones."""
@@ -180,7 +182,12 @@ class _Route:
     def failed(self, replica: Replica, reason: str, *, engine: bool = False) -> None:
         """The call broke. Unavailable when that happened too often in a row, Internal when engines fail on it."""
         self._replicas.broke(replica)
-        self._count_failure()
+        if self._failures == 0:
+            self._give_up_at = min(time.monotonic() + self._retry.patience_s, self.deadline)
+        self._failures += 1
+        # Whoever was full when the request came may have room by now, and is waited for like others.
+        self._full.clear()
+        self._refusal = None
         log.warning("a generate call broke", address=replica.address, reason=reason, failures=self._failures)
         if self._failures > self._retry.max_failures:
             raise Unavailable("The verify services failed on this request.")
@@ -196,12 +203,7 @@ class _Route:
         elif time.monotonic() >= self._give_up_at:
             raise error
         else:
-            self._count_failure()
-
-    def _count_failure(self) -> None:
-        if self._failures == 0:
-            self._give_up_at = min(time.monotonic() + self._retry.patience_s, self.deadline)
-        self._failures += 1
+            self._refusals += 1
 
 
 def _given(request: verify_pb2.GenerateRequest) -> dict[int, list[int]]:

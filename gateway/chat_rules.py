@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.constraints import after_reasoning, grammar_field, of_openai, of_schema
+from gateway.constraints import after_reasoning, calls_after_reasoning, grammar_field, of_openai, of_schema
 from gateway.message import MessageRules, NamedCall
 from gateway.parts import PartParser
 from gateway.reasoning import ReasoningFormat, ReasoningParser
@@ -38,7 +38,7 @@ def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str) -> C
     make_reasoning: Callable[[PartParser | None], ReasoningParser] | None = None
     if reasoning is not None:
         inside = reasoning.starts_inside(prompt_tail)
-        reasoned = _with_reasoning(grammar, reasoning, ready, inside=inside)
+        reasoned = _with_reasoning(grammar, field, reasoning, ready, inside=inside)
         if grammar is None or reasoned is not None:
             grammar, markers = reasoned, markers | reasoning.markers
             make_reasoning = _reasoning_maker(reasoning, inside=inside)
@@ -86,11 +86,13 @@ def _grammar(
 
 
 def _with_reasoning(
-    grammar: common_pb2.Grammar | None, form: ReasoningFormat, ready: Ready, *, inside: bool
+    grammar: common_pb2.Grammar | None, field: str, form: ReasoningFormat, ready: Ready, *, inside: bool
 ) -> common_pb2.Grammar | None:
     """The grammar with room for reasoning before it; None where reasoning cannot go before it."""
     if grammar is None or any(ready.codec.is_control(mark) for mark in form.markers):
         return None
+    if field == "tools" and grammar.HasField("ebnf"):
+        return calls_after_reasoning(grammar.ebnf, form, inside=inside)
     return after_reasoning(grammar, form, inside=inside)
 
 

@@ -15,7 +15,8 @@ from gateway.chunks import DONE, CompletionChunks, Extension
 from gateway.constraints import grammar_field, of_openai
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.logprobs import TextLogprobs, TextScores
-from gateway.plan import Prompt, Report, check_stream_options, make_plan
+from gateway.offload import breathe
+from gateway.plan import Prompt, Report, check_stream_options, check_total, make_plan
 from gateway.responses import Completion, TextChoice, Usage
 from gateway.schemas import CompletionRequest
 from gateway.service import Ready, gateway_of
@@ -34,7 +35,7 @@ async def completions(request: Request) -> ASGIApp:
     ready = gateway.ready_for(body.model)
     refuse_unsupported(body)
     given = as_prompts(body.prompt, "prompt")
-    prompts = await encode_prompts(given, "prompt", ready.codec)
+    prompts = await encode_prompts(given, "prompt", ready)
     id = f"cmpl-{request_id(request)}"
     wanted = body.logprobs is not None
     report = Report(logprobs=wanted, prompt_logprobs=wanted and bool(body.echo), top_logprobs=body.logprobs or 0)
@@ -147,10 +148,13 @@ def as_prompts(given: str | Sequence[object], field: str) -> list[str | list[int
     return list(given)  # type: ignore[arg-type]
 
 
-async def encode_prompts(prompts: Sequence[str | list[int]], field: str, codec: TextCodec) -> list[Prompt]:
+async def encode_prompts(prompts: Sequence[str | list[int]], field: str, ready: Ready) -> list[Prompt]:
     """Prompts as ids. A caller who writes the whole prompt may write control tokens in it."""
+    check_total(len(prompts), ready.info)
+    codec = ready.codec
     made: list[Prompt] = []
-    for prompt in prompts:
+    for place, prompt in enumerate(prompts):
+        await breathe(place)
         if isinstance(prompt, str):
             codec.check_length(prompt, field)
             made.append(Prompt(await codec.encode_prompt(prompt), field))

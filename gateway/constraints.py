@@ -70,11 +70,27 @@ def after_reasoning(grammar: common_pb2.Grammar, form: ReasoningFormat, *, insid
         rule = "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
     else:
         return None
-    begin, end = json.dumps(form.begin), json.dumps(form.end)
-    start = "thoughts answer" if inside else f"({begin} thoughts)? answer"
+    return _with_thoughts(rule, form, before="" if inside else json.dumps(form.begin))
+
+
+def calls_after_reasoning(lark: str, form: ReasoningFormat, *, inside: bool) -> common_pb2.Grammar:
+    """The same for text with calls: a grammar of `gateway.tool_parsers.strict`, whose free text is TEXT."""
+    rules = lark.partition("start: ")[2]
+    if inside:
+        return _with_thoughts(rules, form, before="")
+    opening = f"SPACE {json.dumps(form.begin)}"
+    # Else the mark could be free text as well, and a call that thoughts mention would be held to its schema.
+    rules = rules.replace("\nTEXT: ", f"\nTEXT: ~({opening} ANY) & ", 1)
+    return _with_thoughts(rules, form, before=opening)
+
+
+def _with_thoughts(answer: str, form: ReasoningFormat, *, before: str) -> common_pb2.Grammar:
+    """Lark of thoughts and then `answer`, a rule's body and any rules after it. Thoughts that nothing stands `before`
+    have begun in the prompt; others may be left out."""
+    start = "(thoughts SPACE)? answer" if before else "thoughts SPACE answer"
     lark = (
-        f"%llguidance {{}}\nstart: {start}\nthoughts: until SPACE\nuntil[lazy]: TEXT {end}\nTEXT: /(.|\\n)*/\n"
-        f"SPACE: /\\s*/\nanswer: {rule}\n"
+        f"%llguidance {{}}\nstart: {start}\nthoughts[lazy]: {before} ANY {json.dumps(form.end)}\n"
+        f"ANY: /(.|\\n)*/\nSPACE: /\\s*/\nanswer: {answer}\n"
     )
     return common_pb2.Grammar(ebnf=lark)
 

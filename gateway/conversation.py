@@ -15,6 +15,7 @@ from gateway.shield import Cover
 from gateway.shown import shown
 from gateway.tokenizer import TextCodec
 from gateway.tool_prompt import described
+from gateway.tools import check_schemas
 from outrider.errors import InvalidArgument
 
 _MAX_TEMPLATE_KWARGS = 16
@@ -57,6 +58,7 @@ def _context(body: ChatCompletionRequest, codec: TextCodec, takes_tools: bool) -
 
     A template that knows no tools gets them as text: in the system message, and calls in the messages that made them.
     """
+    check_schemas(body.tools)  # before anything goes through them
     messages = to_template(body.messages)
     tools: list[dict[str, Any]] = []
     if body.tools and body.tool_choice != "none":

@@ -71,9 +71,11 @@ def _part_text(part: ContentPart, path: str) -> str:
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
-    """Templates print arguments as an object where they are one."""
+    """Templates print arguments as an object where they are one, and one that can be written: a half of a surrogate
+    pair has no UTF-8."""
     try:
         arguments = json.loads(call.function.arguments)
+        json.dumps(arguments, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict) or not _shallow(arguments, _MAX_DEPTH):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -74,6 +75,7 @@ class _Run:
         self._outputs = outputs
         self._answers = [output.answer for output in outputs]
         self._is_list = is_batch or len(outputs[0].choices) > 1
+        self._firsts = [0, *accumulate(len(output.choices) for output in outputs)]  # each one's place in the list
 
     async def collect(self) -> None:
         """Reads all answers to the end."""
@@ -94,7 +96,7 @@ class _Run:
                 output.choices[delta.choice].add(delta)
                 entry = output.entry(delta.choice, running=delta.finish_reason is None)
                 if self._is_list:
-                    entry["index"] = index * len(output.choices) + delta.choice
+                    entry["index"] = self._firsts[index] + delta.choice
                 yield b"data: " + msgspec.json.encode(entry) + b"\n\n"
         yield DONE
 
@@ -108,10 +110,10 @@ async def _prompts(body: GenerateRequest, ready: Ready) -> tuple[list[Prompt], b
         raise InvalidArgument("Give one of 'text' and 'input_ids'.", field="text", code="invalid_value")
     if body.input_ids is not None:
         prompts = as_prompts(body.input_ids, "input_ids")
-        return await encode_prompts(prompts, "input_ids", ready.codec), not isinstance(body.input_ids[0], int)
+        return await encode_prompts(prompts, "input_ids", ready), not isinstance(body.input_ids[0], int)
     assert body.text is not None
     prompts = as_prompts(body.text, "text")
-    return await encode_prompts(prompts, "text", ready.codec), not isinstance(body.text, str)
+    return await encode_prompts(prompts, "text", ready), not isinstance(body.text, str)
 
 
 def _sampling(body: GenerateRequest, num_prompts: int) -> list[SglangSampling]:

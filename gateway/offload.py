@@ -12,6 +12,15 @@ ResultT = TypeVar("ResultT")
 INLINE_BYTES = 64 * 1024  # a millisecond's work, about; a thread costs a tenth of that
 
 
+_PIECES_PER_TURN = 16
+
+
+async def breathe(place: int) -> None:
+    """Gives others their turn now and then in work that comes in many small pieces, of which this is the next."""
+    if place % _PIECES_PER_TURN == 0:
+        await asyncio.sleep(0)
+
+
 async def offload(
     size: int, work: Callable[ParamsT, ResultT], *args: ParamsT.args, **kwargs: ParamsT.kwargs
 ) -> ResultT:

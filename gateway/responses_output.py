@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+from collections import deque
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any, Literal
 
 from gateway.logprobs import PieceOf, TokenLogprob, chat_logprobs
@@ -29,7 +32,7 @@ class Transcript:
         self.items: list[OutputItem] = []
         self._piece_of = piece_of
         self._logprobs = logprobs
-        self._pieces: list[Piece] = []  # whose log-probabilities wait for text
+        self._pieces: deque[Piece] = deque()  # whose log-probabilities wait for text
         self._open: OutputItem | None = None
         self._text: list[str] = []
 
@@ -48,16 +51,20 @@ class Transcript:
             return
         if isinstance(part, CallArguments):
             kind = "response.function_call_arguments"
+            self._pass(part.text)
         elif isinstance(part, Reasoning):
             kind = "response.reasoning_text"
             yield from self._switch(ReasoningItem)
+            self._pass(part.text)
         else:
             kind = "response.output_text"
+            if not isinstance(self._open, OutputMessage):
+                self._drop(self._place_of(part.text))  # marks, and white space that is the format's
             yield from self._switch(OutputMessage)
         self._text.append(part.text)
         event = {"type": f"{kind}.delta", **self._place(kind), "delta": part.text}
         if isinstance(self._open, OutputMessage):
-            event["logprobs"] = self._take_logprobs(self._open)
+            event["logprobs"] = self._take_logprobs(self._open, part.text)
         yield event
 
     def close(self, status: Status = "completed") -> Iterator[Event]:
@@ -112,8 +119,34 @@ class Transcript:
             place["content_index"] = 0
         return place
 
-    def _take_logprobs(self, item: OutputMessage) -> list[TokenLogprob]:
-        pieces, self._pieces = self._pieces, []
+    def _pass(self, text: str) -> None:
+        """Text that is no message's has come: its tokens are not told."""
+        if (place := self._place_of(text)) >= 0:
+            self._drop(place + len(text))
+
+    def _place_of(self, text: str) -> int:
+        """Where `text` begins in that of the waiting pieces: if it can, with one of them or after white space, for it
+        may be within a mark too. -1: nowhere."""
+        waiting = "".join(piece.text for piece in self._pieces)
+        begins = set(accumulate((len(piece.text) for piece in self._pieces), initial=0))
+        first = place = waiting.find(text)
+        while place >= 0 and place not in begins and not waiting[place - 1].isspace():
+            place = waiting.find(text, place + 1)
+        return first if place < 0 else place
+
+    def _drop(self, size: int) -> None:
+        """The pieces within the first `size` characters go; one without text stays with the next that has some."""
+        while size > 0 and len(self._pieces[0].text) <= size:
+            size -= len(self._pieces.popleft().text)
+
+    def _take_logprobs(self, item: OutputMessage, text: str) -> list[TokenLogprob]:
+        """Those of the pieces up to the end of `text`, where that can be told."""
+        place = self._place_of(text)
+        left = math.inf if place < 0 else place + len(text)
+        pieces: list[Piece] = []
+        while self._pieces and (left > 0 or not self._pieces[0].text):
+            pieces.append(self._pieces.popleft())
+            left -= len(pieces[-1].text)
         made = chat_logprobs(pieces, self._piece_of).content
         item.content[0].logprobs += made
         return made

@@ -109,7 +109,7 @@ class _Worker:
         self.writer.write(frame(request))
         await self.writer.drain()
         (size,) = struct.unpack(">I", await self.reader.readexactly(4))
-        return msgspec.msgpack.decode(await self.reader.readexactly(size), type=Loaded | Rendered | Failed)
+        return msgspec.json.decode(await self.reader.readexactly(size), type=Loaded | Rendered | Failed)
 
     async def kill(self) -> None:
         """Ends the process and waits for it."""

@@ -1,7 +1,7 @@
 """A process that renders one chat template. The template is code from a model folder, so it runs here and not in the
 gateway: sandboxed, with bounded memory, and ended by the kernel when a render takes too long.
 
-Frames in both directions: 4 bytes of length, then msgpack. The file runs alone (`python -I template_worker.py`) and
+Frames in both directions: 4 bytes of length, then JSON. The file runs alone (`python -I template_worker.py`) and
 imports nothing of ours.
 """
 
@@ -181,7 +181,7 @@ def _read(source: BinaryIO, kind: Any) -> Any:
     header = source.read(4)
     if len(header) < 4:
         return None
-    return msgspec.msgpack.decode(source.read(struct.unpack(">I", header)[0]), type=kind)
+    return msgspec.json.decode(source.read(struct.unpack(">I", header)[0]), type=kind)
 
 
 def _write(sink: BinaryIO, reply: Reply) -> None:
@@ -191,7 +191,7 @@ def _write(sink: BinaryIO, reply: Reply) -> None:
 
 def frame(message: Request | Reply) -> bytes:
     """A message as its bytes on the pipe."""
-    body = msgspec.msgpack.encode(message)
+    body = msgspec.json.encode(message)  # whose whole numbers may have any size, as a schema's do
     return struct.pack(">I", len(body)) + body
 
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from gateway.conversation import encode_conversation
 from gateway.exchange import json_response
-from gateway.offload import offload
+from gateway.offload import breathe, offload
 from gateway.schemas import ChatCompletionRequest, Message, TokenId
 from gateway.service import Ready, gateway_of
 from gateway.shown import no_such_token
@@ -66,7 +66,10 @@ async def tokenize(request: Request) -> ASGIApp:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidArgument("Give one of 'prompt' and 'messages'.", field="prompt", code="invalid_value")
     if isinstance(body.prompt, list):
-        rows = [await _encode(text, body, ready) for text in body.prompt]
+        rows: list[list[int]] = []
+        for place, text in enumerate(body.prompt):
+            await breathe(place)
+            rows.append(await _encode(text, body, ready))
         return json_response(TokenizeResponse([*rows], [len(row) for row in rows], ready.codec.context_length))
     if body.prompt is not None:
         ids = await _encode(body.prompt, body, ready)

@@ -55,6 +55,12 @@ class ToolPlan:
         }  # fmt: skip
 
 
+def check_schemas(tools: Sequence[Tool] | None) -> None:
+    """InvalidArgument for a tool whose parameters are nested too deeply."""
+    for index, tool in enumerate(tools or ()):
+        check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
+
+
 def plan_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolPlan | None:
     """The plan of a request, None where there are no tools. InvalidArgument for what does not go together."""
     if tools is None:
@@ -70,7 +76,6 @@ def plan_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel
             raise InvalidArgument(
                 f"Two tools have the name {shown(tool.function.name)}.", field=field, code="invalid_value"
             )
-        check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
     mode, allowed = _choose(choice, by_name)
     return ToolPlan(allowed, mode, parallel is not False)
 

@@ -22,11 +22,13 @@ from outrider.auth import token_file
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
 from outrider.readiness import any_certificate, model_name, wait_both, wait_enlisted, wait_healthy, wait_serving
-from outrider.supervisor import Part, PartFailed, Supervisor
+from outrider.stopping import stopped_by_signals
+from outrider.supervisor import Part, PartFailed, Supervisor, describe_status
 from outrider.telemetry import announce
 
 _LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes
 _END_MARGIN_S = 5.0  # beside the grace that running requests get
+_COMPLAINT = "outrider draft: "
 _NO_TLS: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None}
 
 
@@ -93,13 +95,15 @@ async def _serve(
     metrics: tuple[int, int],
 ) -> int:  # fmt: skip
     features = await features_of(args, command)
+    if features is None:
+        return 0
     tokens = token_file(args.token_file, "--token-file")
     folder = make_runtime_dir()
     verify = f"unix:{folder}/verify.sock"
     supervisor = Supervisor(
         parts_of(args, verify, f"unix:{folder}/draft.sock", port, command, features=features, metrics=metrics),
         startup_timeout_s=args.startup_timeout_s,
-        stop_timeout_s=args.shutdown_grace_s + _END_MARGIN_S,
+        stop_timeout_s=args.drain_delay_s + args.shutdown_grace_s + _END_MARGIN_S,
     )
 
     async def report() -> None:
@@ -117,21 +121,50 @@ async def _serve(
     return 0
 
 
-async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:
-    """What verify must keep for the drafters: as the flag says, or as a draft process that is asked does.
+async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str | None:
+    """What verify must keep for the drafters: as the flag says, or as a draft process that is asked does, which may
+    have to fetch models first. None: a signal came meanwhile.
 
-    Raises StartupError, with that process's words, when its draft model cannot be used.
+    Raises StartupError, with that process's words, when its draft model cannot be used, or when it takes too long.
     """
     if args.features != "auto":
         return args.features
     if args.algorithm not in HEAD_ALGORITHMS:
         return "none"
+    stop = stopped_by_signals()
     words = command(_draft_args(args, describe=True, **_NO_TLS))
     process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=PIPE, env=env.for_child())
-    out, complaint = await process.communicate()
-    if process.returncode != 0:
-        raise StartupError(complaint.decode(errors="replace").strip().removeprefix("outrider draft: "))
+    assert process.stdout is not None
+    assert process.stderr is not None
+    told = asyncio.gather(process.stdout.read(), _passed_on(process.stderr), process.wait())
+    stopped = asyncio.ensure_future(stop.asked.wait())
+    try:
+        await asyncio.wait({told, stopped}, timeout=args.startup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if stopped.done():
+            return None
+        if not told.done():
+            raise StartupError(f"the draft model could not be looked at within {args.startup_timeout_s:g} s")
+    finally:
+        stopped.cancel()
+        if process.returncode is None:
+            process.kill()
+        out, complaint, status = await told
+    if status != 0:
+        raise StartupError(complaint or f"the draft process ended with {describe_status(status)}")
     return json.loads(out.splitlines()[-1])["features"]
+
+
+async def _passed_on(stream: asyncio.StreamReader) -> str:
+    """Writes what a part says to our stderr as it comes, but for its own last words, which are returned."""
+    last: list[str] = []
+    async for line in stream:
+        text = line.decode(errors="replace")
+        if last or text.startswith(_COMPLAINT):
+            last.append(text)
+        else:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+    return "".join(last).strip().removeprefix(_COMPLAINT)
 
 
 def _draft_args(args: ServeArgs, **fixed: object) -> DraftArgs:

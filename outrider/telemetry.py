@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -42,9 +43,14 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 
 
 def announce(line: str) -> None:
-    """One line for the person at the terminal, on stdout."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    """One line for the person at the terminal, on stdout; a service does not end where nobody reads it any more."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @dataclass(slots=True)

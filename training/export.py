@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 from engine.loader import resolve_model
 from engine.models.heads.names import published_name
 from engine.models.heads.target import EMBEDDING, TargetShape, shared_tensor
 from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
+from engine.saving import save_tensors
 from outrider.errors import StartupError
 from outrider.telemetry import announce
 from training.args import ExportArgs
@@ -70,7 +70,7 @@ def export(
         partial.mkdir(parents=True)
         values = kind.values | ({"draft_vocab_size": len(drafted)} if kind.algorithm == EAGLE3 else {})
         (partial / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        save_file(stored, partial / "model.safetensors", metadata={"format": "pt"})
+        save_tensors(stored, partial / "model.safetensors")
         (partial / "README.md").write_text(card(checkpoint, target.name, figures), encoding="utf-8")
         for name in _TEXT_FILES if kind.algorithm == STANDALONE else ():
             if (target / name).is_file():

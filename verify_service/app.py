@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import uvloop
@@ -179,24 +180,32 @@ async def serve(
     async with strangers.watched(addresses), telling as metrics_address:
         await server.start()
         failed: list[BaseException] = []
-        thread = threading.Thread(
-            target=_run, args=(step_loop, failed, lambda: loop.call_soon_threadsafe(stop.asked.set))
-        )
-        thread.start()
-        await rpc.set_serving(health, [SERVICE], True)
-        announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
-        if metrics_address is not None:
-            announce(f"verify tells metrics at {metrics_address}")
-        if on_ready is not None:
-            on_ready(servicer)
-        await stop.asked.wait()
+        ended = asyncio.Event()
 
-        servicer.calls.draining = True
-        await rpc.set_serving(health, [SERVICE], False)
-        if not failed:
-            await _first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
-        inbox.put(Stop(Unavailable("this server is shutting down")))
-        await asyncio.to_thread(thread.join)
+        def has_ended() -> None:
+            ended.set()
+            stop.asked.set()
+
+        thread = threading.Thread(target=_run, args=(step_loop, failed, partial(loop.call_soon_threadsafe, has_ended)))
+        thread.start()
+        try:
+            await rpc.set_serving(health, [SERVICE], True)
+            announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
+            if metrics_address is not None:
+                announce(f"verify tells metrics at {metrics_address}")
+            if on_ready is not None:
+                on_ready(servicer)
+            await stop.asked.wait()
+
+            servicer.calls.draining = True
+            await rpc.set_serving(health, [SERVICE], False)
+            if not failed:
+                await _first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
+        finally:  # whatever happens: a process waits for its threads
+            servicer.calls.stopped = True
+            inbox.put(Stop(Unavailable("this server is shutting down")))
+            await ended.wait()
+            thread.join()
         servicer.end_streams()
         await server.stop(grace=1.0)
     if tracing is not None:

@@ -66,8 +66,9 @@ class CallStream:
                 await self._news.wait()
                 self._news.clear()
                 while self._outputs:
-                    ended, self._ended = self._ended, []
+                    num_ended = len(self._ended)
                     yield self._frame()
+                    ended, self._ended = self._ended[:num_ended], self._ended[num_ended:]
                     for call in ended:
                         self._calls.leave(call)
                     self._room.set()

@@ -24,6 +24,8 @@ log = get_logger(__name__)
 
 Tell = Callable[[verify_pb2.GenerateResponse | Exception], object]
 
+_GOING = "this server is shutting down"
+
 
 @dataclass(slots=True, eq=False)
 class Call:
@@ -62,7 +64,10 @@ class Calls:
         self._tracing = tracing
         self._by_session: dict[int, Call] = {}
         self._open: set[Call] = set()
+        self._num_beginning = 0  # whose sessions are being made
+        self._num_compiling = 0  # of these
         self.draining = False  # no new ones are taken
+        self.stopped = False  # the engine takes none any more
         self.idle = asyncio.Event()
         self.idle.set()
 
@@ -70,26 +75,45 @@ class Calls:
         """Makes the request's sessions and hands them to the engine. Whoever gets the call must `leave` it.
 
         metadata: the caller's, for the request's name and its trace. InvalidArgument for a request that breaks a rule,
-        Unavailable while draining, ResourceExhausted where more came during one step than could be queued after it.
+        Unavailable while draining, ResourceExhausted where more came during one step than could be queued after it, or
+        wait for their grammars.
         """
         if self.draining:
-            raise Unavailable("this server is shutting down")
-        if self._inbox.num_calls >= self._max_untaken:
+            raise Unavailable(_GOING)
+        untaken = self._inbox.num_calls + self._num_compiling
+        if untaken >= self._max_untaken:
             raise ResourceExhausted(
-                f"{self._inbox.num_calls} requests came during one step and at most {self._max_untaken} may; "
-                "try again later"
+                f"{untaken} requests came during one step, or wait for their grammars, and at most "
+                f"{self._max_untaken} may; try again later"
             )
-        if request.sampling.HasField("grammar"):
-            sessions = await asyncio.to_thread(self._factory.build, request)
-        else:
-            sessions = self._factory.build(request)
-        request_id = request.request_id or metadata_value(metadata, REQUEST_ID)
-        call = Call(sessions, request_id, begin(self._tracing, metadata, sessions, request_id), tell)
-        self._by_session.update(dict.fromkeys(call.running, call))
-        self._open.add(call)
+        self._num_beginning += 1
         self.idle.clear()
-        self._inbox.put(Submit(sessions))
+        try:
+            sessions = await self._compiled(request) if _has_grammar(request) else self._factory.build(request)
+            request_id = request.request_id or metadata_value(metadata, REQUEST_ID)
+            call = Call(sessions, request_id, begin(self._tracing, metadata, sessions, request_id), tell)
+            self._by_session.update(dict.fromkeys(call.running, call))
+            self._open.add(call)
+            self._inbox.put(Submit(sessions))
+        finally:
+            self._num_beginning -= 1
+            self._rest()
         return call
+
+    async def _compiled(self, request: verify_pb2.GenerateRequest) -> list[Session]:
+        """Its sessions, made on a thread: a grammar may take seconds."""
+        self._num_compiling += 1
+        try:
+            sessions = await asyncio.to_thread(self._factory.build, request)
+        finally:
+            self._num_compiling -= 1
+        if self.stopped:
+            raise Unavailable(_GOING)
+        return sessions
+
+    def _rest(self) -> None:
+        if not self._open and not self._num_beginning:
+            self.idle.set()
 
     def deliver(self, responses: Responses) -> None:
         """Takes a step's responses to their calls."""
@@ -117,8 +141,7 @@ class Calls:
         """The caller has all of the call, or wants no more."""
         self.give_up(call, "cancelled")
         self._open.discard(call)
-        if not self._open:
-            self.idle.set()
+        self._rest()
         if call.trace is not None:
             call.trace.end(call.how)
         sessions = call.sessions
@@ -146,3 +169,7 @@ class Calls:
         if response.HasField("finish"):
             self._totals.ended(response.finish)
             del call.running[session.session_id], self._by_session[session.session_id]
+
+
+def _has_grammar(request: verify_pb2.GenerateRequest) -> bool:
+    return request.sampling.HasField("grammar")

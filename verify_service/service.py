@@ -108,10 +108,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
         """One drafter, until its stream ends or it breaks a rule."""
-        enlisted = sum(stream.drafter is not None for stream in self._streams)
-        if enlisted >= MAX_DRAFTERS:
-            raise ResourceExhausted(f"{enlisted} drafters are enlisted; at most {MAX_DRAFTERS} may be")
-        stream = DrafterStream(self._args, self._target, self._inbox, self._feature_calls)
+        self._admit_drafter()
+        stream = DrafterStream(self._args, self._target, self._inbox, self._feature_calls, self._admit_drafter)
         self._streams.add(stream)
         try:
             async with contextlib.aclosing(stream.frames(request_iterator)) as frames:
@@ -119,6 +117,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     yield frame
         finally:
             self._streams.discard(stream)
+
+    def _admit_drafter(self) -> None:
+        enlisted = sum(stream.is_enlisted for stream in self._streams)
+        if enlisted >= MAX_DRAFTERS:
+            raise ResourceExhausted(f"{enlisted} drafters are enlisted; at most {MAX_DRAFTERS} may be")
 
     async def StreamFeatures(
         self, request: verify_pb2.StreamFeaturesRequest, context: grpc.aio.ServicerContext

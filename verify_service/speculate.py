@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import reprlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 from outrider.args import VerifyArgs
 from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
@@ -69,8 +69,12 @@ class _Credits:
 class DrafterStream:
     """The life of one Speculate rpc."""
 
-    def __init__(self, args: VerifyArgs, target: Target, inbox: Inbox, feature_calls: FeatureCalls) -> None:
+    def __init__(
+        self, args: VerifyArgs, target: Target, inbox: Inbox, feature_calls: FeatureCalls, admit: Callable[[], object]
+    ) -> None:  # fmt: skip
+        """admit: raises where no more drafters may be enlisted."""
         self._args = args
+        self._admit = admit
         self._target = target
         self._inbox = inbox
         self._feature_calls = feature_calls
@@ -78,6 +82,7 @@ class DrafterStream:
         self._ready = asyncio.Event()
         self._credits = _Credits(self._loop)
         self._ended_because: str | None = None  # words: an error would hold on to the frames that it was raised in
+        self.is_enlisted = False  # as it is from the moment that it is taken
         self.drafter: Drafter | None = None
 
     async def frames(
@@ -85,6 +90,7 @@ class DrafterStream:
     ) -> AsyncGenerator[verify_pb2.SpeculateResponse]:
         """Frames to the drafter: `enlisted`, then rounds. Raises what ends the stream."""
         drafter = self._enlist(await self._first_frame(requests))
+        self.is_enlisted = True
         reader: asyncio.Task[None] | None = None
         token = self._feature_calls.admit(drafter) if drafter.needs_features else b""
         try:
@@ -127,6 +133,7 @@ class DrafterStream:
 
     def _enlist(self, enlist: verify_pb2.Enlist) -> Drafter:
         """A checked drafter; FailedPrecondition with both sides' values where the two don't fit."""
+        self._admit()
         _same("wire_version", enlist.wire_version, WIRE_VERSION)
         if enlist.algorithm not in common_pb2.Algorithm.values()[1:]:
             known = ", ".join(common_pb2.Algorithm.keys()[1:])
@@ -146,6 +153,9 @@ class DrafterStream:
         if theirs.vocab_size > model.vocab_size:
             _same("vocab_size", theirs.vocab_size, model.vocab_size)
         kind = enlist.features.kind
+        if kind not in common_pb2.FeatureKind.values():
+            known = ", ".join(common_pb2.FeatureKind.keys())
+            raise InvalidArgument(f"features.kind is {kind}; known are {known}", field="enlist.features.kind")
         needs_features = kind not in (common_pb2.FEATURE_KIND_UNSPECIFIED, common_pb2.FEATURE_KIND_NONE)
         if needs_features:
             ours = self._target.features

@@ -43,7 +43,8 @@ class Teller:
                 work = working.get(assignment.session.session_id)
                 if work is not None and work.match is not None:
                     assignment.book.begin(work.match)
-                if work is not None and work.samples and assignment.untold is not None and assignment.brake.asks:
+                # Only a session that decodes has the rows of all that was not told: a preempted one makes them anew.
+                if work is not None and work.decodes and assignment.untold is not None and assignment.brake.asks:
                     assignment.verdict = verdict = assignment.take_untold()
                     send_features(self._runner, assignment, verdict.base_len - 1, verdict)
                 if assignment.verdict is not None:

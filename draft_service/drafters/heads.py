@@ -88,7 +88,7 @@ def _folders(args: DraftArgs) -> tuple[Path, Path, str]:
 
 def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path:
     """What --speculative-draft-model-path names; else a shipped head, or the target where it brings MTP layers."""
-    if args.speculative_draft_model_path is not None:
+    if args.speculative_draft_model_path:
         return resolve_model(
             args.speculative_draft_model_path, revision=args.speculative_draft_model_revision, load_format=load_format
         )

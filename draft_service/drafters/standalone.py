@@ -93,7 +93,7 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
 
 def _model_folder(args: DraftArgs) -> Path:
     """What --speculative-draft-model-path names, or the model that is shipped for the target."""
-    if args.speculative_draft_model_path is not None:
+    if args.speculative_draft_model_path:
         return resolve_model(
             args.speculative_draft_model_path, revision=args.speculative_draft_model_revision,
             load_format=args.speculative_draft_load_format or args.load_format,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.config import LIMITS, ModelConfig, read_json
+from engine.config import LIMITS, ModelConfig, possible_ends, read_json
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 
@@ -90,7 +90,7 @@ def model_config(folder: Path, config: Any) -> ModelConfig:
         tied_embeddings=bool(text.tie_word_embeddings),
         checkpoint_dtype=str(text.dtype or "float32").removeprefix("torch."),
         bos_token_id=text.bos_token_id,
-        eos_token_ids=_end_ids(folder, text),
+        eos_token_ids=_end_ids(folder, text, sizes["vocab_size"]),
         is_native=False,
     )
 
@@ -121,11 +121,11 @@ def _max_position(text: Any, limit: int) -> int:
     return limit
 
 
-def _end_ids(folder: Path, text: Any) -> tuple[int, ...]:
+def _end_ids(folder: Path, text: Any, vocab_size: int) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     value = (read_json(path).get("eos_token_id") if path.is_file() else None) or text.eos_token_id
     items = value if isinstance(value, list) else [value]
-    return tuple(item for item in items if type(item) is int)
+    return possible_ends([item for item in items if type(item) is int], vocab_size, folder)
 
 
 def _name(raw: dict[str, Any]) -> str:

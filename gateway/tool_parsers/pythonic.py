@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.parts import CallArguments, CallBegin, Content, Part
+from gateway.tool_parsers.json_text import encodable
 
 _MAX_CHARS = 64 * 1024
 _WORDS = {"true": True, "false": False, "null": None}
@@ -52,7 +53,7 @@ class PythonicCalls:
             if not isinstance(tree, ast.List) or not tree.elts:
                 return None
             return [self._call(node) for node in tree.elts]
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
             return None
 
     def _call(self, node: ast.expr) -> tuple[str, str]:
@@ -65,7 +66,7 @@ class PythonicCalls:
             if keyword.arg is None:
                 raise ValueError("unpacks")
             arguments[keyword.arg] = _literal(keyword.value)
-        return node.func.id, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return node.func.id, encodable(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
 def _literal(node: ast.expr) -> Any:

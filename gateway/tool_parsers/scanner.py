@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import Literal
 
+from gateway.tool_parsers.json_text import encodable
+
 NAME_KEYS = ("name",)
 ARGUMENT_KEYS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
@@ -62,12 +64,16 @@ class ValueScanner:
 
 
 class CallScanner:
-    """One call. `push` gives arguments as they come once the name is known; `done` when the object has closed."""
+    """One call. `push` gives arguments as they come once the name is known.
+
+    `done` when the object has closed; `failed` when a character came that no call has there.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.done = False
-        self.raw = ""  # all that was taken, for when it is no call after all
+        self.failed = False
+        self._num_taken = 0
         self._state: Literal["open", "key", "colon", "value", "comma"] = "open"
         self._key = ""
         self._text = ""  # of the key or value being read
@@ -76,17 +82,22 @@ class CallScanner:
         self._has_arguments = False
 
     def push(self, text: str) -> tuple[int, str]:
-        """Takes characters up to the object's end: how many, and the arguments to tell. NotACall where it is none."""
+        """Takes characters: how many, and the arguments to tell.
+
+        It stops after the name and after the object's end, and before the character where it fails: what follows from
+        these must not wait for, nor depend on, what else has come.
+        """
         told = ""
         for index, char in enumerate(text):
-            self._take(char)
-            if self.done:
-                self.raw += text[: index + 1]
-                return index + 1, told + self._tell()
+            named = self.name is not None
+            try:
+                self._take(char)
+            except NotACall:
+                self.failed = True
+                return index, told
             told += self._tell()
-        self.raw += text
-        if len(self.raw) > _MAX_HELD_CHARS and self.name is None:
-            raise NotACall
+            if self.done or named != (self.name is not None):
+                return index + 1, told
         return len(text), told
 
     def _tell(self) -> str:
@@ -96,6 +107,9 @@ class CallScanner:
         return told
 
     def _take(self, char: str) -> None:
+        self._num_taken += 1
+        if self.name is None and self._num_taken > _MAX_HELD_CHARS:
+            raise NotACall
         if self._state == "value" or self._value is not None:
             self._in_value(char)
         elif char in _SPACE:
@@ -151,34 +165,34 @@ class CallScanner:
 def _string(text: str) -> str:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise NotACall from None
     if not isinstance(value, str):
         raise NotACall
-    return value
+    return encodable(value)
 
 
 class ArgumentScanner:
-    """Arguments alone, where the format has told the name already: one JSON value."""
+    """Arguments alone, an object, where the format has told the name already. As CallScanner otherwise."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name: str | None = name
+        self.failed = False
         self._value = ValueScanner()
-        self._begun = False
 
     @property
     def done(self) -> bool:
-        """Whether the value is complete."""
+        """Whether the object has closed."""
         return self._value.done
 
     def push(self, text: str) -> tuple[int, str]:
-        """Takes characters up to the value's end: how many, and those that belong to it."""
-        start = 0
-        if not self._begun:
-            start = len(text) - len(text.lstrip(_SPACE))
-        for index in range(start, len(text)):
-            self._begun = True
-            if not self._value.push(text[index]):
-                return index, text[start:index]
+        """Takes characters up to the object's end, or to one that cannot be in it: how many, and these."""
+        for index, char in enumerate(text):
+            try:
+                self._value.push(char)
+            except NotACall:
+                self.failed = True
+                return index, text[:index]
             if self._value.done:
-                return index + 1, text[start : index + 1]
-        return len(text), text[start:]
+                return index + 1, text[: index + 1]
+        return len(text), text

@@ -1,6 +1,6 @@
 """Calls between marks: JSON objects with name and arguments, or a header with the name and then the arguments.
 
-What looks like a call and is none (no JSON, a function that was not offered) stays text.
+What looks like a call and is none (no JSON, a function that was not offered) stays text, and text goes on from there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gateway.parts import CallArguments, CallBegin, Content, Part, split_at
-from gateway.tool_parsers.scanner import ArgumentScanner, CallScanner, NotACall
+from gateway.tool_parsers.scanner import ArgumentScanner, CallScanner
 
 _MAX_HEADER_CHARS = 300
 
@@ -46,12 +46,11 @@ class TaggedCalls:
         self._names = names
         self._state = "text" if form.begin is not None else "start"
         self._held = ""
-        self._raw = ""  # taken since the last thing that was told; text again when no call comes of it
+        self._raw = ""  # taken and not told: text again when no call comes of it
         self._expecting = True  # a call must come next
         self._index = -1
         self._call: CallScanner | ArgumentScanner | None = None
         self._told_name = False
-        self._header_name = ""
 
     def push(self, text: str) -> Iterator[Part]:
         """Parts as they become certain."""
@@ -60,9 +59,8 @@ class TaggedCalls:
             if self._state == "start":
                 text = self._start(text)
             elif self._state == "gap":
-                text, left = self._gap(text)
-                if left is not None:
-                    yield Content(left)
+                made, text = self._gap(text)
+                yield from made
             elif self._state == "call":
                 made, text = self._body(text)
                 yield from made
@@ -72,11 +70,7 @@ class TaggedCalls:
 
     def finish(self) -> Iterator[Part]:
         """What was held back and never became a call."""
-        held = self._held
-        if self._state in ("gap", "call") and not self._told_name:
-            held = (self._raw + held) if self._expecting else held
-        elif self._state == "call":
-            held = ""
+        held = self._raw + self._held
         if held.strip():
             yield Content(held)
         self._held = self._raw = ""
@@ -114,79 +108,76 @@ class TaggedCalls:
         self._held = content[len(kept) :] + rest
         return made, ""
 
-    def _gap(self, text: str) -> tuple[str, str | None]:
-        """Past what may stand around calls, to the next one; the text that is none, where nothing follows."""
+    def _gap(self, text: str) -> tuple[list[Part], str]:
+        """Past what may stand around calls, to the next one; back to text, where none follows."""
         text, waiting = self._skip(text)
         if waiting or not text:
             self._held = text
-            return "", None
+            return [], ""
         form = self._form
         if form.header is None:
             if text[0] == "{":
-                self._call, self._state, self._told_name = CallScanner(), "call", False
-                return text, None
+                self._call, self._state = CallScanner(), "call"
+                return [], text
         elif self._expecting or (form.header_begin and text.startswith(form.header_begin)):
-            if match := form.header.match(text):
+            if match := form.header.match(text, 0, _MAX_HEADER_CHARS):
                 self._raw += match.group()
-                if match["name"] in self._names:
-                    self._call, self._state, self._told_name = ArgumentScanner(), "call", False
-                    self._header_name = match["name"]
-                    return text[match.end() :], None
                 text = text[match.end() :]
+                if match["name"] in self._names:
+                    self._call, self._state = ArgumentScanner(match["name"]), "call"
+                    return [], text
             elif len(text) < _MAX_HEADER_CHARS:
                 self._held = text
-                return "", None
-        left = self._raw if self._expecting else ""
-        self._state, self._raw = ("text" if form.begin is not None else "plain"), ""
-        return text, left or None
+                return [], ""
+        return self._leave(), text
 
     def _skip(self, text: str) -> tuple[str, bool]:
         """Without fillers at its beginning; and whether it may be the beginning of one."""
-        marks = (*self._form.fillers, *((self._form.begin,) if self._form.begin else ()))
+        marks = (*((self._form.begin,) if self._form.begin else ()), *self._form.fillers)
         waited_for = marks if self._expecting else (*marks, self._form.header_begin or "")
         while True:
             stripped = text.lstrip()
-            self._raw += text[: len(text) - len(stripped)]
+            self._pass(text[: len(text) - len(stripped)])
             text = stripped
+            if any(mark.startswith(text) and mark != text for mark in waited_for):
+                return text, True
             mark = next((mark for mark in marks if text.startswith(mark)), None)
             if mark is None:
-                return text, any(mark.startswith(text) and mark != text for mark in waited_for)
+                return text, False
             if mark == self._form.begin:
                 self._expecting, self._raw = True, ""
-            self._raw += mark
+            self._pass(mark)
             text = text[len(mark) :]
+
+    def _pass(self, text: str) -> None:
+        """After a call, what may stand around calls is the format's and never text."""
+        if self._expecting:
+            self._raw += text
 
     def _body(self, text: str) -> tuple[list[Part], str]:
         """More of a call."""
-        assert self._call is not None
+        call = self._call
+        assert call is not None
+        size, arguments = call.push(text)
         made: list[Part] = []
-        if isinstance(self._call, ArgumentScanner) and not self._told_name:
-            made.append(self._begin(self._header_name))
-        try:
-            size, arguments = self._call.push(text)
-            if isinstance(self._call, CallScanner) and not self._told_name and self._call.name is not None:
-                if self._call.name not in self._names:
-                    raise NotACall
-                made.append(self._begin(self._call.name))
-        except NotACall:
-            return [*made, *self._not_a_call(text)], ""
+        if not self._told_name:
+            self._raw += text[:size]
+            if call.name is not None and call.name not in self._names:
+                return self._leave(), text[size:]
+            if call.name is not None:
+                self._index, self._told_name, self._raw = self._index + 1, True, ""
+                made.append(CallBegin(self._index, call.name))
         if arguments:
             made.append(CallArguments(self._index, arguments))
-        self._raw += text[:size]
-        if self._call.done:
-            self._state, self._call, self._raw, self._expecting = "gap", None, "", False
-            self._told_name = False
+        if call.failed:
+            made += self._leave()
+        elif call.done:
+            self._state, self._call, self._told_name, self._expecting = "gap", None, False, False
         return made, text[size:]
 
-    def _begin(self, name: str) -> Part:
-        self._index += 1
-        self._told_name = True
-        return CallBegin(self._index, name)
-
-    def _not_a_call(self, text: str) -> list[Part]:
-        """What was taken for one is text again; where its name was told, the rest of it is dropped."""
-        raw = "" if self._told_name else self._raw + text
-        self._state, self._call, self._raw, self._told_name = "text", None, "", False
-        if self._form.begin is None:
-            self._state = "plain"
+    def _leave(self) -> list[Part]:
+        """No call, or none any more: what was not told of it is text again, and so is what follows."""
+        raw, self._raw = self._raw, ""
+        self._state = "text" if self._form.begin is not None else "plain"
+        self._call, self._told_name = None, False
         return [Content(raw)] if raw else []

@@ -1,6 +1,7 @@
 """Calls as Qwen3-Coder writes them: `<tool_call><function=f><parameter=a>\\n1\\n</parameter></function></tool_call>`.
 
-Values are bare text; the function's schema tells which of them are JSON.
+Values are bare text; the function's schema tells which of them are JSON. What is not the format stays text, and text
+goes on from there.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.parts import CallArguments, CallBegin, Content, Part, split_at
+from gateway.tool_parsers.json_text import encodable
 
 BEGIN = "<tool_call>"
 MARKERS = frozenset((BEGIN, "</tool_call>"))
 _MARKS = ("<function=", "<parameter=", "</function>", "</tool_call>")
+_VALUE_END = "</parameter>"
 _MAX_HELD_CHARS = 256 * 1024
 
 
@@ -24,7 +27,7 @@ class XmlCalls:
         self._schemas = schemas
         self._held = ""
         self._inside = False
-        self._called = False  # since the mark
+        self._raw = ""  # since the mark, until a function is called: text again when none is
         self._index = -1
         self._name: str | None = None
         self._num_parameters = 0
@@ -41,22 +44,28 @@ class XmlCalls:
                 if not found:
                     self._held = content[len(kept) :] + text
                     return
-                self._inside, self._called = True, False
+                self._inside, self._raw = True, BEGIN
                 continue
-            made, rest = self._step(text.lstrip())
+            stripped = text.lstrip()
+            self._pass(text[: len(text) - len(stripped)])
+            made, rest = self._step(stripped)
             yield from made
             if rest is None:
-                self._held = text.lstrip()
+                self._held = stripped
                 return
             text = rest
 
     def finish(self) -> Iterator[Part]:
         """A call that was cut stays as it is; text that was held comes out."""
-        if self._name is not None:
-            self._name = None
-        elif self._held.strip() or (self._inside and not self._called):
-            yield Content((BEGIN if self._inside and not self._called else "") + self._held)
-        self._held = ""
+        held = self._raw + self._held
+        if self._name is None and held.strip():
+            yield Content(held)
+        self._name, self._raw, self._held = None, "", ""
+
+    def _pass(self, text: str) -> None:
+        """After a call, what may stand around calls is the format's and never text."""
+        if self._raw:
+            self._raw += text
 
     def _step(self, text: str) -> tuple[list[Part], str | None]:
         """One element at the beginning of `text`, and what follows it; None when it is not complete yet."""
@@ -64,48 +73,50 @@ class XmlCalls:
         if mark is None:
             if any(mark.startswith(text) for mark in _MARKS):
                 return [], None
-            return self._leave(text), ""
+            return self._leave(), text
         after = text[len(mark) :]
         if mark == "</tool_call>":
-            self._inside = False
-            return self._close(), after
+            self._pass(mark)
+            return self._leave(), after
         if mark == "</function>":
+            self._pass(mark)
             return self._close(), after
-        name, found, rest = after.partition(">")
-        if not found:
-            return ([], None) if len(after) < _MAX_HELD_CHARS else (self._leave(text), "")
+        # Limits are those of what has been looked through, not of what has come: pieces are of any size.
+        end = after.find(">", 0, _MAX_HELD_CHARS)
+        if end < 0:
+            return ([], None) if len(after) < _MAX_HELD_CHARS else (self._leave(), text)
+        name, rest = after[:end], after[end + 1 :]
         if mark == "<function=":
             return self._open(name, text, rest)
         return self._parameter(name, text, rest)
 
     def _open(self, name: str, text: str, rest: str) -> tuple[list[Part], str | None]:
         if name not in self._schemas:
-            return self._leave(text), ""
+            return self._leave(), text
         made = self._close()
         self._index += 1
-        self._called = True
-        self._name, self._num_parameters = name, 0
+        self._name, self._num_parameters, self._raw = name, 0, ""
         return [*made, CallBegin(self._index, name), CallArguments(self._index, "{")], rest
 
     def _parameter(self, key: str, text: str, rest: str) -> tuple[list[Part], str | None]:
-        value, found, after = rest.partition("</parameter>")
-        if self._name is None or (not found and len(rest) > _MAX_HELD_CHARS):
-            return self._leave(text), ""
-        if not found:
-            return [], None
-        value = value.removeprefix("\n").removesuffix("\n")
+        if self._name is None:
+            return self._leave(), text
+        end = rest.find(_VALUE_END, 0, _MAX_HELD_CHARS)
+        if end < 0:
+            return ([], None) if len(rest) < _MAX_HELD_CHARS else (self._leave(), text)
+        value = rest[:end].removeprefix("\n").removesuffix("\n")
         pair = f"{json.dumps(key, ensure_ascii=False)}: {self._as_json(key, value)}"
         comma = ", " if self._num_parameters else ""
         self._num_parameters += 1
-        return [CallArguments(self._index, comma + pair)], after
+        return [CallArguments(self._index, comma + pair)], rest[end + len(_VALUE_END) :]
 
     def _as_json(self, key: str, value: str) -> str:
         assert self._name is not None
-        schema = self._schemas[self._name].get("properties", {})
-        kind = schema.get(key, {}).get("type") if isinstance(schema.get(key), Mapping) else None
-        if kind != "string":
+        properties = self._schemas[self._name].get("properties")  # a client's: of any type
+        schema = properties.get(key) if isinstance(properties, Mapping) else None
+        if not isinstance(schema, Mapping) or schema.get("type") != "string":
             try:
-                return json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False)
+                return encodable(json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False))
             except (ValueError, RecursionError):
                 pass
         return json.dumps(value, ensure_ascii=False)
@@ -116,8 +127,7 @@ class XmlCalls:
         self._name = None
         return [CallArguments(self._index, "}")]
 
-    def _leave(self, text: str) -> list[Part]:
-        """Not the format: text again."""
-        self._inside = False
-        made = self._close()
-        return [*made, Content(text if made else BEGIN + text)]
+    def _leave(self) -> list[Part]:
+        """Back to text, with what no call came of."""
+        raw, self._raw, self._inside = self._raw, "", False
+        return [*self._close(), *([Content(raw)] if raw else [])]

@@ -93,6 +93,7 @@ def compile_library(compiler: str, target: Path, instructions: Sequence[list[str
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise CannotBuild(f"{compiler} could not be run: {error}") from error
             if result.returncode == 0:
+                os.chmod(name, 0o755)  # mkstemp's files are their owner's alone; a cache may be shared
                 os.replace(name, target)
                 return
             said = result.stderr

@@ -76,7 +76,7 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         """How drafts are made, in capitals; NONE for not at all."""
         if self.speculative_algorithm is not None:
             return self.speculative_algorithm.upper()
-        is_embedded = self.model_path is None and self.speculative_draft_model_path is None
+        is_embedded = self.model_path is None and not self.speculative_draft_model_path
         if not is_embedded or self.load_format != "auto":
             return USUAL
         return fastest_algorithm(quantized=self.quantization is not None)

@@ -28,7 +28,7 @@ class SpeculativeArgs(Args):
         None, "speculation", "Nodes verified in one step, root included. NGRAM: 12."
     )
     speculative_draft_model_path: str | None = arg(
-        None, "speculation: draft model", "Folder or hub id of the draft model or head. Default: the target's own.",
+        None, "speculation: draft model", "Folder or hub id of the draft model or head. Default: the target's, as if empty.",
         aliases=("--speculative-draft-model",),
     )  # fmt: skip
     speculative_draft_model_revision: str | None = arg(None, "speculation: draft model", "Revision of its hub id.")
@@ -141,7 +141,7 @@ class SpeculativeArgs(Args):
         """StartupError for a flag that only draft models have."""
         for spec in dataclasses.fields(SpeculativeArgs):
             needs_model = spec.metadata["group"] == "speculation: draft model" or spec.name in _TREE_FLAGS
-            if needs_model and getattr(self, spec.name) != spec.default:
+            if needs_model and getattr(self, spec.name) not in (spec.default, ""):
                 algorithm = (self.speculative_algorithm or "NGRAM").upper()
                 raise StartupError(f"{flag_of(spec)} is for draft models; --speculative-algorithm {algorithm} has none")
 

@@ -42,6 +42,18 @@ def test_commands_are_taken(name: str) -> None:
     COMMANDS[command].parse(words)
 
 
+@pytest.mark.parametrize(("algorithm", "model"), [("NGRAM", ""), ("EAGLE3", "a/head"), ("NEXTN", "")])
+def test_gpu_drafters_of_every_kind(algorithm: str, model: str) -> None:
+    given = {"OUTRIDER_ALGORITHM": algorithm, "OUTRIDER_DRAFT_MODEL": model, "OUTRIDER_MODEL": "a/target"}
+    words = [
+        re.sub(r"\$\{(\w+)(:?)-([^}]*)\}", lambda found: given.get(found[1], found[3]), word)
+        for word in SERVICES["draft-gpu"]["command"][1:]
+    ]
+    args = DraftArgs.parse(words)
+    assert (args.model_path, args.speculative_algorithm) == ("a/target", algorithm)
+    assert (args.speculative_draft_model_path or "") == model
+
+
 @pytest.mark.parametrize("name", [name for name in OURS if name.startswith("envoy")])
 def test_envoy_takes_its_command(name: str, tmp_path: Path) -> None:
     pytest.importorskip("envoy")

@@ -182,3 +182,8 @@ def test_feature_specs(tmp_path: Path) -> None:
 def test_bad_feature_specs(text: str) -> None:
     with pytest.raises(StartupError, match="features"):
         FeatureSpec.parse(text)
+
+
+def test_end_ids_that_the_model_cannot_say_are_left_out(tmp_path: Path) -> None:
+    assert read(tmp_path, eos_token_id=10**6).eos_token_ids == ()
+    assert read(tmp_path, {"eos_token_id": [3, 10**6]}).eos_token_ids == (3,)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
 
-from engine.fingerprint import SAMPLE_BYTES, numerics_id, vocab_fingerprint
+from engine.fingerprint import SAMPLE_BYTES, config_facts, numerics_id, vocab_fingerprint
 from outrider.errors import StartupError
 
 
@@ -57,3 +58,13 @@ def test_numerics_id_sees_both_ends_of_large_files(tmp_path: Path) -> None:
         path.write_bytes(data)
         ids.add(numerics_id([path], "x"))
     assert len(ids) == 2
+
+
+def test_what_config_says_counts_but_for_names(tmp_path: Path) -> None:
+    def facts(**said: object) -> str:
+        (tmp_path / "config.json").write_text(json.dumps(said))
+        return config_facts(tmp_path)
+
+    base = facts(rope_theta=1e4, _name_or_path="here")
+    assert base == facts(_name_or_path="there", rope_theta=1e4)
+    assert base != facts(rope_theta=1e6)

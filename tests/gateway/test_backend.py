@@ -192,6 +192,22 @@ async def test_a_full_replica_passes_a_request_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("place", [0, 1])
+async def test_who_was_full_at_first_takes_over_once_there_is_room(tmp_path: Path, place: int) -> None:
+    """Whichever of the two is asked first."""
+    fakes = [fake(tmp_path, break_after=[3]) for _ in range(2)]
+    full = fakes[place]
+    full.break_after, full.refuse = [], ResourceExhausted("queue full", retry_after_s=7)
+    async with backend_of(fakes, tmp_path) as backend:
+        given: list[int] = []
+        async for response in backend.generate(ask(), timeout_s=60.0):
+            full.refuse = None
+            given += response.tokens
+        assert given == LONG
+        assert full.requests
+
+
+@pytest.mark.asyncio
 async def test_our_own_calls_fill_a_replica(tmp_path: Path) -> None:
     only = fake(tmp_path, max_running=1, max_queued=1, hold_after=0)
     async with backend_of([only], tmp_path) as backend:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.constraints import after_reasoning, of_schema
-from gateway.reasoning import reasoning_format
+from gateway.constraints import after_reasoning, calls_after_reasoning, of_schema
+from gateway.reasoning import NAMES, reasoning_format
 from gateway.tool_parsers.formats import tool_format
 from gateway.tool_schemas import FunctionDefinition, Tool
 from gateway.tools import plan_tools
@@ -99,3 +99,38 @@ def test_reasoning_before_an_answer(grammars: Grammars, grammar: common_pb2.Gram
     assert grammars.takes(inside, 'What?</think>{"a": 1}')
     assert not grammars.takes(inside, 'What?</think>["a"')
     assert after_reasoning(common_pb2.Grammar(regex="a+"), form, inside=True) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("hermes", '<tool_call>\n{"name": "push", "arguments": %s}\n</tool_call>'),
+        ("llama3_json", '{"name": "push", "parameters": %s}'),
+    ],
+)
+def test_reasoning_before_strict_calls(grammars: Grammars, name: str, call: str) -> None:
+    calls, form = tool_format(name, None), reasoning_format("qwen3")
+    assert calls.strict is not None
+    assert form is not None
+    good, bad = call % GOOD, (call % BAD).partition('"x"')[0] + '"x"'
+    free = calls_after_reasoning(calls.strict(SCHEMAS), form, inside=False)
+    for text in ("", "<think>Hm.</think>\n\n", " \n<think>What is { in\n<tool_call>?</think>"):
+        assert grammars.takes(free, f"{text}{good}")
+        assert grammars.takes(free, f"{text}Well, < and {{ are free.")
+        assert not grammars.takes(free, f"{text}{bad}")
+    assert grammars.takes(free, f"<think>{bad} does not do.</think>{good}")
+    inside = calls_after_reasoning(calls.strict(SCHEMAS), form, inside=True)
+    assert grammars.takes(inside, f"{bad} does not do.</think>\n{good}")
+    assert grammars.takes(inside, "Hm.</think>Well.")
+    assert not grammars.takes(inside, f"Hm.</think>\n{bad}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reasoning_in_every_format_goes_before_strict_calls(grammars: Grammars, name: str) -> None:
+    calls, form = tool_format("llama3_json", None), reasoning_format(name)
+    assert calls.strict is not None
+    assert form is not None
+    grammar = calls_after_reasoning(calls.strict(SCHEMAS), form, inside=False)
+    thoughts = f"{form.begin}\nHm.\n{form.end}\n"
+    assert grammars.takes(grammar, f'{thoughts}{{"name": "push", "parameters": {GOOD}}}')
+    assert not grammars.takes(grammar, f'{thoughts}{{"name": "push", "parameters": {BAD}')

@@ -148,6 +148,19 @@ def test_generate_stream(gateway: RunningGateway) -> None:
     assert entries[-1]["meta_info"]["completion_tokens"] == len(entries[-1]["output_ids"])
 
 
+def test_generate_streams_a_list(gateway: RunningGateway) -> None:
+    say_prompt(gateway)
+    each = [{"max_new_tokens": 99, "n": n} for n in (2, 1, 3)]
+    reply = httpx.post(
+        f"{gateway.url}/generate", json={"text": ["a", "b", "c"], "sampling_params": each, "stream": True}
+    )
+    last: dict[int, str] = {}
+    for event in reply.text.split("\n\n")[:-2]:
+        entry = json.loads(event.removeprefix("data: "))
+        last[entry["index"]] = entry["text"]
+    assert [last[index] for index in sorted(last)] == ["0a", "1a", "0b", "0c", "1c", "2c"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

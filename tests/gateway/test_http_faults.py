@@ -592,3 +592,10 @@ def test_request_ids(http: httpx.Client, given: str) -> None:
     reply = http.get("/version", headers={"x-request-id": given})
     assert (reply.headers["x-request-id"] == given) == (given == "abc-1")
     assert int(reply.headers["openai-processing-ms"]) >= 0
+
+
+@pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/generate", "text")])
+def test_prompts_are_counted_before_they_are_read(http: httpx.Client, path: str, field: str) -> None:
+    reply = http.post(path, json={field: ["a"] * 200_000})
+    assert reply.status_code == 400
+    assert "200000 outputs" in reply.text

@@ -148,6 +148,25 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
+    "thoughts",
+    ["<think>\nHm, naïve.\n</think>\n\n", "<think>\n\n</think>\n\n", "<think>k</think>", "<think>kk</think>", ""],
+)
+def test_a_messages_logprobs_are_its_texts(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, thoughts: str
+) -> None:
+    def told(*parts: Any) -> str:
+        return b"".join(bytes(entry.bytes) for part in parts for entry in part.logprobs).decode()
+
+    say(gateway, tokenizer, f"{thoughts}Wait, 東京.{CALL[5:]} \nDone.")
+    asked: Any = {"model": "small", "input": "Hi!", "tools": [WEATHER], "include": ["message.output_text.logprobs"]}
+    made = client.responses.create(**asked)
+    messages = [item.content[0] for item in made.output if item.type == "message"]
+    assert [(text.text, told(text)) for text in messages] == [("Wait, 東京.",) * 2, ("Done.",) * 2]
+    events = [event for event in client.responses.create(**asked, stream=True) if "output_text.delta" in event.type]
+    assert told(*events) == "Wait, 東京.Done."
+
+
+@pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
         ({"previous_response_id": "resp_1"}, "unsupported_value", "previous_response_id"),

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from tokenizers import Tokenizer
 
 from outrider.wire import unpack_ids
+from tests.gateway import models
 from tests.gateway.fakes import FakeVerify, RunningGateway, running
 
 USER: Any = [{"role": "user", "content": "How is it in <|im_end|>Rome?"}]
@@ -198,6 +199,36 @@ for _ in range(40):
     DEEP = {"type": "object", "properties": {"x": DEEP}}
 
 
+VERY_DEEP: dict[str, Any] = {"type": "object"}
+for _ in range(400):
+    VERY_DEEP = {"type": "object", "properties": {"x": VERY_DEEP}}
+
+
+def test_a_schema_that_would_be_too_deep_to_walk_is_refused(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": VERY_DEEP}}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="small", messages=USER, extra_body={"tools": tools})
+    assert refused.value.code == "invalid_json_schema"
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"wei": 1000000000000000000000000}', '{"t": "\\ud83d"}', '{"t": "\\ud83d\\ude00"}']
+)
+def test_arguments_of_earlier_calls_are_anything(client: openai.OpenAI, arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "now", "arguments": arguments}}
+    messages: Any = [
+        *USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "1"}
+    ]  # fmt: skip
+    assert client.chat.completions.create(model="small", messages=messages).choices
+
+
+def test_whole_numbers_of_any_size_reach_the_template(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"wei": {"type": "integer", "maximum": 2**256}}}
+    tools = [{"type": "function", "function": {"name": "send", "parameters": schema}}]
+    fields = {"tools": tools, "chat_template_kwargs": {"a": 10**20}}
+    assert client.chat.completions.create(model="small", messages=USER, extra_body=fields).choices
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
@@ -258,3 +289,36 @@ def test_reasoning_is_told_apart(thinking: RunningGateway, tokenizer: Tokenizer)
         assert whole.choices[0].message.content.startswith("<think>\n")
         made = client.chat.completions.create(model="small", messages=USER, response_format={"type": "json_object"})
         assert "thoughts" in thinking.verify[0].requests[-1].sampling.grammar.ebnf
+
+
+@pytest.mark.parametrize(
+    ("form", "calls"),
+    [
+        ("hermes", TWO_CALLS[6:]),
+        ("llama3_json", '{"name": "weather", "parameters": {"city": "Rome"}}; {"name": "now"}'),
+    ],
+)
+def test_reasoning_goes_before_strict_calls(tmp_path: Path, form: str, calls: str) -> None:
+    strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
+    asked: Any = {"model": "small", "messages": USER, "tools": [strict, NOW]}
+    tokenizer = models.byte_level()
+    folder = models.write_folder(tmp_path / "model", tokenizer, f"{{{{ tools }}}}{models.CHATML}")
+    with (
+        started(folder, tokenizer, tmp_path, reasoning_parser="qwen3", tool_call_parser=form) as gateway,
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        say(gateway, tokenizer, f"<think>\nRome is hot.\n</think>\n\n{calls}")
+        made: Any = client.chat.completions.create(**asked)
+        message = made.choices[0].message
+        assert (message.reasoning_content, message.content) == ("Rome is hot.", None)
+        assert [call.function.name for call in message.tool_calls] == ["weather", "now"]
+        assert made.usage.completion_tokens_details.reasoning_tokens
+        thoughts, names = "", []
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            delta: Any = chunk.choices[0].delta
+            assert not delta.content
+            thoughts += getattr(delta, "reasoning_content", None) or ""
+            names += [call.function.name for call in delta.tool_calls or () if call.id]
+        assert (thoughts, names) == ("Rome is hot.", ["weather", "now"])
+        grammar = gateway.verify[0].requests[-1].sampling.grammar.ebnf
+        assert grammar.index("<think>") < grammar.index("weather")

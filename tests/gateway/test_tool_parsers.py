@@ -6,12 +6,14 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.parts import CallArguments, CallBegin, Content, Part
 from gateway.tool_parsers.formats import FORCED, HERMES, ToolFormat, tool_format
+from gateway.tool_parsers.strict import Schemas
 from outrider.errors import StartupError
 
 SCHEMAS: dict[str, Any] = {
@@ -47,15 +49,66 @@ FREE_TEXT = [
     "<｜tool▁calls▁begin｜>what?", "a [b] {c} <d> ; e, f", "[weather(*x)]", "[now(1)]", '[{"name": "rm"}]',
 ]  # fmt: skip
 
+# What texts are put together from to be cut anywhere: right, wrong and half.
+PIECES = [
+    "x", "word ", " ", "\n", "{", "}", "[", "]", '"', ",", "; ", "<", "null", "5", "```", "'", "(", ")", '{"name": ',
+    '"weather"', '"rm"', '5, "name": "now"', ', "arguments": ', '{"a": 1', '{"city": "\\ud83d"}', '{"name": "now"}',
+    '{"name": "weather", "arguments": {"days": 1}}', '{"name": "rm", "arguments": {}}', '{"name": 5}',
+    '{"name": "\\u"}', '{"name": "weather", "arguments": {"a": 1]', '{"parameters": {"a": 2}, "name": "now"}',
+    '{"parameters": 5, "name": "n', '{"name": "weather", "arguments": "{\\"city\\": \\"\\ud83d\\"}"}',
+]  # fmt: skip
+TAGS = ["<tool_call>", "</tool_call>", "<tool_call>\n", "\n</tool_call>\n", "<tool_", "call>", "</tool_"]
+LISTED = ["[TOOL_CALLS]", "[TOOL_CALLS][", "[TOOL_", "CALLS]", '[TOOL_CALLS] [{"name": "now"}, ']
+HEADED = [
+    "[TOOL_CALLS]", "[TOOL_CALLS]weather{}", "[TOOL_CALLS]rm{}", "[TOOL_", "CALLS]", "now{", "[ARGS]", "[CALL_ID]a1",
+]  # fmt: skip
+DEEPSEEK = [
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁call",
+    "s▁begin｜>", "weather<｜tool▁sep｜>", "<｜tool▁call▁begin｜>rm<｜tool▁sep｜>{}",
+    "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}", "function<｜tool▁sep｜>now\n```json\n{}",
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{",
+]  # fmt: skip
+KIMI = [
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>", "now",
+    "<|tool_call_argument_begin|>", "<|tool_call", "s_section_begin|>", "functions.weather:0", "functions.rm:1",
+    "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}",
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.rm:0<|tool_call_argument_begin|>{",
+]  # fmt: skip
+XML = [
+    "<function=now>", "<function=weather>", "<function=rm>", "<function=", ">", "</function>", "</", "</parameter>",
+    "<parameter=days>3</parameter>", "<parameter=city>\n", '<parameter=a>"\\ud83d"</parameter>', "<parameter=", "a>",
+    "<tool_call><function=weather>", "</function>\n</tool_call>",
+]  # fmt: skip
+PYTHONIC = [
+    "[weather(", "weather(city='x', days=3)", "now()", "rm()", "city=", "'\\ud83d'", "'\\ud83d\\ude00'", "{{'a': 1}}",
+    "{'a': [1, true, None]}", "-", "b'x'", "1j", "f'{x}'", "1e999", "*",
+]  # fmt: skip
+# For each format: what its texts may begin with, since some take calls only there, and its own pieces.
+MIXED: dict[str, tuple[list[str], list[str]]] = {
+    "hermes": (["", "Well. "], TAGS),
+    "llama3_json": (["", "<|python_tag|>", "<|python", '{"name": "now"}'], []),
+    "mistral": (["[TOOL_CALLS] [", "Well. "], LISTED),
+    "mistral headed": (["[TOOL_CALLS]now{}", "Well. "], HEADED),
+    "pythonic": (["[", ""], PYTHONIC),
+    "qwen3_coder": (["<tool_call><function=now>", "Well. "], TAGS + XML),
+    "deepseekv3": (["<｜tool▁calls▁begin｜>", "Well. "], DEEPSEEK),
+    "deepseekv31": (["<｜tool▁calls▁begin｜>", "Well. "], DEEPSEEK),
+    "kimi_k2": (["<|tool_calls_section_begin|>", "Well. "], KIMI),
+    "forced": (["[", ""], []),
+}
+EVERYWHERE = list(range(10**4))  # cuts that leave single characters
+
 
 def form_of(name: str) -> ToolFormat:
     """A format by the names of this file's examples."""
     return {"forced": FORCED, "mistral headed": tool_format("mistral", None)}.get(name) or tool_format(name, None)
 
 
-def parse(form: ToolFormat, text: str, cuts: list[int]) -> tuple[str, list[tuple[str, str]]]:
+def parse(
+    form: ToolFormat, text: str, cuts: list[int], schemas: Schemas = SCHEMAS
+) -> tuple[str, list[tuple[str, str]]]:
     """Content and calls, of text that comes cut at these places."""
-    parser = form.make(SCHEMAS)
+    parser = form.make(schemas)
     parts: list[Part] = []
     places = sorted({0, *(cut % (len(text) + 1) for cut in cuts), len(text)})
     for start, end in pairwise(places):
@@ -129,3 +182,128 @@ def test_the_template_tells_the_format() -> None:
     assert tool_format("Qwen25", "[TOOL_CALLS]") is HERMES
     with pytest.raises(StartupError, match="--tool-call-parser is 'magic'; it must be one of hermes"):
         tool_format("magic", None)
+
+
+@st.composite
+def mixed(draw: st.DrawFn, name: str) -> str:
+    """Text in which calls of a format begin, go wrong and end anywhere."""
+    beginnings, own = MIXED[name]
+    pieces = st.sampled_from(own or PIECES) | st.sampled_from(PIECES)
+    return draw(st.sampled_from(beginnings)) + "".join(draw(st.lists(pieces, max_size=14)))
+
+
+@pytest.mark.parametrize("name", list(MIXED))
+@settings(max_examples=200)
+@given(data=st.data(), cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_what_is_found_does_not_depend_on_the_pieces(name: str, data: st.DataObject, cuts: list[int]) -> None:
+    text = data.draw(mixed(name))
+    found = parse(form_of(name), text, [])
+    assert found == parse(form_of(name), text, cuts)
+    assert found == parse(form_of(name), text, EVERYWHERE)
+    msgspec.json.encode(found)  # as it goes out
+
+
+NO_CALL = '<tool_call>\n{"name": "nope", "arguments": {}}\n'
+AFTER_NO_CALL = {
+    "hermes, not offered": (
+        "hermes", f'{NO_CALL}</tool_call>\n<tool_call>\n{{"name": "weather", "arguments": {{}}}}\n</tool_call>',
+        f"{NO_CALL}</tool_call>", [("weather", "{}")],
+    ),
+    "hermes, no JSON": (
+        "hermes", '<tool_call>{"name" <tool_call>{"name": "now"}</tool_call>',
+        '<tool_call>{"name" ', [("now", "{}")],
+    ),
+    "hermes, a name that is none": (
+        "hermes", '<tool_call>{"name": 5, "x": 1} <tool_call>{"name": "now"}</tool_call>',
+        '<tool_call>{"name": 5, "x": 1}', [("now", "{}")],
+    ),
+    "hermes, told already": (
+        "hermes", '<tool_call>{"name": "weather", "arguments": {"a": 1], "b": 2}} <tool_call>{"name": "now"}',
+        '], "b": 2}}', [("weather", '{"a": 1'), ("now", "{}")],
+    ),
+    "mistral, a second list": (
+        "mistral", '[TOOL_CALLS][{"name": "now"}] [TOOL_CALLS][{"name": "weather"}]',
+        "", [("now", "{}"), ("weather", "{}")],
+    ),
+    "headed, told already": (
+        "mistral", "[TOOL_CALLS]weather{]} [TOOL_CALLS]now{}", "]}", [("weather", "{"), ("now", "{}")],
+    ),
+    "kimi, a second that is not offered": (
+        "kimi_k2",
+        "<|tool_calls_section_begin|><|tool_call_begin|>now<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_call_begin|>rm<|tool_call_argument_begin|>{}",
+        "<|tool_call_begin|>rm<|tool_call_argument_begin|>{}", [("now", "{}")],
+    ),
+    "hermes, a second that is cut": (
+        "hermes", '<tool_call>{"name": "now"} {"na', '{"na', [("now", "{}")],
+    ),
+    "xml, not offered": (
+        "qwen3_coder",
+        "<tool_call>\n<function=rm>\n</function></tool_call>\n<tool_call><function=now></function></tool_call>",
+        "<tool_call>\n<function=rm>\n</function></tool_call>", [("now", "{}")],
+    ),
+    "xml, words": (
+        "qwen3_coder", "<tool_call> or <tool_call><function=now></function></tool_call>",
+        "<tool_call> or", [("now", "{}")],
+    ),
+    "xml, words after a call": (
+        "qwen3_coder", "<tool_call><function=now></function> so <tool_call><function=now></tool_call>",
+        "so", [("now", "{}"), ("now", "{}")],
+    ),
+    "xml, nothing": ("qwen3_coder", "<tool_call>\n</tool_call> x", "<tool_call>\n</tool_call> x", []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(AFTER_NO_CALL))
+@pytest.mark.parametrize("cuts", [[], [20], EVERYWHERE])
+def test_calls_are_found_after_what_is_none(case: str, cuts: list[int]) -> None:
+    name, text, content, calls = AFTER_NO_CALL[case]
+    assert parse(form_of(name), text, cuts) == (content, calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("mistral", f"[TOOL_CALLS]now{' ' * spaces}{{}}") for spaces in (295, 296, 297, 298, 400)),
+        ("hermes", f'<tool_call>{{{" " * 300_000}"name": "now"}}'),
+        ("qwen3_coder", f"<tool_call><function={'x' * 300_000}>"),
+        ("qwen3_coder", f"<tool_call><function=now><parameter=a>{'x' * 300_000}</parameter></function>"),
+        ("pythonic", f"[now(){' ' * 70_000}]"),
+    ],
+)
+def test_limits_do_not_depend_on_the_pieces(name: str, text: str) -> None:
+    found = parse(form_of(name), text, [])
+    assert found == parse(form_of(name), text, list(range(0, len(text), 1 if len(text) < 1000 else 997)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "city"),
+    [
+        ("pythonic", '[weather(city="Hi \\ud83d\\ude00")]', "Hi 😀"),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"\\ud83d\\ude00\\"}"}', "😀"),
+        ("qwen3_coder", '<tool_call><function=weather><parameter=city>"\\ud83d\\ude00"</parameter></function>', "😀"),
+    ],
+)
+def test_halves_of_characters(name: str, text: str, city: str) -> None:
+    """JSON escapes have characters beyond U+FFFF in two halves; a half alone has no bytes in UTF-8."""
+    form, schemas = form_of(name), {"weather": {"type": "object"}}
+    _, ((_, whole),) = parse(form, text, [], schemas)
+    assert city in whole
+    _, ((_, half),) = parse(form, text.replace("\\ude00", ""), [], schemas)
+    assert json.loads(msgspec.json.decode(msgspec.json.encode(half))) == {"city": city.replace("😀", "\ud83d")}
+
+
+def test_sets_are_no_values() -> None:
+    text = '[weather(city={{"a": 1}})]'
+    assert parse(form_of("pythonic"), text, []) == (text, [])
+
+
+@pytest.mark.parametrize("properties", [[], None, {"a": True}, {"a": {"type": ["string"]}}])
+def test_a_schema_of_any_shape(properties: Any) -> None:
+    text = "<tool_call><function=now><parameter=a>1</parameter></function></tool_call>"
+    assert parse(form_of("qwen3_coder"), text, [], {"now": {"properties": properties}}) == ("", [("now", '{"a": 1}')])
+
+
+def test_a_name_of_many_lists() -> None:
+    text = '<tool_call>{"name": ' + "[" * 10**5 + "]" * 10**5 + "}"
+    assert parse(HERMES, text, []) == (text, [])

@@ -71,7 +71,7 @@ async def until_terminated() -> None:
 
 def main(words: list[str]) -> None:
     if words[0] == "--die":
-        sys.exit("no weights here")
+        sys.exit("outrider draft: no weights here")
     die_with_parent()
     end = draft_pb2.VERIFY_LINK_STATE_ENLISTED
     if words[0] == "--refused":

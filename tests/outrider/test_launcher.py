@@ -8,7 +8,7 @@ import re
 import socket
 import stat
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from outrider.colocated import Colocated
 from outrider.errors import StartupError
 from outrider.launcher import Settings
 from outrider.readiness import model_name
+from outrider.stopping import Stopping
+from outrider.supervisor import Part, Supervisor
 
 FAKE_PART = Path(__file__).with_name("fake_part.py")
 
@@ -69,6 +71,43 @@ async def test_the_part_that_fails_is_named(name: str, capfd: pytest.CaptureFixt
 async def test_a_draft_model_that_cannot_be_used_fails_the_start_in_its_own_words() -> None:
     with pytest.raises(StartupError, match="no weights here"):
         await run(ServeArgs(port=0, speculative_algorithm="EAGLE3"), without("draft"))
+
+
+@pytest.mark.asyncio
+async def test_the_time_to_end_has_room_for_the_delay_and_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    class Noting(Supervisor):
+        def __init__(self, parts: Sequence[Part], *, startup_timeout_s: float, stop_timeout_s: float) -> None:
+            super().__init__(parts, startup_timeout_s=startup_timeout_s, stop_timeout_s=stop_timeout_s)
+            given.append(stop_timeout_s)
+
+    monkeypatch.setattr(launcher, "Supervisor", Noting)
+    await run(ServeArgs(port=0, speculative_algorithm="NONE", shutdown_grace_s=5.0, drain_delay_s=15.0))
+    assert given[0] > 20.0
+
+
+SLOW = "import sys, time; print('Fetching a model ...', file=sys.stderr, flush=True); time.sleep(600)"
+
+
+def fetching(settings: Settings) -> tuple[str, ...]:
+    """Commands of which the draft service's never comes to an end."""
+    return (sys.executable, "-c", SLOW) if settings.command == "draft" else fake_command(settings)
+
+
+@pytest.mark.asyncio
+async def test_what_is_fetched_first_is_shown_and_has_its_time_too(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(StartupError, match=r"within 2 s"):
+        await run(ServeArgs(port=0, speculative_algorithm="EAGLE3", startup_timeout_s=2.0), fetching)
+    assert "Fetching a model ..." in capfd.readouterr().err
+
+
+@pytest.mark.asyncio
+async def test_a_signal_before_the_parts_are_there_ends_it_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopping = Stopping()
+    stopping.ask()
+    monkeypatch.setattr(launcher, "stopped_by_signals", lambda: stopping)
+    assert await run(ServeArgs(port=0, speculative_algorithm="EAGLE3"), fetching) == (0, [])
 
 
 @pytest.mark.asyncio

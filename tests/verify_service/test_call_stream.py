@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.verify_service.rig import prompt_of, request
 from verify_service import call_stream
 from verify_service.call_stream import CallStream
 from verify_service.commands import Cancel, Submit
+from verify_service.session import Session
 
 MODEL = ToyModel(vocab_size=32, order=3)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
@@ -322,3 +324,75 @@ async def test_a_token_that_was_taken_back_begins_no_more_calls(serve: Serve, tm
     path.write_text("a-token-of-afterwards")
     assert code_of((await end_of(2)).code) is grpc.StatusCode.UNAUTHENTICATED
     await frames.aclose()
+
+
+@pytest.mark.asyncio
+async def test_calls_that_have_ended_are_left_by_a_caller_that_goes_while_that_is_written(serve: Serve) -> None:
+    service = await serve(MODEL)
+
+    async def calls() -> AsyncIterator[verify_pb2.GenerateManyRequest]:
+        begin = [verify_pb2.GenerateCall(call=number, request=request([number], GREEDY)) for number in (1, 2)]
+        yield verify_pb2.GenerateManyRequest(begin=begin)
+        await asyncio.Event().wait()
+
+    frames = CallStream(service.servicer.calls, None, ()).frames(calls())
+    ended: set[int] = set()
+    while len(ended) < 2:
+        frame = await anext(frames)
+        ended |= {output.call for output in frame.outputs if output.HasField("end")}
+    await frames.aclose()
+    await all_free(service)
+
+
+@pytest.mark.asyncio
+async def test_calls_whose_grammars_are_compiled_are_bounded_and_waited_for(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await serve(MODEL, max_running_requests=1, max_queued_requests=1)
+    calls, compiled = service.servicer.calls, threading.Event()
+    build = calls._factory.build
+
+    def slowly(asked: verify_pb2.GenerateRequest) -> list[Session]:
+        compiled.wait()
+        asked.sampling.ClearField("grammar")
+        return build(asked)
+
+    monkeypatch.setattr(calls._factory, "build", slowly)
+    asked = request([1], GREEDY)
+    asked.sampling.grammar.regex = "a"
+    caller = Caller(service.stub)
+    first, second, third = await caller.begin(asked, asked, asked)
+    await caller.until_ended(third)
+    assert code_of(caller.ends()[third].code) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not calls.idle.is_set()
+    calls.draining = True
+    compiled.set()
+    assert tokens_of((await caller.until_ended(first, second))[second]) == MODEL.greedy([1], 20)
+    await calls.idle.wait()
+
+
+@pytest.mark.asyncio
+async def test_a_grammar_that_takes_longer_than_the_grace_is_told_so(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = await serve(MODEL)
+    calls, compiled = service.servicer.calls, threading.Event()
+    build = calls._factory.build
+
+    def slowly(asked: verify_pb2.GenerateRequest) -> list[Session]:
+        if asked.sampling.HasField("grammar"):
+            compiled.wait()
+            asked.sampling.ClearField("grammar")
+        return build(asked)
+
+    monkeypatch.setattr(calls._factory, "build", slowly)
+    asked = request([1], GREEDY)
+    asked.sampling.grammar.regex = "a"
+    caller = Caller(service.stub)
+    (only,) = await caller.begin(asked)
+    (probe,) = await caller.begin(verify_pb2.GenerateRequest())  # ends when the one before it has begun
+    await caller.until_ended(probe)
+    calls.stopped = True
+    compiled.set()
+    await caller.until_ended(only)
+    assert code_of(caller.ends()[only].code) is grpc.StatusCode.UNAVAILABLE

@@ -131,6 +131,44 @@ async def test_so_many_drafters_and_no_more(serve: Serve, monkeypatch: pytest.Mo
 
 
 @pytest.mark.asyncio
+async def test_a_kind_of_features_that_there_is_not_is_named(serve: Serve) -> None:
+    service = await serve(MODEL, feature_width=8)
+    features = common_pb2.FeatureLayout(kind=cast(Any, 99))
+    error = await refusal(service, target=common_pb2.ModelInfo(hidden_size=8), features=features)
+    assert isinstance(error, InvalidArgument)
+    assert error.field == "enlist.features.kind"
+    assert "99" in error.message
+
+
+@pytest.mark.asyncio
+async def test_of_those_that_wait_to_enlist_no_more_are_taken_than_may_be(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_DRAFTERS", 1)
+    service = await serve(MODEL)
+    enlist = verify_pb2.Enlist(
+        drafter_id="one", wire_version=WIRE_VERSION, algorithm=common_pb2.ALGORITHM_NGRAM, max_sessions=1
+    )
+    together = asyncio.Event()
+
+    async def requests() -> AsyncIterator[verify_pb2.SpeculateRequest]:
+        await together.wait()
+        yield verify_pb2.SpeculateRequest(enlist=enlist)
+        await asyncio.Event().wait()
+
+    streams = [service.servicer.Speculate(requests(), cast(Any, None)) for _ in range(3)]
+    firsts = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    await asyncio.sleep(0)
+    together.set()
+    results = await asyncio.gather(*firsts, return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == [
+        "ResourceExhausted", "ResourceExhausted", "SpeculateResponse"
+    ]  # fmt: skip
+    for stream in streams:
+        await cast("AsyncGenerator[Any]", stream).aclose()
+
+
+@pytest.mark.asyncio
 async def test_a_drafter_that_leaves_before_it_is_told_anything_leaves_no_memory_behind(serve: Serve) -> None:
     service = await serve(MODEL, feature_width=8)
     enlist = verify_pb2.Enlist(
