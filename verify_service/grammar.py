@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -176,14 +177,17 @@ class GrammarCompiler:
 class _PlainTokenizer:
     """Tokenises text in which the names of control tokens are text; the library's own makes control tokens of them."""
 
-    def __init__(self, base: LLTokenizer, control_texts: list[str]) -> None:
+    def __init__(self, base: LLTokenizer, added: list[dict[str, Any]], eos_token_ids: list[int]) -> None:
         self.bos_token_id = None
         self.eos_token_id = base.eos_token
         self.tokens = [base.decode_bytes([token]) for token in range(base.vocab_size)]
-        self.special_token_ids = [token for token in range(base.vocab_size) if base.is_special_token(token)]
+        # The library holds whatever was added in angle brackets for a control token; many models think in such.
+        text = {token["id"] for token in added if not token.get("special")}.difference(eos_token_ids)
+        self.special_token_ids = [t for t in range(base.vocab_size) if base.is_special_token(t) and t not in text]
         self._base = base
-        longest_first = sorted(control_texts, key=len, reverse=True)
-        self._controls = re.compile(b"(" + b"|".join(re.escape(text.encode()) for text in longest_first) + b")")
+        longest_first = sorted((token["content"] for token in added if token.get("special")), key=len, reverse=True)
+        names = b"|".join(re.escape(name.encode()) for name in longest_first)
+        self._controls = re.compile(b"(" + (names or b"(?!)") + b")")
 
     def __call__(self, text: bytes) -> list[int]:
         """Token ids; every second piece is such a name, made of ordinary tokens."""
@@ -197,10 +201,11 @@ def _plain(source: str, vocab_size: int, eos_token_ids: list[int]) -> LLTokenize
     """The tokenizer of a tokenizer.json, so that a control token stands only where the output ends."""
     eos = eos_token_ids or None
     base = LLTokenizer(source, n_vocab=vocab_size, eos_token=eos)
-    controls = [token["content"] for token in json.loads(source).get("added_tokens", ()) if token.get("special")]
-    if not controls:
+    added = json.loads(source).get("added_tokens") or []
+    if not added:
         return base
-    return LLTokenizer(TokenizerWrapper(_PlainTokenizer(base, controls)), n_vocab=vocab_size, eos_token=eos)
+    plain = _PlainTokenizer(base, added, eos_token_ids)
+    return LLTokenizer(TokenizerWrapper(plain), n_vocab=vocab_size, eos_token=eos)
 
 
 def pruned(tree: TokenTree, grammar: GrammarState) -> tuple[TokenTree, NDArray[np.int32]]:

@@ -28,7 +28,7 @@ class SpeculativeArgs(Args):
         None, "speculation", "Nodes verified in one step, root included. NGRAM: 12."
     )
     speculative_draft_model_path: str | None = arg(
-        None, "speculation: draft model", "Folder or hub id of the draft model or head. Default: the target's, as if empty.",
+        None, "speculation: draft model", "Folder or hub id of the draft model or head. Default: the target's own.",
         aliases=("--speculative-draft-model",),
     )  # fmt: skip
     speculative_draft_model_revision: str | None = arg(None, "speculation: draft model", "Revision of its hub id.")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
@@ -147,6 +147,25 @@ def test_names_of_control_tokens_are_text(compiler: GrammarCompiler, tokenizer: 
     assert EOS not in output
     assert json.loads(tokenizer.decode(output)) == text
     assert state.dead_end() is None
+
+
+@pytest.mark.parametrize("special", [(), ("<end>",)])
+def test_added_tokens_that_are_not_control_tokens_stand_in_text(
+    tokenizer: Tokenizer, tmp_path: Path, special: tuple[str, ...]
+) -> None:
+    made = Tokenizer.from_str(tokenizer.to_str())
+    made.add_tokens([AddedToken("<think>", special=False)])
+    source = json.loads(made.to_str())
+    source["added_tokens"] = [t for t in source["added_tokens"] if t["content"] in ("<think>", *special)]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(source))
+    eos = (EOS,) if special else ()
+    state = GrammarCompiler(tmp_path, vocab_size=made.get_vocab_size(), eos_token_ids=eos).compile(
+        common_pb2.Grammar(regex="<think>ab")
+    )
+    for token in (_id(made, "<think>"), _id(made, "ab")):
+        assert token in _allowed(state, [], made.get_vocab_size())
+        assert state.commit(token)
+    assert _allowed(state, [], made.get_vocab_size()) <= {EOS}
 
 
 def test_a_schema_that_can_only_go_deeper_is_found_out_on_the_way(
