@@ -56,6 +56,7 @@ class Worker:
         self._enlisted: set[str] = set()
         self._running: dict[str, _Running] = {}
         self._unresolved: dict[str, str] = {}
+        self._draining = False  # no link is made any more
 
     @property
     def links(self) -> list[VerifyLink]:
@@ -68,13 +69,14 @@ class Worker:
         return next((link.target for link in self.links if link.target.vocab_size), common_pb2.ModelInfo())
 
     async def run(self) -> None:
-        """Serves until cancelled; `drain` comes after that."""
+        """Serves until cancelled."""
         while True:
             self._adjust(await self._endpoints())
             await self._sleep(RESOLVE_PERIOD_S)
 
     async def drain(self, grace_s: float) -> None:
-        """Releases every session as DRAINING and ends all streams, at the latest after `grace_s`."""
+        """Releases every session as DRAINING and ends all streams, at the latest after `grace_s`; makes no links."""
+        self._draining = True
         for running in self._running.values():
             if running.link.stats.state != draft_pb2.VERIFY_LINK_STATE_ENLISTED:
                 running.task.cancel()
@@ -104,7 +106,7 @@ class Worker:
 
     def _adjust(self, endpoints: dict[str, None]) -> None:
         for endpoint in endpoints:
-            if endpoint not in self._running:
+            if endpoint not in self._running and not self._draining:
                 link = VerifyLink(
                     endpoint, self._drafting, self._identity, self._max_sessions, self._enlisted,
                     backoff=self._backoff(), sleep=self._sleep, dial=self._dial,

@@ -26,13 +26,16 @@ class Answer:
         prompt_len: int,
         account: Account,
         fields: Mapping[str, str],
+        ended: set[int],
     ) -> None:
-        """`fields` are the body's names for the wire's, for verify's complaints."""
+        """`fields` are the body's names for the wire's, for verify's complaints. `ended` is told of choices that a
+        stop string ended, so that whoever makes `responses` ends their calls."""
         self.prompt_len = prompt_len
         self.choices = [ChoiceText(index, rules) for index in range(num_choices)]
         self._responses = responses
         self._account = account
         self._fields = fields
+        self._ended = ended
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Deltas as they come, empty ones left out. Closing it ends the calls."""
@@ -43,9 +46,11 @@ class Answer:
                 async for response in responses:
                     choice = self.choices[response.choice_index]
                     if choice.finished:
-                        continue  # a stop string ended it; its call goes on for the other choices
+                        continue  # a stop string ended it, and this was on its way
                     delta = choice.feed(response)
                     entry.add(delta)
+                    if choice.finished:
+                        self._ended.add(choice.choice)
                     if delta.tokens or delta.finish_reason is not None:
                         yield delta
                     running -= choice.finished
@@ -66,6 +71,12 @@ class Answer:
     def cached_tokens(self) -> int:
         """Prompt tokens that came from the prefix cache."""
         return self.choices[0].cached_tokens
+
+    @property
+    def fingerprint(self) -> str | None:
+        """OpenAI's system_fingerprint, of whoever computed it: equal ones give equal output for equal seeds."""
+        numerics_id = next((choice.numerics_id for choice in self.choices if choice.numerics_id), "")
+        return f"fp_{numerics_id[:16]}" if numerics_id else None
 
     @property
     def speculation(self) -> SpeculationCount:

@@ -11,12 +11,13 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from gateway.calls import Broken, NotOffered
 from gateway.merge import merge
 from gateway.replicas import Replica, ReplicaSet
-from outrider.errors import DeadlineExceeded, Internal, ResourceExhausted, Unavailable
+from outrider.errors import DeadlineExceeded, Internal, OutriderError, ResourceExhausted, Unavailable
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
 from outrider.wire import pack_ids, unpack_ids
@@ -24,6 +25,12 @@ from outrider.wire import pack_ids, unpack_ids
 log = get_logger(__name__)
 
 _MAX_ENGINES = 2  # that may fail while they compute a request: it may be the cause, and must not go through them all
+
+
+class EnginesFailed(Internal):
+    """Several engines failed while they computed one request."""
+
+    final = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,68 +56,76 @@ class Backend:
         self.replicas.pick()
 
     def generate(
-        self, request: verify_pb2.GenerateRequest, *, timeout_s: float, apart: bool = False
-    ) -> AsyncGenerator[verify_pb2.GenerateResponse]:
+        self, request: verify_pb2.GenerateRequest, *, timeout_s: float, apart: bool = False,
+        ended: AbstractSet[int] = frozenset(),
+    ) -> AsyncGenerator[verify_pb2.GenerateResponse]:  # fmt: skip
         """All choices of a request, as they come. A choice's `start` comes again after each failover.
 
         The request must name a seed. `apart` opens a call for each choice, so that one can be ended alone; otherwise
-        they share a prefill. Closing the iterator cancels the calls. Raises what verify answers, Unavailable when no
+        they share a prefill. `ended` grows while it is read: choices that the caller wants no more of, whose calls end
+        with their next response. Closing the iterator cancels all. Raises what verify answers, Unavailable when no
         replica can go on, DeadlineExceeded after `timeout_s`.
         """
         route = _Route(self.replicas, self._retry, time.monotonic() + timeout_s, request.prompt_tokens)
         if apart and request.num_choices > 1:
             parts = [_only(request, index, []) for index in _given(request)]
-            return merge([self._follow(part, route.fork()) for part in parts])
-        return self._follow(request, route)
+            return merge([self._follow(part, route.fork(), ended) for part in parts])
+        return self._follow(request, route, ended)
 
     async def _follow(
-        self, request: verify_pb2.GenerateRequest, route: _Route
+        self, request: verify_pb2.GenerateRequest, route: _Route, ended: AbstractSet[int]
     ) -> AsyncGenerator[verify_pb2.GenerateResponse]:
         """One call's choices to their end, over as many replicas as it takes."""
         given = _given(request)
         progress = False
         again: Replica | None = None  # which did not take the call on its stream
-        while given:
-            alone, replica, again = again is not None, again or await route.next_replica(), None
-            left_s = route.deadline - time.monotonic()
-            if left_s <= 0:
-                raise DeadlineExceeded("The request took longer than the server allows.")
-            call = replica.begin(request, left_s, alone=alone)
-            try:
-                while responses := await call.take():
-                    replica.late = 0  # whatever its probes say
-                    for response in responses:
-                        if response.choice_index not in given:
-                            continue  # ended already
-                        if tokens := response.tokens:
-                            progress = True
-                            given[response.choice_index].extend(tokens)
-                            route.went_well()
-                        if response.HasField("start"):
-                            route.keep_to(response.start.numerics_id)
-                        if response.HasField("finish"):
-                            del given[response.choice_index]
-                        yield response
-                        if not given:
+        try:
+            while not given.keys() <= ended:
+                alone, replica, again = again is not None, again or await route.next_replica(), None
+                left_s = route.deadline - time.monotonic()
+                if left_s <= 0:
+                    raise DeadlineExceeded("The request took longer than the server allows.")
+                call = replica.begin(request, left_s, alone=alone)
+                try:
+                    while responses := await call.take():
+                        replica.late = 0  # whatever its probes say
+                        for response in responses:
+                            index = response.choice_index
+                            if index not in given or index in ended:
+                                continue
+                            if tokens := response.tokens:
+                                progress = True
+                                given[index].extend(tokens)
+                                route.went_well()
+                            if response.HasField("start"):
+                                route.keep_to(response.start.numerics_id)
+                            if response.HasField("finish"):
+                                del given[index]
+                            yield response
+                        if given.keys() <= ended:
                             return
-                route.failed(replica, "the stream ended before the output")
-            except Broken as error:
-                route.failed(replica, str(error), engine=error.engine)
-            except NotOffered:
-                again = replica
-            except ResourceExhausted as error:
-                route.refused(replica, error)
-            finally:
-                replica.end(call)
-            if len(given) > 1 and progress:
-                rest = [self._follow(_only(request, *choice), route.fork()) for choice in given.items()]
-                async with contextlib.aclosing(merge(rest)) as responses:
-                    async for response in responses:
-                        yield response
-                return
-            if progress:
-                ((index, tokens),) = given.items()
-                request = _only(request, index, tokens)
+                    route.failed(replica, "the stream ended before the output")
+                except Broken as error:
+                    route.failed(replica, str(error), engine=error.engine)
+                except NotOffered:
+                    again = replica
+                except ResourceExhausted as error:
+                    route.refused(replica, error)
+                finally:
+                    replica.end(call)
+                left = [choice for choice in given.items() if choice[0] not in ended]
+                if len(left) > 1 and progress:
+                    rest = [self._follow(_only(request, *choice), route.fork(), ended) for choice in left]
+                    async with contextlib.aclosing(merge(rest)) as responses:
+                        async for response in responses:
+                            yield response
+                    return
+                if left and progress:
+                    given = dict(left)
+                    request = _only(request, *left[0])
+        except OutriderError:
+            if not given.keys() <= ended:  # else nobody wants what failed
+                raise
 
 
 class _Route:
@@ -193,7 +208,7 @@ class _Route:
             raise Unavailable("The verify services failed on this request.")
         self._engines += engine
         if self._engines >= _MAX_ENGINES:
-            raise Internal("The engines of several verify services failed while they computed this request.")
+            raise EnginesFailed("The engines of several verify services failed while they computed this request.")
 
     def refused(self, replica: Replica, error: ResourceExhausted) -> None:
         """The replica is full. A new request tries the others and is refused; one under way waits its turn."""

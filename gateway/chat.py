@@ -78,7 +78,7 @@ async def begin_chat(gateway: Gateway, body: ChatCompletionRequest, ready: Ready
     if body.top_logprobs and not body.logprobs:
         raise InvalidArgument("top_logprobs needs logprobs.", field="top_logprobs", code="invalid_value")
     encoded = await encode_conversation(body, ready, request.state.body_bytes)
-    rules = chat_rules(body, ready, encoded.tail)
+    rules = chat_rules(body, ready, encoded.tail, _continued(body))
     prediction = await _encode_prediction(body.prediction, ready) if body.prediction is not None else ()
     report = Report(
         logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs or 0,
@@ -91,6 +91,12 @@ async def begin_chat(gateway: Gateway, body: ChatCompletionRequest, ready: Ready
     )  # fmt: skip
     (answer,) = gateway.answers(plan, request, grammar_field=rules.grammar_field)
     return Chat(body, ready, id, answer, rules)
+
+
+def _continued(body: ChatCompletionRequest) -> str:
+    """The beginning of an answer that is to be continued; empty where there is none."""
+    content = body.messages[-1].content if body.continue_final_message else None
+    return content if isinstance(content, str) else text_of(content or [], "messages")
 
 
 async def _encode_prediction(prediction: Prediction, ready: Ready) -> list[int]:
@@ -113,7 +119,7 @@ def _completion(chat: Chat, wholes: list[Whole]) -> ChatCompletion:
         for index, whole in enumerate(wholes)
     ]  # fmt: skip
     usage = chat.usage([whole.message for whole in wholes])
-    return ChatCompletion(chat.id, int(time.time()), chat.ready.model_name, choices, usage, chat.ready.fingerprint)
+    return ChatCompletion(chat.id, int(time.time()), chat.ready.model_name, choices, usage, chat.answer.fingerprint)
 
 
 def _message(whole: Whole) -> AssistantMessage:
@@ -128,22 +134,28 @@ def _message(whole: Whole) -> AssistantMessage:
 
 
 async def _events(chat: Chat) -> AsyncGenerator[bytes]:
-    body, ready, options = chat.body, chat.ready, chat.body.stream_options
     messages = chat.messages()
-    include_usage = bool(options and options.include_usage)
-    chunks = ChatChunks(
-        id=chat.id, created=int(time.time()), model=ready.model_name, fingerprint=ready.fingerprint,
-        include_usage=include_usage, extension=extension_of(body, ready), logprobs=bool(body.logprobs),
-        piece_of=ready.codec.piece,
-        current_usage=(lambda: chat.usage(messages)) if options and options.continuous_usage_stats else None,
-    )  # fmt: skip
+    created, chunks = int(time.time()), None
     async with contextlib.aclosing(chat.answer.deltas()) as deltas:
         async for delta in deltas:
+            chunks = chunks or _chunks(chat, messages, created)
             message = messages[delta.choice]
             yield chunks.events(delta, message.feed(delta), message.finish_reason, message.call_ids)
-    if include_usage:
+    options = chat.body.stream_options
+    if chunks is not None and options and options.include_usage:
         yield chunks.usage(chat.usage(messages))
     yield DONE
+
+
+def _chunks(chat: Chat, messages: list[Message], created: int) -> ChatChunks:
+    """For an answer that has begun: its fingerprint is known."""
+    body, ready, options = chat.body, chat.ready, chat.body.stream_options
+    return ChatChunks(
+        id=chat.id, created=created, model=ready.model_name, fingerprint=chat.answer.fingerprint,
+        include_usage=bool(options and options.include_usage), extension=extension_of(body, ready),
+        logprobs=bool(body.logprobs), piece_of=ready.codec.piece,
+        current_usage=(lambda: chat.usage(messages)) if options and options.continuous_usage_stats else None,
+    )  # fmt: skip
 
 
 def extension_of(body: ChatCompletionRequest, ready: Ready) -> Extension:

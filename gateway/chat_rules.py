@@ -27,8 +27,8 @@ class ChatRules:
     markers: frozenset[str]
 
 
-def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str) -> ChatRules:
-    """The rules for a body whose prompt ends in `prompt_tail`."""
+def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str, continued: str = "") -> ChatRules:
+    """The rules for a body whose prompt ends in `prompt_tail`, and that in an answer's beginning where it has one."""
     plan = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     form = _format_of(plan, ready)
     grammar, field = _grammar(body, plan, form)
@@ -37,7 +37,7 @@ def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str) -> C
     reasoning = ready.reasoning if body.separate_reasoning is not False else None
     make_reasoning: Callable[[PartParser | None], ReasoningParser] | None = None
     if reasoning is not None:
-        inside = reasoning.starts_inside(prompt_tail)
+        inside = reasoning.starts_inside(prompt_tail, continued)
         reasoned = _with_reasoning(grammar, field, reasoning, ready, inside=inside)
         if grammar is None or reasoned is not None:
             grammar, markers = reasoned, markers | reasoning.markers

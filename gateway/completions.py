@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from gateway.answer import Answer, Collected, collect, numbered
 from gateway.chunks import DONE, CompletionChunks, Extension
 from gateway.constraints import grammar_field, of_openai
+from gateway.detokenizer import Detokenizer
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.logprobs import TextLogprobs, TextScores
 from gateway.offload import breathe
@@ -79,7 +80,10 @@ class _Run:
         """Collects the log-probabilities of a choice: of the prompt first, where it is echoed."""
         scores = TextScores(self.ready.codec.piece, self.body.logprobs or 0)
         if self.body.echo:
-            scores.add_prompt(self.answers[prompt].choices[choice].prompt_logprobs)
+            logprobs = self.answers[prompt].choices[choice].prompt_logprobs
+            detokenizer = self.ready.codec.detokenizer(skip_special=False)
+            lengths = lengths_in(self.echoes[prompt], [logprob.token for logprob in logprobs], detokenizer)
+            scores.add_prompt(logprobs, lengths)
         return scores
 
     def completion(self, collected: list[list[Collected]]) -> Completion:
@@ -93,7 +97,7 @@ class _Run:
         if self.body.max_tokens == 0:
             usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
         ready = self.ready
-        return Completion(self.id, int(time.time()), ready.model_name, choices, usage, ready.fingerprint)
+        return Completion(self.id, int(time.time()), ready.model_name, choices, usage, self.answers[0].fingerprint)
 
     def _choice(self, prompt: int, number: int, choice: Collected) -> TextChoice:
         index = prompt * self._num_choices + number
@@ -107,20 +111,11 @@ class _Run:
 
     async def events(self) -> AsyncGenerator[bytes]:
         """The stream."""
-        options, ready = self.body.stream_options, self.ready
-        include_usage = bool(options and options.include_usage)
-        told = self.body.speculative
-        chunks = CompletionChunks(
-            id=self.id, created=int(time.time()), model=ready.model_name, fingerprint=ready.fingerprint,
-            include_usage=include_usage,
-            extension=Extension(
-                ready.codec.piece, origins=bool(told and told.include_origins), trees=bool(told and told.include_trees)
-            ),
-            current_usage=(lambda: Usage.of(self.answers)) if options and options.continuous_usage_stats else None,
-        )  # fmt: skip
+        created, chunks = int(time.time()), None
         scores: dict[int, TextScores] = {}
         async with contextlib.aclosing(numbered(self.answers)) as deltas:
             async for prompt, delta in deltas:
+                chunks = chunks or self._chunks(self.answers[prompt], created)
                 index = prompt * self._num_choices + delta.choice
                 if index not in scores:
                     scores[index] = self._scores(prompt, delta.choice)
@@ -129,9 +124,22 @@ class _Run:
                 if self.body.logprobs is not None:
                     scores[index].add(delta.pieces or ())
                 yield chunks.events(index, delta, self._take(scores[index]))
-        if include_usage:
+        options = self.body.stream_options
+        if chunks is not None and options and options.include_usage:
             yield chunks.usage(Usage.of(self.answers))
         yield DONE
+
+    def _chunks(self, begun: Answer, created: int) -> CompletionChunks:
+        """With the fingerprint of the answer that has begun first."""
+        options, ready, told = self.body.stream_options, self.ready, self.body.speculative
+        return CompletionChunks(
+            id=self.id, created=created, model=ready.model_name, fingerprint=begun.fingerprint,
+            include_usage=bool(options and options.include_usage),
+            extension=Extension(
+                ready.codec.piece, origins=bool(told and told.include_origins), trees=bool(told and told.include_trees)
+            ),
+            current_usage=(lambda: Usage.of(self.answers)) if options and options.continuous_usage_stats else None,
+        )  # fmt: skip
 
     def _take(self, scores: TextScores) -> TextLogprobs | None:
         return scores.take() if self.body.logprobs is not None else None
@@ -161,6 +169,23 @@ async def encode_prompts(prompts: Sequence[str | list[int]], field: str, ready: 
         else:
             made.append(Prompt(prompt, field))
     return made
+
+
+def lengths_in(text: str, tokens: Sequence[int], detokenizer: Detokenizer) -> list[int]:
+    """The characters that each of the tokens of an echoed prompt has of its text.
+
+    Tokens that the tokenizer put in front of the caller's text have none.
+    """
+    lengths = [len(detokenizer.push(token)) for token in tokens]
+    if lengths:
+        lengths[-1] += len(detokenizer.finish())
+    added = sum(lengths) - len(text)
+    for place, length in enumerate(lengths):
+        if added <= 0:
+            break
+        lengths[place] -= min(length, added)
+        added -= length
+    return lengths
 
 
 def _echo(prompt: str | list[int], codec: TextCodec) -> str:

@@ -81,6 +81,8 @@ def failure(error: BaseException) -> Failure:
     if retry_after_s is not None:
         headers = (*headers, ("retry-after", str(max(1, math.ceil(retry_after_s)))))
         headers = (*headers, ("retry-after-ms", str(math.ceil(retry_after_s * 1000))))
+    if error.final and status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # which OpenAI's clients try again
+        headers = (*headers, ("x-should-retry", "false"))
     if status == HTTPStatus.UNAUTHORIZED:
         headers = (*headers, ("www-authenticate", "Bearer"))
     return Failure(status, msgspec.json.encode(ErrorEnvelope(body)), headers)

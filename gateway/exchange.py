@@ -29,6 +29,7 @@ PING = b": ping\n\n"
 PING_INTERVAL_S = 15.0
 STALL_LIMIT_S = 60.0
 LAST_WORDS_S = 0.5
+_BURST = 4  # events that may come at once however large they are: the last ones of a Response hold all of it each
 # Our HTTP server's ways to drop a connection that no longer reads, and to send a part of a body if that takes no
 # waiting: (bytes) -> whether it was sent.
 ABORT_EXTENSION = "outrider.abort"
@@ -87,7 +88,8 @@ class EventStream:
 
     The status waits for the first event, so that a failure before it is a plain HTTP error; a later one is an error
     event, after which the stream ends without [DONE]. Events that the socket does not take at once wait in a buffer of
-    at most `buffer_bytes`: whoever makes them never waits for it. A comment keeps a silent connection alive.
+    at most `buffer_bytes`, or of four of the largest: whoever makes them never waits for it. A comment keeps a silent
+    connection alive.
     """
 
     def __init__(self, events: AsyncGenerator[bytes], *, buffer_bytes: int) -> None:
@@ -97,6 +99,7 @@ class EventStream:
         self._size = 0
         self._error: Exception | None = None
         self._ended = False
+        self._largest = 0  # of the events that had to wait
         self._started = False
         self._sending = False
         self._write_now: Callable[[bytes], bool] = _never
@@ -149,7 +152,8 @@ class EventStream:
                     continue
                 self._waiting.append(event)
                 self._size += len(event)
-                if self._size > self._buffer_bytes:
+                self._largest = max(self._largest, len(event))
+                if self._size > max(self._buffer_bytes, _BURST * self._largest):
                     self._overflow.set()
                     return
                 self._wake.set()

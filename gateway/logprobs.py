@@ -85,11 +85,10 @@ class TextScores:
     offset: int = 0
     _made: TextLogprobs = field(default_factory=lambda: TextLogprobs([], [], [], []))
 
-    def add_prompt(self, logprobs: Iterable[verify_pb2.TokenLogprob]) -> None:
-        """The prompt's tokens, for `echo`."""
-        for logprob in logprobs:
-            text = _text(self.piece_of(logprob.token))
-            self._add(logprob, text, len(text))
+    def add_prompt(self, logprobs: Sequence[verify_pb2.TokenLogprob], lengths: Sequence[int]) -> None:
+        """The prompt's tokens, for `echo`, with the characters that each has of the echoed text."""
+        for logprob, length in zip(logprobs, lengths, strict=True):
+            self._add(logprob, _text(self.piece_of(logprob.token)), length)
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """The output's tokens."""

@@ -26,8 +26,14 @@ class ReasoningFormat:
         """Strings that must come out of the detokenizer, control tokens though they may be."""
         return frozenset((self.begin, self.end))
 
-    def starts_inside(self, prompt: str) -> bool:
-        """Whether the output that follows `prompt` is reasoning from the start."""
+    def starts_inside(self, prompt: str, continued: str = "") -> bool:
+        """Whether the output that follows `prompt` is reasoning from the start.
+
+        continued: the answer's beginning, where the prompt ends in one: its last mark says it.
+        """
+        last_begin, last_end = continued.rfind(self.begin), continued.rfind(self.end)
+        if last_begin != last_end:
+            return last_begin > last_end
         tail = prompt[-200:].rstrip()
         if tail.endswith(self.begin):
             return True
@@ -68,6 +74,7 @@ class ReasoningParser:
         self._state = "inside" if inside else "before"
         self._held = ""
         self._trim = inside  # white space around reasoning, and before the answer, is the format's
+        self._fresh = inside  # nothing of it has come: the model may open the mark itself, though it is open
 
     @property
     def inside(self) -> bool:
@@ -78,8 +85,10 @@ class ReasoningParser:
         """Parts as they become certain."""
         text = self._held + text
         self._held = ""
-        if self._state == "before":
+        if self._state == "before" or self._fresh:
             text = self._enter(text)
+            if self._held:
+                return
         if self._state == "inside":
             before, found, text = split_at(text, self._form.end)
             yield from self._reason(before, closing=found)
@@ -94,6 +103,7 @@ class ReasoningParser:
         """What may have been the beginning of a mark was none."""
         held, self._held = self._held, ""
         if self._state == "inside":
+            held = held.lstrip() if self._trim else held
             if held:
                 yield Reasoning(held)
         elif held:
@@ -106,12 +116,12 @@ class ReasoningParser:
         stripped = text.lstrip()
         begin = self._form.begin
         if stripped.startswith(begin):
-            self._state, self._trim = "inside", True
+            self._state, self._trim, self._fresh = "inside", True, False
             return stripped[len(begin) :]
         if begin.startswith(stripped):  # also when nothing but white space has come
             self._held = text
             return ""
-        self._state = "after"
+        self._state, self._fresh = ("inside" if self._fresh else "after"), False
         return text
 
     def _reason(self, text: str, *, closing: bool) -> Iterator[Part]:

@@ -55,12 +55,6 @@ class Ready:
         path = self.info.model.model_path
         return (self.model_name, path, Path(path).name, "default")
 
-    @property
-    def fingerprint(self) -> str | None:
-        """OpenAI's system_fingerprint: equal ones give equal output for equal seeds."""
-        numerics_id = self.info.model.numerics_id
-        return f"fp_{numerics_id[:16]}" if numerics_id else None
-
 
 class Gateway:
     """One gateway process; `start` and `close` frame its life. It says when it is ready, or cannot come up."""
@@ -157,11 +151,16 @@ class Gateway:
         return self._ready
 
     def ready_for(self, model: str | None) -> Ready:
-        """As `ready`, for a request that names a model: NotFound for another, ResourceExhausted when all is full."""
+        """As `named`, for a request that generates: ResourceExhausted when all is full."""
+        ready = self.named(model)
+        self.backend.check_room()
+        return ready
+
+    def named(self, model: str | None) -> Ready:
+        """As `ready`, for a request that may name a model: NotFound for another."""
         ready = self.ready()
         if model is not None and model not in ready.names:
             raise no_such_model(model, ready.model_name)
-        self.backend.check_room()
         return ready
 
     async def read(self, request: Request, kind: type[BodyT]) -> BodyT:
@@ -180,13 +179,18 @@ class Gateway:
         self._check_sizes(plan, grammar_field, prompt_field)
         account = Account(self.metrics, request.scope["state"])
         fields = {"sampling.grammar": grammar_field, "grammar": grammar_field, "prompt_tokens": prompt_field}
-        return [
-            Answer(
-                self.backend.generate(call, timeout_s=self.args.request_timeout_s, apart=plan.apart),
-                plan.rules, num_choices=plan.num_choices, prompt_len=prompt_len, account=account, fields=fields,
-            )
-            for call, prompt_len in zip(plan.calls, plan.prompt_lens, strict=True)
-        ]  # fmt: skip
+        answers: list[Answer] = []
+        for call, prompt_len in zip(plan.calls, plan.prompt_lens, strict=True):
+            ended: set[int] = set()
+            timeout_s = self.args.request_timeout_s
+            responses = self.backend.generate(call, timeout_s=timeout_s, apart=plan.apart, ended=ended)
+            answers.append(
+                Answer(
+                    responses, plan.rules, num_choices=plan.num_choices, prompt_len=prompt_len, account=account,
+                    fields=fields, ended=ended,
+                )
+            )  # fmt: skip
+        return answers
 
     def _check_sizes(self, plan: Plan, grammar_field: str, prompt_field: str) -> None:
         """The limits that the gateway itself sets on prompts and grammars."""

@@ -78,6 +78,7 @@ class TemplateTimeout(OutriderError):
     """A render took too long or took too much memory; its worker is gone."""
 
     http_status = 500
+    final = True
 
 
 @dataclass(slots=True)

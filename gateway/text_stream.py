@@ -121,6 +121,7 @@ class ChoiceText:
         self.cached_tokens = 0
         self.speculation = SpeculationCount()
         self.prompt_logprobs: list[verify_pb2.TokenLogprob] = []
+        self.numerics_id = ""  # of the service that began it
         self.finished = False
         self._rules = rules
         self._detokenizer = rules.make_detokenizer()
@@ -156,6 +157,7 @@ class ChoiceText:
             pieces.append(self._let_out(text, delta))
             if self._stop is not None and self._stop.matched is not None:
                 delta.finish_reason, delta.matched = "stop", self._stop.matched
+                self._cut(delta)
                 break
         self.completion_tokens += len(delta.tokens)
         self._count(response, len(delta.tokens))
@@ -207,10 +209,17 @@ class ChoiceText:
                 delta.pieces += self._take(len(held))
             if self._stop.matched is not None:
                 delta.finish_reason, delta.matched = "stop", self._stop.matched
-        if delta.pieces is not None and (self._stop is None or self._stop.matched is None):
+                self._cut(delta)
+        if delta.pieces is not None:
             delta.pieces += self._held  # tokens that never had text
         self._end(SpeculationCount.from_wire(finish.speculation))
         return tail
+
+    def _cut(self, delta: Delta) -> None:
+        """Tokens whose text a stop string took are told of like one that ends an output."""
+        if delta.pieces is not None:
+            delta.pieces += [replace(piece, text="", ends=True) for piece in self._held if piece.token is not None]
+            self._held.clear()
 
     def _give_text(self, text: str) -> None:
         """Text that the detokenizer had kept back belongs to the last token."""
@@ -225,6 +234,7 @@ class ChoiceText:
         """A call begins: the first, or one that goes on where another broke."""
         if not self._started:
             self.cached_tokens = response.start.cached_tokens
+            self.numerics_id = response.start.numerics_id
             self.prompt_logprobs = list(response.prompt_logprobs)
         self._started = True
         self.speculation.add(self._seen)

@@ -62,7 +62,7 @@ async def tokenize(request: Request) -> ASGIApp:
     """POST /tokenize."""
     gateway = gateway_of(request)
     body = await gateway.read(request, TokenizeRequest)
-    ready = gateway.ready_for(body.model)
+    ready = gateway.named(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidArgument("Give one of 'prompt' and 'messages'.", field="prompt", code="invalid_value")
     if isinstance(body.prompt, list):
@@ -106,7 +106,7 @@ async def detokenize(request: Request) -> ASGIApp:
     """POST /detokenize."""
     gateway = gateway_of(request)
     body = await gateway.read(request, DetokenizeRequest)
-    ready = gateway.ready_for(body.model)
+    ready = gateway.named(body.model)
     rows = [item for item in body.tokens if isinstance(item, list)]
     if rows and len(rows) < len(body.tokens):
         raise InvalidArgument("Give ids or lists of ids, not both.", field="tokens", code="invalid_type")

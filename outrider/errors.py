@@ -27,6 +27,7 @@ class OutriderError(Exception):
 
     status: grpc.StatusCode = grpc.StatusCode.INTERNAL
     http_status: int = 500
+    final: bool = False  # whether the same request would fail again, and cost as much
 
     def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -95,6 +96,7 @@ class DeadlineExceeded(OutriderError):
 
     status = grpc.StatusCode.DEADLINE_EXCEEDED
     http_status = 504
+    final = True
 
 
 class Unavailable(OutriderError):

@@ -424,6 +424,7 @@ async def test_draining_ends_links_that_only_dial(address: str) -> None:
     async with serving([address], sleep=sleeps) as worker:
         await sleeps.asked.get()
         await worker.drain(30.0)
+        worker._adjust(await worker._endpoints())
         assert worker.links == []
 
 

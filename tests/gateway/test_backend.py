@@ -259,6 +259,34 @@ async def test_closing_cancels_the_calls(tmp_path: Path, num_choices: int, apart
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_a_choice_that_was_ended_costs_nothing_more(tmp_path: Path, breaks: bool) -> None:
+    only, ended = fake(tmp_path, say=lambda request, choice: by_seed(request, choice) * 10), {1}
+    async with backend_of([only], tmp_path) as backend:
+        if breaks:
+            only.break_after = [3, 3, 3]
+        given: dict[int, int] = {}
+        async for response in backend.generate(ask(3), timeout_s=60.0, apart=True, ended=ended):
+            given[response.choice_index] = given.get(response.choice_index, 0) + len(response.tokens)
+            if response.choice_index == 2 and given[2] >= 4:
+                ended.add(2)
+        await asyncio.wait_for(only.idle.wait(), 30)
+        assert not backend.replicas.serving[0].outstanding
+    assert given.keys() == {0, 2}
+    assert given[0] == 100
+    assert all(request.first_choice_index != 1 for request in only.requests)
+
+
+@pytest.mark.asyncio
+async def test_what_fails_of_a_choice_that_was_ended_is_no_failure(tmp_path: Path) -> None:
+    ended: set[int] = set()
+    only = fake(tmp_path, hold_after=2)
+    async with backend_of([only], tmp_path) as backend:
+        async for response in backend.generate(ask(), timeout_s=0.5, ended=ended):
+            ended.add(response.choice_index)
+
+
+@pytest.mark.asyncio
 async def test_the_least_busy_replica_is_picked(tmp_path: Path) -> None:
     fakes = [fake(tmp_path, hold_after=1) for _ in range(3)]
     async with backend_of(fakes, tmp_path) as backend:

@@ -105,6 +105,15 @@ async def test_overflow_drops_the_connection() -> None:
 
 
 @pytest.mark.asyncio
+async def test_events_larger_than_the_buffer_reach_who_reads_them() -> None:
+    events = [*[b"a" * 4000] * 3, b"b" * 5000, b"c"]
+    client = Client()
+    await client.get(Source(*events).events())
+    assert client.body == b"".join(events)
+    assert not client.aborted
+
+
+@pytest.mark.asyncio
 async def test_a_socket_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "STALL_LIMIT_S", 0.01)
     client, source = Client(stall_after=1), Source(b"one", hang=True)

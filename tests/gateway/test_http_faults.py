@@ -529,6 +529,7 @@ def test_queue_full(http: httpx.Client, gateway: RunningGateway, stream: bool) -
     reply = http.post(CHAT, json={"messages": USER, "stream": stream})
     check_error(reply, 429, "rate_limit_exceeded")
     assert reply.headers["retry-after"] == "7"
+    assert "x-should-retry" not in reply.headers
     gateway.verify[0].refuse = None
 
 
@@ -569,7 +570,9 @@ def wait_until_up(gateway: RunningGateway) -> None:
 def test_the_answer_takes_too_long(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make = lambda: [plain_fake(folder, tokenizer, hold_after=1)]  # noqa: E731
     with running({"request_timeout_s": 0.2}, make, tmp_path) as gateway:
-        check_error(httpx.post(gateway.url + CHAT, json={"messages": USER}), 504, "timeout")
+        reply = httpx.post(gateway.url + CHAT, json={"messages": USER})
+        check_error(reply, 504, "timeout")
+        assert reply.headers["x-should-retry"] == "false"  # it would take as long again
         gateway.wait(gateway.verify[0].idle)
 
 

@@ -9,6 +9,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from gateway.completions import lengths_in
 from outrider.wire import unpack_ids
 from tests.gateway.conftest import ANSWER
 from tests.gateway.fakes import RunningGateway
@@ -73,6 +74,42 @@ def test_completion_with_echo(
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="small", prompt="Say: ", max_tokens=0)
     assert refused.value.code == "integer_below_min_value"
+
+
+def test_offsets_point_into_the_echoed_text(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    prompt = "é, 東京 👩‍🚀: "
+    made = client.completions.create(model="small", prompt=prompt, echo=True, logprobs=0, max_tokens=99)
+    choice, num_tokens = made.choices[0], len(tokenizer.encode(prompt, add_special_tokens=False).ids)
+    assert choice.text == prompt + ANSWER
+    assert choice.logprobs is not None
+    offsets = choice.logprobs.text_offset or []
+    assert (offsets[0], offsets[num_tokens], sorted(offsets)) == (0, len(prompt), offsets)
+
+
+@pytest.mark.parametrize(("lengths", "text", "expected"), [
+    ([17, 2, 3], "Hello", [0, 2, 3]),
+    ([3, 4, 2, 3], "Hello", [0, 0, 2, 3]),
+    ([2, 3], "Hello", [2, 3]),
+    ([], "", []),
+])  # fmt: skip
+def test_tokens_put_in_front_have_none_of_the_text(lengths: list[int], text: str, expected: list[int]) -> None:
+    class Counting:
+        def push(self, token: int) -> str:
+            return "x" * token
+
+        def finish(self) -> str:
+            return ""
+
+    assert lengths_in(text, lengths, Counting()) == expected
+
+
+def test_a_stop_string_leaves_no_token_without_its_logprob(gateway: RunningGateway, ids: list[int]) -> None:
+    params = {"max_new_tokens": 99, "stop": [ANSWER[3:6]]}
+    body = {"text": "Say: ", "sampling_params": params, "return_logprob": True}
+    made = httpx.post(f"{gateway.url}/generate", json=body).json()
+    told = [token for _, token, _ in made["meta_info"]["output_token_logprobs"]]
+    assert told == made["output_ids"] == ids[: len(told)]
+    assert made["text"] == ANSWER[:3]
 
 
 def test_completion_stream(client: openai.OpenAI, ids: list[int]) -> None:

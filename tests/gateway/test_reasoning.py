@@ -38,6 +38,12 @@ CASES = [
     ("<thin", False, ("", "<thin")),
     ("", False, ("", "")),
     ("", True, ("", "")),
+    ("<think>\nWhy?</think>So", True, ("Why?", "So")),
+    (" <think></think>So", True, ("", "So")),
+    ("<thin ice</think>So", True, ("<thin ice", "So")),
+    ("Why <think>?</think>So", True, ("Why <think>?", "So")),
+    ("<thi", True, ("<thi", "")),
+    (" \n", True, ("", "")),
 ]
 
 
@@ -57,6 +63,16 @@ def test_the_prompt_tells_whether_thinking_has_begun() -> None:
     assert not qwen.starts_inside("<think>\n\n</think>\n\n")
     assert deepseek.starts_inside("<|Assistant|>")
     assert not deepseek.starts_inside("<think>\n\n</think>\n\n")
+
+
+def test_an_answer_that_is_continued_tells_by_its_last_mark() -> None:
+    qwen, deepseek = reasoning_format("qwen3"), reasoning_format("deepseek_r1")
+    assert qwen is not None
+    assert deepseek is not None
+    done, half = "<think>a</think>The answer is", "<think>half a thought"
+    assert not deepseek.starts_inside(f"<|Assistant|>{done}", done)
+    assert qwen.starts_inside(f"<|im_start|>assistant\n{half}", half)
+    assert not qwen.starts_inside("<|im_start|>assistant\nSo", "So")
 
 
 def test_names() -> None:
