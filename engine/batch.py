@@ -23,7 +23,7 @@ class Segment:
     """Positions 0..prefix_len-1 have KV at slot_table[table_row, :prefix_len]."""
     tokens: np.ndarray
     """int32 [n]"""
-    slots: np.ndarray
+    slots: np.ndarray | Sequence[int]
     """int32 [n]: where the rows' KV and features go; distinct."""
     depths: np.ndarray | None = None
     """int32 [n]: row i sits at position prefix_len + depths[i]; None: 0..n-1."""
@@ -159,8 +159,8 @@ class BatchBuffers:
 
 def _check_shapes(segment: Segment) -> None:
     count = len(segment.tokens)
-    if count == 0 or segment.tokens.ndim != 1 or segment.slots.shape != (count,):
-        raise ValueError(f"a segment of {segment.tokens.shape} tokens with {segment.slots.shape} slots")
+    if count == 0 or segment.tokens.ndim != 1 or len(segment.slots) != count:
+        raise ValueError(f"a segment of {segment.tokens.shape} tokens with {len(segment.slots)} slots")
     if segment.depths is not None and segment.depths.shape != (count,):
         raise ValueError(f"a segment of {count} tokens with {segment.depths.shape} depths")
     if segment.depths is not None and segment.depths.min() < 0:

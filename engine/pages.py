@@ -62,21 +62,20 @@ class PagePool:
                 self._is_free[page] = False
         return ids
 
-    def free(self, pages: np.ndarray) -> None:
+    def free(self, pages: np.ndarray | list[int]) -> None:
         """Takes pages back. Raises ValueError, freeing nothing, for an id that is unknown, free, or named twice."""
-        pages = np.asarray(pages, dtype=np.int32)
-        if pages.size == 0:
+        ids: list[int] = pages if isinstance(pages, list) else pages.tolist()
+        if not ids:
             return
-        ids = pages.tolist()
-        if pages.ndim != 1 or min(ids) < 0 or max(ids) >= self.num_pages:
+        if isinstance(ids[0], list) or min(ids) < 0 or max(ids) >= self.num_pages:
             raise ValueError(f"page ids must be one row within 0..{self.num_pages - 1}")
         many = len(ids) > _FEW
-        if self._marks[pages].any() if many else any(map(self._is_free.__getitem__, ids)):
-            raise ValueError(f"page {pages[self._marks[pages]][0]} is free already")
+        if self._marks[ids].any() if many else any(map(self._is_free.__getitem__, ids)):
+            raise ValueError(f"page {next(page for page in ids if self._is_free[page])} is free already")
         if len(set(ids)) != len(ids):
             raise ValueError("a page is freed twice in one call")
         if many:
-            self._marks[pages] = True
+            self._marks[ids] = True
         else:
             for page in ids:
                 self._is_free[page] = True

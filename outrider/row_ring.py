@@ -113,15 +113,25 @@ class RowReader:
         self.nonce = memory[:_NONCE_BYTES]
         self.dtype = dtype
         self.last: int | None = None
+        self.row_bytes, self._num_slots = slot_bytes, num_slots
         self._slots: Rows = np.frombuffer(memory, np.uint8, offset=header_bytes).reshape(num_slots, slot_bytes)
+        self._address: int = self._slots.ctypes.data
 
     def rows(self, first: int, count: int) -> Rows:
-        """The rows from number `first` on, uint8 [count, slot_bytes], to be copied before the writer is told of `last`.
+        """The rows from number `first` on, uint8 [count, row_bytes], to be copied before the writer is told of `last`.
 
         ValueError for rows over the ring's end.
         """
-        place = first % len(self._slots)
-        if not 0 < count <= len(self._slots) - place:
-            raise ValueError(f"{count} rows from slot {place} of {len(self._slots)} on")
-        self.last = max(first + count - 1, -1 if self.last is None else self.last)
+        place = self._read(first, count)
         return self._slots[place : place + count]
+
+    def address(self, first: int, count: int) -> int:
+        """Where `rows` lie."""
+        return self._address + self._read(first, count) * self.row_bytes
+
+    def _read(self, first: int, count: int) -> int:
+        place = first % self._num_slots
+        if not 0 < count <= self._num_slots - place:
+            raise ValueError(f"{count} rows from slot {place} of {self._num_slots} on")
+        self.last = max(first + count - 1, -1 if self.last is None else self.last)
+        return place

@@ -28,6 +28,7 @@ class TokenTree:
     parents: Ids
     _row_depths: Ids | None = None
     _mask: NDArray[np.bool_] | None = None
+    _above: list[int] | None = field(default=None, repr=False)
     _children: dict[int, dict[int, int]] | None = field(default=None, repr=False)
 
     @classmethod
@@ -49,11 +50,24 @@ class TokenTree:
             raise InvalidArgument(f"{len(tokens)} nodes; at most {max_nodes} are taken", field="tokens")
         check_token_ids(tokens, vocab_size=vocab_size, field="tokens")
         tree = cls(tokens, parents)
-        tree._children = _checked_links(tokens.tolist(), parents.tolist())
+        tree._children = _checked_links(tokens.tolist(), tree.above)
         return tree
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def above(self) -> list[int]:
+        """`parents` as plain numbers."""
+        above = self._above
+        if above is None:
+            self._above = above = self.parents.tolist()
+        return above
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is one branch, whose rows see all rows before them."""
+        return self.above == list(range(ROOT, len(self) - 1))
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` (-1: the root) that holds `token`."""
@@ -73,7 +87,7 @@ class TokenTree:
         """Of each node that has children (-1: the root): they, by token."""
         if self._children is None:
             links: dict[int, dict[int, int]] = {}
-            for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.parents.tolist(), strict=True)):
+            for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.above, strict=True)):
                 siblings = links.get(parent)
                 if siblings is None:
                     links[parent] = {token: node}
@@ -92,7 +106,7 @@ class TokenTree:
         """int32 [n+1]: of the rows, the root's first."""
         if self._row_depths is None:
             depths = [0]
-            for parent in self.parents.tolist():
+            for parent in self.above:
                 depths.append(depths[parent + 1] + 1)
             self._row_depths = np.array(depths, np.int32)
         return self._row_depths
@@ -106,13 +120,12 @@ class TokenTree:
         """bool [n+1, n+1]: row r sees itself, its ancestors and the root (row 0)."""
         if self._mask is None:
             size = len(self) + 1
-            rows = [1]  # as bits
-            for row, parent in enumerate(self.parents.tolist(), start=1):
-                rows.append(rows[parent + 1] | 1 << row)
-            width = -(-size // 8)
-            packed = np.frombuffer(b"".join([row.to_bytes(width, "little") for row in rows]), np.uint8)
-            bits = np.unpackbits(packed.reshape(size, width), axis=1, count=size, bitorder="little")
-            self._mask = bits.view(np.bool_)
+            rows = [bytearray(size)]
+            rows[0][0] = 1
+            for row, parent in enumerate(self.above, start=1):
+                rows.append(rows[parent + 1][:])
+                rows[row][row] = 1
+            self._mask = np.frombuffer(b"".join(rows), np.bool_).reshape(size, size)
         return self._mask
 
     def path(self, node: int) -> list[int]:
@@ -120,7 +133,7 @@ class TokenTree:
         path: list[int] = []
         while node != ROOT:
             path.append(node)
-            node = int(self.parents[node])
+            node = self.above[node]
         return path[::-1]
 
     def subtree(self, root: int) -> tuple[TokenTree, NDArray[np.int32]]:
@@ -144,18 +157,18 @@ class TokenTree:
 
     def raised(self, scores: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """uint8 [n]: each node's score, at least its parent's."""
-        raised = scores.tolist()
-        for node, parent in enumerate(self.parents.tolist()):
+        raised, is_changed = scores.tolist(), False
+        for node, parent in enumerate(self.above):
             if parent != ROOT and raised[parent] > raised[node]:
-                raised[node] = raised[parent]
-        return np.array(raised, np.uint8)
+                raised[node], is_changed = raised[parent], True
+        return np.array(raised, np.uint8) if is_changed else scores
 
     def selected(self, root: int, candidates: NDArray[np.integer]) -> tuple[TokenTree, NDArray[np.int32]]:
         """Those of the ascending `candidates` that hang together below `root`, re-rooted there, and their indices."""
         new_index = {root: ROOT}
         parents: list[int] = []
         for node in candidates.tolist():
-            parent = new_index.get(int(self.parents[node]))
+            parent = new_index.get(self.above[node])
             if parent is not None:
                 new_index[node] = len(parents)
                 parents.append(parent)

@@ -20,6 +20,8 @@ INLINE_FEATURE_BYTES = 256 * 1024
 
 _INT32 = np.dtype("<i4")
 _FEW = 16
+_NO_IDS = np.empty(0, np.int32)
+_NO_IDS.flags.writeable = False
 _LEAST_PROBABILITY = 1e-9  # its score is above 255
 
 Ids = NDArray[np.int32]
@@ -32,6 +34,8 @@ def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
 
 def unpack_ids(data: bytes, *, field: str) -> Ids:
     """int32 array from `data`; InvalidArgument (naming `field`) when the length is no multiple of 4."""
+    if not data:
+        return _NO_IDS
     if len(data) % 4:
         raise InvalidArgument(f"{field}: {len(data)} bytes are no whole number of int32", field=field)
     return np.frombuffer(data, _INT32).astype(np.int32, copy=False)
@@ -39,8 +43,12 @@ def unpack_ids(data: bytes, *, field: str) -> Ids:
 
 def check_token_ids(ids: Ids, *, vocab_size: int, field: str) -> None:
     """InvalidArgument for the first id outside [0, vocab_size)."""
+    if ids.size <= _FEW:
+        few = ids.tolist()
+        if not few or (min(few) >= 0 and max(few) < vocab_size):
+            return
     # As unsigned, negative ids are above every vocabulary: one pass, for what is nearly always right.
-    if ids.dtype == np.int32 and (not ids.size or int(ids.view(np.uint32).max()) < vocab_size):
+    elif ids.dtype == np.int32 and (not ids.size or int(ids.view(np.uint32).max()) < vocab_size):
         return
     wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if wrong.size:

@@ -15,10 +15,9 @@ from outrider.errors import Internal
 from outrider.tree import ROOT
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.drafters import Assignment, Drafters
-from verify_service.features import send_features, send_verdict_rows
+from verify_service.features import FeatureSender
 from verify_service.planner import Work
 from verify_service.proposals import Refusal
-from verify_service.runner import Runner
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
 
@@ -67,13 +66,13 @@ class Committer:
     """Applies a step's outcomes."""
 
     def __init__(
-        self, scheduler: Scheduler, drafters: Drafters, runner: Runner, stats: Stats,
+        self, scheduler: Scheduler, drafters: Drafters, features: FeatureSender, stats: Stats,
         responses: list[tuple[Session, Unsent]],
         *, by_algorithm: defaultdict[int, Stats],
     ) -> None:  # fmt: skip
         self._scheduler = scheduler
         self._drafters = drafters
-        self._runner = runner
+        self._features = features
         self._stats = stats
         self._by_algorithm = by_algorithm
         self._responses = responses
@@ -91,13 +90,13 @@ class Committer:
                 self._scheduler.keep(work.session, work.slots, list(range(work.num_rows)))
                 assignment = self._drafters.of(work.session)
                 if assignment is not None and assignment is work.assignment:
-                    send_features(self._runner, assignment, min(work.session.kv_len, assignment.told_len - 1))
+                    self._features.send(assignment, min(work.session.kv_len, assignment.told_len - 1))
             elif outcome is None:
                 self._scheduler.keep(work.session, work.slots, [])
                 self.fail(work.session, Internal("the model gave no finite logits for this request"))
             else:
                 committed += self._commit_one(work, outcome, step_us, batch_tokens)
-        send_verdict_rows(self._runner, self._without_rows)
+        self._features.send_verdicts(self._without_rows)
         self._without_rows.clear()
         return committed
 
@@ -201,7 +200,7 @@ class Committer:
             assignment.drafter.counts["accepted_tokens"] += len(accepted)
         if session.finish is None:
             if assignment.features_sent < base_len - 1:
-                send_features(self._runner, assignment, base_len - 1)
+                self._features.send(assignment, base_len - 1)
             self._without_rows.append((assignment, verdict))
         assignment.verdict = verdict
         self._advance(assignment)

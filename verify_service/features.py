@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.feature_spec import FeatureSpec
 from outrider.row_ring import RowRing, Rows
@@ -42,116 +41,108 @@ def feature_layout(spec: FeatureSpec, plane: torch.Tensor | None) -> common_pb2.
     return layout
 
 
-def row_bytes(plane: torch.Tensor) -> int:
-    """Bytes of one row of the plane [num_slots, width]."""
-    return plane.shape[1] * plane.element_size()
+class FeatureSender:
+    """Rows of a runner's feature plane [num_slots, width] for drafters; all does nothing where it keeps none."""
 
+    def __init__(self, runner: Runner) -> None:
+        self._plane, self._slot_table = runner.features, runner.slot_table
+        self._row_bytes = 0 if self._plane is None else self._plane.shape[1] * self._plane.element_size()
+        self._data: Rows | None = None  # uint8 [num_slots, bytes of a row], where the plane lies in the host's memory
+        if self._plane is not None and self._plane.device.type == "cpu":
+            self._data = self._plane.view(torch.uint8).numpy()
 
-def read_rows(plane: torch.Tensor, slots: NDArray[np.int32]) -> common_pb2.Tensor:
-    """The rows [len(slots), width] as a wire tensor."""
-    tensor = common_pb2.Tensor()
-    _fill(tensor, plane, slots)
-    return tensor
+    def answer(self, drafters: Drafters, asked: ReadFeatures) -> None:
+        """Rows of a session that is open to the asking drafter, as a wire tensor, or None where they are not there."""
+        assignment = asked.drafter.find(asked.session, asked.generation) if asked.drafter in drafters else None
+        end = asked.first_pos + asked.count
+        if self._plane is None or assignment is None or end > assignment.session.kv_len:
+            asked.answer(None)
+            return
+        tensor = common_pb2.Tensor()
+        self._fill(tensor, self._slots(assignment, asked.first_pos, end))
+        asked.answer(tensor)
 
+    def send(self, assignment: Assignment, end_pos: int, verdict: verify_pb2.Verdict | None = None) -> None:
+        """Sends rows not yet sent up to `end_pos` beside the verdicts, and the rows from there on inside `verdict`.
 
-def answer_read(runner: Runner, drafters: Drafters, asked: ReadFeatures) -> None:
-    """Answers with the rows of a session that is open to the asking drafter, or None where the pool has them not."""
-    plane = runner.features
-    assignment = asked.drafter.find(asked.session, asked.generation) if asked.drafter in drafters else None
-    if plane is None or assignment is None or asked.first_pos + asked.count > assignment.session.kv_len:
-        asked.answer(None)
-        return
-    slots = runner.slot_table[assignment.session.table_row, asked.first_pos :][: asked.count]
-    asked.answer(read_rows(plane, slots))
+        Each row goes once per generation. Nothing happens where the drafter needs no features.
+        """
+        if self._plane is None or not assignment.drafter.needs_features:
+            return
+        if assignment.features_sent < end_pos:
+            first = assignment.features_sent
+            features = verify_pb2.SessionFeatures(
+                session=assignment.session.session_id, generation=assignment.generation
+            )
+            self._put(features.rows, first, self._slots(assignment, first, end_pos), assignment.drafter.ring)
+            assignment.drafter.outbox.feature_rows(features)
+            assignment.features_sent = end_pos
+            assignment.drafter.wake()
+        if verdict is not None:
+            self.send_verdicts([(assignment, verdict)])
 
+    def send_verdicts(self, verdicts: Sequence[tuple[Assignment, verify_pb2.Verdict]]) -> None:
+        """Puts the rows of what verdicts commit in them: one a token, from that of the token before the first on."""
+        if self._plane is None:
+            return
+        by_drafter: dict[int, list[tuple[Assignment, verify_pb2.Verdict]]] = {}
+        for assignment, verdict in verdicts:
+            if assignment.drafter.needs_features:
+                by_drafter.setdefault(id(assignment.drafter), []).append((assignment, verdict))
+        for own in by_drafter.values():
+            wanted: list[tuple[common_pb2.FeatureRows, int, list[int]]] = []
+            for assignment, verdict in own:
+                first = verdict.base_len - 1
+                end = assignment.features_sent = first + len(verdict.tokens)
+                wanted.append((verdict.features, first, self._slots(assignment, first, end)))
+            self._put_many(wanted, own[0][0].drafter.ring)
 
-def put_rows(
-    features: common_pb2.FeatureRows, plane: torch.Tensor, first_pos: int, slots: NDArray[np.int32],
-    ring: RowRing | None = None,
-) -> None:  # fmt: skip
-    """Fills `features` with the rows: in the ring, or inline, or announced where they are over the inline limit."""
-    features.first_pos, features.count = first_pos, len(slots)
-    number = None if ring is None else ring.put(len(slots), lambda rows: _gather(plane, slots, rows))
-    if number is not None:
-        features.slot_seq = number
-    elif len(slots) * row_bytes(plane) > INLINE_FEATURE_BYTES:
-        features.announced = True
-    else:
-        _fill(features.rows, plane, slots)  # in place: a message that is copied takes as long as its rows once more
+    def _slots(self, assignment: Assignment, first: int, end: int) -> list[int]:
+        return self._slot_table[assignment.session.table_row, first:end].tolist()
 
-
-def put_many(
-    wanted: Sequence[tuple[common_pb2.FeatureRows, int, NDArray[np.int32]]], plane: torch.Tensor, ring: RowRing | None
-) -> None:
-    """Fills each message with the rows of (first_pos, slots), as put_rows; in the ring all are written in one go."""
-    counts = [len(slots) for _, _, slots in wanted]
-    number = None
-    if ring is not None and len(wanted) > 1:
-        every = np.concatenate([slots for _, _, slots in wanted])
-        number = ring.put(len(every), lambda rows: _gather(plane, every, rows))
-    for (features, first_pos, slots), count in zip(wanted, counts, strict=True):
-        if number is None:
-            put_rows(features, plane, first_pos, slots, ring)
+    def _put(
+        self, features: common_pb2.FeatureRows, first_pos: int, slots: list[int], ring: RowRing | None
+    ) -> None:  # fmt: skip
+        """Fills `features` with the rows: in the ring, or inline, or announced where they are over the inline limit."""
+        features.first_pos, features.count = first_pos, len(slots)
+        number = None if ring is None else ring.put(len(slots), lambda rows: self._gather(slots, rows))
+        if number is not None:
+            features.slot_seq = number
+        elif len(slots) * self._row_bytes > INLINE_FEATURE_BYTES:
+            features.announced = True
         else:
-            features.first_pos, features.count, features.slot_seq = first_pos, count, number
-            number += count
+            self._fill(features.rows, slots)  # in place: a message that is copied takes as long as its rows once more
 
+    def _put_many(
+        self, wanted: Sequence[tuple[common_pb2.FeatureRows, int, list[int]]], ring: RowRing | None
+    ) -> None:  # fmt: skip
+        """Fills each message with the rows of (first_pos, slots), as _put; in the ring all are written in one go."""
+        number = None
+        if ring is not None and len(wanted) > 1:
+            every = [slot for _, _, slots in wanted for slot in slots]
+            number = ring.put(len(every), lambda rows: self._gather(every, rows))
+        for features, first_pos, slots in wanted:
+            if number is None:
+                self._put(features, first_pos, slots, ring)
+            else:
+                features.first_pos, features.count, features.slot_seq = first_pos, len(slots), number
+                number += len(slots)
 
-def _fill(tensor: common_pb2.Tensor, plane: torch.Tensor, slots: NDArray[np.int32]) -> None:
-    rows = np.empty((len(slots), row_bytes(plane)), np.uint8)
-    _gather(plane, slots, rows)
-    tensor.dtype = DTYPES[plane.dtype]
-    tensor.shape.extend((len(slots), plane.shape[1]))
-    tensor.data = rows.tobytes()
+    def _fill(self, tensor: common_pb2.Tensor, slots: list[int]) -> None:
+        assert self._plane is not None
+        rows = np.empty((len(slots), self._row_bytes), np.uint8)
+        self._gather(slots, rows)
+        tensor.dtype = DTYPES[self._plane.dtype]
+        tensor.shape.extend((len(slots), self._plane.shape[1]))
+        tensor.data = rows.tobytes()
 
-
-def _gather(plane: torch.Tensor, slots: NDArray[np.int32], rows: Rows) -> None:
-    """Copies rows of the plane to `rows` uint8 [len(slots), bytes of a row]."""
-    if plane.device.type == "cpu":
-        # By numpy: torch hands even a few rows to its threads, which wake up in milliseconds where cores are busy.
-        data = plane.view(torch.uint8).numpy()
-        for row, slot in zip(rows, slots.tolist(), strict=True):
-            row[:] = data[slot]
-    else:
-        index = torch.from_numpy(slots.astype(np.int64)).to(plane.device)
-        rows[:] = plane.index_select(0, index).cpu().view(torch.uint8).numpy()
-
-
-def send_features(
-    runner: Runner, assignment: Assignment, end_pos: int, verdict: verify_pb2.Verdict | None = None
-) -> None:
-    """Sends rows not yet sent up to `end_pos` beside the verdicts, and the rows from there on inside `verdict`.
-
-    Each row goes once per generation. Nothing happens where the drafter needs no features.
-    """
-    plane, session = runner.features, assignment.session
-    if plane is None or not assignment.drafter.needs_features:
-        return
-    slots = runner.slot_table[session.table_row]
-    if assignment.features_sent < end_pos:
-        first = assignment.features_sent
-        features = verify_pb2.SessionFeatures(session=session.session_id, generation=assignment.generation)
-        put_rows(features.rows, plane, first, slots[first:end_pos], assignment.drafter.ring)
-        assignment.drafter.outbox.feature_rows(features)
-        assignment.features_sent = end_pos
-        assignment.drafter.wake()
-    if verdict is not None:
-        send_verdict_rows(runner, [(assignment, verdict)])
-
-
-def send_verdict_rows(runner: Runner, verdicts: Sequence[tuple[Assignment, verify_pb2.Verdict]]) -> None:
-    """Puts the rows of what they commit in verdicts: one row a token, from that of the token before the first on."""
-    plane = runner.features
-    if plane is None:
-        return
-    by_drafter: dict[int, list[tuple[Assignment, verify_pb2.Verdict]]] = {}
-    for assignment, verdict in verdicts:
-        if assignment.drafter.needs_features:
-            by_drafter.setdefault(id(assignment.drafter), []).append((assignment, verdict))
-    for own in by_drafter.values():
-        wanted: list[tuple[common_pb2.FeatureRows, int, NDArray[np.int32]]] = []
-        for assignment, verdict in own:
-            first = verdict.base_len - 1
-            end = assignment.features_sent = first + len(verdict.tokens)
-            wanted.append((verdict.features, first, runner.slot_table[assignment.session.table_row, first:end]))
-        put_many(wanted, plane, own[0][0].drafter.ring)
+    def _gather(self, slots: list[int], rows: Rows) -> None:
+        """Copies rows of the plane to `rows` uint8 [len(slots), bytes of a row]."""
+        if self._data is not None:
+            # By numpy: torch hands even a few rows to its threads, which wake up in milliseconds where cores are busy.
+            for row, slot in enumerate(slots):
+                rows[row] = self._data[slot]
+            return
+        assert self._plane is not None
+        index = torch.tensor(slots, device=self._plane.device)
+        rows[:] = self._plane.index_select(0, index).cpu().view(torch.uint8).numpy()

@@ -6,7 +6,7 @@ Decisions are by cost, in tokens per millisecond, from times that verify measure
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,7 +31,7 @@ class Work:
     """One session's part of a step."""
 
     session: Session
-    slots: NDArray[np.int32]  # for the rows, in order
+    slots: Sequence[int]  # for the rows, in order
     samples: bool  # whether its last rows' logits are wanted
     decodes: bool = True  # it runs no more than the newest token and drafts
     assignment: Assignment | None = None
@@ -54,19 +54,18 @@ class Work:
     def segment(self) -> Segment:
         """The rows: a chunk of known tokens, or the newest token and the tree below it."""
         session = self.session
-        known = session.tokens[session.kv_len : session.kv_len + self.num_rows]
+        num_known = self.num_rows - (0 if self.match is None else len(self.match.tree))
+        known = session.tokens[session.kv_len : session.kv_len + num_known]
         if self.match is None:
             return Segment(session.table_row, session.kv_len, known, self.slots, num_logits=self.num_logits)
         tree = self.match.tree
+        tokens = np.concatenate([known, tree.tokens])
+        if tree.is_chain:
+            return Segment(session.table_row, session.kv_len, tokens, self.slots, num_logits=self.num_logits)
         return Segment(
-            session.table_row,
-            session.kv_len,
-            np.concatenate([session.tokens[session.committed_len - 1 : session.committed_len], tree.tokens]),
-            self.slots,
-            depths=tree.row_depths,
-            mask=tree.ancestor_mask(),
+            session.table_row, session.kv_len, tokens, self.slots, depths=tree.row_depths, mask=tree.ancestor_mask(),
             num_logits=self.num_logits,
-        )
+        )  # fmt: skip
 
 
 class Planner:
@@ -181,7 +180,7 @@ class Planner:
             spare = self._scheduler.take_spare_slots(work.session, 1, len(match.tree))
             match = match.kept(len(spare), work.session.remaining)
             if len(match.tree):
-                work.slots = np.concatenate([work.slots, spare[: len(match.tree)]])
+                work.slots = [*work.slots, *spare[: len(match.tree)]]
                 work.match = match
         return works
 

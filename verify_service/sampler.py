@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from verify_service.session import Session
 
 _EMPTY = TokenTree.empty()
+_UNSEEN = np.empty((0, 0), np.float32)
 
 
 class SessionSampler:
@@ -80,7 +81,7 @@ class SessionSampler:
 
         likeliest: each row's highest logit, NO_TOKEN where there is none, where that is known.
         """
-        if self._filters.is_greedy and not self._is_shaped:
+        if self.takes_highest:
             if likeliest is not None:
                 return walk(tree.links, likeliest.__getitem__)
             return walk(tree.links, lambda row: _likeliest(logits[row]))
@@ -140,6 +141,11 @@ class SessionSampler:
             for row, token in zip(rows, tokens, strict=True)
         ]
 
+    @property
+    def takes_highest(self) -> bool:
+        """Whether `accept` looks at nothing but each row's highest logit."""
+        return self._filters.is_greedy and not self._is_shaped
+
     def _shaped(self, logits: NDArray[np.float32], tree: TokenTree, row: int) -> NDArray[np.float32]:
         """The logits float32 [V] of a row after penalties and grammar along its own path."""
         if not self._is_shaped:
@@ -158,6 +164,13 @@ class SessionSampler:
 
     def _uniform(self, position: int, lane: int) -> float:
         return uniform_one(self._seed, self._choice, position, lane)
+
+
+def _takes_highest(work: Work) -> bool:
+    """Whether a work's outcome follows from its rows' highest logits, and nothing else is wanted of them."""
+    session = work.session
+    shows = session.logprobs or session.include_trees or session.wants_prompt_rows
+    return session.sampler.takes_highest and not shows
 
 
 def _likeliest(row: NDArray[np.float32]) -> int:
@@ -185,16 +198,21 @@ class Sampler:
 
         likeliest: as the runner found it.
         """
-        if logits.device.type != "cpu":
+        if likeliest is None and logits.device.type != "cpu":
             self._on_device = self._on_device or DeviceSampler(logits.device)
             return self._on_device.accept(works, logits)
-        rows = logits.numpy()
+        rows: NDArray[np.float32] | None = None  # made when somebody looks: right after a step that takes a while
         outcomes: list[Accepted | None] = []
         first = 0
         for work in works:
             end = first + work.num_logits
-            named = None if likeliest is None else likeliest[first:end]
-            outcomes.append(self._accept_one(work, rows[first:end], named))
+            if likeliest is not None and _takes_highest(work):
+                outcomes.append(self._accept_one(work, _UNSEEN, likeliest[first:end]))
+            else:
+                rows = logits.numpy() if rows is None else rows
+                outcomes.append(
+                    self._accept_one(work, rows[first:end], None if likeliest is None else likeliest[first:end])
+                )
             first = end
         return outcomes
 
@@ -205,7 +223,7 @@ class Sampler:
         if not work.samples:
             return None
         tree = work.match.tree if work.match is not None else _EMPTY
-        own = rows[-(len(tree) + 1) :]
+        own = rows if rows is _UNSEEN else rows[-(len(tree) + 1) :]
         named = None if likeliest is None else likeliest[-(len(tree) + 1) :]
         outcome = session.sampler.accept(own, tree, session.output_len, named)
         if outcome.bonus == NO_TOKEN:

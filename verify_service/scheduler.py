@@ -8,7 +8,7 @@ younger one, and the pool holds at least one whole session, so there is always p
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,7 @@ class Scheduler:
         """Evicts all that no session reads; the pages that were freed, and those that stay."""
         return (self.cache.clear(), self.cache.num_pages) if self.cache is not None else (0, 0)
 
-    def take_slots(self, session: Session, count: int) -> Slots | None:
+    def take_slots(self, session: Session, count: int) -> list[int] | None:
         """Slots for the `count` positions from kv_len on, preempting younger sessions if need be.
 
         None: the session itself is the youngest and was sent back to the queue.
@@ -114,7 +114,7 @@ class Scheduler:
             else:
                 return self._slots(session, session.kv_len, count)
 
-    def take_spare_slots(self, session: Session, taken: int, count: int) -> Slots:
+    def take_spare_slots(self, session: Session, taken: int, count: int) -> list[int]:
         """Up to `count` slots for the positions after the `taken` ones from kv_len on, preempting nobody."""
         first = session.kv_len + taken
         held = len(session.pages) + self.num_available
@@ -122,24 +122,25 @@ class Scheduler:
         self._grow(session, first + count)
         return self._slots(session, first, count)
 
-    def keep(self, session: Session, slots: Slots, rows: list[int]) -> None:
+    def keep(self, session: Session, slots: Sequence[int], rows: list[int]) -> None:
         """After a step: of the slots written, those of `rows`, ascending, become the next positions'.
 
         Pages that are not held any more go back to the pool with `settle`, or when they are needed.
         """
         start, end = session.kv_len, session.kv_len + len(rows)
         if self.pool.page_size == 1:
-            left = slots.tolist()
+            left = list(slots)
             chosen = [left[row] for row in rows]
             for row in reversed(rows):
                 del left[row]
             session.pages[start : start + len(slots)] = chosen + left
             self.slot_table[session.table_row, start:end] = chosen
         else:
-            target, moved = slots[: len(rows)], np.array(rows, np.intp) != np.arange(len(rows))
+            written = np.array(slots, np.int32)
+            target, moved = written[: len(rows)], np.array(rows, np.intp) != np.arange(len(rows))
             if moved.any():
                 assert self._move is not None
-                self._move(slots[rows][moved], target[moved])
+                self._move(written[rows][moved], target[moved])
             self.slot_table[session.table_row, start:end] = target
         session.kv_len = end
         held = -(-end // self.pool.page_size)
@@ -150,7 +151,7 @@ class Scheduler:
         """Gives the pool the pages that sessions have dropped, those of all at once."""
         if self._dropped:
             dropped, self._dropped = self._dropped, []
-            self.pool.free(np.array(dropped, np.int32))
+            self.pool.free(dropped)
 
     def share(self, session: Session) -> None:
         """Puts the whole pages that a running session has computed into the cache, for others to read."""
@@ -251,13 +252,12 @@ class Scheduler:
             self.cache.evict(missing - self.pool.num_free)
         session.pages += self.pool.take(missing)
 
-    def _slots(self, session: Session, first: int, count: int) -> Slots:
+    def _slots(self, session: Session, first: int, count: int) -> list[int]:
+        """Of `count` positions; as numbers, since a decoding session has few, and numpy is slow to begin."""
         size = self.pool.page_size
         if size == 1:
-            return np.array(session.pages[first : first + count], np.int32)
-        positions = np.arange(first, first + count)
-        pages = np.array(session.pages[first // size : -(-(first + count) // size)], np.int32)
-        return (pages[positions // size - first // size] * size + positions % size).astype(np.int32)
+            return session.pages[first : first + count]
+        return [session.pages[position // size] * size + position % size for position in range(first, first + count)]
 
     def _expand(self, pages: Slots) -> Slots:
         """int32 [len(pages) * page_size]: the slots of whole pages."""

@@ -31,7 +31,7 @@ from verify_service.commands import (
 from verify_service.committing import Committer, Unsent
 from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, Counters, DecodeLog
 from verify_service.drafters import Assignment, Drafters
-from verify_service.features import answer_read
+from verify_service.features import FeatureSender
 from verify_service.gathering import BREATH_S, Gatherer
 from verify_service.intake import take_proposals, take_releases
 from verify_service.mishaps import MAX_FAILED_STEPS, ends_the_engine, undo_prompt_rows
@@ -87,7 +87,8 @@ class StepLoop:
         self._costs = costs
         self._sampler = Sampler()
         self._weigher = Weigher(drafters, costs, self.counters, clock)
-        self._teller = Teller(drafters, runner)
+        self._features = FeatureSender(runner)
+        self._teller = Teller(drafters, self._features)
         self._responses: list[tuple[Session, Unsent]] = []
         self._clerk = clerk
         self._busy: Future[None] | None = None  # the clerk's work
@@ -97,7 +98,7 @@ class StepLoop:
             obey=self._obey, rest=self.flush,
         )  # fmt: skip
         self._committer = Committer(
-            scheduler, drafters, runner, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
+            scheduler, drafters, self._features, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
@@ -253,7 +254,7 @@ class StepLoop:
                 case Released(drafter, releases):
                     take_releases(self.drafters, drafter, releases)
                 case ReadFeatures():
-                    answer_read(self._runner, self.drafters, command)
+                    self._features.answer(self.drafters, command)
                 case FlushCache(answer):
                     answer(*self.scheduler.flush_cache())
                 case Administer(run):

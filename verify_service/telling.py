@@ -6,23 +6,22 @@ import time
 
 from outrider.v1 import verify_pb2
 from verify_service.drafters import Assignment, Drafters
-from verify_service.features import send_features
+from verify_service.features import FeatureSender
 from verify_service.planner import Work
-from verify_service.runner import Runner
 
 
 class Teller:
     """Completes prepared verdicts and puts them in the drafters' outboxes."""
 
-    def __init__(self, drafters: Drafters, runner: Runner) -> None:
+    def __init__(self, drafters: Drafters, features: FeatureSender) -> None:
         self._drafters = drafters
-        self._runner = runner
+        self._features = features
 
     def opened(self, assignment: Assignment | None) -> None:
         """Gives a drafter that joins late the feature rows that the pool holds."""
         if assignment is not None:
             session = assignment.session
-            send_features(self._runner, assignment, min(session.kv_len, session.committed_len - 1))
+            self._features.send(assignment, min(session.kv_len, session.committed_len - 1))
 
     def tell_waiting(self, late: list[Assignment]) -> None:
         """The late ones are waited for; no second notice follows for this length."""
@@ -46,7 +45,7 @@ class Teller:
                 # Only a session that decodes has the rows of all that was not told: a preempted one makes them anew.
                 if work is not None and work.decodes and assignment.untold is not None and assignment.brake.asks:
                     assignment.verdict = verdict = assignment.take_untold()
-                    send_features(self._runner, assignment, verdict.base_len - 1, verdict)
+                    self._features.send(assignment, verdict.base_len - 1, verdict)
                 if assignment.verdict is not None:
                     self._tell(assignment, _next(assignment, work))
                     told.append(assignment)

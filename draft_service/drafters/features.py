@@ -6,16 +6,17 @@ head gets them without gaps.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from draft_service.drafters.compiled import compiled
-from outrider.row_ring import RowReader, Rows
+from engine.cpu_kernels import cpu_kernels
+from outrider.row_ring import RowReader
 from outrider.v1 import common_pb2
 
 _DTYPES = {
@@ -23,12 +24,9 @@ _DTYPES = {
     common_pb2.DTYPE_FLOAT16: torch.float16,
     common_pb2.DTYPE_BFLOAT16: torch.bfloat16,
 }
-# Infinity's bits.
-_INFINITY = {
-    common_pb2.DTYPE_FLOAT32: np.uint32(0x7F80_0000),
-    common_pb2.DTYPE_FLOAT16: np.uint16(0x7C00),
-    common_pb2.DTYPE_BFLOAT16: np.uint16(0x7F80),
-}
+_INFINITY = {torch.float32: 0x7F80_0000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}  # its bits
+_WORDS = {2: ctypes.c_uint16, 4: ctypes.c_uint32}
+_MOST_IN_ROOM = 32  # rows of a session that are read into memory which the next ones are read into as well
 
 
 class UnusableFeatures(Exception):
@@ -45,23 +43,62 @@ def read_tensor(tensor: common_pb2.Tensor, width: int) -> torch.Tensor:
     wanted = math.prod(tensor.shape) * dtype.itemsize
     if len(tensor.data) != wanted:
         raise UnusableFeatures(f"{len(tensor.data)} bytes of feature rows; their shape takes {wanted}")
-    return _copied(np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape[0], -1), tensor.dtype)
+    room = Room(tensor.shape[0], width, dtype)
+    room.fill(tensor.data, tensor.shape[0])
+    return room.rows
 
 
-def read_shared(ring: RowReader | None, first: int, count: int, width: int) -> torch.Tensor:
-    """Rows [count, width] from shared memory. UnusableFeatures where there are none, for another width, or NaN."""
+def read_shared(
+    ring: RowReader | None, first: int, count: int, width: int, room: Room | None = None
+) -> torch.Tensor:  # fmt: skip
+    """Rows from shared memory: [count, width], or `room`'s, whose first `count` they are then.
+
+    UnusableFeatures where there are none, for another width, or NaN.
+    """
     if ring is None:
         raise UnusableFeatures("feature rows in memory that is not shared with this process")
     dtype = _DTYPES.get(ring.dtype)
     if dtype is None:
         raise UnusableFeatures(f"feature rows of dtype {ring.dtype}")
+    if ring.row_bytes != width * dtype.itemsize:
+        raise UnusableFeatures(f"feature rows of {ring.row_bytes / dtype.itemsize:g} numbers; {width} are needed")
     try:
-        rows = ring.rows(first, count)
+        address = ring.address(first, count)
     except ValueError as error:
         raise UnusableFeatures(str(error)) from error
-    if rows.shape[1] != width * dtype.itemsize:
-        raise UnusableFeatures(f"feature rows of {rows.shape[1] / dtype.itemsize:g} numbers; {width} are needed")
-    return _copied(rows, ring.dtype)
+    if room is None or room.dtype is not dtype:
+        room = Room(count, width, dtype)
+    room.fill(address, count)
+    return room.rows
+
+
+class Room:
+    """Memory for rows [num_rows, width], uninitialised."""
+
+    def __init__(self, num_rows: int, width: int, dtype: torch.dtype) -> None:
+        self.num_rows, self.dtype = num_rows, dtype
+        self.rows = torch.empty(num_rows, width, dtype=dtype)
+        self._address, self._width = self.rows.data_ptr(), width
+        self._bytes, self._infinity = dtype.itemsize, _INFINITY[dtype]
+
+    def fill(self, source: int | bytes, count: int) -> None:
+        """Copies rows from an address, or of a message, to the first ones. UnusableFeatures for NaN or infinity."""
+        copy = _copy_finite()
+        if not copy(self._address, source, count * self._width, self._bytes, self._infinity):
+            raise UnusableFeatures("feature rows hold NaN or infinity")
+
+
+@cache
+def _copy_finite() -> Callable[[int, int | bytes, int, int, int], int]:
+    """As outrider_copy_finite of the C kernels, which it is where they can be had."""
+    library = cpu_kernels()
+    return _copy_finite_plainly if library is None else library.outrider_copy_finite
+
+
+def _copy_finite_plainly(target: int, source: int | bytes, count: int, width: int, infinity: int) -> int:
+    ctypes.memmove(target, source, count * width)
+    words = np.ctypeslib.as_array((_WORDS[width] * count).from_address(target))
+    return not bool((words & infinity == infinity).any())
 
 
 class Piece(NamedTuple):
@@ -103,44 +140,15 @@ def read_together(wanted: Sequence[tuple[RowReader | None, common_pb2.FeatureRow
     return [Piece(whole, begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def one_tensor(pieces: Sequence[Piece]) -> torch.Tensor:
-    """Pieces as one tensor: without a copy where they lie one behind another."""
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """Pieces as one: without a copy where they lie one behind another."""
     whole, first, end = pieces[0]
     for piece in pieces[1:]:
         if piece.whole is not whole or piece.first != end:
-            return torch.cat([piece.rows for piece in pieces])
+            rows = torch.cat([piece.rows for piece in pieces])
+            return Piece(rows, 0, len(rows))
         end = piece.end
-    return whole[first:end]
-
-
-def warm_up() -> None:
-    """Compiles, or loads, what reads rows: of each dtype, from a message and from shared memory."""
-    for dtype, infinity in _INFINITY.items():
-        row = np.zeros((1, infinity.itemsize), np.uint8)
-        for rows in (row, np.frombuffer(row.tobytes(), np.uint8).reshape(row.shape)):
-            _copied(rows, dtype)
-
-
-def _copied(rows: Rows, dtype: common_pb2.Dtype) -> torch.Tensor:
-    """A copy of rows uint8 [n, bytes of a row], as numbers; UnusableFeatures for NaN or infinity."""
-    infinity = _INFINITY[dtype]
-    source = rows.view(infinity.dtype)
-    bits = np.empty(source.shape, source.dtype)
-    if not _copy_finite(source, bits, infinity):
-        raise UnusableFeatures("feature rows hold NaN or infinity")
-    return torch.from_numpy(bits).view(_DTYPES[dtype])
-
-
-@compiled
-def _copy_finite(source: NDArray[Any], target: NDArray[Any], infinity: Any) -> bool:
-    """In one pass, since rows are large: whether none of the numbers has all of infinity's bits set, as NaN has."""
-    highest = infinity ^ infinity
-    for row in range(len(source)):
-        for i in range(source.shape[1]):
-            bits = source[row, i]
-            target[row, i] = bits
-            highest = max(highest, bits & infinity)
-    return highest != infinity
+    return Piece(whole, first, end)
 
 
 def pack_rows(rows: torch.Tensor) -> common_pb2.Tensor:
@@ -158,6 +166,7 @@ class FeatureBuffer:
         self._width = width
         self._pieces: list[Piece] = []
         self._early: dict[int, Piece] = {}
+        self._room: Room | None = None
         self.end = 0
         """Position after the last row before the first gap."""
 
@@ -173,10 +182,19 @@ class FeatureBuffer:
                 if len(values) != count:
                     raise UnusableFeatures(f"{len(values)} feature rows where {count} are named")
             case "slot_seq":
-                values = read_shared(ring, rows.slot_seq, count, self._width)
+                values = read_shared(ring, rows.slot_seq, count, self._width, self._room_for(count, ring))
             case _:
                 return
         self.put(rows.first_pos, Piece(values, 0, count))
+
+    def _room_for(self, count: int, ring: RowReader | None) -> Room | None:
+        """Memory that rows lay in which were used since; None where some are still there, and for many."""
+        dtype = None if ring is None else _DTYPES.get(ring.dtype)
+        if self._pieces or self._early or dtype is None or count > _MOST_IN_ROOM:
+            return None
+        if self._room is None or self._room.num_rows < count:
+            self._room = Room(2 * count, self._width, dtype)
+        return self._room
 
     def put(self, first_pos: int, piece: Piece) -> None:
         """Takes rows for the positions from `first_pos` on; those that are known already are left out."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
 from draft_service.drafters.expansion import Growth, choose, expand
-from draft_service.drafters.features import one_tensor
+from draft_service.drafters.features import joined
 from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import DraftModel, Tip, Tips, on_host
 from draft_service.drafters.paths import Behind
 from draft_service.session import Grown
 from engine.batch import Segment
+from engine.models.heads.trees import Given
 from outrider.tree import ROOT
 from outrider.wire import Ids
 
@@ -43,15 +45,24 @@ def most_nodes(num_steps: int, topk: int) -> int:
     return topk + (num_steps - 1) * topk * topk
 
 
+class _HasStates(Protocol):
+    @property
+    def states(self) -> torch.Tensor: ...
+
+
+class _Joined(NamedTuple):
+    states: torch.Tensor
+
+
 @dataclass(eq=False, slots=True)
 class Carried:
     """What a head gave out of one tree's rows: the states that rows below them go on from.
 
-    states: [B + B * width * steps, hidden]: the roots', then those of each step's entries, tree by tree; entries: int32
-    [n], of each node, -1 where it was not run.
+    given: has `states` [B + B * width * steps, hidden]: the roots', then those of each step's entries, tree by tree;
+    entries: int32 [n], of each node, -1 where it was not run.
     """
 
-    states: torch.Tensor
+    given: _HasStates
     batch: int
     width: int
     index: int  # of the B trees that grew together
@@ -69,7 +80,7 @@ class Carried:
                 return None
             step, place = divmod(entry, self.width)
             found.append(self.batch + (step * self.batch + self.index) * self.width + place)
-        return self.states[found]
+        return self.given.states[found]
 
 
 class _States:
@@ -78,8 +89,8 @@ class _States:
     def __init__(self, roots: torch.Tensor, num_steps: int, topk: int) -> None:
         batch, self._topk = len(roots), topk
         self._sizes = [batch] + [batch * topk] * (num_steps - 1)
-        self.rows = roots.new_empty((sum(self._sizes), roots.shape[1]))
-        self.rows[:batch] = roots
+        self.states = roots.new_empty((sum(self._sizes), roots.shape[1]))
+        self.states[:batch] = roots
         self._each = np.arange(batch)[:, None]
         self._above = np.empty((batch, topk * (num_steps - 1)), np.int32)  # of each entry, its parent's row
 
@@ -87,12 +98,12 @@ class _States:
         """[B * step * K, hidden]: what all entries up to `step`'s go on from; parents: of those of `step`."""
         end, width = step * self._topk, 1 if step == 1 else self._topk
         self._above[:, end - self._topk : end] = parents + width * self._each + sum(self._sizes[: step - 1])
-        return self.rows.index_select(0, torch.from_numpy(self._above[:, :end].reshape(-1)).to(self.rows.device))
+        return self.states.index_select(0, torch.from_numpy(self._above[:, :end].reshape(-1)).to(self.states.device))
 
     def add(self, states: torch.Tensor, step: int) -> None:
         """Takes in what the newest entries gave."""
         first = sum(self._sizes[:step])
-        self.rows[first : first + self._sizes[step]] = states
+        self.states[first : first + self._sizes[step]] = states
 
 
 def grow(
@@ -109,38 +120,41 @@ def grow(
     raises ends the work.
     """
     count = slots_needed(num_steps, topk)
-    slots = model.cache.scratch(len(sequences) * count).reshape(len(sequences), count)
+    taken = model.cache.scratch(len(sequences) * count)
     counts = [min(wanted, most_nodes(num_steps, topk)) for wanted in num_nodes]
     try:
         if model.grower is not None:
             return _grow_native(
-                model, model.grower, sequences, tips, slots, num_steps, topk, counts, num_top, least_reach, check
+                model, model.grower, sequences, tips, taken, num_steps, topk, counts, num_top, least_reach, check
             )
         run = _grow_chains if topk == 1 else _grow_trees
         assert isinstance(tips, Tips)
+        slots = np.array(taken, np.int32).reshape(len(sequences), count)
         with torch.inference_mode():
             return run(model, sequences, tips, slots, num_steps, topk, counts, least_reach, check)
     finally:
-        model.cache.release(slots.reshape(-1))
+        model.cache.release(taken)
 
 
 def _grow_native(
     model: DraftModel, grower: NativeGrower, sequences: Many[Sequence], tips: Tips | Many[Behind],
-    slots: NDArray[np.int32], num_steps: int, topk: int, counts: list[int], num_top: int, least_reach: float,
+    slots: list[int], num_steps: int, topk: int, counts: list[int], num_top: int, least_reach: float,
     check: Check | None,
 ) -> list[Draft]:  # fmt: skip
-    trees = grower.begin(
-        sequences, slots, num_steps=num_steps, topk=topk, counts=counts, num_drafted=model.num_drafted,
+    begin = partial(
+        grower.begin, sequences, slots, num_steps=num_steps, topk=topk, counts=counts, num_drafted=model.num_drafted,
         least_reach=least_reach,
     )  # fmt: skip
     if isinstance(tips, Tips):
+        trees = begin()
         assert tips.states is not None
         trees.go_on_from((tips.probabilities, tips.tokens, tips.states))
         num_run = grower.run(trees, num_steps, check)
     else:
-        pieces = [own for behind in tips if (own := behind.features()) is not None]
-        found = Tips(*grower.run_first(trees, [behind.words for behind in tips], one_tensor(pieces), num_top))
+        trees = begin(behind=[behind.words for behind in tips], num_tips=num_top)
+        grower.run_first(trees, joined([own for behind in tips if (own := behind.features()) is not None]))
         num_run = grower.run(trees, num_steps, check)
+        found = _tips_of(trees.given)
         for row, behind in enumerate(tips):
             behind.done(Tip(found, row))
     drafts: list[Draft] = []
@@ -148,10 +162,22 @@ def _grow_native(
     for index, wanted in enumerate(counts):
         n = min(wanted, most_nodes(num_run, topk))
         tokens, parents, entries = trees.nodes[:, index, :n].copy()
-        memo = Carried(trees.carried, len(counts), topk, index, entries)
+        memo = Carried(trees.given, len(counts), topk, index, entries)
         chances = trees.chances[index, :n].copy()
         drafts.append(Draft(tokens, parents, chances, memo=memo, grown=grown))
     return drafts
+
+
+def _tips_of(given: Given) -> Callable[[], Tips]:
+    """Gives the tips, always the same object."""
+    made: list[Tips] = []
+
+    def tips() -> Tips:
+        if not made:
+            made.append(Tips(*given.tips))
+        return made[0]
+
+    return tips
 
 
 def _grow_chains(
@@ -185,7 +211,7 @@ def _grow_chains(
             steps.append(tips.states)
     parents, entries = _chain(num_run)
     grown = Grown(1, num_run, num_run < num_steps)
-    states = torch.cat(steps) if steps else None
+    states = _Joined(torch.cat(steps)) if steps else None
     return [
         Draft(
             words[i, :n], parents[:n], chances[i, :n],
@@ -238,7 +264,7 @@ def _grow_trees(
     return [
         Draft(
             words[:n], parents[:n], chances[:n],
-            memo=None if states is None else Carried(states.rows, batch, topk, i, entries[:n]),
+            memo=None if states is None else Carried(states, batch, topk, i, entries[:n]),
             grown=grown,
         )
         for i, (n, words, parents, chances, entries) in enumerate(trees)

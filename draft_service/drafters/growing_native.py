@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
+from draft_service.drafters.features import Piece
 from draft_service.drafters.kv import Sequence
 from engine.models.heads.runner import HeadRunner
-from engine.models.heads.trees import GrowingTrees, Tips
+from engine.models.heads.trees import GrowingTrees
 from outrider.wire import Ids
 
 _SHAPES_KEPT = 16
@@ -28,22 +25,29 @@ class NativeGrower:
         self._kept: dict[Shape, GrowingTrees] = {}
 
     def begin(
-        self, sequences: Many[Sequence], slots: NDArray[np.int32], *, num_steps: int, topk: int, counts: list[int],
-        num_drafted: int, least_reach: float,
+        self, sequences: Many[Sequence], slots: Many[int], *, num_steps: int, topk: int, counts: list[int],
+        num_drafted: int, least_reach: float, behind: Many[Ids] = (), num_tips: int = 0,
     ) -> GrowingTrees:  # fmt: skip
-        """Trees of so many nodes below sequences; `go_on_from` or `run_first` follows. least_reach: see `grow`."""
+        """Trees of so many nodes below sequences; `run_first` follows where rows are `behind`, else `go_on_from`.
+
+        See GrowingTrees.begin. least_reach: see `grow`.
+        """
         trees = self._of_shape((len(sequences), num_steps, topk))
         trees.begin(
             [s.table_row for s in sequences], [s.num_rows for s in sequences], counts, slots, num_drafted=num_drafted,
-            num_read=self._num_read, least_reach=least_reach,
+            num_read=self._num_read, least_reach=least_reach, behind=behind, num_tips=num_tips,
         )  # fmt: skip
         return trees
 
-    def run_first(self, trees: GrowingTrees, tokens: Many[Ids], features: torch.Tensor, num_tips: int) -> Tips:
+    def run_first(self, trees: GrowingTrees, features: Piece) -> None:
         """See GrowingTrees; from features in any case."""
         head = self._runner.native
         assert head is not None
-        return trees.run_first(tokens, features if head.fuses else self._runner.fuse(features), num_tips)
+        if head.fuses:
+            trees.run_first(*features)
+        else:
+            states = self._runner.fuse(features.rows)
+            trees.run_first(states, 0, len(states))
 
     def run(self, trees: GrowingTrees, num_steps: int, check: Callable[[], None] | None) -> int:
         """All steps in one call, or as many as pay; where there is a check, one by one, and that before each but the

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.pages import OutOfPages, PagePool
-from outrider.wire import Ids
 
 
 class NoRoom(Exception):
@@ -48,8 +47,8 @@ class DraftCache:
             raise NoRoom(f"all {len(self.slot_table)} rows of the slot table are taken")
         return Sequence(self._free_rows.pop())
 
-    def append(self, sequence: Sequence, count: int) -> Ids:
-        """`count` rows more: their slots, int32 [count]. NoRoom when there are too few, or the context ends."""
+    def append(self, sequence: Sequence, count: int) -> list[int]:
+        """`count` rows more: their slots. NoRoom when there are too few, or the context ends."""
         end = sequence.num_rows + count
         if end > self.max_len:
             raise NoRoom(f"{end} rows; the draft model's context has {self.max_len}")
@@ -90,14 +89,14 @@ class DraftCache:
         self.truncate(sequence, 0)
         self._free_rows.append(sequence.table_row)
 
-    def scratch(self, count: int) -> Ids:
+    def scratch(self, count: int) -> list[int]:
         """Slots that belong to no sequence, for `release`. NoRoom when there are too few."""
         try:
-            return self._pages.allocate(count)
+            return self._pages.take(count)
         except OutOfPages as error:
             raise NoRoom(f"the drafter's pool: {error}") from error
 
-    def release(self, slots: Ids) -> None:
+    def release(self, slots: list[int]) -> None:
         """Takes scratch slots back."""
         self._pages.free(slots)
 

@@ -18,7 +18,7 @@ import torch
 
 from draft_service.drafters.ahead import trees_ahead
 from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
-from draft_service.drafters.features import Piece, one_tensor
+from draft_service.drafters.features import Piece, joined
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.models import DraftModel, Tip
@@ -227,7 +227,7 @@ class ModelDrafter(ABC, Generic[StateT]):
         if not pieces:
             return 0
         features = [own for piece in pieces if (own := self._input(*piece)) is not None]
-        states_of_rows = self._model.fuse(one_tensor(features)) if features else None
+        states_of_rows = self._model.fuse(joined(features).rows) if features else None
         tips = self._model.run(segments, states_of_rows, self._grower.num_top)
         whole = [state for state, _, end in pieces if end == self._num_committed(state)]
         for index, state in enumerate(whole):

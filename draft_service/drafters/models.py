@@ -5,6 +5,7 @@ Both take segments and give, for the last row of each, its likeliest next tokens
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Any, NamedTuple, Protocol
 
@@ -48,11 +49,21 @@ class Tips(NamedTuple):
         )
 
 
-class Tip(NamedTuple):
-    """One sequence's row of what ran together."""
+class Tip:
+    """One sequence's row of what ran together, which may be made when it is first asked for."""
 
-    batch: Tips
-    row: int
+    __slots__ = ("_batch", "row")
+
+    def __init__(self, batch: Tips | Callable[[], Tips], row: int) -> None:
+        """batch: if called, the same for all of its rows."""
+        self._batch, self.row = batch, row
+
+    @property
+    def batch(self) -> Tips:
+        """All rows."""
+        if callable(self._batch):
+            self._batch = self._batch()
+        return self._batch
 
     @property
     def states(self) -> torch.Tensor | None:

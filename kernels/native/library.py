@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p, c_int, c_float, c_int, c_void_p],
     ),
     "outrider_likeliest": (None, [c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_void_p]),
+    "outrider_copy_finite": (c_int, [c_void_p, c_void_p, c_int64, c_int, c_uint32]),
     "outrider_instructions": (c_char_p, []),
     "outrider_has_bf16_dot": (c_int, []),
 }  # fmt: skip

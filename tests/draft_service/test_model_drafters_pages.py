@@ -148,14 +148,14 @@ def test_cache_refuses_what_does_not_fit_and_forks_share(tmp_path: Path) -> None
     cache = DraftCache(np.zeros((2, 8), np.int32), 10)
     first = cache.open()
     slots = cache.append(first, 6)
-    assert cache.slot_table[first.table_row, :6].tolist() == slots.tolist()
+    assert cache.slot_table[first.table_row, :6].tolist() == slots
     with pytest.raises(NoRoom, match="9 rows; the draft model's context has 8"):
         cache.append(first, 3)
     fork = cache.fork(first)
     with pytest.raises(NoRoom, match="all 2 rows of the slot table"):
         cache.open()
     own = cache.append(fork, 2)
-    assert cache.slot_table[fork.table_row, :8].tolist() == [*slots.tolist(), *own.tolist()]
+    assert cache.slot_table[fork.table_row, :8].tolist() == [*slots, *own]
     with pytest.raises(NoRoom, match="3 pages wanted, 2 free"):
         cache.scratch(3)
     cache.check([first, fork])

@@ -95,7 +95,7 @@ class Machine(RuleBasedStateMachine):
         oldest = scheduler.running[0] if scheduler.running else None
         assert bool(self.alive) == (oldest is not None)
         before = oldest.kv_len if oldest is not None else 0
-        taken: list[tuple[Session, np.ndarray]] = []
+        taken: list[tuple[Session, list[int]]] = []
         for session in list(scheduler.running):
             if session in scheduler.running:
                 slots = scheduler.take_slots(session, min(session.needs_prefill, CHUNK))
@@ -108,7 +108,7 @@ class Machine(RuleBasedStateMachine):
             assert taken[0][0] is oldest
             assert oldest.kv_len > before or oldest.phase is Phase.FINISHED
 
-    def finish_step(self, session: Session, slots: np.ndarray, data: st.DataObject) -> None:
+    def finish_step(self, session: Session, slots: list[int], data: st.DataObject) -> None:
         """A chunk, or the newest token with a tree of which a path is accepted."""
         scheduler, known = self.scheduler, session.committed.tolist()
         rows, start = list(range(len(slots))), session.kv_len
@@ -127,15 +127,15 @@ class Machine(RuleBasedStateMachine):
         is_first = session.output_len == 0
         taken = session.commit(tokens)
         kept = [len(slots) + node for node in path][: len(taken) - 1]
-        scheduler.keep(session, np.concatenate([slots, spare]), [*rows, *kept])
+        scheduler.keep(session, [*slots, *spare], [*rows, *kept])
         scheduler.settle()
         if is_first:
             scheduler.share(session)
         if session.finish is not None:
             self.remove(session)
 
-    def write(self, slots: np.ndarray, paths: list[list[int]]) -> None:
-        for slot, path in zip(slots.tolist(), paths, strict=True):
+    def write(self, slots: list[int], paths: list[list[int]]) -> None:
+        for slot, path in zip(slots, paths, strict=True):
             self.written[slot] = tuple(path)
 
     @rule(data=st.data(), reusable=st.booleans())
