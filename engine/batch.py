@@ -74,7 +74,7 @@ class BatchBuffers:
         self._masks = np.zeros(64 * 64, dtype=np.bool_)
         self._logit_rows = np.zeros(max_tokens, dtype=np.int32)
         self._count_up = np.arange(max_tokens, dtype=np.int32)
-        self._slot_table = slot_table
+        self._slot_table, self._unsigned_table = slot_table, slot_table.view(np.uint32)
         self._addresses: object = None
         self._row_addresses = (self._tokens.ctypes.data, self._logit_rows.ctypes.data)
 
@@ -145,8 +145,9 @@ class BatchBuffers:
             raise ValueError(
                 f"table row {segment.table_row} with a prefix of {segment.prefix_len}: the slot table is {table.shape}"
             )
-        prefix = table[segment.table_row, : segment.prefix_len]
-        if segment.prefix_len and int(prefix.view(np.uint32).max()) >= self.num_slots:
+        unsigned = self._unsigned_table[segment.table_row, : segment.prefix_len]
+        if segment.prefix_len and int(unsigned.max()) >= self.num_slots:
+            prefix = table[segment.table_row, : segment.prefix_len]
             raise ValueError(f"slot {prefix.min()} or {prefix.max()} of a prefix is out of bounds ({self.num_slots})")
 
     def _check_rows(self, num_tokens: int) -> None:

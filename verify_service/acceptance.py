@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,18 +15,19 @@ _OWN_WEIGHT = 4.0  # nodes of its own after which a session counts as much as al
 class Acceptance:
     """How often a drafter's nodes come true, by score and depth: what it says of deep nodes is often too good.
 
-    shared: of all its sessions, where this is one's own.
+    shared: of all its sessions, where this is one's own; it counts as it was when this one last learnt something.
     """
 
     def __init__(self, shared: Acceptance | None = None) -> None:
         self._shared = shared
         self._window = 64.0 if shared else 512.0
-        self._verified = np.zeros((_DEPTHS, _BINS))
-        self._accepted = np.zeros((_DEPTHS, _BINS))
+        self._verified = [0.0] * (_DEPTHS * _BINS)  # plain numbers: a tree has few nodes, and numpy is slow to begin
+        self._accepted = [0.0] * (_DEPTHS * _BINS)
         if shared is None:
             # The prior trusts scores half: exp(-score / 16) of the bin's middle, worth eight nodes.
-            self._verified += 8.0
-            self._accepted += 8.0 * 0.5 * np.exp(-np.arange(_BINS, dtype=np.float64))
+            self._verified = [8.0] * (_DEPTHS * _BINS)
+            self._accepted = [8.0 * 0.5 * math.exp(-bin) for bin in range(_BINS)] * _DEPTHS
+        self._chances: list[float] | None = None if shared is None else self._rates_falling()
 
     def probabilities(
         self, scores: NDArray[np.uint8], depths: NDArray[np.integer] | None = None
@@ -33,28 +36,41 @@ class Acceptance:
 
         depths: from 1, or all 1.
         """
-        rates = np.minimum.accumulate(np.minimum.accumulate(self._rates(), axis=0), axis=1)
-        return rates[_rows(scores, depths), scores >> 4]
+        chances = self._rates_falling() if self._chances is None else self._chances
+        return np.array([chances[cell] for cell in _cells(scores, depths)], np.float64)
 
     def observe(
         self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_], depths: NDArray[np.integer] | None = None
     ) -> None:
         """Takes in what became of a tree's nodes; old ones fade."""
-        cells = _rows(scores, depths) * _BINS + (scores >> 4)
-        shape = self._verified.shape
-        self._verified += np.bincount(cells, minlength=_DEPTHS * _BINS).reshape(shape)
-        self._accepted += np.bincount(cells, weights=accepted, minlength=_DEPTHS * _BINS).reshape(shape)
-        fade = np.where(self._verified > self._window, 0.5, 1.0)
-        self._verified *= fade
-        self._accepted *= fade
         if self._shared is not None:
             self._shared.observe(scores, accepted, depths)
+        cells = _cells(scores, depths)
+        for cell, hit in zip(cells, accepted.tolist(), strict=True):
+            self._verified[cell] += 1.0
+            self._accepted[cell] += hit
+        for cell in set(cells):
+            if self._verified[cell] > self._window:
+                self._verified[cell] *= 0.5
+                self._accepted[cell] *= 0.5
+        if self._shared is not None:  # here, where no step waits for it
+            self._chances = self._rates_falling()
+
+    def _rates_falling(self) -> list[float]:
+        rates = self._rates().reshape(_DEPTHS, _BINS)
+        return np.minimum.accumulate(np.minimum.accumulate(rates, axis=0), axis=1).reshape(-1).tolist()
 
     def _rates(self) -> NDArray[np.float64]:
+        verified, accepted = np.array(self._verified), np.array(self._accepted)
         if self._shared is None:
-            return self._accepted / self._verified
-        return (_OWN_WEIGHT * self._shared._rates() + self._accepted) / (_OWN_WEIGHT + self._verified)
+            return accepted / verified
+        return (_OWN_WEIGHT * self._shared._rates() + accepted) / (_OWN_WEIGHT + verified)
 
 
-def _rows(scores: NDArray[np.uint8], depths: NDArray[np.integer] | None) -> NDArray[np.intp]:
-    return np.zeros(len(scores), np.intp) if depths is None else np.minimum(depths, _DEPTHS).astype(np.intp) - 1
+def _cells(scores: NDArray[np.uint8], depths: NDArray[np.integer] | None) -> list[int]:
+    """Places in the tables."""
+    bins = [score >> 4 for score in scores.tolist()]
+    if depths is None:
+        return bins
+    rows = [min(depth, _DEPTHS) - 1 for depth in depths.tolist()]
+    return [row * _BINS + bin for row, bin in zip(rows, bins, strict=True)]

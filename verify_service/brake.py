@@ -37,6 +37,7 @@ _SLOW_ROUNDS = 16  # of a drafter's, the first: both processes' code is new to t
 _LOSS = 0.05  # of a round's step that a drafter must cost for a lone session to begin in silence
 _MANY_ROUNDS = 192  # of a drafter's, from which its worth is known within a tenth of a step
 _FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
+_FEW = 16  # nodes of a lone tree that are chosen from one by one
 _PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
 
 
@@ -282,6 +283,8 @@ def choose_nodes(
 
     base_rows and base_tokens: what the step has without them; likely[i]: acceptance probabilities in falling order.
     """
+    if len(likely) == 1 and len(likely[0]) <= _FEW:
+        return [_choose_of_one(costs, base_rows, base_tokens, likely[0].tolist())]
     counts = [0] * len(likely)
     owners = np.concatenate([np.full(len(p), i) for i, p in enumerate(likely)]) if likely else np.empty(0, int)
     if not owners.size:
@@ -294,3 +297,14 @@ def choose_nodes(
     for owner in owners[order[:best]].tolist():
         counts[owner] += 1
     return counts
+
+
+def _choose_of_one(costs: CostTable, base_rows: int, base_tokens: float, likely: list[float]) -> int:
+    """The same for one session that has few, sooner than numpy begins."""
+    best, best_rate, tokens = 0, base_tokens / costs.ms(base_rows), base_tokens
+    for count, gain in enumerate(likely, start=1):
+        tokens += gain
+        rate = tokens / costs.ms(base_rows + count)
+        if rate > best_rate:
+            best, best_rate = count, rate
+    return best

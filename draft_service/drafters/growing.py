@@ -184,7 +184,7 @@ def _grow_chains(
     model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
     counts: list[int], least_reach: float, check: Check | None,
 ) -> list[Draft]:  # fmt: skip
-    lengths = [sequence.num_rows for sequence in sequences]
+    lengths, each = [sequence.num_rows for sequence in sequences], slots.tolist()
     for sequence, own in zip(sequences, slots, strict=True):
         model.cache.slot_table[sequence.table_row, sequence.num_rows : sequence.num_rows + len(own)] = own
     words = np.empty((len(sequences), num_steps), np.int32)
@@ -194,13 +194,13 @@ def _grow_chains(
     num_run = 0
     for step in range(num_steps):
         if step:
-            if paths.mean() < least_reach:
+            if least_reach and paths.mean() < least_reach:
                 break
             if check is not None:
                 check()
             segments = [
-                Segment(sequence.table_row, length + step - 1, words[i, step - 1 : step], slots[i, step - 1 : step])
-                for i, (sequence, length) in enumerate(zip(sequences, lengths, strict=True))
+                Segment(sequence.table_row, length + step - 1, words[i, step - 1 : step], [own[step - 1]])
+                for i, (sequence, length, own) in enumerate(zip(sequences, lengths, each, strict=True))
             ]
             tips = model.run(segments, tips.states, 1)
         words[:, step] = on_host(tips.tokens)[:, 0]
@@ -242,7 +242,7 @@ def _grow_trees(
     states = None if tips.states is None else _States(tips.states, num_steps, topk)
     for step in range(1, num_steps):
         end = step * topk
-        if growth.reach(end - topk, end) < least_reach:
+        if least_reach and growth.reach(end - topk, end) < least_reach:
             break
         if check is not None:
             check()
