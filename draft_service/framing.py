@@ -16,9 +16,11 @@ def framed(
     if (frame := released(changes)) is not None:
         frames.append(frame)
     if proposals:
-        read = None if table.ring is None else table.ring.last
-        sent = verify_pb2.Proposals(proposals=proposals, consumed_slot_seq=read)
-        frames.append(verify_pb2.SpeculateRequest(proposals=sent))
+        frame = verify_pb2.SpeculateRequest()
+        frame.proposals.proposals.extend(proposals)
+        if table.ring is not None and table.ring.last is not None:
+            frame.proposals.consumed_slot_seq = table.ring.last
+        frames.append(frame)
     return frames
 
 

@@ -261,8 +261,8 @@ async def _read(call: Call, arrivals: Arrivals[Arrival], fetcher: FeatureFetcher
                 raise Internal(f"a frame carries {frame.WhichOneof('message')}; after `enlisted` only rounds may come")
             news.note(frame.round)
             await arrivals.put(frame.round)
-            fetcher.watch([frame.round])
             await asyncio.sleep(0)  # who takes it goes first: asking gRPC for the next one takes a while
+            fetcher.watch([frame.round])
     except Exception as error:  # raised again by whoever takes it
         end = _End(error)
     await arrivals.put(end)

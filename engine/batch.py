@@ -12,6 +12,9 @@ import numpy as np
 
 from kernels.attention.layout import AttentionLayout
 
+_FEW = 16  # rows of a segment that are looked at one by one, sooner than numpy begins
+_BATCHES_KEPT = 64
+
 
 @dataclass(slots=True)
 class Segment:
@@ -76,6 +79,7 @@ class BatchBuffers:
         self._count_up = np.arange(max_tokens, dtype=np.int32)
         self._slot_table, self._unsigned_table = slot_table, slot_table.view(np.uint32)
         self._addresses: object = None
+        self._batches: dict[tuple[int, int, int, int], Batch] = {}  # by their sizes: each is a dozen views
         self._row_addresses = (self._tokens.ctypes.data, self._logit_rows.ctypes.data)
 
     def fill(self, segments: Sequence[Segment]) -> Batch:
@@ -87,24 +91,43 @@ class BatchBuffers:
         if not segments:
             raise ValueError("a step needs at least one segment")
         num_tokens = num_logits = num_mask = 0
+        few = True  # and so checked already
         for index, segment in enumerate(segments):
             _check_shapes(segment)
             end = num_tokens + len(segment.tokens)
             if end > self.max_tokens:
                 raise ValueError(f"a step of {end} tokens or more; the limit is {self.max_tokens}")
             self._check_prefix(segment)
-            num_mask = self._place(index, segment, num_tokens, end, num_mask)
+            if len(segment.tokens) <= _FEW:
+                self._place_few(segment, num_tokens, end)
+            else:
+                self._place_rows(segment, num_tokens, end)
+                few = False
+            self._segments[:, index] = num_tokens, end - num_tokens, segment.prefix_len, segment.table_row
+            num_mask = self._place_mask(index, segment, num_mask)
             logits_end = num_logits + segment.num_logits
             self._logit_rows[num_logits:logits_end] = self._count_up[end - segment.num_logits : end]
             num_tokens, num_logits = end, logits_end
-        self._check_rows(num_tokens)
-        layout = self._layout(len(segments), num_tokens, num_mask)
-        tokens, logit_rows = self._tokens[:num_tokens], self._logit_rows[:num_logits]
-        return Batch(tokens, logit_rows, layout, *self._row_addresses)
+        if not few:
+            self._check_rows(num_tokens)
+        return self._batch(len(segments), num_tokens, num_mask, num_logits)
 
     def remember(self, batch: Batch) -> None:
         """Keeps the addresses that a kernel has looked up for `batch`: the next one lies in the same memory."""
         self._addresses = batch.layout.addresses
+
+    def _batch(self, num_segments: int, num_tokens: int, num_mask: int, num_logits: int) -> Batch:
+        sizes = num_segments, num_tokens, num_mask, num_logits
+        batch = self._batches.get(sizes)
+        if batch is None:
+            tokens, logit_rows = self._tokens[:num_tokens], self._logit_rows[:num_logits]
+            layout = self._layout(num_segments, num_tokens, num_mask)
+            batch = Batch(tokens, logit_rows, layout, *self._row_addresses)
+            if len(self._batches) >= _BATCHES_KEPT:
+                del self._batches[next(iter(self._batches))]
+            self._batches[sizes] = batch
+        batch.layout.renew(self._addresses)
+        return batch
 
     def _layout(self, num_segments: int, num_tokens: int, num_mask: int) -> AttentionLayout:
         first_rows, num_rows, prefix_lens, table_rows = self._segments[:, :num_segments]
@@ -118,16 +141,27 @@ class BatchBuffers:
             positions=self._positions[:num_tokens],
             masks=self._masks[:num_mask],
             mask_starts=self._mask_starts[:num_segments],
-            addresses=self._addresses,
         )
 
-    def _place(self, index: int, segment: Segment, start: int, end: int, mask_start: int) -> int:
-        """Writes segment number `index` to rows start..end-1; returns where the next mask starts."""
+    def _place_rows(self, segment: Segment, start: int, end: int) -> None:
+        """Writes a segment to rows start..end-1."""
         self._tokens[start:end] = segment.tokens
         self._slots[start:end] = segment.slots
         depths = self._count_up[: end - start] if segment.depths is None else segment.depths
         np.add(depths, segment.prefix_len, out=self._positions[start:end])
-        self._segments[:, index] = start, end - start, segment.prefix_len, segment.table_row
+
+    def _place_few(self, segment: Segment, start: int, end: int) -> None:
+        """The same for a few rows, which are checked on the way."""
+        first, slots = segment.prefix_len, segment.slots
+        depths = range(end - start) if segment.depths is None else segment.depths.tolist()
+        rows = segment.tokens.tolist(), list(slots), [first + depth for depth in depths]
+        for (name, limit), values in zip(self._limits, rows, strict=True):
+            if not 0 <= min(values) <= max(values) < limit:
+                raise _out_of_bounds(name, limit, min(values), max(values))
+        self._rows[:, start:end] = rows
+
+    def _place_mask(self, index: int, segment: Segment, mask_start: int) -> int:
+        """Writes the mask of segment number `index`; returns where the next one starts."""
         if segment.mask is None:
             self._mask_starts[index] = -1
             return mask_start
@@ -136,6 +170,7 @@ class BatchBuffers:
         if mask_end > self._masks.size:
             self._masks = np.concatenate([self._masks, np.zeros(mask_end, dtype=np.bool_)])
             self._addresses = None
+            self._batches.clear()
         self._masks[mask_start:mask_end] = segment.mask.ravel()
         return mask_end
 
@@ -155,7 +190,11 @@ class BatchBuffers:
         for (name, limit), found, row in zip(self._limits, highest, self._rows, strict=True):
             if found >= limit:
                 values = row[:num_tokens]
-                raise ValueError(f"a {name} is out of bounds (0 to {limit - 1}): {values.min()} to {values.max()}")
+                raise _out_of_bounds(name, limit, values.min(), values.max())
+
+
+def _out_of_bounds(name: str, limit: int, lowest: int, highest: int) -> ValueError:
+    return ValueError(f"a {name} is out of bounds (0 to {limit - 1}): {lowest} to {highest}")
 
 
 def _check_shapes(segment: Segment) -> None:

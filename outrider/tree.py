@@ -28,6 +28,7 @@ class TokenTree:
     parents: Ids
     _row_depths: Ids | None = None
     _mask: NDArray[np.bool_] | None = None
+    _words: list[int] | None = field(default=None, repr=False)
     _above: list[int] | None = field(default=None, repr=False)
     _children: dict[int, dict[int, int]] | None = field(default=None, repr=False)
 
@@ -50,11 +51,19 @@ class TokenTree:
             raise InvalidArgument(f"{len(tokens)} nodes; at most {max_nodes} are taken", field="tokens")
         check_token_ids(tokens, vocab_size=vocab_size, field="tokens")
         tree = cls(tokens, parents)
-        tree._children = _checked_links(tokens.tolist(), tree.above)
+        tree._children = _checked_links(tree.words, tree.above)
         return tree
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def words(self) -> list[int]:
+        """`tokens` as plain numbers: of few nodes they are looked up sooner."""
+        words = self._words
+        if words is None:
+            self._words = words = self.tokens.tolist()
+        return words
 
     @property
     def above(self) -> list[int]:
@@ -87,7 +96,7 @@ class TokenTree:
         """Of each node that has children (-1: the root): they, by token."""
         if self._children is None:
             links: dict[int, dict[int, int]] = {}
-            for node, (token, parent) in enumerate(zip(self.tokens.tolist(), self.above, strict=True)):
+            for node, (token, parent) in enumerate(zip(self.words, self.above, strict=True)):
                 siblings = links.get(parent)
                 if siblings is None:
                     links[parent] = {token: node}

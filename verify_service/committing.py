@@ -134,7 +134,7 @@ class Committer:
     def _commit_one(self, work: Work, outcome: Accepted, step_us: int, batch_tokens: int) -> int:
         session, match = work.session, work.match
         drafted = len(match.tree) if match is not None else 0
-        tokens = match.tree.tokens[outcome.nodes].tolist() if match is not None and outcome.nodes else []
+        tokens = [match.tree.words[node] for node in outcome.nodes] if match is not None else []
         base_len = session.committed_len
         first_output = session.output_len == 0
         taken = session.commit([*tokens, outcome.bonus])
@@ -192,7 +192,7 @@ class Committer:
             credit = verdict.credits.add(
                 proposal_id=match.proposal.proposal_id, root_node=match.root_node, nodes_verified=len(match.tree)
             )
-            credit.accepted_nodes.extend(match.nodes[accepted].tolist())
+            credit.accepted_nodes.extend([int(match.nodes[node]) for node in accepted])
             early = match.root_node != ROOT or len(match.proposal.assumed) > 0
             assignment.drafter.totals.count_used(len(accepted), early=early)
             assignment.drafter.counts["used"] += 1
