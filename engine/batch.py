@@ -13,7 +13,7 @@ import numpy as np
 from kernels.attention.layout import AttentionLayout
 
 _FEW = 16  # rows of a segment that are looked at one by one, sooner than numpy begins
-_BATCHES_KEPT = 64
+_SIZES_KEPT = 64
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Segment:
     tokens: np.ndarray
     """int32 [n]"""
     slots: np.ndarray | Sequence[int]
-    """int32 [n]: where the rows' KV and features go; distinct."""
+    """[n]: where the rows' KV and features go; distinct."""
     depths: np.ndarray | None = None
     """int32 [n]: row i sits at position prefix_len + depths[i]; None: 0..n-1."""
     mask: np.ndarray | None = None
@@ -79,7 +79,7 @@ class BatchBuffers:
         self._count_up = np.arange(max_tokens, dtype=np.int32)
         self._slot_table, self._unsigned_table = slot_table, slot_table.view(np.uint32)
         self._addresses: object = None
-        self._batches: dict[tuple[int, int, int, int], Batch] = {}  # by their sizes: each is a dozen views
+        self._views: dict[tuple[int, int, int, int], tuple[np.ndarray, ...]] = {}  # of the arrays, by a step's sizes
         self._row_addresses = (self._tokens.ctypes.data, self._logit_rows.ctypes.data)
 
     def fill(self, segments: Sequence[Segment]) -> Batch:
@@ -118,30 +118,22 @@ class BatchBuffers:
 
     def _batch(self, num_segments: int, num_tokens: int, num_mask: int, num_logits: int) -> Batch:
         sizes = num_segments, num_tokens, num_mask, num_logits
-        batch = self._batches.get(sizes)
-        if batch is None:
-            tokens, logit_rows = self._tokens[:num_tokens], self._logit_rows[:num_logits]
-            layout = self._layout(num_segments, num_tokens, num_mask)
-            batch = Batch(tokens, logit_rows, layout, *self._row_addresses)
-            if len(self._batches) >= _BATCHES_KEPT:
-                del self._batches[next(iter(self._batches))]
-            self._batches[sizes] = batch
-        batch.layout.renew(self._addresses)
-        return batch
-
-    def _layout(self, num_segments: int, num_tokens: int, num_mask: int) -> AttentionLayout:
-        first_rows, num_rows, prefix_lens, table_rows = self._segments[:, :num_segments]
-        return AttentionLayout(
-            slot_table=self._slot_table,
-            first_rows=first_rows,
-            num_rows=num_rows,
-            prefix_lens=prefix_lens,
-            table_rows=table_rows,
-            slots=self._slots[:num_tokens],
-            positions=self._positions[:num_tokens],
-            masks=self._masks[:num_mask],
-            mask_starts=self._mask_starts[:num_segments],
-        )
+        views = self._views.get(sizes)
+        if views is None:
+            views = (
+                self._tokens[:num_tokens], self._logit_rows[:num_logits], *self._segments[:, :num_segments],
+                self._slots[:num_tokens], self._positions[:num_tokens], self._masks[:num_mask],
+                self._mask_starts[:num_segments],
+            )  # fmt: skip
+            if len(self._views) >= _SIZES_KEPT:
+                del self._views[next(iter(self._views))]
+            self._views[sizes] = views
+        tokens, logit_rows, first_rows, num_rows, prefix_lens, table_rows, slots, positions, masks, mask_starts = views
+        layout = AttentionLayout(
+            self._slot_table, first_rows, num_rows, prefix_lens, table_rows, slots, positions, masks, mask_starts,
+            self._addresses,
+        )  # fmt: skip
+        return Batch(tokens, logit_rows, layout, *self._row_addresses)
 
     def _place_rows(self, segment: Segment, start: int, end: int) -> None:
         """Writes a segment to rows start..end-1."""
@@ -170,7 +162,7 @@ class BatchBuffers:
         if mask_end > self._masks.size:
             self._masks = np.concatenate([self._masks, np.zeros(mask_end, dtype=np.bool_)])
             self._addresses = None
-            self._batches.clear()
+            self._views.clear()
         self._masks[mask_start:mask_end] = segment.mask.ravel()
         return mask_end
 

@@ -42,10 +42,6 @@ class PagePool:
         """Pages that may be allocated now."""
         return len(self._free)
 
-    def allocate(self, count: int) -> np.ndarray:
-        """`take`, as int32 [count]."""
-        return np.array(self.take(count), np.int32)
-
     def take(self, count: int) -> list[int]:
         """`count` page ids, the caller's until it frees them. Raises OutOfPages, taking nothing."""
         if count < 0:

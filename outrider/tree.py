@@ -7,6 +7,7 @@ batches hold the root first: row 0 is the root, row i + 1 is node i.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from outrider.errors import InvalidArgument
 from outrider.wire import Ids, check_token_ids
 
 ROOT = -1
+_LONG = 64  # nodes of a chain whose depths and mask are not kept
 
 
 @dataclass(eq=False, slots=True)
@@ -73,11 +75,6 @@ class TokenTree:
             self._above = above = self.parents.tolist()
         return above
 
-    @property
-    def is_chain(self) -> bool:
-        """Whether it is one branch, whose rows see all rows before them."""
-        return self.above == list(range(ROOT, len(self) - 1))
-
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` (-1: the root) that holds `token`."""
         siblings = self.links.get(node)
@@ -117,7 +114,9 @@ class TokenTree:
             depths = [0]
             for parent in self.above:
                 depths.append(depths[parent + 1] + 1)
-            self._row_depths = np.array(depths, np.int32)
+            # Made once for all chains: no step waits for that.
+            is_chain = depths[-1] == len(self) <= _LONG
+            self._row_depths = _chain_depths(len(depths)) if is_chain else np.array(depths, np.int32)
         return self._row_depths
 
     @property
@@ -129,6 +128,9 @@ class TokenTree:
         """bool [n+1, n+1]: row r sees itself, its ancestors and the root (row 0)."""
         if self._mask is None:
             size = len(self) + 1
+            if size > 1 and self.depth == size - 1 <= _LONG:
+                self._mask = _chain_mask(size)
+                return self._mask
             rows = [bytearray(size)]
             rows[0][0] = 1
             for row, parent in enumerate(self.above, start=1):
@@ -184,6 +186,22 @@ class TokenTree:
         del new_index[root]
         kept = np.fromiter(new_index, np.int32, len(new_index))
         return TokenTree(self.tokens[kept], np.array(parents, np.int32)), kept
+
+
+@cache
+def _chain_depths(size: int) -> Ids:
+    """TokenTree.row_depths of a chain of so many rows, not to be written to."""
+    depths = np.arange(size, dtype=np.int32)
+    depths.flags.writeable = False
+    return depths
+
+
+@cache
+def _chain_mask(size: int) -> NDArray[np.bool_]:
+    """TokenTree.ancestor_mask of a chain of so many rows, not to be written to."""
+    mask = np.tri(size, dtype=np.bool_)
+    mask.flags.writeable = False
+    return mask
 
 
 def _checked_links(tokens: list[int], parents: list[int]) -> dict[int, dict[int, int]]:

@@ -197,7 +197,7 @@ class FakeRunner:
         chain, tail = self._prefix(segment)
         parents = _parents(segment)
         depths = np.arange(len(segment.tokens)) if segment.depths is None else segment.depths
-        if segment.num_logits > 1:
+        if segment.mask is not None:
             self.widest = max(self.widest, len(segment.tokens))
         chains, tails = [chain], [tail]
         for token, parent in zip(segment.tokens.tolist(), parents, strict=True):

@@ -42,7 +42,7 @@ def feature_layout(spec: FeatureSpec, plane: torch.Tensor | None) -> common_pb2.
 
 
 class FeatureSender:
-    """Rows of a runner's feature plane [num_slots, width] for drafters; all does nothing where it keeps none."""
+    """Rows of a runner's feature plane [num_slots, width] for drafters; where it keeps none, nothing is sent."""
 
     def __init__(self, runner: Runner) -> None:
         self._plane, self._slot_table = runner.features, runner.slot_table

@@ -60,8 +60,6 @@ class Work:
             return Segment(session.table_row, session.kv_len, known, self.slots, num_logits=self.num_logits)
         tree = self.match.tree
         tokens = np.concatenate([known, tree.tokens])
-        if tree.is_chain:
-            return Segment(session.table_row, session.kv_len, tokens, self.slots, num_logits=self.num_logits)
         return Segment(
             session.table_row, session.kv_len, tokens, self.slots, depths=tree.row_depths, mask=tree.ancestor_mask(),
             num_logits=self.num_logits,

@@ -21,6 +21,7 @@ from draft_service.drafters.features import (
     read_tensor,
     read_together,
 )
+from draft_service.drafters.features import warm_up as warm_up_reading
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import HeadModel
@@ -51,6 +52,11 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
     ) -> None:  # fmt: skip
         super().__init__(model, shape, algorithm=algorithm, draft_model=draft_model, features=features, target=target)
         self._head = model
+
+    def warm_up(self) -> None:
+        """See ModelDrafter; what reads rows too."""
+        warm_up_reading()
+        super().warm_up()
 
     def add_features(self, rows: Sequence[tuple[Session, common_pb2.FeatureRows]]) -> None:
         """Takes rows and runs what they make runnable, so that a prompt is read while the target reads it.

@@ -151,6 +151,11 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     return Piece(whole, first, end)
 
 
+def warm_up() -> None:
+    """Loads what reads rows, or compiles it."""
+    _copy_finite()
+
+
 def pack_rows(rows: torch.Tensor) -> common_pb2.Tensor:
     """Rows [n, width] as read_tensor takes them."""
     dtype = next(wire for wire, dtype in _DTYPES.items() if dtype == rows.dtype)
@@ -216,8 +221,8 @@ class FeatureBuffer:
     def rows(self, first: int, end: int) -> Piece:
         """Rows of positions within start..end."""
         if len(self._pieces) > 1:
-            joined = torch.cat([piece.rows.to(self._pieces[0].whole.dtype) for piece in self._pieces])
-            self._pieces = [Piece(joined, 0, len(joined))]
+            whole = torch.cat([piece.rows.to(self._pieces[0].whole.dtype) for piece in self._pieces])
+            self._pieces = [Piece(whole, 0, len(whole))]
         return self._pieces[0].part(first - self.start, end - self.start)
 
     def drop(self, before: int) -> None:

@@ -58,11 +58,11 @@ class _Joined(NamedTuple):
 class Carried:
     """What a head gave out of one tree's rows: the states that rows below them go on from.
 
-    given: has `states` [B + B * width * steps, hidden]: the roots', then those of each step's entries, tree by tree;
+    kept: has `states` [B + B * width * steps, hidden]: the roots', then those of each step's entries, tree by tree;
     entries: int32 [n], of each node, -1 where it was not run.
     """
 
-    given: _HasStates
+    kept: _HasStates
     batch: int
     width: int
     index: int  # of the B trees that grew together
@@ -80,7 +80,7 @@ class Carried:
                 return None
             step, place = divmod(entry, self.width)
             found.append(self.batch + (step * self.batch + self.index) * self.width + place)
-        return self.given.states[found]
+        return self.kept.states[found]
 
 
 class _States:

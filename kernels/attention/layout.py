@@ -41,10 +41,6 @@ class AttentionLayout:
     """The arrays' addresses as the C kernels want them; theirs to fill in, good for any layout in the same memory."""
     _plan: list[SegmentPlan] = field(default_factory=list, repr=False)
 
-    def renew(self, addresses: Any) -> None:
-        """Other numbers lie in the arrays now, which are where `addresses` says."""
-        self.addresses, self._plan = addresses, []
-
     def plan(self, device: torch.device) -> list[SegmentPlan]:
         """The same as index tensors, one entry per segment; made once per step."""
         if not self._plan:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine.batch import Batch, BatchBuffers, Segment
 
@@ -45,6 +46,18 @@ def test_rows_of_three_kinds() -> None:
     for array in (batch.tokens, batch.logit_rows, layout.positions, layout.slots, layout.table_rows):
         assert array.dtype == np.int32
         assert array.flags.c_contiguous
+
+
+def test_a_step_of_the_same_size_is_another_step() -> None:
+    """Backends plan once for each layout; the second one's slots are not the first one's."""
+    buffers = BatchBuffers(table(), vocab_size=50, num_slots=40, num_positions=20, max_tokens=16)
+    first = buffers.fill([Segment(0, 2, ints(1), ints(10))]).layout
+    planned = [part.slots.tolist() for part in first.plan(torch.device("cpu"))]
+    second = buffers.fill([Segment(1, 2, ints(7), [11])]).layout
+    assert second is not first
+    assert planned == [[0, 1, 10]]
+    assert [part.slots.tolist() for part in second.plan(torch.device("cpu"))] == [[20, 21, 11]]
+    assert second.positions.tolist() == [2]
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_accepted_nodes_are_committed_by_rewriting_the_slot_table(llama: Pair) -
     tree = session.tree(tokens, parents)
     runner.forward([tree])
     kept = [0, 2, 3]
-    runner.slot_table[0, 12:15] = tree.slots[kept]
+    runner.slot_table[0, 12:15] = np.asarray(tree.slots)[kept]
     session.length += 3
     logits = runner.forward([session.segment([7])])
     close(logits[0], llama.logits([*prefix, *(tokens[row] for row in kept), 7])[-1])

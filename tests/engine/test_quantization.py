@@ -138,7 +138,7 @@ def tree_greedy(
 def commit(session: Session, segment: Segment, path: list[int]) -> None:
     """Keeps the rows of a tree's path."""
     end = session.length + len(path)
-    session.runner.slot_table[session.table_row, session.length : end] = segment.slots[path]
+    session.runner.slot_table[session.table_row, session.length : end] = np.asarray(segment.slots)[path]
     session.length = end
 
 

@@ -38,7 +38,7 @@ class CacheMachine(RuleBasedStateMachine):
         try:
             if missing > self.pool.num_free:
                 self.cache.evict(missing - self.pool.num_free)
-            new = self.pool.allocate(missing)
+            new = np.array(self.pool.take(missing), np.int32)
         except OutOfPages:
             assert self.cache.num_evictable == 0
             self.cache.unlock(prefix)
@@ -65,7 +65,7 @@ class CacheMachine(RuleBasedStateMachine):
         if self.pool.num_free < count:
             return
         tokens = tokens[: count * self.page_size]
-        pages = self.pool.allocate(count)
+        pages = np.array(self.pool.take(count), np.int32)
         for offset, page in enumerate(pages.tolist(), start=1):
             self.contents[page] = tokens[: offset * self.page_size]
         self._holds(self.cache.insert(np.array(tokens, np.int32), pages), tokens)
@@ -102,8 +102,8 @@ def _ids(*tokens: int) -> np.ndarray:
 def test_least_recently_used_leaf_goes_first() -> None:
     pool = PagePool(6)
     cache = RadixCache(pool)
-    cache.insert(_ids(1, 2), pool.allocate(2))
-    cache.insert(_ids(1, 3), np.concatenate([cache.match(_ids(1)).pages, pool.allocate(1)]))
+    cache.insert(_ids(1, 2), np.array(pool.take(2), np.int32))
+    cache.insert(_ids(1, 3), np.concatenate([cache.match(_ids(1)).pages, np.array(pool.take(1), np.int32)]))
     cache.match(_ids(1, 2))
     cache.evict(1)
     assert len(cache.match(_ids(1, 3)).pages) == 1
@@ -113,7 +113,7 @@ def test_least_recently_used_leaf_goes_first() -> None:
 def test_locked_prefix_stays() -> None:
     pool = PagePool(4)
     cache = RadixCache(pool)
-    prefix = cache.insert(_ids(1, 2, 3), pool.allocate(3))
+    prefix = cache.insert(_ids(1, 2, 3), np.array(pool.take(3), np.int32))
     cache.lock(prefix)
     assert cache.evict(3) == 0
     cache.unlock(prefix)
@@ -125,4 +125,4 @@ def test_locked_prefix_stays() -> None:
 def test_insert_refuses_broken_pages() -> None:
     pool = PagePool(4, 2)
     with pytest.raises(ValueError, match="do not fill"):
-        RadixCache(pool).insert(_ids(1, 2, 3), pool.allocate(1))
+        RadixCache(pool).insert(_ids(1, 2, 3), np.array(pool.take(1), np.int32))

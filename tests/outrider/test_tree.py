@@ -73,6 +73,10 @@ def test_empty_and_chain() -> None:
     assert chain.parents.tolist() == [-1, 0, 1]
     assert chain.depths.tolist() == [1, 2, 3]
     assert chain.subtree(2)[0].tokens.tolist() == []
+    for length in (1, 3, 64, 65, 80):
+        chain = TokenTree.chain(np.arange(length, dtype=np.int32))
+        assert chain.row_depths.tolist() == list(range(length + 1))
+        assert (chain.ancestor_mask() == np.tri(length + 1, dtype=np.bool_)).all()
 
 
 @pytest.mark.parametrize(

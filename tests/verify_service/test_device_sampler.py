@@ -72,15 +72,15 @@ def make_work(seed: int) -> Work:
     if rng.random() < 0.3:
         session.sampler._grammar = EveryThird()  # type: ignore[assignment]
     if rng.random() < 0.3:
-        return Work(session, np.arange(rng.randrange(1, 7), dtype=np.int32), rng.random() < 0.5)
+        return Work(session, range(rng.randrange(1, 7)), rng.random() < 0.5)
     session.kv_len = session.committed_len
     session.sampler.commit(session.commit([5, 3]))
     session.kv_len += 1
-    work = Work(session, np.arange(1, dtype=np.int32), True)
+    work = Work(session, [0], True)
     if rng.random() < 0.8:
         tree = random_draft([rng.randrange(VOCAB) for _ in range(4)], VOCAB, rng, 9).tree
         nodes = np.arange(len(tree), dtype=np.int32)
-        work.slots = np.arange(1 + len(tree), dtype=np.int32)
+        work.slots = range(1 + len(tree))
         proposal = Proposal(1, session.committed_len, np.empty(0, np.int32), tree)
         work.match = Match(proposal, -1, tree, nodes, np.zeros(len(tree), np.uint8))
     return work
@@ -175,7 +175,7 @@ def test_the_device_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_step_that_only_prefills_reads_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
     (session,) = build_factory(toy_config(VOCAB, CONTEXT)).build(request([1, 2, 3]))
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: pytest.fail("waited"))
-    work = Work(session, np.arange(2, dtype=np.int32), False)
+    work = Work(session, range(2), False)
     assert DeviceSampler(CPU, TORCH).accept([work], torch.zeros((0, VOCAB))) == [None]
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.acceptance import Accepted
 from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
 from tests.drafter_view import Draft
@@ -140,12 +141,12 @@ def test_node_probabilities_are_those_of_each_token_given_its_path() -> None:
 
 def make_work(params: SamplingParams, rows: int, *, samples: bool = True, draft: Draft | None = None) -> Work:
     (session,) = build_factory(toy_config(VOCAB, CONTEXT)).build(request([1] * rows, params))
-    work = Work(session, np.arange(rows, dtype=np.int32), samples)
+    work = Work(session, range(rows), samples)
     if draft is not None:
         prepare(session)
         proposal = Proposal(1, session.committed_len, np.empty(0, np.int32), draft.tree)
         nodes = np.arange(len(draft.tree), dtype=np.int32)
-        work.slots = np.arange(1 + len(nodes), dtype=np.int32)
+        work.slots = range(1 + len(nodes))
         work.match = Match(proposal, -1, draft.tree, nodes, np.zeros(len(nodes), np.uint8))
     return work
 
@@ -153,6 +154,22 @@ def make_work(params: SamplingParams, rows: int, *, samples: bool = True, draft:
 def prepare(session: Session) -> None:
     session.kv_len = session.committed_len
     session.commit([2])
+
+
+def test_beside_sessions_that_want_the_highest_logits_alone_others_get_what_they_ask() -> None:
+    greedy, sampled = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, top_k=3, seed=5)
+    rows = np.random.default_rng(0).normal(size=(5, VOCAB)).astype(np.float32)
+    highest = rows.argmax(axis=1).tolist()
+    outcomes: list[list[Accepted | None]] = []
+    for likeliest in (None, highest):
+        tree = Draft([highest[1], (highest[1] + 1) % VOCAB], [-1, -1])
+        works = [make_work(greedy, 1), make_work(greedy, 1, draft=tree), make_work(sampled, 1)]
+        works[1].session.include_trees = works[1].session.logprobs = True
+        outcomes.append(Sampler().accept(works, torch.from_numpy(rows), likeliest))
+        chances = np.exp(rows[1].astype(np.float64)) / np.exp(rows[1].astype(np.float64)).sum()
+        assert works[1].probabilities == pytest.approx([chances[token] for token in tree.tree.tokens])
+        assert [found.token for found in works[1].logprobs] == [highest[1], highest[2]]
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_step_gives_each_session_its_own_rows() -> None:

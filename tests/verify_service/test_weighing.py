@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from kernels.acceptance import Accepted
@@ -54,7 +53,7 @@ class Scale:
             asked = [assignment.brake.tell() for assignment in self.assignments] if tell else []
             rows = 1 + (nodes if not tell or any(asked) else 0)
             works = [
-                Work(one, np.zeros(rows, np.int32), samples=True, decodes=one.needs_prefill == 1, assignment=assignment)
+                Work(one, [0] * rows, samples=True, decodes=one.needs_prefill == 1, assignment=assignment)
                 for one, assignment in zip(self.sessions, self.assignments, strict=True)
             ]
             outcomes: list[Accepted | None] = [Accepted(list(range(min(accepted, rows - 1))), 1) for _ in works]
