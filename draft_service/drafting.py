@@ -75,18 +75,20 @@ class Drafting:
         copied_for: list[Session] = []
         if self.copier is not None:
             copies, fresh = self.copier.drafts(table, fresh, extended, is_asked=plan.speculate)
-            copied_for += copies
-            proposals, copied = self._proposals(table, copied_for, list(copies.values()), 0)
-            for frame in framed(table, Changes(), proposals):
-                yield frame
-            known += copied
+            if copies:
+                copied_for += copies
+                proposals, copied = self._proposals(table, copied_for, list(copies.values()), 0)
+                for frame in framed(table, Changes(), proposals):
+                    yield frame
+                known += copied
         # Whoever is not drafted for is declined, so that verify does not wait.
         left_out = [] if plan.speculate else [session for session in fresh if not session.wishes.has_any]
         fresh = [session for session in fresh if session not in left_out] if left_out else fresh
         if fresh or left_out or not (early and known):
             drafts, took_ms = await self._take_in(table, changes, fresh)
             proposals, drafted = self._proposals(table, fresh, drafts, _us_each(took_ms, len(fresh)))
-            proposals += self._proposals(table, left_out, [NO_DRAFT] * len(left_out), 0)[0]
+            if left_out:
+                proposals += self._proposals(table, left_out, [NO_DRAFT] * len(left_out), 0)[0]
             for frame in framed(table, changes, proposals):
                 yield frame
             if fresh:
