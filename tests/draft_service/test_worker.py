@@ -110,7 +110,7 @@ async def test_enlisting_says_who_it_is(address: str) -> None:
         (link,) = worker.links
         assert link.num_sessions == 1
         assert link.stats.state == draft_pb2.VERIFY_LINK_STATE_ENLISTED
-        while not link.stats.proposals:  # counted once gRPC says that it was written, which may be after it was read
+        while not link.stats.proposals:  # noqa: ASYNC110  counted when gRPC says that it was written, maybe after that
             await asyncio.sleep(0)
         assert (link.stats.connects, link.stats.rounds, link.stats.proposals) == (1, 1, 1)
 
