@@ -35,7 +35,7 @@ from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
 from outrider.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.app import Engine, build_servicer, build_step_loop
+from verify_service.app import LENT_MS, Engine, build_servicer, build_step_loop
 from verify_service.commands import Inbox, Stop
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
@@ -207,7 +207,9 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     costs = CostTable({1: setting.verify_ms, 512: setting.verify_ms})
     engine = Engine(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "")
     inbox = Inbox()
-    step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(deliver, batch))
+    step_loop = build_step_loop(
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(deliver, batch), lent_ms=LENT_MS
+    )
     servicer = build_servicer(args, engine, step_loop, inbox)
 
     def deliver(batch: Responses) -> None:

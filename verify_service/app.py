@@ -54,6 +54,7 @@ from verify_service.target import Target
 log = get_logger(__name__)
 
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+LENT_MS = 20.0  # a step of the C kernels that the event loop may run itself: what clients and drafters notice no more
 _WARM_UP_ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 _WARM_UP_REPEATS = 5
 _GRAPH_SESSIONS = 160  # SGLang's most
@@ -162,7 +163,10 @@ async def serve(
     """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
     loop = asyncio.get_running_loop()
     inbox = Inbox()
-    step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch))
+    step_loop = build_step_loop(
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch),
+        lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0,
+    )  # fmt: skip
     tracing = tracing_of(args, "verify")
     servicer = build_servicer(args, engine, step_loop, inbox, tracing)
     admin_tokens = token_file(args.admin_token_file, "--admin-token-file")
@@ -213,8 +217,10 @@ async def serve(
     return 1 if failed else 0
 
 
-def build_step_loop(args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Callable[[Responses], object]) -> StepLoop:
-    """The engine's loop over a loaded model."""
+def build_step_loop(
+    args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Callable[[Responses], object], *, lent_ms: float = 0.0
+) -> StepLoop:
+    """The engine's loop over a loaded model. lent_ms: how long a step may take that the event loop runs; 0: none."""
     runner = engine.runner
     page_size = args.page_size
     pool = PagePool(engine.sizes.total_tokens // page_size, page_size)
@@ -245,6 +251,7 @@ def build_step_loop(args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Cal
         brake=not args.disable_speculation_brake,
         decode_log_interval=args.decode_log_interval,
         clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk"),
+        lent_ms=lent_ms,
     )
 
 

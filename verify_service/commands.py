@@ -1,8 +1,10 @@
-"""What the event loop asks of the engine thread: plain records in one queue, answered by callbacks."""
+"""What the event loop asks of the engine: plain records in one queue, answered by callbacks."""
 
 from __future__ import annotations
 
-import queue
+import collections
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,40 +111,47 @@ Command = (
 
 
 class Inbox:
-    """Commands for the engine thread. Senders bound what they put in: calls by `num_calls`, frames by credits."""
+    """Commands for the engine. Senders bound what they put in: calls by `num_calls`, frames by credits."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands: collections.deque[Command] = collections.deque()
+        self._bell = threading.Lock()  # free once it has rung
+        self._bell.acquire()
         self._calls_put = 0  # by the event loop alone
-        self._calls_taken = 0  # by the engine thread alone
+        self._calls_taken = 0  # by whoever runs the engine alone
 
     @property
     def num_waiting(self) -> int:
-        """Commands that wait, about."""
-        return self._queue.qsize()
+        """Commands that wait."""
+        return len(self._commands)
 
     @property
     def num_calls(self) -> int:
         """Requests, and requests given up, that the engine has not taken yet: those of one step, however long it is."""
         return self._calls_put - self._calls_taken
 
-    def put(self, command: Command) -> None:
-        """Hands a command over; any thread may."""
+    def put(self, command: Command, *, ring: bool = True) -> None:
+        """Hands a command over; any thread may. ring: whether who waits is to wake up."""
         self._calls_put += isinstance(command, Submit | Cancel)
-        self._queue.put(command)
+        self._commands.append(command)
+        if ring:
+            self.ring()
 
-    def take(self, deadline_ns: int | None) -> list[Command]:
-        """All commands that are there, after waiting for one until `deadline_ns` (None: for ever; 0: not at all)."""
-        commands: list[Command] = []
-        try:
-            if deadline_ns is None:
-                commands.append(self._queue.get())
-            elif deadline_ns and self._queue.empty():
-                commands.append(self._queue.get(timeout=max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)))
-        except queue.Empty:
-            return commands
-        while not self._queue.empty():  # this thread alone takes
-            commands.append(self._queue.get_nowait())
+    def ring(self) -> None:
+        """Wakes who waits, or the next one who will."""
+        with contextlib.suppress(RuntimeError):  # it has rung already
+            self._bell.release()
+
+    def wait(self, until_ns: int | None) -> None:
+        """Until the bell rings, or so many monotonic nanoseconds (None: for ever). Only the engine's thread may."""
+        if until_ns is None:
+            self._bell.acquire()
+        else:
+            self._bell.acquire(timeout=max(0.0, (until_ns - time.monotonic_ns()) / 1e9))
+
+    def take(self) -> list[Command]:
+        """All commands that are there."""
+        commands = [self._commands.popleft() for _ in range(len(self._commands))]
         for command in commands:
             self._calls_taken += isinstance(command, Submit | Cancel)
         return commands

@@ -193,7 +193,7 @@ class Committer:
                 proposal_id=match.proposal.proposal_id, root_node=match.root_node, nodes_verified=len(match.tree)
             )
             credit.accepted_nodes.extend([int(match.nodes[node]) for node in accepted])
-            early = match.root_node != ROOT or len(match.proposal.assumed) > 0
+            early = match.root_node != ROOT or match.proposal.is_early
             assignment.drafter.totals.count_used(len(accepted), early=early)
             assignment.drafter.counts["used"] += 1
             assignment.drafter.counts["drafted_tokens"] += len(match.tree)

@@ -6,16 +6,17 @@ Between two steps nothing stands before the drafters: they are told first, and w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from outrider.cost_table import CostTable
-from verify_service.commands import Command, Inbox
+from verify_service.commands import Command
 from verify_service.counting import PLAN, WAIT, Counters
 from verify_service.drafters import Assignment, Drafters
 from verify_service.halves import Halves, Part
 from verify_service.planner import Planner, ms_since
 from verify_service.scheduler import Scheduler
 from verify_service.telling import Teller
+from verify_service.turns import Pause, Settle, Wait
 
 # In which the event loop, which needs the interpreter for it, sends what drafters were just told.
 BREATH_S = 0.0003
@@ -28,7 +29,7 @@ class Gatherer:
     """
 
     def __init__(
-        self, scheduler: Scheduler, drafters: Drafters, planner: Planner, teller: Teller, *, inbox: Inbox,
+        self, scheduler: Scheduler, drafters: Drafters, planner: Planner, teller: Teller, *,
         costs: CostTable, counters: Counters, obey: Callable[[list[Command]], bool], rest: Callable[[], object],
     ) -> None:  # fmt: skip
         self.halves = Halves()
@@ -37,13 +38,12 @@ class Gatherer:
         self._drafters = drafters
         self._planner = planner
         self._teller = teller
-        self._inbox = inbox
         self._costs = costs
         self._counters = counters
         self._obey = obey
         self._rest = rest
 
-    def gather(self) -> tuple[float, list[Assignment]]:
+    def gather(self) -> Generator[Pause, list[Command], tuple[float, list[Assignment]]]:
         """Matches proposals and waits for late ones as long as that pays: the time waited, and for whom."""
         late = self._give_up_on(self._planner.match())
         self.left_out = set()
@@ -65,13 +65,13 @@ class Gatherer:
             self.left_out = self._leave_out(late)
         goes_on = True
         if not self.left_out:
-            if commands := self._inbox.take(min(start_ns + int(BREATH_S * 1e9), deadline_ns)):
+            if commands := (yield Settle(min(start_ns + int(BREATH_S * 1e9), deadline_ns), deadline_ns)):
                 goes_on = self._obey(commands)
                 late = self._planner.match()
             self._rest()
             self.left_out = self._leave_out(late)
         while goes_on and late and not self.left_out and time.monotonic_ns() < deadline_ns:
-            commands = self._inbox.take(deadline_ns)
+            commands = yield Wait(deadline_ns)
             if not commands:
                 break
             goes_on = self._obey(commands)

@@ -74,6 +74,6 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
     if all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
         drafter.counts["kept"] += 1
         drafter.totals.proposed_tokens += len(arrived.proposal.tree)
-    if not isinstance(arrived.proposal, InvalidArgument) and not len(arrived.proposal.assumed):
+    if not isinstance(arrived.proposal, InvalidArgument) and not arrived.proposal.is_early:
         drafted = len(arrived.proposal.tree) > 0
         assignment.answered(arrived.proposal.tree_len, time.monotonic_ns(), drafted=drafted)

@@ -50,6 +50,11 @@ class Proposal:
             self.scores = np.zeros(len(self.tree), np.uint8)
 
     @property
+    def is_early(self) -> bool:
+        """Whether it was made before its root was committed."""
+        return len(self.assumed) > 0
+
+    @property
     def tree_len(self) -> int:
         """Committed length at which its own root is the newest token."""
         return self.base_len + len(self.assumed)

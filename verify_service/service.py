@@ -109,7 +109,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
         """One drafter, until its stream ends or it breaks a rule."""
         self._admit_drafter()
-        stream = DrafterStream(self._args, self._target, self._inbox, self._feature_calls, self._admit_drafter)
+        stream = DrafterStream(
+            self._args, self._target, self._inbox, self._engine.turns, self._feature_calls, self._admit_drafter
+        )
         self._streams.add(stream)
         try:
             async with contextlib.aclosing(stream.frames(request_iterator)) as frames:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import reprlib
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 from outrider.args import VerifyArgs
@@ -18,6 +19,7 @@ from verify_service.drafters import Drafter
 from verify_service.feature_calls import FeatureCalls
 from verify_service.parsing import parse_proposals
 from verify_service.target import Target
+from verify_service.turns import Turns
 
 log = get_logger(__name__)
 
@@ -27,6 +29,7 @@ FRAMES_IN_FLIGHT = 64
 BYTES_IN_FLIGHT = 8 * 2**20  # of memory
 _BYTES_OF_PROPOSAL, _BYTES_PER_BYTE = 1024, 32  # of memory, and on the wire: as measured, about
 MAX_PROPOSALS_PER_FRAME = 16_384  # releases too
+FRESH_FRAMES = 64  # without an early proposal, after which none is thought to come
 PROPOSALS_PER_TURN = 64  # of one frame; then other streams have theirs
 _shown = reprlib.Repr()
 _shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
@@ -70,15 +73,18 @@ class DrafterStream:
     """The life of one Speculate rpc."""
 
     def __init__(
-        self, args: VerifyArgs, target: Target, inbox: Inbox, feature_calls: FeatureCalls, admit: Callable[[], object]
+        self, args: VerifyArgs, target: Target, inbox: Inbox, turns: Turns, feature_calls: FeatureCalls,
+        admit: Callable[[], object],
     ) -> None:  # fmt: skip
         """admit: raises where no more drafters may be enlisted."""
         self._args = args
         self._admit = admit
         self._target = target
         self._inbox = inbox
+        self._turns = turns
+        self._fresh_frames = FRESH_FRAMES  # since one of proposals that assume tokens
         self._feature_calls = feature_calls
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._ready = asyncio.Event()
         self._credits = _Credits(self._loop)
         self._ended_because: str | None = None  # words: an error would hold on to the frames that it was raised in
@@ -105,6 +111,7 @@ class DrafterStream:
                 self._ready.clear()
                 while self._ended_because is None and (frame := drafter.outbox.take()) is not None:
                     yield verify_pb2.SpeculateResponse(round=frame)
+                self._turns.settled()
                 if self._ended_because is not None:
                     raise ResourceExhausted(self._ended_because)
             await reader
@@ -168,7 +175,7 @@ class DrafterStream:
             draft_model=enlist.draft_model,
             max_sessions=min(enlist.max_sessions, self._args.max_running_requests),
             needs_features=needs_features,
-            wake=lambda: self._loop.call_soon_threadsafe(self._ready.set),
+            wake=self._wake,
             end=lambda reason: self._loop.call_soon_threadsafe(self._end, reason),
             taken=self._credits.release,
             ring=self._ring() if needs_features and enlist.host_id == host_id() else None,
@@ -221,7 +228,7 @@ class DrafterStream:
                     if drafter.ring is not None and frame.proposals.HasField("shared_memory_nonce"):
                         drafter.ring.prove(frame.proposals.shared_memory_nonce)
                     read = frame.proposals.consumed_slot_seq if frame.proposals.HasField("consumed_slot_seq") else None
-                    self._inbox.put(ProposalsArrived(drafter, await self._parse(proposals), read))
+                    self._hand_over(ProposalsArrived(drafter, await self._parse(proposals), read))
                 case "releases":
                     releases = frame.releases.releases
                     if len(releases) > MAX_PROPOSALS_PER_FRAME:
@@ -234,6 +241,15 @@ class DrafterStream:
                 case _:
                     raise InvalidArgument("a frame must carry a message", field="message")
 
+    def _hand_over(self, arrived: ProposalsArrived) -> None:
+        """Where early proposals come, which is while a step runs, they must not wait for its end to be read."""
+        proposals = [one.proposal for one in arrived.proposals if not isinstance(one.proposal, InvalidArgument)]
+        self._fresh_frames = 0 if any(one.is_early for one in proposals) else self._fresh_frames + 1
+        if self._fresh_frames > FRESH_FRAMES:
+            self._turns.bring(arrived)
+        else:
+            self._inbox.put(arrived)
+
     async def _parse(self, proposals: Sequence[verify_pb2.Proposal]) -> list[Arrived]:
         arrived: list[Arrived] = []
         for first in range(0, len(proposals), PROPOSALS_PER_TURN):
@@ -244,6 +260,12 @@ class DrafterStream:
                 vocab_size=self._target.model.vocab_size, max_nodes=self._args.max_proposal_nodes,
             )  # fmt: skip
         return arrived
+
+    def _wake(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._ready.set()
+        else:
+            self._loop.call_soon_threadsafe(self._ready.set)
 
     def _end(self, reason: str) -> None:
         self._ended_because = reason

@@ -1,11 +1,12 @@
 """The engine's one loop: take commands, admit, match proposals, forward, accept, commit, tell.
 
-Runs on a thread of its own, owns the device and every session's state, and never awaits. It hears through an Inbox and
-speaks through two callbacks: responses to clients, and the drafters' outboxes.
+Owns the device and every session's state, and never awaits; one thread at a time runs it (turns.py). It hears through
+an Inbox and speaks through two callbacks: responses to clients, and the drafters' outboxes.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -41,10 +42,12 @@ from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
 from verify_service.telling import Teller
+from verify_service.turns import LOOK, Compute, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher
 
 log = get_logger(__name__)
 
+_IDLE = Wait(None)
 _MANY = 8  # sessions of a step, whose trees it pays to have linked by the clerk
 _DRAFT_ROW = 0.05  # of a plain step: what a row of a prompt takes a draft model on the same cores, about
 
@@ -54,7 +57,8 @@ Responses = list[tuple[Session, verify_pb2.GenerateResponse | Exception]]
 class StepLoop:
     """See the module's text. `deliver` is called with each step's responses.
 
-    clerk: does what can wait while the device computes, a thread of its own; None: the engine thread, before that.
+    clerk: does what can wait while the device computes, a thread of its own; None: the engine itself, before that.
+    lent_ms: how long a step may take that the event loop runs; 0: none.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class StepLoop:
         brake: bool = True,
         decode_log_interval: int = 0,
         clerk: Executor | None = None,
+        lent_ms: float = 0.0,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """clock: nanoseconds, by which it is judged whether drafts pay."""
@@ -94,39 +99,43 @@ class StepLoop:
         self._busy: Future[None] | None = None  # the clerk's work
         self._later: Callable[[], object] | None = None  # the account of the last step
         self._gatherer = Gatherer(
-            scheduler, drafters, self._planner, self._teller, inbox=inbox, costs=costs, counters=self.counters,
-            obey=self._obey, rest=self.flush,
+            scheduler, drafters, self._planner, self._teller, costs=costs, counters=self.counters, obey=self._obey,
+            rest=self.flush,
         )  # fmt: skip
         self._committer = Committer(
             scheduler, drafters, self._features, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
+        self.turns = Turns(self._steps(), inbox, most_ms=lent_ms)
         self._failed_steps = 0  # in a row, of those that failed for every session
 
     def run(self) -> None:
         """Steps until a Stop command; an error of the loop itself ends every session with it, and is raised."""
+        self.turns.run()
+
+    def _steps(self) -> Steps:
         try:
             while self._stopped_by is None:
-                self.step()
+                yield from self.step()
             self._end_all(self._stopped_by.error)
         except Exception as error:
             log.error("the engine failed", exc_info=error)
             self._end_all(Unavailable("the engine failed; the server's log has it", code=ENGINE_FAILED))
             raise
 
-    def step(self) -> None:
+    def step(self) -> Steps:
         """One step; waits for a command when there is nothing to run.
 
         Drafters are told of a step before all else: the next one waits for them, not for clients or accounts.
         """
-        commands = self.inbox.take(0 if self.scheduler.running or self.scheduler.waiting else None)
+        commands = yield LOOK if self.scheduler.running or self.scheduler.waiting else _IDLE
         self.counters.lap(IDLE)
         self._obey(commands)
         for session in self.scheduler.admit():
             session.started_ns = session.started_ns or time.monotonic_ns()
         self._assign()
-        waited_ms, late = self._gatherer.gather()
+        waited_ms, late = yield from self._gatherer.gather()
         works = self._planner.plan(self._gatherer.left_out)
         self.counters.lap(PLAN)
         told = self._teller.tell(works)
@@ -137,11 +146,14 @@ class StepLoop:
             self.flush()
         self.counters.lap(TELL)
         if works:
-            self._run(works, waited_ms, late)
+            # Drafts of those that are left out may come meanwhile.
+            rows = sum([work.num_rows for work in works])
+            yield Compute(math.inf if self._gatherer.left_out else self._costs.ms(rows))
+            self._run(works, rows, waited_ms, late)
         if not (self.scheduler.running or self.scheduler.waiting):
             self.flush()
 
-    def _run(self, works: list[Work], waited_ms: float, late: list[Assignment]) -> None:
+    def _run(self, works: list[Work], rows: int, waited_ms: float, late: list[Assignment]) -> None:
         start_ns = time.monotonic_ns()
         try:
             logits = self._runner.forward([work.segment() for work in works])
@@ -156,7 +168,6 @@ class StepLoop:
         self.counters.lap(FORWARD)
         wall_ms, told = self._weigher.ended(works)
         running = {session.session_id for session in self.scheduler.running}
-        rows = sum([work.num_rows for work in works])
         sent = self._committer.commit(works, outcomes, step_us=int(step_ms * 1000), batch_tokens=rows)
         self.counters.lap(COMMIT)
         elapsed_ns = time.monotonic_ns() - start_ns
@@ -277,7 +288,7 @@ class StepLoop:
         self.drafters.forget(session)
 
     def _end_all(self, error: Exception) -> None:
-        for command in self.inbox.take(0):
+        for command in self.inbox.take():
             if isinstance(command, Submit):
                 self._responses.extend((session, error) for session in command.sessions)
         for session in list(self.scheduler.sessions()):

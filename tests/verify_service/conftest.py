@@ -45,17 +45,20 @@ class WatchedInbox(Inbox):
         self._idle_at = -1
         self.kinds: list[type[Command]] = []
 
-    def put(self, command: Command) -> None:
+    def put(self, command: Command, *, ring: bool = True) -> None:
         self._num_put += 1
         self.kinds.append(type(command))
-        super().put(command)
+        super().put(command, ring=ring)
         self._loop.call_soon_threadsafe(self.notify)
 
-    def take(self, deadline_ns: int | None) -> list[Command]:
-        if deadline_ns is None:
+    def wait(self, until_ns: int | None) -> None:
+        if until_ns is None:
             self._idle_at = self._num_taken
             self._loop.call_soon_threadsafe(self.notify)
-        commands = super().take(deadline_ns)
+        super().wait(until_ns)
+
+    def take(self) -> list[Command]:
+        commands = super().take()
         self._num_taken += len(commands)
         return commands
 

@@ -5,6 +5,7 @@ Drafters act when the loop looks into its inbox: at a step's start, and while it
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
 from verify_service.step_loop import Responses, StepLoop
+from verify_service.turns import Compute, Pause
 
 MAX_NODES, MAX_PROPOSAL_NODES, MAX_ASSUMED, MAX_KEPT, MAX_CHOICES = 8, 32, 8, 4, 8
 
@@ -53,10 +55,13 @@ class ActingInbox(Inbox):
         super().__init__()
         self._act = act
 
-    def take(self, deadline_ns: int | None) -> list[Command]:
+    def look(self, pause: Pause) -> list[Command]:
+        """What the engine gets where it paused."""
+        if isinstance(pause, Compute):
+            return []
         self._act()
-        commands = super().take(0)
-        if deadline_ns is None and not commands:
+        commands = self.take()
+        if pause.until_ns is None and not commands:
             raise AssertionError("the engine waits, and nothing will come")
         return commands
 
@@ -181,13 +186,21 @@ class Rig:
 
     def step(self) -> None:
         """One step of the loop, and clients get what it committed."""
-        self.loop.step()
+        self.take_step()
         self.loop.flush()
         self.check()
 
+    def take_step(self) -> None:
+        """One step of the loop, whatever it waits for."""
+        steps = self.loop.step()
+        with contextlib.suppress(StopIteration):
+            pause = next(steps)
+            while True:
+                pause = steps.send(self.inbox.look(pause))
+
     def run(self, most_steps: int = 5000) -> None:
         """Steps until all that was submitted has ended; drafters hear the end."""
-        self.loop.step()
+        self.take_step()
         self.loop.flush()
         for _ in range(most_steps):
             if self.is_idle:

@@ -48,7 +48,7 @@ def test_ten_thousand_requests_leave_every_page_free(page_size: int, longest_pre
             victim = alive.pop(rng.choice(list(alive)))
             cancelled.add(victim.session_id)
             rig.cancel(victim)
-        rig.loop.step()
+        rig.take_step()
         steps += 1
         if steps % CHECKED_EVERY == 0:
             rig.check()

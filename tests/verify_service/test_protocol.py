@@ -150,7 +150,7 @@ class Wire(RuleBasedStateMachine):
     def step(self, eager: float, count: int) -> None:
         self.eager = eager
         for _ in range(count):
-            if not self.rig.is_idle or not self.rig.inbox._queue.empty():
+            if not self.rig.is_idle or self.rig.inbox.num_waiting:
                 self.rig.step()
             self.note_expelled()
 
@@ -366,7 +366,7 @@ class Wire(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.eager = 1.0
-        self.rig.run() if not self.rig.is_idle or not self.rig.inbox._queue.empty() else None
+        self.rig.run() if not self.rig.is_idle or self.rig.inbox.num_waiting else None
         for client in self.clients:
             assert client.cancelled or client.has_finished
         self.rig.check_whole()

@@ -18,9 +18,10 @@ from tests.fake_drafters import Truth, perfect
 from tests.verify_service.rig import Rig, build_rig, prompt_of, request
 from tests.verify_service.scenes import MODEL, VOCAB, check_outputs, learn
 from verify_service.assignment import MAX_UNANSWERED
-from verify_service.commands import Released
+from verify_service.commands import Command, Released
 from verify_service.drafters import MAX_MISSED_IN_A_ROW
 from verify_service.replies import ReplyTimes
+from verify_service.turns import Compute, Pause
 
 WAIT_MS = 0.2
 MOST_LEFT_OUT = 8  # steps in a row; as many as fit in a wait
@@ -35,18 +36,18 @@ class Ledger:
 
     def watch(self, rig: Rig) -> None:
         """Notes what the rig does from here on."""
-        take, forward = rig.inbox.take, rig.runner.on_forward
+        look, forward = rig.inbox.look, rig.runner.on_forward
 
-        def noting_take(deadline_ns: int | None) -> list:
-            if deadline_ns:
-                self.waits_ms.append((deadline_ns - time.monotonic_ns()) / 1e6)
-            return take(deadline_ns)
+        def noting_look(pause: Pause) -> list[Command]:
+            if not isinstance(pause, Compute) and pause.until_ns:
+                self.waits_ms.append((pause.until_ns - time.monotonic_ns()) / 1e6)
+            return look(pause)
 
         def noting_forward() -> None:
             self.forwards += 1
             forward()
 
-        rig.inbox.take = noting_take
+        rig.inbox.look = noting_look
         rig.runner.on_forward = noting_forward
 
 

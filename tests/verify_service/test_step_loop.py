@@ -177,7 +177,7 @@ def test_no_drafter_no_want_of_pages_and_no_cancelled_neighbour_changes_a_token(
             sessions += new
         cancelled |= scene.disturb(sessions)
         rig.step()
-    rig.loop.step() if not rig.inbox._queue.empty() else None
+    rig.take_step() if rig.inbox.num_waiting else None
     check_outputs(rig, *(session for session in sessions if session.session_id in rig.finishes))
     for session in sessions:
         assert session.session_id in rig.finishes or session in cancelled
@@ -217,7 +217,7 @@ def test_a_drafter_that_was_wrong_for_long_is_used_again_once_it_is_right(
     (session,) = rig.submit(request([1, 2], SamplingParams(temperature=1.0, seed=1)))
     learn(truth, rig, session)
     while session.committed_len < 300:
-        rig.loop.step()
+        rig.take_step()
     assert sim.drafter.counts["drafted_tokens"] < most_drafted
     accepted_before, steps_before = sim.drafter.counts["accepted_tokens"], rig.loop.counters.steps
     rig.run()
