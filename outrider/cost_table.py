@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 
 import numpy as np
 from numpy.typing import NDArray
 
 _ALPHA = 0.1  # weight of a new measurement in a moving average
+_FADE = 0.99  # of what is known of the other points, with each measurement
 
 
 class CostTable:
-    """Milliseconds of a step by its rows, measured, between the points by straight lines."""
+    """Milliseconds of a step by its rows, measured, between the points by straight lines.
+
+    More rows never cost less: points that were measured so share their mean, in which many and new ones count for more.
+    """
 
     POINTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 
     def __init__(self, measured_ms: dict[int, float] | None = None) -> None:
         self._ms: dict[int, float] = dict(measured_ms or {})
+        self._counts = dict.fromkeys(self._ms, 1 / _ALPHA)  # of measurements that each stands for, as far as they count
+        self._weights = dict(self._counts)
         self._refresh()
 
     def observe(self, rows: int, ms: float) -> None:
         """Takes in a step's time."""
         point = self.POINTS[min(bisect.bisect_left(self.POINTS, rows), len(self.POINTS) - 1)]
-        known = self._ms.get(point)
+        known = self._ms.get(point, ms)
+        self._counts[point] = count = min(self._counts.get(point, 0.0) + 1, 1 / _ALPHA)
         # One slow step (a page fault, a busy core) moves the table little.
-        self._ms[point] = ms if known is None else known + _ALPHA * (min(ms, 2 * known) - known)
+        self._ms[point] = known + (min(ms, 2 * known) - known) / count
+        self._weights = {each: _FADE * weight for each, weight in self._weights.items()}
+        self._weights[point] = count
         self._refresh()
 
     def ms(self, rows: float) -> float:
@@ -55,6 +63,14 @@ class CostTable:
         return self._ys[-1] / self._xs[-1]
 
     def _refresh(self) -> None:
+        """Isotonic regression, by pooling neighbours that violate the order."""
         self._xs = sorted(self._ms)
-        # More rows never cost less: the table is made monotone from the left.
-        self._ys = list(itertools.accumulate((self._ms[x] for x in self._xs), max))
+        pools: list[tuple[float, float, int]] = []  # mean, weight, points
+        for x in self._xs:
+            ms, weight, count = self._ms[x], self._weights[x], 1
+            while pools and pools[-1][0] > ms:
+                before_ms, before, points = pools.pop()
+                ms = (before_ms * before + ms * weight) / (before + weight)
+                weight, count = before + weight, count + points
+            pools.append((ms, weight, count))
+        self._ys = [ms for ms, _, count in pools for _ in range(count)]

@@ -51,7 +51,7 @@ class Meter:
     opened: threading.Event = field(default_factory=threading.Event)
 
     def pass_one(self) -> None:
-        """Called in each step, on the engine's thread."""
+        """Called in each step, on the thread that runs it."""
         self.before_step()
         self.opened.wait()
 
@@ -118,8 +118,11 @@ class Pair:
 
 
 @asynccontextmanager
-async def running(target: Path, features: str = "none", **flags: Any) -> AsyncIterator[Pair]:
-    """A verify service over the model in a folder. At the end all pages must be free, and no step may have failed."""
+async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0, **flags: Any) -> AsyncIterator[Pair]:
+    """A verify service over the model in a folder. At the end all pages must be free, and no step may have failed.
+
+    lent_ms: of steps that the event loop may run; they must not be held up then.
+    """
     flags = {
         "max_total_tokens": 4096,
         "disable_speculation_brake": True,
@@ -140,7 +143,9 @@ async def running(target: Path, features: str = "none", **flags: Any) -> AsyncIt
     engine.runner.forward = metered
     loop = asyncio.get_running_loop()
     inbox = Inbox()
-    step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(_deliver, batch))
+    step_loop = build_step_loop(
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(_deliver, batch), lent_ms=lent_ms
+    )
     servicer = build_servicer(args, engine, step_loop, inbox)
 
     def _deliver(batch: Responses) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -98,6 +101,24 @@ async def test_alone_together_and_again_from_the_cache(setup: Setup) -> None:
         assert texts(again) == plain
         assert all(answer.cached_tokens for answer, prompt in zip(again, PROMPTS, strict=True) if len(prompt) > 1)
         assert texts(await pair.answers(PROMPTS, temperature=1.0, seed=5)) == sampled
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("early", [False, True])
+async def test_steps_that_the_event_loop_runs(setup: Setup, early: bool) -> None:
+    """Those that wait for drafts, unless others come meanwhile; the engine's own thread has the rest."""
+    async with running(setup.target, setup.features, lent_ms=math.inf) as pair:
+        plain = texts(await pair.answers(PROMPTS))
+        sampled = texts(await pair.answers(PROMPTS, temperature=1.0, seed=5))
+        ran_by: Counter[int] = Counter()
+        pair.meter.before_step = lambda: ran_by.update([threading.get_ident()])
+        async with pair.drafting(setup.drafter(), early=early):
+            alone = [await pair.answer(prompt) for prompt in PROMPTS[:3]]
+            assert texts(alone) == plain[:3]
+            assert texts(await pair.answers(PROMPTS)) == plain
+            assert texts(await pair.answers(PROMPTS, temperature=1.0, seed=5)) == sampled
+    assert len(ran_by) == 2
+    assert early or ran_by[threading.get_ident()] > 10
 
 
 @pytest.mark.asyncio

@@ -18,33 +18,6 @@ STEEP = CostTable({1: 10.0, 32: 41.0})  # a millisecond a row: a small CPU
 FLAT = CostTable({1: 10.0, 32: 10.5})  # nodes cost next to nothing: a GPU
 
 
-def test_an_unmeasured_step_costs_one_whatever_its_rows() -> None:
-    assert CostTable().ms_each(np.array([1, 7, 900])).tolist() == [1.0, 1.0, 1.0]
-
-
-@given(
-    measured=st.dictionaries(st.integers(1, 600), st.floats(0.01, 1e3), min_size=1),
-    seen=st.lists(st.tuples(st.integers(1, 3000), st.floats(0.01, 1e3))),
-)
-def test_more_rows_never_cost_less(measured: dict[int, float], seen: list[tuple[int, float]]) -> None:
-    costs = CostTable(measured)
-    for rows, ms in seen:
-        costs.observe(rows, ms)
-    table = costs.ms_each(np.arange(1, 3000))
-    assert (table > 0).all()
-    assert (np.diff(table) >= -1e-9 * table[:-1]).all()
-    assert table.tolist() == pytest.approx([costs.ms(rows) for rows in range(1, 3000)])
-
-
-def test_one_slow_step_moves_the_table_little_and_many_move_it_there() -> None:
-    costs = CostTable({1: 10.0})
-    costs.observe(1, 1e6)
-    assert costs.ms(1) < 12.0
-    for _ in range(100):
-        costs.observe(1, 30.0)
-    assert costs.ms(1) == pytest.approx(30.0, rel=0.05)
-
-
 def test_estimates_follow_what_is_accepted_and_never_rise_with_the_score() -> None:
     acceptance, rng = Acceptance(), np.random.default_rng(0)
     truth = np.exp(-np.arange(256) / 40.0)

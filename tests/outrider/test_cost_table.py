@@ -1,0 +1,65 @@
+"""What steps cost by their rows: monotone, steady, and not held up by what was measured once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.cost_table import CostTable
+
+
+def test_an_unmeasured_step_costs_one_whatever_its_rows() -> None:
+    assert CostTable().ms_each(np.array([1, 7, 900])).tolist() == [1.0, 1.0, 1.0]
+
+
+@given(
+    measured=st.dictionaries(st.integers(1, 600), st.floats(0.01, 1e3), min_size=1),
+    seen=st.lists(st.tuples(st.integers(1, 3000), st.floats(0.01, 1e3))),
+)
+def test_more_rows_never_cost_less(measured: dict[int, float], seen: list[tuple[int, float]]) -> None:
+    costs = CostTable(measured)
+    for rows, ms in seen:
+        costs.observe(rows, ms)
+    table = costs.ms_each(np.arange(1, 3000))
+    assert (table > 0).all()
+    assert (np.diff(table) >= -1e-9 * table[:-1]).all()
+    assert table.tolist() == pytest.approx([costs.ms(rows) for rows in range(1, 3000)])
+
+
+def test_one_slow_step_moves_the_table_little_and_many_move_it_there() -> None:
+    costs = CostTable({1: 10.0})
+    costs.observe(1, 1e6)
+    assert costs.ms(1) < 12.0
+    for _ in range(100):
+        costs.observe(1, 30.0)
+    assert costs.ms(1) == pytest.approx(30.0, rel=0.05)
+
+
+def test_what_is_in_order_stays_as_measured() -> None:
+    costs = CostTable({1: 2.0, 4: 3.0, 16: 9.0})
+    assert [costs.ms(rows) for rows in (1, 4, 10, 16)] == [2.0, 3.0, 6.0, 9.0]
+
+
+def test_one_dear_step_of_few_rows_does_not_make_all_sizes_dear() -> None:
+    """A drafter's first verdict is of a plain step, often a slow one, and it may never see another."""
+    costs = CostTable()
+    costs.observe(1, 7.2)
+    for _ in range(50):
+        costs.observe(12, 8.4)
+        costs.observe(8, 6.3)
+    costs.observe(4, 5.0)
+    assert costs.ms(4) == pytest.approx(6.0, abs=1.3)
+    assert costs.ms(8) == pytest.approx(6.3, rel=0.02)
+    for _ in range(10):
+        costs.observe(4, 5.0)
+    assert costs.ms(1) == costs.ms(4) == pytest.approx(5.0, rel=0.05)
+
+
+def test_of_two_that_are_out_of_order_the_newer_one_counts() -> None:
+    """The machine has become twice as fast; only one size says so yet."""
+    costs = CostTable({8: 10.0, 16: 12.0})
+    for _ in range(300):
+        costs.observe(16, 6.0)
+    assert costs.ms(8) == pytest.approx(6.0, rel=0.1)
