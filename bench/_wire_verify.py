@@ -153,9 +153,9 @@ class Stamped(verify_pb2_grpc.VerifyServiceServicer):
         """See Generate."""
         return await self._servicer.FlushCache(request, context)
 
-    async def Speculate(
+    async def Speculate(  # pyright: ignore[reportIncompatibleMethodOverride] - see the service's
         self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: Any
-    ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
+    ) -> None:
         """See Generate."""
 
         async def coming() -> AsyncIterator[verify_pb2.SpeculateRequest]:
@@ -164,10 +164,21 @@ class Stamped(verify_pb2_grpc.VerifyServiceServicer):
                     self.came_ns[frame_key(frame.proposals.proposals[0])] = time.monotonic_ns()
                 yield frame
 
-        async for frame in self._servicer.Speculate(coming(), context):
-            if frame.WhichOneof("message") == "round" and frame.round.verdicts:
-                self.sent_ns[round_key(frame.round)] = time.monotonic_ns()
-            yield frame
+        await self._servicer.Speculate(coming(), cast("Any", _Stamping(context, self.sent_ns)))
+
+
+class _Stamping:
+    """A call's context that notes when frames of verdicts are written."""
+
+    def __init__(self, context: Any, sent_ns: dict[str, int]) -> None:
+        self._context = context
+        self._sent_ns = sent_ns
+
+    async def write(self, frame: verify_pb2.SpeculateResponse) -> None:
+        """As the context's."""
+        if frame.WhichOneof("message") == "round" and frame.round.verdicts:
+            self._sent_ns[round_key(frame.round)] = time.monotonic_ns()
+        await self._context.write(frame)
 
 
 def frame_key(proposal: verify_pb2.Proposal) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, NoReturn
@@ -151,8 +152,9 @@ class _Aborted(Exception):
 class _Context:
     """What a handler is given beside the request."""
 
-    def __init__(self, method: str, metadata: tuple[Any, ...]) -> None:
+    def __init__(self, method: str, metadata: tuple[Any, ...], answers: _Pipe) -> None:
         self.method = method
+        self.write = answers.put
         self._metadata = metadata
         self.code = grpc.StatusCode.OK
         self.message = ""
@@ -181,8 +183,8 @@ class _Call:
         self, method: str, handler: grpc.RpcMethodHandler | None, request: Any, requests: AsyncIterator[Any] | None,
         timeout_s: float | None, metadata: tuple[Any, ...],
     ) -> None:  # fmt: skip
-        self._context = _Context(method, metadata)
         self._asked, self._answers = _Pipe(), _Pipe()
+        self._context = _Context(method, metadata, self._answers)
         self._sender = asyncio.create_task(self._send(requests)) if requests is not None else None
         self.task = asyncio.create_task(self._run(handler, request, timeout_s))
 
@@ -212,6 +214,9 @@ class _Call:
         behaviour = getattr(handler, f"{shapes[handler.request_streaming]}_{shapes[handler.response_streaming]}")
         if not handler.response_streaming:
             await self._answers.put(await behaviour(told, self._context))
+            return
+        if inspect.iscoroutinefunction(behaviour):
+            await behaviour(told, self._context)
             return
         async with contextlib.aclosing(behaviour(told, self._context)) as answers:
             async for answer in answers:

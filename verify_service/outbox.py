@@ -123,9 +123,9 @@ class RoundOutbox:
             self._rejected.append(rejected)
             self._bytes += size_of(rejected)
 
-    def take(self) -> verify_pb2.Round | None:
-        """What is pending, as one frame, or as much of it as a message may hold; None when there is nothing."""
-        frame, room = verify_pb2.Round(), FRAME_BYTES
+    def take(self, frame: verify_pb2.Round) -> bool:
+        """Moves what is pending to an empty frame, or as much of it as a message may hold; whether there was any."""
+        room = FRAME_BYTES
         with self._lock:
             before = self._bytes
             while self._opened and room > 0:
@@ -141,7 +141,7 @@ class RoundOutbox:
                 room -= self._put(frame.closed, self._closed.popleft())
             while self._rejected and room > 0:
                 room -= self._put(frame.rejected, self._rejected.popleft())
-            return frame if self._bytes < before else None
+            return self._bytes < before
 
     def _put(self, field: Any, message: Any) -> int:
         """Moves a message into a repeated field of a frame; returns its size."""

@@ -104,19 +104,17 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         finally:
             self._call_streams.discard(stream)
 
-    async def Speculate(
+    async def Speculate(  # pyright: ignore[reportIncompatibleMethodOverride] - gRPC takes both, its types know one
         self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[verify_pb2.SpeculateResponse]:
-        """One drafter, until its stream ends or it breaks a rule."""
+    ) -> None:
+        """One drafter, until its stream ends or it breaks a rule. No generator: each frame would pass through three."""
         self._admit_drafter()
         stream = DrafterStream(
             self._args, self._target, self._inbox, self._engine.turns, self._feature_calls, self._admit_drafter
         )
         self._streams.add(stream)
         try:
-            async with contextlib.aclosing(stream.frames(request_iterator)) as frames:
-                async for frame in frames:
-                    yield frame
+            await stream.run(request_iterator, context.write)
         finally:
             self._streams.discard(stream)
 

@@ -6,7 +6,7 @@ import asyncio
 import collections
 import reprlib
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from outrider.args import VerifyArgs
 from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
@@ -31,6 +31,7 @@ _BYTES_OF_PROPOSAL, _BYTES_PER_BYTE = 1024, 32  # of memory, and on the wire: as
 MAX_PROPOSALS_PER_FRAME = 16_384  # releases too
 FRESH_FRAMES = 64  # without an early proposal, after which none is thought to come
 PROPOSALS_PER_TURN = 64  # of one frame; then other streams have theirs
+Write = Callable[[verify_pb2.SpeculateResponse], Awaitable[object]]
 _shown = reprlib.Repr()
 _shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
 
@@ -91,16 +92,14 @@ class DrafterStream:
         self.is_enlisted = False  # as it is from the moment that it is taken
         self.drafter: Drafter | None = None
 
-    async def frames(
-        self, requests: AsyncIterator[verify_pb2.SpeculateRequest]
-    ) -> AsyncGenerator[verify_pb2.SpeculateResponse]:
-        """Frames to the drafter: `enlisted`, then rounds. Raises what ends the stream."""
+    async def run(self, requests: AsyncIterator[verify_pb2.SpeculateRequest], write: Write) -> None:
+        """Writes frames to the drafter, `enlisted` and then rounds, until it leaves. Raises what ends the stream."""
         drafter = self._enlist(await self._first_frame(requests))
         self.is_enlisted = True
         reader: asyncio.Task[None] | None = None
         token = self._feature_calls.admit(drafter) if drafter.needs_features else b""
         try:
-            yield verify_pb2.SpeculateResponse(enlisted=self._enlisted(drafter, token))
+            await write(verify_pb2.SpeculateResponse(enlisted=self._enlisted(drafter, token)))
             self.drafter = drafter
             self._inbox.put(DrafterJoined(drafter))
             log.info("drafter enlisted", drafter=drafter.drafter_id, algorithm=drafter.algorithm)
@@ -109,8 +108,10 @@ class DrafterStream:
             while not reader.done():
                 await self._ready.wait()
                 self._ready.clear()
-                while self._ended_because is None and (frame := drafter.outbox.take()) is not None:
-                    yield verify_pb2.SpeculateResponse(round=frame)
+                frame = verify_pb2.SpeculateResponse()
+                while self._ended_because is None and drafter.outbox.take(frame.round):
+                    await write(frame)
+                    frame = verify_pb2.SpeculateResponse()
                 self._turns.settled()
                 if self._ended_because is not None:
                     raise ResourceExhausted(self._ended_because)
@@ -229,6 +230,7 @@ class DrafterStream:
                         drafter.ring.prove(frame.proposals.shared_memory_nonce)
                     read = frame.proposals.consumed_slot_seq if frame.proposals.HasField("consumed_slot_seq") else None
                     self._hand_over(ProposalsArrived(drafter, await self._parse(proposals), read))
+                    await asyncio.sleep(0)  # what that led to is sent first: asking gRPC for the next one takes a while
                 case "releases":
                     releases = frame.releases.releases
                     if len(releases) > MAX_PROPOSALS_PER_FRAME:

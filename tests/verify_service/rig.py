@@ -38,6 +38,7 @@ from verify_service.commands import (
 )
 from verify_service.drafters import Drafter, Drafters
 from verify_service.grammar import GrammarCompiler
+from verify_service.outbox import RoundOutbox
 from verify_service.parsing import parse_proposals
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.scheduler import Scheduler
@@ -156,7 +157,7 @@ class Rig:
 
     def read(self, sim: Sim) -> list[Seen]:
         """One drafter's turn."""
-        frame = sim.drafter.outbox.take()
+        frame = taken(sim.drafter.outbox)
         if frame is None:
             return []
         told = sim.view.apply(frame)
@@ -236,6 +237,12 @@ class Rig:
         """What a session's client has, resumed tokens included."""
         resumed = session.tokens[session.prompt_len : session.prompt_len + session.resumed_len].tolist()
         return resumed + self.tokens[session.session_id]
+
+
+def taken(outbox: RoundOutbox) -> verify_pb2.Round | None:
+    """What is pending for a drafter, if anything is."""
+    frame = verify_pb2.Round()
+    return frame if outbox.take(frame) else None
 
 
 class FixedCosts(CostTable):

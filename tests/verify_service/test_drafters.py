@@ -14,7 +14,7 @@ from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
 from tests.drafter_view import Draft, Seen
 from tests.fakes import ToyModel, toy_config
-from tests.verify_service.rig import MAX_KEPT, Sim, build_factory, build_rig, expected, request
+from tests.verify_service.rig import MAX_KEPT, Sim, build_factory, build_rig, expected, request, taken
 from verify_service.assignment import MAX_UNANSWERED
 from verify_service.commands import Arrived
 from verify_service.drafters import MAX_REFUSALS, Drafter, Drafters
@@ -129,7 +129,7 @@ def test_a_malformed_proposal_costs_the_drafter_that_session_for_ever_even_when_
     assert everybody.assign(one) is None
     assert everybody.assign(other) is not None
     assert (bad.counts["invalid"], bad.counts["kept"]) == (1, 1)
-    frame = bad.outbox.take()
+    frame = taken(bad.outbox)
     assert frame is not None
     assert [(c.session, c.reason) for c in frame.closed] == [(one.session_id, verify_pb2.CLOSE_REASON_QUARANTINED)]
     assert [(r.reason, r.detail) for r in frame.rejected] == [(verify_pb2.REJECT_REASON_MALFORMED, "tokens[0] is 99")]
@@ -174,7 +174,7 @@ def test_past_the_bound_the_largest_session_is_closed_and_its_drafter_keeps_the_
     assert slow.outbox.num_bytes < OUTBOX_BYTES // 2
     assert slow.outbox.has_unread_slow
     assert not ends(slow)
-    frame = slow.outbox.take()
+    frame = taken(slow.outbox)
     assert frame is not None
     assert [(c.session, c.reason) for c in frame.closed] == [(large.session_id, verify_pb2.CLOSE_REASON_SLOW)]
     assert not slow.outbox.has_unread_slow
@@ -208,7 +208,7 @@ def test_what_waits_for_sessions_that_have_ended_goes_first_and_costs_nobody_any
     everybody.bound_outboxes()
     assert everybody.of(alive) is not None
     assert not slow.outbox.has_unread_slow
-    frame = slow.outbox.take()
+    frame = taken(slow.outbox)
     assert frame is not None
     assert [opened.session for opened in frame.opened] == [alive.session_id]
     assert [closed.reason for closed in frame.closed] == [verify_pb2.CLOSE_REASON_FINISHED]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
@@ -23,6 +23,19 @@ from tests.verify_service.test_service import tokens_of
 from verify_service import service as service_module
 from verify_service import speculate
 from verify_service.commands import DrafterLeft
+
+
+class Told(asyncio.Queue[verify_pb2.SpeculateResponse]):
+    """A call's context that keeps what is written to it. gone: its peer is, so that writing fails."""
+
+    def __init__(self, *, gone: bool = False) -> None:
+        super().__init__()
+        self._gone = gone
+
+    async def write(self, frame: verify_pb2.SpeculateResponse) -> None:
+        await self.put(frame)
+        if self._gone:
+            raise ConnectionError("nobody reads")
 
 
 async def refusal(service: Service, **settings: Any) -> OutriderError:
@@ -156,16 +169,18 @@ async def test_of_those_that_wait_to_enlist_no_more_are_taken_than_may_be(
         yield verify_pb2.SpeculateRequest(enlist=enlist)
         await asyncio.Event().wait()
 
-    streams = [service.servicer.Speculate(requests(), cast(Any, None)) for _ in range(3)]
-    firsts = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    told = Told()
+    streams = [asyncio.create_task(service.servicer.Speculate(requests(), cast(Any, told))) for _ in range(3)]
     await asyncio.sleep(0)
     together.set()
-    results = await asyncio.gather(*firsts, return_exceptions=True)
-    assert sorted(type(result).__name__ for result in results) == [
-        "ResourceExhausted", "ResourceExhausted", "SpeculateResponse"
-    ]  # fmt: skip
-    for stream in streams:
-        await cast("AsyncGenerator[Any]", stream).aclose()
+    refused, (taken,) = await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+    while len(refused) < 2:
+        refused, (taken,) = await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
+    assert {type(stream.exception()) for stream in refused} == {ResourceExhausted}
+    assert (await told.get()).HasField("enlisted")
+    assert told.empty()
+    taken.cancel()
+    await asyncio.wait([taken])
 
 
 @pytest.mark.asyncio
@@ -179,10 +194,11 @@ async def test_a_drafter_that_leaves_before_it_is_told_anything_leaves_no_memory
     async def requests() -> AsyncIterator[verify_pb2.SpeculateRequest]:
         yield verify_pb2.SpeculateRequest(enlist=enlist)
 
-    frames = service.servicer.Speculate(requests(), cast(Any, None))
-    name = (await anext(frames)).enlisted.shared_memory.name
-    assert name in os.listdir("/dev/shm")
-    await cast("AsyncGenerator[Any]", frames).aclose()
+    told = Told(gone=True)
+    with pytest.raises(ConnectionError):
+        await service.servicer.Speculate(requests(), cast(Any, told))
+    name = told.get_nowait().enlisted.shared_memory.name
+    assert name
     assert name not in os.listdir("/dev/shm")
 
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES, MAX_MESSAGE_BYTES
+from tests.verify_service.rig import taken
 from verify_service.outbox import FRAME_BYTES, RoundOutbox, join_verdicts, size_of
 
 SESSION, GENERATION, PROMPT_LEN = 7, 1, 3
@@ -109,7 +110,7 @@ class Outbox(RuleBasedStateMachine):
 
     @rule()
     def read(self) -> None:
-        self.reader.read(self.outbox.take())
+        self.reader.read(taken(self.outbox))
         told = self.sent if self.silent_since is None or self.reader.closed else self.sent[: self.silent_since]
         self.check(told)
 
@@ -117,7 +118,7 @@ class Outbox(RuleBasedStateMachine):
     @rule()
     def close(self) -> None:
         self.outbox.close(SESSION, GENERATION, verify_pb2.CLOSE_REASON_FINISHED)
-        self.reader.read(self.outbox.take())
+        self.reader.read(taken(self.outbox))
         assert self.reader.closed == [verify_pb2.CLOSE_REASON_FINISHED]
         self.check(self.sent)
 
@@ -150,13 +151,13 @@ TestOutbox.settings = settings(max_examples=80, stateful_step_count=25, deadline
 
 
 def take(outbox: RoundOutbox) -> verify_pb2.Round:
-    frame = outbox.take()
+    frame = taken(outbox)
     assert frame is not None
     return frame
 
 
 def test_nothing_pending_is_no_frame() -> None:
-    assert RoundOutbox().take() is None
+    assert taken(RoundOutbox()) is None
 
 
 def test_a_silent_drafter_hears_once_then_nothing_until_the_probe_whose_withheld_rows_are_announced() -> None:
@@ -165,7 +166,7 @@ def test_a_silent_drafter_hears_once_then_nothing_until_the_probe_whose_withheld
     assert take(outbox).verdicts[0].node_budget == 0
     outbox.verdict(verdict(5, [3], budget=0))
     outbox.verdict(verdict(6, [4], budget=0))
-    assert outbox.take() is None
+    assert taken(outbox) is None
     assert outbox.num_bytes > 0
     outbox.verdict(verdict(7, [5], budget=8))
     (probe,) = take(outbox).verdicts
@@ -245,7 +246,7 @@ def test_a_frame_holds_all_kinds_and_then_they_are_gone() -> None:
         1,
         1,
     ]
-    assert outbox.take() is None
+    assert taken(outbox) is None
 
 
 def test_frames_fit_a_message_and_keep_the_order_in_which_they_are_applied() -> None:
@@ -259,7 +260,7 @@ def test_frames_fit_a_message_and_keep_the_order_in_which_they_are_applied() -> 
         outbox.feature_rows(verify_pb2.SessionFeatures(session=SESSION, generation=GENERATION, rows=chunk))
     outbox.verdict(verdict(PROMPT_LEN, [1]))
     frames: list[verify_pb2.Round] = []
-    while (frame := outbox.take()) is not None:
+    while (frame := taken(outbox)) is not None:
         assert frame.ByteSize() < MAX_MESSAGE_BYTES
         frames.append(frame)
     kinds = [kind for frame in frames for kind, _ in sorted(frame.ListFields(), key=lambda field: field[0].number)]
@@ -279,7 +280,7 @@ def test_the_engine_adds_while_the_event_loop_takes() -> None:
     engine = threading.Thread(target=commit)
     engine.start()
     while not reader.closed:
-        reader.read(outbox.take())
+        reader.read(taken(outbox))
     engine.join()
     assert reader.tokens == list(range(sent))
     assert reader.steps == sent

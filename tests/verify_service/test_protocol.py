@@ -22,7 +22,17 @@ from outrider.wire import pack_scores
 from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, random_draft
 from tests.fakes import ToyModel
-from tests.verify_service.rig import MAX_ASSUMED, MAX_KEPT, MAX_NODES, MAX_PROPOSAL_NODES, Rig, Sim, build_rig, request
+from tests.verify_service.rig import (
+    MAX_ASSUMED,
+    MAX_KEPT,
+    MAX_NODES,
+    MAX_PROPOSAL_NODES,
+    Rig,
+    Sim,
+    build_rig,
+    request,
+    taken,
+)
 from verify_service.commands import Released, Stop
 from verify_service.planner import Work
 from verify_service.session import Session
@@ -288,7 +298,7 @@ class Wire(RuleBasedStateMachine):
     def read(self, peer: Peer) -> None:
         if peer.deaf or peer.sim.ended is not None:
             return
-        frame = peer.sim.drafter.outbox.take()
+        frame = taken(peer.sim.drafter.outbox)
         if frame is None:
             return
         changes = peer.table.apply([frame])
