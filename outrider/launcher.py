@@ -21,6 +21,7 @@ from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, Ve
 from outrider.auth import token_file
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
+from outrider.placement import cores_of_two
 from outrider.readiness import any_certificate, model_name, wait_both, wait_enlisted, wait_healthy, wait_serving
 from outrider.stopping import stopped_by_signals
 from outrider.supervisor import Part, PartFailed, Supervisor, describe_status
@@ -186,13 +187,18 @@ def parts_of(
     metrics: the ports of verify's and of draft's; the gateway's are where its HTTP is.
     """
     verify_port, draft_port = metrics or (None, None)
+    placed = args.core_placement == "auto" and args.drafts and not args.colocate
+    verify_core, draft_core = (cores_of_two() if placed else None) or (None, None)
     tokens = token_file(args.token_file, "--token-file")
     target = args.part(
-        VerifyArgs, listen=verify, features=features, metrics_port=verify_port, **({} if args.grpc_is_tls else _NO_TLS)
-    )
+        VerifyArgs, listen=verify, features=features, metrics_port=verify_port, core=verify_core,
+        **({} if args.grpc_is_tls else _NO_TLS),
+    )  # fmt: skip
     parts = [_part(target, lambda: wait_serving(verify), command, grpc_speaks=args.grpc_is_tls)]
     if args.drafts:
-        own = _draft_args(args, listen=draft, verify_address=(verify,), metrics_port=draft_port, **_NO_TLS)
+        own = _draft_args(
+            args, listen=draft, verify_address=(verify,), metrics_port=draft_port, core=draft_core, **_NO_TLS
+        )
         if args.colocate:
             both = Colocated(target, own)
             parts = [_part(both, lambda: wait_both(verify, draft, tokens), command, grpc_speaks=args.grpc_is_tls)]

@@ -31,6 +31,7 @@ from outrider.auth import token_file
 from outrider.cost_table import CostTable
 from outrider.errors import StartupError, Unavailable
 from outrider.metrics_http import serve_metrics
+from outrider.placement import keep_to, roam
 from outrider.steady import keep_steady
 from outrider.stopping import Stopping, stopped_by_signals
 from outrider.strangers import Strangers
@@ -65,6 +66,8 @@ def main(args: VerifyArgs) -> int:
     configure_logging("verify")
     engine = load_engine(args)
     keep_steady()
+    if args.core is not None:
+        keep_to(args.core)
     return uvloop.run(_serve_until_signals(args, engine))
 
 
@@ -250,7 +253,7 @@ def build_step_loop(
         max_draft_wait_ms=args.max_draft_wait_ms,
         brake=not args.disable_speculation_brake,
         decode_log_interval=args.decode_log_interval,
-        clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk"),
+        clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=roam),
         lent_ms=lent_ms,
     )
 
@@ -284,6 +287,7 @@ def build_servicer(
 
 def _run(step_loop: StepLoop, failed: list[BaseException], on_end: Callable[[], object]) -> None:
     try:
+        roam()
         step_loop.run()
     except Exception as error:
         failed.append(error)

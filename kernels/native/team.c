@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -107,6 +108,17 @@ static int next_job(Team *team, uint32_t last, Worker *worker, Job *job, char *c
     return going_on;
 }
 
+/* By this name outrider/placement.py and `top -H` know it. */
+static void name_thread(pthread_t thread, int number) {
+#if defined(__linux__)
+    char name[16];
+    snprintf(name, sizeof name, "team-%d", number);
+    pthread_setname_np(thread, name);
+#else
+    (void)thread, (void)number;
+#endif
+}
+
 static void *help(void *argument) {
     Seat seat = *(Seat *)argument;
     free(argument);
@@ -154,7 +166,7 @@ Team *outrider_team_create(int num_threads, int max_phases) {
             free(seat);
             break;
         }
-        team->num_helpers++;
+        name_thread(team->helpers[team->num_helpers++], i);
     }
     return team;
 }

@@ -36,6 +36,11 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     trust_remote_code: bool = arg(False, "model", "Run Python code that comes in the draft model's folder.")
     device: str = arg("auto", "model", "cpu, cuda or cuda:N.")
     threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
+    core: int | None = arg(
+        None, "model",
+        "Core that this process's own thread and gRPC's keep to, and the C kernels' helpers to others. Default: none; "
+        "`serve` chooses on 2 to 4 cores.",
+    )  # fmt: skip
     disable_cuda_graph: bool = arg(False, "model", "Launch each step's kernels one by one.")
     cuda_graph_max_bs: int | None = arg(
         None, "model", "Most sessions of a step replayed from a CUDA graph. Default: --max-sessions, at most 64."

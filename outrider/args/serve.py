@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from outrider.args.draft import DraftArgs
 from outrider.args.gateway import GatewayArgs
@@ -25,6 +25,7 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     # No fields here: the launcher chooses these addresses.
     listen: ClassVar[str] = ""  # pyright: ignore[reportIncompatibleVariableOverride]
     verify_address: ClassVar[tuple[str, ...]] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
+    core: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
     uds: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
     describe: ClassVar[bool] = False  # pyright: ignore[reportIncompatibleVariableOverride]
     inspect: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -52,6 +53,10 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         False, "more",
         "Verify and draft in one process, their stream kept in memory: for small machines. They then share one Python "
         "interpreter.",
+    )  # fmt: skip
+    core_placement: Literal["auto", "off"] = arg(
+        "auto", "model",
+        "auto: on 2 to 4 cores verify and draft keep to one each, their --core, and kernels' helpers to the others.",
     )  # fmt: skip
     startup_timeout_s: float = arg(900.0, "network", "Time to become ready, a model's first download included.")
 
