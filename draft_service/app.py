@@ -17,7 +17,7 @@ from outrider.args import DraftArgs
 from outrider.dialing import Dial, dialer_of
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
-from outrider.placement import keep_to
+from outrider.placement import Placement
 from outrider.row_ring import host_id
 from outrider.steady import keep_steady
 from outrider.stopping import Stopping, stopped_by_signals
@@ -105,8 +105,7 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
         if not drafter.inline:
             await rehearse(drafting)
         keep_steady()
-        if args.core is not None:
-            keep_to(args.core)
+        Placement(args.core)
         drafting.tracing = tracing
         worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial)
         strangers = Strangers()

@@ -31,7 +31,7 @@ from outrider.auth import token_file
 from outrider.cost_table import CostTable
 from outrider.errors import StartupError, Unavailable
 from outrider.metrics_http import serve_metrics
-from outrider.placement import keep_to, roam
+from outrider.placement import Placement
 from outrider.steady import keep_steady
 from outrider.stopping import Stopping, stopped_by_signals
 from outrider.strangers import Strangers
@@ -66,8 +66,6 @@ def main(args: VerifyArgs) -> int:
     configure_logging("verify")
     engine = load_engine(args)
     keep_steady()
-    if args.core is not None:
-        keep_to(args.core)
     return uvloop.run(_serve_until_signals(args, engine))
 
 
@@ -168,7 +166,7 @@ async def serve(
     inbox = Inbox()
     step_loop = build_step_loop(
         args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch),
-        lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0,
+        lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0, placement=Placement(args.core),
     )  # fmt: skip
     tracing = tracing_of(args, "verify")
     servicer = build_servicer(args, engine, step_loop, inbox, tracing)
@@ -221,9 +219,11 @@ async def serve(
 
 
 def build_step_loop(
-    args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Callable[[Responses], object], *, lent_ms: float = 0.0
-) -> StepLoop:
+    args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Callable[[Responses], object], *, lent_ms: float = 0.0,
+    placement: Placement | None = None,
+) -> StepLoop:  # fmt: skip
     """The engine's loop over a loaded model. lent_ms: how long a step may take that the event loop runs; 0: none."""
+    placement = placement or Placement(None)
     runner = engine.runner
     page_size = args.page_size
     pool = PagePool(engine.sizes.total_tokens // page_size, page_size)
@@ -253,8 +253,9 @@ def build_step_loop(
         max_draft_wait_ms=args.max_draft_wait_ms,
         brake=not args.disable_speculation_brake,
         decode_log_interval=args.decode_log_interval,
-        clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=roam),
+        clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=placement.roam),
         lent_ms=lent_ms,
+        placement=placement,
     )
 
 
@@ -287,7 +288,6 @@ def build_servicer(
 
 def _run(step_loop: StepLoop, failed: list[BaseException], on_end: Callable[[], object]) -> None:
     try:
-        roam()
         step_loop.run()
     except Exception as error:
         failed.append(error)

@@ -13,6 +13,7 @@ from concurrent.futures import Executor, Future
 
 from outrider.cost_table import CostTable
 from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
+from outrider.placement import Placement
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
 from verify_service.commands import (
@@ -76,6 +77,7 @@ class StepLoop:
         decode_log_interval: int = 0,
         clerk: Executor | None = None,
         lent_ms: float = 0.0,
+        placement: Placement | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """clock: nanoseconds, by which it is judged whether drafts pay."""
@@ -96,6 +98,7 @@ class StepLoop:
         self._teller = Teller(drafters, self._features)
         self._responses: list[tuple[Session, Unsent]] = []
         self._clerk = clerk
+        self._placement = placement or Placement(None)
         self._busy: Future[None] | None = None  # the clerk's work
         self._later: Callable[[], object] | None = None  # the account of the last step
         self._gatherer = Gatherer(
@@ -112,6 +115,7 @@ class StepLoop:
 
     def run(self) -> None:
         """Steps until a Stop command; an error of the loop itself ends every session with it, and is raised."""
+        self._placement.roam()
         self.turns.run()
 
     def _steps(self) -> Steps:
@@ -177,6 +181,7 @@ class StepLoop:
             (self.counters.decode_s if seen.decodes else self.counters.prefill_s).observe(step_ms / 1000)
             self._planner.look_back()
             self._weigher.weigh(seen)
+            self._placement.step(len(running))
             self._count(sent, elapsed_ns)
 
         self._later = account

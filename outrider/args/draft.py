@@ -38,8 +38,8 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
     core: int | None = arg(
         None, "model",
-        "Core that this process's own thread and gRPC's keep to, and the C kernels' helpers to others. Default: none; "
-        "`serve` chooses on 2 to 4 cores.",
+        "Core that this process's threads keep to while few sessions run, and the C kernels' helpers to others. "
+        "Default: none; `serve` chooses on 2 to 4 cores.",
     )  # fmt: skip
     disable_cuda_graph: bool = arg(False, "model", "Launch each step's kernels one by one.")
     cuda_graph_max_bs: int | None = arg(

@@ -50,8 +50,8 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
     core: int | None = arg(
         None, "model",
-        "Core that this process's own thread and gRPC's keep to, and the C kernels' helpers to others. Default: none; "
-        "`serve` chooses on 2 to 4 cores.",
+        "Core that this process's threads keep to while few sessions run, and the C kernels' helpers to others. "
+        "Default: none; `serve` chooses on 2 to 4 cores.",
     )  # fmt: skip
     max_total_tokens: int | None = arg(
         None, "memory and scheduling", "Tokens that the KV pool holds. Default: as memory allows."

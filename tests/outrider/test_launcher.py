@@ -168,6 +168,7 @@ def test_each_part_gets_its_own_flags() -> None:
         speculative_ngram_branch_length=20,
         api_key=("k",),
         host="0.0.0.0",
+        core_placement="off",
     )
     verify, draft, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
     assert [part.name for part in (verify, draft, gateway)] == ["verify", "draft", "gateway"]
@@ -188,9 +189,24 @@ def test_each_part_gets_its_own_flags() -> None:
     assert "outrider verify --listen" in " ".join(verify.command)
 
 
+@pytest.mark.parametrize(
+    ("given", "cores"),
+    [({}, (4, 7)), ({"core_placement": "off"}, (None, None)), ({"speculative_algorithm": "NONE"}, (None,))],
+)
+def test_services_that_share_few_cores_get_one_each(
+    given: dict[str, Any], cores: tuple[int | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "cores_of_two", lambda: (4, 7))
+    parts = launcher.parts_of(ServeArgs(**given), VERIFY, DRAFT, 1234)[:-1]
+    kinds: list[type[VerifyArgs | DraftArgs]] = [VerifyArgs, DraftArgs]
+    parsed = [kind.parse(list(part.command[5:])) for kind, part in zip(kinds, parts, strict=False)]
+    assert tuple(args.core for args in parsed) == cores
+
+
 def test_colocated_services_are_one_part_with_the_flags_of_both() -> None:
     args = ServeArgs(colocate=True, dtype="float32", speculative_ngram_branch_length=20)
-    apart = launcher.parts_of(ServeArgs(dtype="float32", speculative_ngram_branch_length=20), VERIFY, DRAFT, 1234)
+    alike = ServeArgs(dtype="float32", speculative_ngram_branch_length=20, core_placement="off")
+    apart = launcher.parts_of(alike, VERIFY, DRAFT, 1234)
     both, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
     assert (both.name, both.disposable) == ("colocated", False)
     settings = Colocated.parse(list(both.command[5:]))
