@@ -1,4 +1,4 @@
-"""The rpc handlers of AdminService: who may call, and what is handed to the engine thread."""
+"""The rpc handlers of AdminService: who may call, and what is handed to the engine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise Unauthenticated("this service is managed over Unix sockets alone, unless it has --admin-token-file")
 
     async def _ask(self, work: Callable[[Drafters], ResultT]) -> ResultT:
-        """Has the engine thread do it between two steps."""
+        """Has the engine do it between two steps."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ResultT] = loop.create_future()
 

@@ -162,11 +162,12 @@ async def serve(
     args: VerifyArgs, engine: Engine, stop: Stopping, on_ready: Callable[[VerifyServicer], object] | None = None
 ) -> int:
     """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
-    loop = asyncio.get_running_loop()
+    loop, placement = asyncio.get_running_loop(), Placement(args.core)
+    loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="worker", initializer=placement.roam))
     inbox = Inbox()
     step_loop = build_step_loop(
         args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch),
-        lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0, placement=Placement(args.core),
+        lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0, placement=placement,
     )  # fmt: skip
     tracing = tracing_of(args, "verify")
     servicer = build_servicer(args, engine, step_loop, inbox, tracing)

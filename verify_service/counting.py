@@ -1,6 +1,6 @@
 """Plain numbers that the engine's loop keeps as it goes: for server info, metrics and the decode log line.
 
-Owned by the engine thread; others read them without a lock, and may see a step half counted.
+Owned by the engine; others read them without a lock, and may see a step half counted.
 """
 
 from __future__ import annotations

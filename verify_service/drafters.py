@@ -1,4 +1,4 @@
-"""Enlisted drafters, and which of them serves which session. Owned by the engine thread."""
+"""Enlisted drafters, and which of them serves which session. Owned by the engine."""
 
 from __future__ import annotations
 

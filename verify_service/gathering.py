@@ -23,7 +23,7 @@ BREATH_S = 0.0003
 
 
 class Gatherer:
-    """Owned by the engine thread. `left_out`: ids of sessions that the step under way is better without.
+    """Owned by the engine. `left_out`: ids of sessions that the step under way is better without.
 
     obey: does what commands say; whether the loop goes on. rest: does what can wait.
     """

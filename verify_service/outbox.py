@@ -1,6 +1,6 @@
 """Rounds waiting for one drafter: joined while it reads slowly, bounded in bytes. Pure state, no sockets.
 
-The engine thread adds, the event loop takes; a lock keeps the two apart. A session's pending verdicts coalesce: the
+The engine adds, the event loop takes; a lock keeps the two apart. A session's pending verdicts coalesce: the
 first base_len, tokens joined, credits in order, times summed, steps counted, the last `next` and node_budget. Verdicts
 with a node budget of 0 after one that said so are withheld, without rows, until the budget is above 0 again.
 """

@@ -25,7 +25,7 @@ _MOST_MATCHED = 128
 
 
 class Scheduler:
-    """Queues and pages. Owned by the engine thread.
+    """Queues and pages. Owned by the engine.
 
     cache: keeps what finished sessions computed, and shares it; None: nothing is shared. move(source, target): copies
     KV between slots; needed for page sizes above 1, where accepted nodes move to the positions they have taken.

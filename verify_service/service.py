@@ -1,4 +1,4 @@
-"""The rpc handlers of VerifyService: they translate, and wait; the engine thread does the work."""
+"""The rpc handlers of VerifyService: they translate, and wait; the engine does the work."""
 
 from __future__ import annotations
 

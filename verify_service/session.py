@@ -87,7 +87,7 @@ class Stats:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """State of one continuation; only the engine thread changes it once it is submitted."""
+    """State of one continuation; only the engine changes it once it is submitted."""
 
     session_id: int
     prompt_len: int

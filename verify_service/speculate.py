@@ -37,13 +37,13 @@ _shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
 
 
 class _Credits:
-    """Bounds frames in flight: the event loop acquires; the engine thread releases, and wakes it only if it waits."""
+    """Bounds frames in flight: the event loop acquires; the engine releases, and wakes it only if it waits."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._sizes: collections.deque[int] = collections.deque()  # of the frames in flight, in their order
         self._acquired_bytes = 0
-        self._released_bytes = 0  # written by the engine thread alone
+        self._released_bytes = 0  # written by the engine alone
         self._room = asyncio.Event()
         self._is_waiting = False
 

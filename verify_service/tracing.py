@@ -1,6 +1,6 @@
 """What one traced Generate call leaves behind: a span for the call, one for its prefill, one for each round.
 
-Made of the responses as they pass on the event loop; the engine thread knows nothing of it.
+Made of the responses as they pass on the event loop; the engine knows nothing of it.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Seen:
 
 
 class Weigher:
-    """Owned by the engine thread. clock: monotonic nanoseconds."""
+    """Owned by the engine. clock: monotonic nanoseconds."""
 
     def __init__(
         self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int] = time.monotonic_ns
