@@ -39,7 +39,7 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     core: int | None = arg(
         None, "model",
         "Core that this process's threads keep to while few sessions run, and the C kernels' helpers to others. "
-        "Default: none; `serve` chooses on 2 to 4 cores.",
+        "Default: none; `serve --core-placement auto` chooses.",
     )  # fmt: skip
     disable_cuda_graph: bool = arg(False, "model", "Launch each step's kernels one by one.")
     cuda_graph_max_bs: int | None = arg(

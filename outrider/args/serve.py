@@ -55,7 +55,7 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         "interpreter.",
     )  # fmt: skip
     core_placement: Literal["auto", "off"] = arg(
-        "auto", "model",
+        "off", "model",
         "auto: on 2 to 4 cores verify and draft keep to one each, their --core, and kernels' helpers to the others.",
     )  # fmt: skip
     startup_timeout_s: float = arg(900.0, "network", "Time to become ready, a model's first download included.")

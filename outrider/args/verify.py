@@ -51,7 +51,7 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     core: int | None = arg(
         None, "model",
         "Core that this process's threads keep to while few sessions run, and the C kernels' helpers to others. "
-        "Default: none; `serve` chooses on 2 to 4 cores.",
+        "Default: none; `serve --core-placement auto` chooses.",
     )  # fmt: skip
     max_total_tokens: int | None = arg(
         None, "memory and scheduling", "Tokens that the KV pool holds. Default: as memory allows."

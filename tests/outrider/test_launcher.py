@@ -168,7 +168,6 @@ def test_each_part_gets_its_own_flags() -> None:
         speculative_ngram_branch_length=20,
         api_key=("k",),
         host="0.0.0.0",
-        core_placement="off",
     )
     verify, draft, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
     assert [part.name for part in (verify, draft, gateway)] == ["verify", "draft", "gateway"]
@@ -191,7 +190,11 @@ def test_each_part_gets_its_own_flags() -> None:
 
 @pytest.mark.parametrize(
     ("given", "cores"),
-    [({}, (4, 7)), ({"core_placement": "off"}, (None, None)), ({"speculative_algorithm": "NONE"}, (None,))],
+    [
+        ({"core_placement": "auto"}, (4, 7)),
+        ({}, (None, None)),
+        ({"core_placement": "auto", "speculative_algorithm": "NONE"}, (None,)),
+    ],
 )
 def test_services_that_share_few_cores_get_one_each(
     given: dict[str, Any], cores: tuple[int | None, ...], monkeypatch: pytest.MonkeyPatch
@@ -205,7 +208,7 @@ def test_services_that_share_few_cores_get_one_each(
 
 def test_colocated_services_are_one_part_with_the_flags_of_both() -> None:
     args = ServeArgs(colocate=True, dtype="float32", speculative_ngram_branch_length=20)
-    alike = ServeArgs(dtype="float32", speculative_ngram_branch_length=20, core_placement="off")
+    alike = ServeArgs(dtype="float32", speculative_ngram_branch_length=20)
     apart = launcher.parts_of(alike, VERIFY, DRAFT, 1234)
     both, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
     assert (both.name, both.disposable) == ("colocated", False)
