@@ -68,6 +68,8 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         at_least(self, 1, "startup_timeout_s")
         if self.colocate and not self.drafts:
             raise StartupError("--colocate needs drafts; --speculative-algorithm is NONE")
+        if self.colocate and self.core_placement == "auto":
+            raise StartupError("--core-placement auto is for services apart; --colocate makes them one process")
         if self.algorithm == USUAL:
             self.refuse_draft_model_flags()
 

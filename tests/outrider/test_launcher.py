@@ -208,8 +208,7 @@ def test_services_that_share_few_cores_get_one_each(
 
 def test_colocated_services_are_one_part_with_the_flags_of_both() -> None:
     args = ServeArgs(colocate=True, dtype="float32", speculative_ngram_branch_length=20)
-    alike = ServeArgs(dtype="float32", speculative_ngram_branch_length=20)
-    apart = launcher.parts_of(alike, VERIFY, DRAFT, 1234)
+    apart = launcher.parts_of(ServeArgs(dtype="float32", speculative_ngram_branch_length=20), VERIFY, DRAFT, 1234)
     both, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
     assert (both.name, both.disposable) == ("colocated", False)
     settings = Colocated.parse(list(both.command[5:]))
@@ -218,6 +217,8 @@ def test_colocated_services_are_one_part_with_the_flags_of_both() -> None:
     assert gateway.command == apart[2].command
     with pytest.raises(StartupError, match="--colocate"):
         ServeArgs(colocate=True, speculative_algorithm="NONE")
+    with pytest.raises(StartupError, match="--core-placement auto is for services apart"):
+        ServeArgs(colocate=True, core_placement="auto")
 
 
 def test_a_draft_models_attention_is_the_targets_unless_it_is_named() -> None:
