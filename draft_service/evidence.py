@@ -20,6 +20,7 @@ _FEW_TREES = 8
 _NARROWER = 0.8  # of a tree's chances to be accepted a step deeper, about what a chain has
 _STEPS_PRIOR = 1.0  # of a step that may be run once the one before was
 _WINDOW = 256.0  # tries at a depth after which old ones fade
+_FADE_EVERY = 16  # trees
 _ALPHA = 0.1
 _FEW_OF_MANY = 0.02  # weight of one of the rounds, which differ much
 _FEW_CALLS, _FIRST_ARE_SLOW = 6.0, 0.6  # of so few those before one that took so much less were the process's first
@@ -43,9 +44,10 @@ class DepthReached:
         tried = slice(root_depth, min(root_depth + reached + (reached < depth), MAX_DEPTH))
         self._tries[tried] += 1.0
         self._hits[root_depth : min(root_depth + reached, MAX_DEPTH)] += 1.0
-        fade = np.where(self._tries > _WINDOW, 0.5, 1.0)
-        self._tries *= fade
-        self._hits *= fade
+        if self.num_seen % _FADE_EVERY == 0:
+            fade = np.where(self._tries > _WINDOW, 0.5, 1.0)
+            self._tries *= fade
+            self._hits *= fade
 
     def forget(self) -> None:
         """Lets what comes next count for more than what was."""

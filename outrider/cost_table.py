@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 _ALPHA = 0.1  # weight of a new measurement in a moving average
 _FADE = 0.99  # of what is known of the other points, with each measurement
+_MOST_WEIGHT = 1e9
 
 
 class CostTable:
@@ -23,6 +24,7 @@ class CostTable:
         self._ms: dict[int, float] = dict(measured_ms or {})
         self._counts = dict.fromkeys(self._ms, 1 / _ALPHA)  # of measurements that each stands for, as far as they count
         self._weights = dict(self._counts)
+        self._newest = 1.0  # weight of a measurement made now, beside those of older ones
         self._refresh()
 
     def observe(self, rows: int, ms: float) -> None:
@@ -32,22 +34,28 @@ class CostTable:
         self._counts[point] = count = min(self._counts.get(point, 0.0) + 1, 1 / _ALPHA)
         # One slow step (a page fault, a busy core) moves the table little.
         self._ms[point] = known + (min(ms, 2 * known) - known) / count
-        self._weights = {each: _FADE * weight for each, weight in self._weights.items()}
-        self._weights[point] = count
+        self._newest *= 1 / _FADE  # in place of all others' fading
+        self._weights[point] = count * self._newest
+        if self._newest > _MOST_WEIGHT:
+            self._weights = {each: weight / self._newest for each, weight in self._weights.items()}
+            self._newest = 1.0
         self._refresh()
 
     def ms(self, rows: float) -> float:
         """Expected time of a step with that many rows; 1 where nothing is measured yet."""
-        xs, ys = self._xs, self._ys
+        return self._between(bisect.bisect_left(self._xs, rows), rows) if self._xs else 1.0
+
+    def ms_from(self, rows: int, count: int) -> list[float]:
+        """`ms` of so many steps, of `rows` and on: sooner than numpy begins where they are few."""
+        xs = self._xs
         if not xs:
-            return 1.0
+            return [1.0] * count
+        found: list[float] = []
         at = bisect.bisect_left(xs, rows)
-        if at == len(xs):
-            return ys[-1] + (rows - xs[-1]) * self._row_ms
-        if at == 0 or xs[at] == rows:
-            return ys[at]
-        slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1])
-        return slope * (rows - xs[at - 1]) + ys[at - 1]
+        for each in range(rows, rows + count):
+            at += at < len(xs) and xs[at] < each
+            found.append(self._between(at, each))
+        return found
 
     def ms_each(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
         """`ms` of many."""
@@ -56,6 +64,16 @@ class CostTable:
         ms = np.interp(rows, self._xs, self._ys)
         beyond = np.maximum(0, np.asarray(rows) - self._xs[-1])
         return ms + beyond * self._row_ms
+
+    def _between(self, at: int, rows: float) -> float:
+        """`ms` of so many rows, more than point number at - 1 and no more than point number `at`."""
+        xs, ys = self._xs, self._ys
+        if at == len(xs):
+            return ys[-1] + (rows - xs[-1]) * self._row_ms
+        if at == 0 or xs[at] == rows:
+            return ys[at]
+        slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1])
+        return slope * (rows - xs[at - 1]) + ys[at - 1]
 
     @property
     def _row_ms(self) -> float:

@@ -6,6 +6,7 @@ batches hold the root first: row 0 is the root, row i + 1 is node i.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -33,6 +34,7 @@ class TokenTree:
     _words: list[int] | None = field(default=None, repr=False)
     _above: list[int] | None = field(default=None, repr=False)
     _children: dict[int, dict[int, int]] | None = field(default=None, repr=False)
+    _depth: int = field(default=-1, repr=False)
 
     @classmethod
     def empty(cls) -> TokenTree:
@@ -122,7 +124,9 @@ class TokenTree:
     @property
     def depth(self) -> int:
         """Of the deepest node; 0 without nodes."""
-        return max(self.row_depths.tolist())  # sooner than numpy begins
+        if self._depth < 0:
+            self._depth = max(self.row_depths.tolist())  # sooner than numpy begins
+        return self._depth
 
     def ancestor_mask(self) -> NDArray[np.bool_]:
         """bool [n+1, n+1]: row r sees itself, its ancestors and the root (row 0)."""
@@ -151,7 +155,7 @@ class TokenTree:
         """The nodes below `root`, re-rooted there, and their indices in this tree."""
         if root == ROOT:
             return self, np.arange(len(self), dtype=np.int32)
-        return self.selected(root, np.arange(root + 1, len(self)))
+        return self.selected(root, range(root + 1, len(self)))
 
     def trimmed(
         self, scores: NDArray[np.uint8], count: int, max_depth: int | None = None
@@ -162,9 +166,11 @@ class TokenTree:
         """
         if count >= len(self) and (max_depth is None or self.depth <= max_depth):
             return self, np.arange(len(self), dtype=np.int32)
-        within = np.arange(len(self)) if max_depth is None else np.flatnonzero(self.depths <= max_depth)
-        best = within[np.argsort(scores[within], kind="stable")[: max(count, 0)]]
-        return self.selected(ROOT, np.sort(best))
+        nodes: Sequence[int] = range(len(self))
+        if max_depth is not None and self.depth > max_depth:
+            nodes = [node for node, depth in enumerate(self.depths.tolist()) if depth <= max_depth]
+        best = sorted(nodes, key=scores.tolist().__getitem__)[: max(count, 0)]
+        return self.selected(ROOT, sorted(best))
 
     def raised(self, scores: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """uint8 [n]: each node's score, at least its parent's."""
@@ -174,12 +180,12 @@ class TokenTree:
                 raised[node], is_changed = raised[parent], True
         return np.array(raised, np.uint8) if is_changed else scores
 
-    def selected(self, root: int, candidates: NDArray[np.integer]) -> tuple[TokenTree, NDArray[np.int32]]:
+    def selected(self, root: int, candidates: Iterable[int]) -> tuple[TokenTree, NDArray[np.int32]]:
         """Those of the ascending `candidates` that hang together below `root`, re-rooted there, and their indices."""
-        new_index = {root: ROOT}
+        new_index, above = {root: ROOT}, self.above
         parents: list[int] = []
-        for node in candidates.tolist():
-            parent = new_index.get(self.above[node])
+        for node in candidates:
+            parent = new_index.get(above[node])
             if parent is not None:
                 new_index[node] = len(parents)
                 parents.append(parent)

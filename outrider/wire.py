@@ -22,7 +22,7 @@ _INT32 = np.dtype("<i4")
 _FEW = 16
 _NO_IDS = np.empty(0, np.int32)
 _NO_IDS.flags.writeable = False
-_LEAST_PROBABILITY = 1e-9  # its score is above 255
+_LEAST_PROBABILITY = math.exp(-255 / 16)  # that a byte can say
 
 Ids = NDArray[np.int32]
 
@@ -68,7 +68,7 @@ def pack_scores_of(trees: Sequence[NDArray[np.floating]]) -> list[bytes]:
 def pack_scores(probabilities: NDArray[np.floating]) -> bytes:
     """Path probabilities [n] as score bytes."""
     if len(probabilities) <= _FEW:  # sooner than numpy begins
-        held = [max(min(p, 1.0), _LEAST_PROBABILITY) for p in probabilities.tolist()]
-        return bytes([min(255, round(-16.0 * math.log(p))) for p in held])
+        log, least = math.log, _LEAST_PROBABILITY
+        return bytes([0 if p >= 1.0 else 255 if p <= least else round(-16.0 * log(p)) for p in probabilities.tolist()])
     cost = -16.0 * np.log(np.maximum(np.minimum(probabilities, 1.0), _LEAST_PROBABILITY))
     return np.minimum(255.0, np.rint(cost)).astype(np.uint8).tobytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,13 @@ class Acceptance:
     def __init__(self, shared: Acceptance | None = None) -> None:
         self._shared = shared
         self._window = 64.0 if shared else 512.0
-        self._verified = [0.0] * (_DEPTHS * _BINS)  # plain numbers: a tree has few nodes, and numpy is slow to begin
-        self._accepted = [0.0] * (_DEPTHS * _BINS)
+        # Plain numbers to be written to, since a tree has few nodes and numpy is slow to begin; numpy reads the same memory.
+        self._verified, self._accepted = (array("d", bytes(8 * _DEPTHS * _BINS)) for _ in range(2))
         if shared is None:
             # The prior trusts scores half: exp(-score / 16) of the bin's middle, worth eight nodes.
-            self._verified = [8.0] * (_DEPTHS * _BINS)
-            self._accepted = [8.0 * 0.5 * math.exp(-bin) for bin in range(_BINS)] * _DEPTHS
+            self._verified = array("d", [8.0] * (_DEPTHS * _BINS))
+            self._accepted = array("d", [8.0 * 0.5 * math.exp(-bin) for bin in range(_BINS)] * _DEPTHS)
+        self._tables = np.frombuffer(self._verified), np.frombuffer(self._accepted)
         self._chances: list[float] | None = None if shared is None else self._rates_falling()
 
     def probabilities(
@@ -61,7 +63,7 @@ class Acceptance:
         return np.minimum.accumulate(np.minimum.accumulate(rates, axis=0), axis=1).reshape(-1).tolist()
 
     def _rates(self) -> NDArray[np.float64]:
-        verified, accepted = np.array(self._verified), np.array(self._accepted)
+        verified, accepted = self._tables
         if self._shared is None:
             return accepted / verified
         return (_OWN_WEIGHT * self._shared._rates() + accepted) / (_OWN_WEIGHT + verified)

@@ -301,10 +301,9 @@ def choose_nodes(
 
 def _choose_of_one(costs: CostTable, base_rows: int, base_tokens: float, likely: list[float]) -> int:
     """The same for one session that has few, sooner than numpy begins."""
-    best, best_rate, tokens = 0, base_tokens / costs.ms(base_rows), base_tokens
-    for count, gain in enumerate(likely, start=1):
-        tokens += gain
-        rate = tokens / costs.ms(base_rows + count)
-        if rate > best_rate:
-            best, best_rate = count, rate
+    best, best_rate, tokens = 0, 0.0, base_tokens
+    for count, ms in enumerate(costs.ms_from(base_rows, len(likely) + 1)):
+        tokens += likely[count - 1] if count else 0.0
+        if tokens / ms > best_rate:
+            best, best_rate = count, tokens / ms
     return best

@@ -211,7 +211,7 @@ def _plain(source: str, vocab_size: int, eos_token_ids: list[int]) -> LLTokenize
 def pruned(tree: TokenTree, grammar: GrammarState) -> tuple[TokenTree, NDArray[np.int32]]:
     """The tree without nodes that the grammar forbids, and the indices of what is left."""
     nodes = grammar.allowed_nodes(tree)
-    return (tree, nodes) if len(nodes) == len(tree) else tree.selected(ROOT, nodes)
+    return (tree, nodes) if len(nodes) == len(tree) else tree.selected(ROOT, nodes.tolist())
 
 
 def _lark_of(kind: str, source: str) -> str:

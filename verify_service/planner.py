@@ -100,8 +100,6 @@ class Planner:
             if assignment is None:
                 continue
             assignment.match = None
-            if assignment.hindsight.is_watching and (judged := assignment.hindsight.follow(session.committed)):
-                self._judged.append((assignment, judged))
             if assignment.is_silenced and not len(assignment.book):
                 continue  # of many silent sessions each costs every step
             assignment.brake.fixed = self.is_fixed(session)
@@ -113,6 +111,7 @@ class Planner:
                     found = found.allowed_by(session.grammar)
                 limit = min(self._max_nodes, (session.speculation.num_draft_tokens or self._max_nodes + 1) - 1)
                 assignment.match = found.kept(limit, session.remaining - 1)
+                self._follow(assignment)
                 assignment.hindsight.watch(assignment.match, session.committed_len)
                 matched.append(assignment)
             elif self._may_wait(assignment):
@@ -123,6 +122,10 @@ class Planner:
 
     def look_back(self) -> None:
         """Tells brakes which nodes of earlier trees came true; no step waits for it."""
+        for session in self._scheduler.running:
+            assignment = self._drafters.of(session)
+            if assignment is not None:
+                self._follow(assignment)
         if not self._judged:
             return
         value_ms, node_ms = self._worths()
@@ -130,23 +133,30 @@ class Planner:
             assignment.brake.judged(judged.scores, judged.true, judged.depths, value_ms=value_ms, node_ms=node_ms)
         self._judged.clear()
 
+    def _follow(self, assignment: Assignment) -> None:
+        """Notes what became of the tree that is followed, if that is known now."""
+        if assignment.hindsight.is_watching and (judged := assignment.hindsight.follow(assignment.session.committed)):
+            self._judged.append((assignment, judged))
+
     def bound_ms(self, assignment: Assignment) -> float:
         """The longest that its drafter is waited for."""
         return min(assignment.drafter.replies.bound_ms, self._max_wait_ms)
 
     def wait_ms(self, late: list[Assignment]) -> float:
         """How long waiting for late drafts pays, against running what is ready with the late ones plainly."""
-        bound = max(map(self.bound_ms, late))
-        if any(self.is_fixed(assignment.session) for assignment in late):
+        bound = due_ms = nodes = accepted = 0.0
+        is_fixed, now_ns = False, time.monotonic_ns()
+        for assignment in late:
+            bound = max(bound, self.bound_ms(assignment))
+            due_ms = max(due_ms, assignment.due_ms(assignment.drafter.replies.least_ms, now_ns))
+            nodes += assignment.brake.expected_nodes
+            accepted += assignment.brake.hoped_accepted
+            is_fixed = is_fixed or self.is_fixed(assignment.session)
+        if is_fixed:
             return bound
         rows, tokens = self._ready()
-        now_ms = self._costs.ms(rows)
-        drafted = rows + round(sum(assignment.brake.expected_nodes for assignment in late))
-        gained = tokens + sum(assignment.brake.hoped_accepted for assignment in late)
         # The wait at which both come to as many tokens per ms; one too short for any answer is for nothing.
-        break_even = gained * now_ms / tokens - self._costs.ms(drafted)
-        now_ns = time.monotonic_ns()
-        due_ms = max(a.due_ms(a.drafter.replies.least_ms, now_ns) for a in late)
+        break_even = (tokens + accepted) * self._costs.ms(rows) / tokens - self._costs.ms(rows + round(nodes))
         return min(bound, break_even) if due_ms < break_even else 0.0
 
     def plan(self, without: Collection[int] = ()) -> list[Work]:
