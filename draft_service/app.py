@@ -105,8 +105,7 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
         if not drafter.inline:
             await rehearse(drafting)
         keep_steady()
-        Placement(args.core)
-        drafting.tracing = tracing
+        drafting.placement, drafting.tracing = Placement(args.core), tracing
         worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial)
         strangers = Strangers()
         server = serving.create_server(args, strangers=strangers)

@@ -20,6 +20,7 @@ from draft_service.planning import FixedPlanner, Plan, Planner
 from draft_service.session import Copied, Extension, Session
 from draft_service.sessions import Changes, InVerification, SessionTable
 from draft_service.tracing import record_drafts
+from outrider.placement import Placement
 from outrider.telemetry import get_logger
 from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2
@@ -49,6 +50,7 @@ class Drafting:
         self.counts = DraftCounts()
         self.tracing: Tracing | None = None  # set by who wants traces
         self.planner = planner or FixedPlanner(Plan(outcomes=MAX_OUTCOMES if early else 0))
+        self.placement = Placement(None)
         self._caller = Caller(executor)
         self.copier = copier
         self._last_ms = math.inf  # that trees took which were drafted last, early ones apart
@@ -124,6 +126,7 @@ class Drafting:
     ) -> None:
         """Counts a call for trees; the planner learns from those that follow its plan, and read no more than usual."""
         self.counts.took("tree", took_ms)
+        self.placement.step(len(fresh), drafts=True)
         made = list({id(draft.grown): draft.grown for draft in drafts if draft.grown is not None}.values())
         self.counts.steps += sum(grown.num_steps for grown in made)
         copied = {extension.session.uid for extension in extended if extension.copied}

@@ -187,7 +187,7 @@ def parts_of(
     metrics: the ports of verify's and of draft's; the gateway's are where its HTTP is.
     """
     verify_port, draft_port = metrics or (None, None)
-    placed = args.core_placement == "auto" and args.drafts
+    placed = args.core_placement != "off" and args.drafts and not args.colocate
     verify_core, draft_core = (cores_of_two() if placed else None) or (None, None)
     tokens = token_file(args.token_file, "--token-file")
     target = args.part(

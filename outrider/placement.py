@@ -1,8 +1,9 @@
 """Which cores a process's threads keep to, where two services share a few.
 
 Left alone, Linux moves who is woken to the core of who wakes it, so that verify and drafter meet on one core while the
-other sleeps, and each finds caches that the other has filled. With one session that costs a tenth of a round; with
-many, both cores are busy anyhow, and threads do better where there is room. Linux only: elsewhere none are placed.
+other sleeps, and each finds caches that the other has filled. With one session that costs a tenth of a round with
+drafts. Steps without drafts, and many sessions, keep both cores busy, and threads do better where there is room. Linux
+only: elsewhere none are placed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from outrider.errors import StartupError
 HELPER_PREFIX = "team-"  # names of the C kernels' helper threads (kernels/native/team.c)
 _FEWEST, _MOST = 2, 4  # cores on which two services are placed: on more of them, threads find one that is free
 _FEW = 2  # sessions that run at once
-_SETTLED = 64  # steps with few, after which they are thought to stay so
+_SETTLED = 16  # rounds of few, after which they are thought to go on
+_OVER = 4  # other steps in a row, after which they are thought to be over
 
 
 def cores_of_two() -> tuple[int, int] | None:
@@ -28,24 +30,20 @@ def cores_of_two() -> tuple[int, int] | None:
 
 
 class Placement:
-    """Keeps this process's threads to one core, and the kernels' helpers to the others.
+    """Keeps this process's threads to one core while few sessions are drafted for, and the kernels' helpers to others.
 
-    To be made by the process's own thread once everything is loaded; threads that are started later do as who starts
-    them. core: None places nothing. StartupError for one that the process may not use.
+    core: None places nothing. StartupError for one that the process may not use.
     """
 
     def __init__(self, core: int | None) -> None:
         self._core = core
         self._allowed = _allowed()
         self._roaming: set[int] = set()
-        self._steps_with_few = 0
+        self._rounds = self._others = 0
         self._is_placed = False
-        if core is None:
-            return
-        if core not in self._allowed:
+        if core is not None and core not in self._allowed:
             usable = ", ".join(map(str, sorted(self._allowed))) or "none that it can name"
             raise StartupError(f"--core is {core}; this process may use {usable}")
-        self._place()
 
     def roam(self) -> None:
         """The calling thread may use every core, whatever the others do."""
@@ -53,15 +51,20 @@ class Placement:
             self._roaming.add(threading.get_native_id())
             os.sched_setaffinity(0, self._allowed)
 
-    def step(self, sessions: int) -> None:
-        """So many sessions ran in a step: with many, all threads use all cores."""
+    def step(self, sessions: int, *, drafts: bool) -> None:
+        """So many sessions ran in a step; drafts: trees of theirs were verified, or made."""
         if self._core is None:
             return
-        self._steps_with_few = self._steps_with_few + 1 if sessions <= _FEW else 0
-        if self._is_placed and not self._steps_with_few:
+        if drafts and sessions <= _FEW:
+            self._rounds, self._others = self._rounds + 1, 0
+        else:
+            self._others += 1 if sessions <= _FEW else _OVER
+        if self._others >= _OVER:
+            self._rounds = 0
+        if self._is_placed and not self._rounds:
             self._is_placed = False
             _set(_tasks(), self._allowed)
-        elif not self._is_placed and self._steps_with_few > _SETTLED:
+        elif not self._is_placed and self._rounds > _SETTLED:
             self._place()
 
     def _place(self) -> None:

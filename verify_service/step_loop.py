@@ -181,7 +181,7 @@ class StepLoop:
             (self.counters.decode_s if seen.decodes else self.counters.prefill_s).observe(step_ms / 1000)
             self._planner.look_back()
             self._weigher.weigh(seen)
-            self._placement.step(len(running))
+            self._placement.step(len(running), drafts=any([work.match is not None for work in works]))
             self._count(sent, elapsed_ns)
 
         self._later = account

@@ -38,7 +38,8 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
     core: int | None = arg(
         None, "model",
-        "Core that this process's threads keep to, and the C kernels' helpers to others. "
+        "Core that this process's threads keep to while it drafts for one or two sessions, and the C kernels' helpers "
+        "to others. "
         "Default: none; `serve --core-placement auto` chooses.",
     )  # fmt: skip
     disable_cuda_graph: bool = arg(False, "model", "Launch each step's kernels one by one.")

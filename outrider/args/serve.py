@@ -54,9 +54,10 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         "Verify and draft in one process, their stream kept in memory: for small machines. They then share one Python "
         "interpreter.",
     )  # fmt: skip
-    core_placement: Literal["auto", "off"] = arg(
-        "off", "model",
-        "auto: on 2 to 4 cores verify and draft keep to one each, their --core, and kernels' helpers to the others.",
+    core_placement: Literal["auto", "off"] | None = arg(
+        None, "model",
+        "auto: on 2 to 4 cores, while one or two sessions have drafts, verify and draft keep to one each, their --core, "
+        "and kernels' helpers to the others. Default: auto, but off with --colocate.",
     )  # fmt: skip
     startup_timeout_s: float = arg(900.0, "network", "Time to become ready, a model's first download included.")
 

@@ -50,7 +50,8 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
     core: int | None = arg(
         None, "model",
-        "Core that this process's threads keep to while few sessions run, and the C kernels' helpers to others. "
+        "Core that this process's threads keep to while one or two sessions have drafts verified, and the C kernels' "
+        "helpers to others. "
         "Default: none; `serve --core-placement auto` chooses.",
     )  # fmt: skip
     max_total_tokens: int | None = arg(

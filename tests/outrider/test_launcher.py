@@ -161,6 +161,11 @@ def test_main_says_where_it_serves_when_ready(
 VERIFY, DRAFT = "unix:/run/verify.sock", "unix:/run/draft.sock"
 
 
+@pytest.fixture(autouse=True)
+def _cores_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "cores_of_two", lambda: None)
+
+
 def test_each_part_gets_its_own_flags() -> None:
     args = ServeArgs(
         dtype="float32",
@@ -191,9 +196,10 @@ def test_each_part_gets_its_own_flags() -> None:
 @pytest.mark.parametrize(
     ("given", "cores"),
     [
+        ({}, (4, 7)),
         ({"core_placement": "auto"}, (4, 7)),
-        ({}, (None, None)),
-        ({"core_placement": "auto", "speculative_algorithm": "NONE"}, (None,)),
+        ({"core_placement": "off"}, (None, None)),
+        ({"speculative_algorithm": "NONE"}, (None,)),
     ],
 )
 def test_services_that_share_few_cores_get_one_each(
@@ -214,6 +220,7 @@ def test_colocated_services_are_one_part_with_the_flags_of_both() -> None:
     settings = Colocated.parse(list(both.command[5:]))
     assert settings.verify == VerifyArgs.parse(list(apart[0].command[5:]))
     assert settings.draft == DraftArgs.parse(list(apart[1].command[5:]))
+    assert settings.verify.core is settings.draft.core is None
     assert gateway.command == apart[2].command
     with pytest.raises(StartupError, match="--colocate"):
         ServeArgs(colocate=True, speculative_algorithm="NONE")

@@ -1,4 +1,4 @@
-"""Threads on cores: where they go, who roams, and that many sessions set them free. Real threads, in a real process."""
+"""Threads on cores: when they go there, who roams, and what sets them free. Real threads, in a real process."""
 
 from __future__ import annotations
 
@@ -50,21 +50,38 @@ placement = Placement(first)
 go.set()
 roamed.wait()
 others = [core for core in both if core != first] or both
-assert cores()[0] == cores()[2] == [first], cores()
-assert len(cores()[1]) == 1 and cores()[1][0] in others, cores()
-assert cores()[3] == both, cores()
-placement.step(3)
-assert cores() == [both] * 4, cores()
-for _ in range(64):
-    placement.step(1)
-assert cores() == [both] * 4, cores()
-placement.step(2)
-assert cores()[0] == cores()[2] == [first] and cores()[3] == both, cores()
+
+def are_free():
+    return cores() == [both] * 4
+
+def are_placed():
+    main, helper, other, roamer = cores()
+    return main == other == [first] and len(helper) == 1 and helper[0] in others and roamer == both
+
+assert are_free(), cores()
+for _ in range(16):
+    placement.step(2, drafts=True)
+assert are_free(), cores()
+placement.step(1, drafts=True)
+assert are_placed(), cores()
+for _ in range(3):
+    placement.step(1, drafts=False)
+placement.step(1, drafts=True)
+for _ in range(3):
+    placement.step(1, drafts=False)
+assert are_placed(), cores()
+placement.step(1, drafts=False)
+assert are_free(), cores()
+for _ in range(17):
+    placement.step(1, drafts=True)
+assert are_placed(), cores()
+placement.step(3, drafts=True)
+assert are_free(), cores()
 stop.set()
 """
 
 
-def test_threads_keep_to_a_core_helpers_to_others_and_many_sessions_free_them() -> None:
+def test_threads_keep_to_a_core_and_helpers_to_others_while_few_sessions_have_drafts() -> None:
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, cwd=Path(__file__).parents[2], timeout=60)
 
 
@@ -77,8 +94,8 @@ def test_no_core_places_nothing() -> None:
     before = os.sched_getaffinity(0)
     placement = Placement(None)
     placement.roam()
-    for sessions in (1, 9, 1):
-        placement.step(sessions)
+    for sessions in (*[1] * 20, 9, 1):
+        placement.step(sessions, drafts=True)
     assert os.sched_getaffinity(0) == before
 
 
