@@ -56,9 +56,9 @@ def main(words: list[str] | None = None) -> int:
 
 
 def trees(text: str) -> list[Way]:
-    """Steps, branches and draft tokens, joined by slashes."""
+    """Steps, branches and draft tokens, joined by slashes; `none`: no tree."""
     ways: list[Way] = []
-    for part in text.split("/"):
+    for part in text.split("/") if text != "none" else ():
         numbers = counts(part)
         if len(numbers) != 3:
             raise argparse.ArgumentTypeError(f"{part} is not STEPS,BRANCHES,TOKENS")
@@ -69,8 +69,9 @@ def trees(text: str) -> list[Way]:
 def with_best(result: dict[str, Any]) -> dict[str, Any]:
     """Adds the planner's goodput over that of the fixed tree that did best, for each number of streams."""
     for ways in result["batches"].values():
-        best = max(one["tokens_per_s"] for name, one in ways.items() if name not in (PLAIN.name, PLANNED.name))
-        ways[PLANNED.name]["over_best_fixed"] = ways[PLANNED.name]["tokens_per_s"] / best
+        fixed_ones = [one["tokens_per_s"] for name, one in ways.items() if name not in (PLAIN.name, PLANNED.name)]
+        if fixed_ones:
+            ways[PLANNED.name]["over_best_fixed"] = ways[PLANNED.name]["tokens_per_s"] / max(fixed_ones)
     return result
 
 
@@ -84,14 +85,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--verify-ms", type=float, default=7.5, help="the stand-in target's step, without its rows")
     parser.add_argument("--draft-ms", type=float, default=4.9, help=f"the stand-in drafter's {_MOST_STEPS} steps")
     parser.add_argument("--accept-length", type=float, default=3.69, help="of the stand-in's longest chains")
-    parser.add_argument("--fixed", type=trees, help="trees, STEPS,BRANCHES,TOKENS/...")
+    parser.add_argument("--fixed", type=trees, help="trees, STEPS,BRANCHES,TOKENS/..., or none")
     parser.add_argument("--turns", type=positive, default=3, help="how often all ways are run")
     parser.add_argument("--max-tokens", type=positive, default=96, help="tokens of an answer")
     parser.add_argument("--threads", type=positive, default=2, help="of verify's forward pass, and of the drafter's")
     parser.add_argument("--model-path", type=Path, help="the target; default: the embedded model")
+    parser.add_argument("--quantization", help="of the target, and of a draft model with it")
     parser.add_argument("--output", type=Path, help="JSON file")
     args = parser.parse_args(words)
-    args.fixed = args.fixed or trees(STAND_IN_TREES if args.stand_in else DEFAULT_TREES)
+    if args.fixed is None:
+        args.fixed = trees(STAND_IN_TREES if args.stand_in else DEFAULT_TREES)
     return args
 
 
@@ -125,9 +128,10 @@ async def _measure(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]
     with tempfile.TemporaryDirectory(prefix="org-") as name:
         folder, log = Path(name), Path(name) / "log"
         address = f"unix:{folder}/verify"
-        draft = ("outrider", "draft", f"--verify-address={address}", f"--model-path={model}", *flags)
+        both = (f"--model-path={model}", *([f"--quantization={args.quantization}"] if args.quantization else []))
+        draft = ("outrider", "draft", f"--verify-address={address}", *both, *flags)
         verify = (
-            "outrider", "verify", f"--listen={address}", f"--model-path={model}", f"--threads={args.threads}",
+            "outrider", "verify", f"--listen={address}", *both, f"--threads={args.threads}",
             f"--max-running-requests={max(args.batch)}", f"--features={_features(draft)}",
         )  # fmt: skip
         draft = (*draft, f"--listen=unix:{folder}/draft", f"--threads={args.threads}")
