@@ -19,7 +19,8 @@ from engine.kv_pool import KVPool
 from engine.models.llama_weights import LayerWeights, LlamaWeights
 from kernels.attention.cpu import POOL_DTYPES
 from kernels.linear import interleave_gates, pack_tiles
-from kernels.native.library import PARTS, CHeads, CLayer, CLikeliest, CMatrix, CModel, address, c_layout, stream_weights
+from kernels.native.library import PARTS, CHeads, CLayer, CLikeliest, CMatrix, CModel, address, c_layout
+from kernels.native.streaming import choose_streaming
 from kernels.native.memory import Arena
 from kernels.native_linear import BF16, FP32
 from kernels.quantize import FORMATS, pack_quantized
@@ -76,7 +77,7 @@ class NativeLlama:
         )  # fmt: skip
         self._add_features(model, features, pool)
         if self._arena.outgrows_caches:
-            stream_weights(model)
+            choose_streaming(model, library, num_threads)
         decoder = library.outrider_decoder_create(ctypes.byref(model), num_threads)
         if not decoder:
             raise MemoryError("no memory for the decoder")

@@ -68,14 +68,6 @@ class CModel(Structure):
     ]  # fmt: skip
 
 
-def stream_weights(model: CModel) -> None:
-    """Has a decoder's matrices read past the caches (linear.h); before it is created."""
-    layers = [model.layers[index] for index in range(model.num_layers)]
-    own = [matrix for layer in layers for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-    for matrix in (*own, model.head, *model.join, model.fuse):
-        matrix.streams = True
-
-
 class CLikeliest(Structure):
     """Where the likeliest tokens of a step's rows go (likeliest.h)."""
 

@@ -60,7 +60,8 @@ static inline int next_rows(int left) {
  *
  * A model that streams goes through the first cache only, past the others: what is read after a step (the scheduler,
  * the drafter's head, attention) finds its memory where it was, in a fifth of the time, and the step itself is up to a
- * tenth faster (AMD Zen 5). */
+ * tenth faster (AMD Zen 5). On Zen 4 it drives out what lay there all the same, and 7 and more rows take a tenth longer:
+ * which way is taken is measured (streaming.py). */
 #define WEIGHTS_AHEAD 8192
 #define STREAM_AHEAD 4096
 INLINE void fetch_weights(const void *weights, int streams, int are_many_rows) {

@@ -52,9 +52,9 @@ typedef struct {
 } Seat;
 
 /* How many tasks to take of those left: many at first, so that the counter is asked seldom and a thread reads on in one
- * piece of memory; single ones towards the end, so that all finish together. */
+ * piece of memory, where what it asks for ahead is its own; single ones towards the end, so that all finish together. */
 static int grab_size(const Team *team, int left) {
-    int size = left / (2 * (team->num_helpers + 1));
+    int size = 3 * left / (4 * (team->num_helpers + 1));
     return size > 1 ? size : 1;
 }
 

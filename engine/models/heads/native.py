@@ -15,7 +15,8 @@ from engine.models.heads.block import Block
 from engine.models.heads.step import HeadStep
 from engine.models.llama_native import LANES, destroy_decoder
 from kernels.attention.cpu import POOL_DTYPES
-from kernels.native.library import CHeads, CLayer, CMatrix, CModel, address, c_layout, stream_weights
+from kernels.native.library import CHeads, CLayer, CMatrix, CModel, address, c_layout
+from kernels.native.streaming import choose_streaming
 from kernels.native_linear import FP32, NativeLinear
 
 
@@ -53,7 +54,7 @@ class NativeHead:
         )  # fmt: skip
         assert isinstance(parts.output, NativeLinear)
         if parts.output.team.arena.outgrows_caches:
-            stream_weights(model)
+            choose_streaming(model, library, parts.output.team.num_threads)
         self.decoder = library.outrider_decoder_create(ctypes.byref(model), parts.output.team.num_threads)
         if not self.decoder:
             raise MemoryError("no memory for the draft head")
