@@ -3,6 +3,8 @@
     outrider bench goodput --batch 1,4,8,16,32 --fixed 1,1,2/3,1,4/5,4,8 --turns 3 --output goodput.json -- \\
         --speculative-algorithm EAGLE3 --speculative-draft-model-path HEAD
 
+    outrider bench goodput --batch 8,16 --fixed none --quantization int8_dynamic -- --speculative-algorithm EAGLE3
+
     outrider bench goodput --stand-in --batch 1,4,8,16,32 --output goodput.json
 
 What follows `--` are flags of `outrider draft` (default: NGRAM). With --stand-in both networks are those of `bench

@@ -22,7 +22,7 @@ class Acceptance:
     def __init__(self, shared: Acceptance | None = None) -> None:
         self._shared = shared
         self._window = 64.0 if shared else 512.0
-        # Plain numbers to be written to, since a tree has few nodes and numpy is slow to begin; numpy reads the same memory.
+        # Plain numbers to write to, since a tree has few nodes and numpy is slow to begin; it reads the same memory.
         self._verified, self._accepted = (array("d", bytes(8 * _DEPTHS * _BINS)) for _ in range(2))
         if shared is None:
             # The prior trusts scores half: exp(-score / 16) of the bin's middle, worth eight nodes.

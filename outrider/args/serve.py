@@ -56,8 +56,8 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     )  # fmt: skip
     core_placement: Literal["auto", "off"] | None = arg(
         None, "model",
-        "auto: on 2 to 4 cores, while one or two sessions have drafts, verify and draft keep to one each, their --core, "
-        "and kernels' helpers to the others. Default: auto, but off with --colocate.",
+        "auto: on 2 to 4 cores, while one or two sessions have drafts, verify and draft keep to one each, their "
+        "--core, and kernels' helpers to the others. Default: auto, but off with --colocate.",
     )  # fmt: skip
     startup_timeout_s: float = arg(900.0, "network", "Time to become ready, a model's first download included.")
 

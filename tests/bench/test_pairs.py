@@ -50,6 +50,11 @@ def test_the_planner_is_held_to_the_fixed_tree_that_did_best() -> None:
     assert "over_best_fixed" not in result["batches"]["8"][TREE.name]
 
 
+def test_without_fixed_trees_there_is_none_to_be_held_to() -> None:
+    result = goodput.with_best(summary(found(plain=[200.0], planned=[190.0]), PLAIN.name))
+    assert "over_best_fixed" not in result["batches"]["8"]["planned"]
+
+
 def test_the_table_has_a_line_for_each_way() -> None:
     lines = table(summary(found(plain=[100.0], tree=[150.0]), PLAIN.name), PLAIN.name).splitlines()
     assert [line.split() for line in lines[1:]] == [
@@ -63,6 +68,7 @@ def test_trees_as_they_are_named() -> None:
     assert [way.name for way in ways] == ["1,1,2", "3,1,4", "5,4,8"]
     last = ways[-1].params
     assert (last.enabled, last.num_steps, last.topk, last.num_draft_tokens) == (True, 5, 4, 8)
+    assert goodput.trees("none") == []
     with pytest.raises(argparse.ArgumentTypeError, match="STEPS,BRANCHES,TOKENS"):
         goodput.trees("1,1,2/3,1")
 

@@ -212,9 +212,11 @@ def test_services_that_share_few_cores_get_one_each(
     assert tuple(args.core for args in parsed) == cores
 
 
-def test_colocated_services_are_one_part_with_the_flags_of_both() -> None:
+def test_colocated_services_are_one_part_with_the_flags_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "cores_of_two", lambda: (4, 7))
     args = ServeArgs(colocate=True, dtype="float32", speculative_ngram_branch_length=20)
-    apart = launcher.parts_of(ServeArgs(dtype="float32", speculative_ngram_branch_length=20), VERIFY, DRAFT, 1234)
+    alone = ServeArgs(dtype="float32", speculative_ngram_branch_length=20, core_placement="off")
+    apart = launcher.parts_of(alone, VERIFY, DRAFT, 1234)
     both, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
     assert (both.name, both.disposable) == ("colocated", False)
     settings = Colocated.parse(list(both.command[5:]))
