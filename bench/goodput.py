@@ -95,6 +95,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--quantization", help="of the target, and of a draft model with it")
     parser.add_argument("--output", type=Path, help="JSON file")
     args = parser.parse_args(words)
+    if args.stand_in and (args.model_path or args.quantization):
+        parser.error("--stand-in has no model; --model-path and --quantization are for real ones")
     if args.fixed is None:
         args.fixed = trees(STAND_IN_TREES if args.stand_in else DEFAULT_TREES)
     return args

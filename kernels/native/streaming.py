@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kernels.native.library import CMatrix, CModel
+from kernels.native_linear import ProductTeam
 
 _ROWS = 8  # about what a step has that verifies a tree; with fewer both ways are as fast as memory is
 _TURNS = 5
@@ -28,14 +29,14 @@ def choose_streaming(
     own = [matrix for layer in layers for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     matrices = [matrix for matrix in (*own, model.head, *model.join, model.fuse) if matrix.n]
     times: dict[bool, list[float]] = {False: [], True: []}
-    with _Products(library, matrices, num_threads, wide=bool(model.wide_activations)) as products:
-        for turn in range(1 + _TURNS):
-            for streams, taken in times.items():
-                _set(matrices, streams)
-                began = clock()
-                products.run()
-                if turn:  # the first one pages memory in
-                    taken.append(clock() - began)
+    products = _Products(ProductTeam(library, num_threads), matrices, wide=bool(model.wide_activations))
+    for turn in range(1 + _TURNS):
+        for streams, taken in times.items():
+            _set(matrices, streams)
+            began = clock()
+            products.run()
+            if turn:  # the first one pages memory in
+                taken.append(clock() - began)
     _set(matrices, statistics.median(times[True]) < statistics.median(times[False]))
 
 
@@ -45,10 +46,10 @@ def _set(matrices: Sequence[CMatrix], streams: bool) -> None:
 
 
 class _Products:
-    """_ROWS rows of zeros through each matrix, as far as _MOST_NUMBERS go, on threads of its own."""
+    """_ROWS rows of zeros through each matrix, as far as _MOST_NUMBERS go."""
 
-    def __init__(self, library: ctypes.CDLL, matrices: Sequence[CMatrix], num_threads: int, *, wide: bool) -> None:
-        self._library = library
+    def __init__(self, team: ProductTeam, matrices: Sequence[CMatrix], *, wide: bool) -> None:
+        self._team = team
         self._matrices: list[CMatrix] = []
         numbers = 0
         for matrix in matrices:
@@ -58,23 +59,13 @@ class _Products:
         self._wide = wide
         self._x = torch.zeros(_ROWS, max(matrix.k for matrix in self._matrices))
         self._y = torch.empty(_ROWS, max(matrix.n for matrix in self._matrices))
-        self._num_threads = num_threads
-
-    def __enter__(self) -> _Products:
-        self._team = self._library.outrider_product_team(self._num_threads)
-        if not self._team:
-            raise MemoryError("no memory for a team of threads")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._library.outrider_team_destroy(self._team)
 
     def run(self) -> None:
         """Each once."""
         for matrix in self._matrices:
-            done = self._library.outrider_product(
-                self._team, ctypes.byref(matrix), self._x.data_ptr(), self._wide, _ROWS, None, 0, 0.0, not self._wide,
-                self._y.data_ptr(),
+            done = self._team.library.outrider_product(
+                self._team.handle, ctypes.byref(matrix), self._x.data_ptr(), self._wide, _ROWS, None, 0, 0.0,
+                not self._wide, self._y.data_ptr(),
             )  # fmt: skip
             if not done:
                 raise MemoryError(f"no memory for a product of {_ROWS} rows")

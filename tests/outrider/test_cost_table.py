@@ -11,14 +11,15 @@ from outrider.cost_table import CostTable
 
 
 def test_an_unmeasured_step_costs_one_whatever_its_rows() -> None:
-    assert CostTable().ms_each(np.array([1, 7, 900])).tolist() == [1.0, 1.0, 1.0]
+    assert CostTable().ms_each(np.array([1, 7, 900])).tolist() == CostTable().ms_from(7, 3) == [1.0, 1.0, 1.0]
 
 
 @given(
     measured=st.dictionaries(st.integers(1, 600), st.floats(0.01, 1e3), min_size=1),
     seen=st.lists(st.tuples(st.integers(1, 3000), st.floats(0.01, 1e3))),
+    first=st.integers(1, 700),
 )
-def test_more_rows_never_cost_less(measured: dict[int, float], seen: list[tuple[int, float]]) -> None:
+def test_more_rows_never_cost_less(measured: dict[int, float], seen: list[tuple[int, float]], first: int) -> None:
     costs = CostTable(measured)
     for rows, ms in seen:
         costs.observe(rows, ms)
@@ -26,6 +27,7 @@ def test_more_rows_never_cost_less(measured: dict[int, float], seen: list[tuple[
     assert (table > 0).all()
     assert (np.diff(table) >= -1e-9 * table[:-1]).all()
     assert table.tolist() == pytest.approx([costs.ms(rows) for rows in range(1, 3000)])
+    assert costs.ms_from(first, 40) == [costs.ms(rows) for rows in range(first, first + 40)]
 
 
 def test_one_slow_step_moves_the_table_little_and_many_move_it_there() -> None:
@@ -55,6 +57,16 @@ def test_one_dear_step_of_few_rows_does_not_make_all_sizes_dear() -> None:
     for _ in range(10):
         costs.observe(4, 5.0)
     assert costs.ms(1) == costs.ms(4) == pytest.approx(5.0, rel=0.05)
+
+
+def test_thousands_of_steps_later_the_newest_still_count_for_most() -> None:
+    costs = CostTable({1: 9.0, 8: 6.0})
+    for _ in range(5000):
+        costs.observe(8, 6.0)
+    assert costs.ms(1) == costs.ms(8) == pytest.approx(6.0, rel=1e-3)
+    for _ in range(300):
+        costs.observe(1, 9.0)
+    assert costs.ms(1) == costs.ms(8) == pytest.approx(9.0, rel=0.1)
 
 
 def test_of_two_that_are_out_of_order_the_newer_one_counts() -> None:
