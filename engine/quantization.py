@@ -1,7 +1,6 @@
 """Quantisation of a model's weights at load: which methods there are, and the linear layers that they make.
 
-Quantised are the matrices of the decoder layers; the output head is always int8 weight-only, for it chooses between
-near-equal logits; embedding, norms and biases stay as they are.
+Quantised are the matrices of the decoder layers and the output head; embedding, norms and biases stay as they are.
 """
 
 from __future__ import annotations
@@ -65,9 +64,15 @@ def linear_maker(method: str | None) -> MakeLinear:
     return Linear if method is None else KernelLinears(method)
 
 
+def head_method(method: str | None) -> str | None:
+    """What the output head of a model quantised so is quantised to: in 8 bits, for it chooses between near-equal
+    logits; of activations too only where every product has them so."""
+    return method if method in {None, "int8_dynamic"} else "int8"
+
+
 def head_maker(method: str | None) -> MakeLinear:
     """As linear_maker, for the output head."""
-    return linear_maker(None if method is None else "int8")
+    return linear_maker(head_method(method))
 
 
 def kernels_used(method: str | None, device: torch.device) -> str:

@@ -28,6 +28,7 @@ from engine.models.llama import TorchLlama
 from engine.models.llama_native import NativeLlama, is_supported
 from engine.models.llama_weights import LlamaWeights, tensor_shapes
 from engine.quantization import check_quantization, kernels_used
+from engine.smoothing import SmoothedWeights
 from kernels.native.build import build_key
 from kernels.rope import rope_frequencies
 from outrider.errors import StartupError
@@ -185,14 +186,19 @@ def _build_decoder(
     library = None
     if device.type == "cpu":
         library = _cpu_kernels(config, dtype, quantization, _torch_only(dtype, pool, execution))
+    held = dtype if library is None else None
+    weights = LlamaWeights(config, tensors, held, device, output_rows)
+    if quantization == "int8_dynamic":
+        weights = SmoothedWeights(config, tensors, held, device, output_rows, frequencies)
     if library is not None:
-        weights = LlamaWeights(config, tensors, None, device, output_rows)
         threads = torch.get_num_threads()
-        decoder = NativeLlama(config, weights, pool, features, max_len, frequencies, library, threads, quantization)
-        return decoder, f"native {library.outrider_instructions().decode()} {build_key(library)}"
-    weights = LlamaWeights(config, tensors, dtype, device, output_rows)
+        decoder: Decoder = NativeLlama(
+            config, weights, pool, features, max_len, frequencies, library, threads, quantization
+        )
+        facts = [f"native {library.outrider_instructions().decode()} {build_key(library)}"]
+        return decoder, " ".join(facts + _digest(weights))
     attention = build_attention(execution.attention, device, page_size=execution.page_size)
-    decoder: Decoder = TorchLlama(
+    decoder = TorchLlama(
         config, weights, pool, features, attention, max_len, frequencies, quantization,
         compile_max_batch=execution.compile_max_batch,
         rope_and_store=fused_rope(execution.attention, device, pool.k.dtype),
@@ -202,7 +208,13 @@ def _build_decoder(
     facts += [kernels_used(quantization, device)]
     facts += [str(execution.attention.resolved(device)), str(pool.k.dtype)]
     facts += ["compiled"] * bool(execution.compile_max_batch) + ["graphs"] * (sizes is not None)
+    facts += _digest(weights)
     return decoder if sizes is None else with_cuda_graphs(decoder, sizes, pool, dtype), " ".join(facts)
+
+
+def _digest(weights: LlamaWeights) -> list[str]:
+    """What smoothing moved, once all layers have been read: another device or torch may measure otherwise."""
+    return [f"smoothed {weights.digest}"] if isinstance(weights, SmoothedWeights) else []
 
 
 def _transformers_decoder(

@@ -17,6 +17,7 @@ from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.llama_weights import LayerWeights, LlamaWeights
+from engine.quantization import head_method
 from kernels.attention.cpu import POOL_DTYPES
 from kernels.linear import interleave_gates, pack_tiles
 from kernels.native.library import PARTS, CHeads, CLayer, CLikeliest, CMatrix, CModel, address, c_layout
@@ -73,7 +74,7 @@ class NativeLlama:
             ),
             layers=(CLayer * len(layers))(*layers),
             embedding=self._keep(embedding), final_norm=self._floats(top.norm),
-            head=self._matrix(top.head, None, None if quantization is None else "int8"),
+            head=self._matrix(top.head, None, head_method(quantization)),
         )  # fmt: skip
         self._add_features(model, features, pool)
         if self._arena.outgrows_caches:

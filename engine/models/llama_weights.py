@@ -120,9 +120,14 @@ class LlamaWeights:
             found[rest] = tensor
         yield LayerWeights.fused(found)
 
+    @property
+    def embedding(self) -> torch.Tensor:
+        """[vocab, hidden]; from the first layer on."""
+        return self._top["model.embed_tokens.weight"]
+
     def top(self) -> TopWeights:
         """Embedding, final norm, head."""
-        embedding = self._top["model.embed_tokens.weight"]
+        embedding = self.embedding
         head = embedding if self._config.tied_embeddings else self._top["lm_head.weight"]
         if self._output_rows is not None:
             head = head[self._output_rows.to(head.device)]

@@ -70,7 +70,7 @@ class _Rows(torch.nn.Module):
 
 
 def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None:
-    """Packed or quantised; a quantised model's head is int8, as in our own decoders."""
+    """Packed or quantised, the head as in our own decoders."""
     if quantization is not None and any(parameter.ndim == 3 for parameter in model.parameters()):
         raise StartupError(f"{folder}: --quantization does not cover mixtures of experts; leave it out")
     head, make_linear, make_head = model.get_output_embeddings(), linear_maker(quantization), head_maker(quantization)

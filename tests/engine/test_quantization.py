@@ -174,10 +174,10 @@ def test_the_embedded_model_stays_itself() -> None:
     agreement = {method: float((choices[method] == choices[None]).float().mean()) for method in ON_CPU}
     rise = {method: float(np.exp(losses[method] - losses[None])) for method in ON_CPU}
     assert agreement["int8"] > 0.9
-    assert agreement["int8_dynamic"] > 0.8
+    assert agreement["int8_dynamic"] > 0.9
     assert agreement["int4"] > 0.93  # its files were made from 4-bit weights
     assert rise["int8"] < 1.02
-    assert rise["int8_dynamic"] < 1.15
+    assert rise["int8_dynamic"] < 1.1
     assert rise["int4"] < 1.03
 
 
