@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draft_service.drafters.shape import TreeShape
 from draft_service.session import Extension, Grown, Sent, Session
@@ -31,37 +30,51 @@ _CALL_GUESS = 0.25  # of a plain step: a forward pass of a draft model that was 
 
 
 class DepthReached:
-    """How often depth d is reached once d-1 was, for trees of one number of branches."""
+    """How often depth d is reached once d-1 was, for trees of one number of branches.
+
+    In plain numbers, as all here: a drafter's caches are emptied by verify's steps, and numpy begins slowly then.
+    """
 
     def __init__(self, prior: float = _PRIOR) -> None:
         self.num_seen = 0
-        self._tries = np.full(MAX_DEPTH, _PRIOR_WEIGHT)
-        self._hits = prior * self._tries
+        self._tries = [_PRIOR_WEIGHT] * MAX_DEPTH
+        self._hits = [prior * _PRIOR_WEIGHT] * MAX_DEPTH
+        self._averages: dict[float, list[float]] = {}  # one_more's, until more is seen
 
     def observe(self, root_depth: int, reached: int, depth: int) -> None:
         """From `root_depth` on, `reached` more of the `depth` that there might have been."""
         self.num_seen += 1
-        tried = slice(root_depth, min(root_depth + reached + (reached < depth), MAX_DEPTH))
-        self._tries[tried] += 1.0
-        self._hits[root_depth : min(root_depth + reached, MAX_DEPTH)] += 1.0
+        came = root_depth + reached
+        for tried in range(root_depth, min(came + (reached < depth), MAX_DEPTH)):
+            self._tries[tried] += 1.0
+            self._hits[tried] += tried < came
         if self.num_seen % _FADE_EVERY == 0:
-            fade = np.where(self._tries > _WINDOW, 0.5, 1.0)
-            self._tries *= fade
-            self._hits *= fade
+            self._keep([0.5 if tries > _WINDOW else 1.0 for tries in self._tries])
+        self._averages.clear()
 
     def forget(self) -> None:
         """Lets what comes next count for more than what was."""
-        keep = _PRIOR_WEIGHT / np.maximum(self._tries, _PRIOR_WEIGHT)
-        self._tries *= keep
-        self._hits *= keep
+        self._keep([_PRIOR_WEIGHT / max(tries, _PRIOR_WEIGHT) for tries in self._tries])
 
-    def one_more(self, times: float = 1.0) -> NDArray[np.float64]:
-        """float64 [MAX_DEPTH + 1]: one more than the depth reached on average, by the deepest there is.
+    def one_more(self, times: float = 1.0) -> list[float]:
+        """[MAX_DEPTH + 1]: one more than the depth reached on average, by the deepest there is.
 
         times: how much more often each depth is reached than was seen.
         """
-        chances = np.minimum(times * self._hits / self._tries, 1.0)
-        return 1.0 + np.concatenate([[0.0], np.cumsum(np.cumprod(chances))])
+        averages = self._averages.get(times)
+        if averages is None:
+            averages, chance = [1.0], 1.0
+            for tries, hits in zip(self._tries, self._hits, strict=True):
+                chance *= min(times * hits / tries, 1.0)
+                averages.append(averages[-1] + chance)
+            self._averages[times] = averages
+        return averages
+
+    def _keep(self, shares: list[float]) -> None:
+        """So much of what was seen at each depth."""
+        self._tries = [tries * share for tries, share in zip(self._tries, shares, strict=True)]
+        self._hits = [hits * share for hits, share in zip(self._hits, shares, strict=True)]
+        self._averages.clear()
 
 
 class StepTimes(CostTable):
@@ -80,16 +93,17 @@ class CallTimes:
     """Milliseconds of a call by the steps in it, a line fitted to what was measured; what is older counts less."""
 
     def __init__(self) -> None:
-        self._sums = np.zeros(5)  # weights, steps, ms, squared steps, steps times ms
+        self._sums = (0.0,) * 5  # weights, steps, ms, squared steps, steps times ms
 
     def observe(self, num_steps: int, ms: float) -> None:
         """Takes in a call."""
         if self._sums[0]:
             expected_ms = self.ms(num_steps)
             if self._sums[0] < _FEW_CALLS and ms < _FIRST_ARE_SLOW * expected_ms:
-                self._sums[:] = 0.0
+                self._sums = (0.0,) * 5
             ms = min(ms, 2 * expected_ms)  # one that stood still for other reasons says little
-        self._sums = _KEPT * self._sums + (1.0, num_steps, ms, num_steps**2, num_steps * ms)
+        weight, x, y, xx, xy = (_KEPT * old for old in self._sums)
+        self._sums = weight + 1.0, x + num_steps, y + ms, xx + num_steps**2, xy + num_steps * ms
 
     def ms(self, num_steps: float) -> float:
         """Expected time; while calls had one number of steps, half of it is taken for what every call costs."""
@@ -97,7 +111,7 @@ class CallTimes:
         # One more call, of no steps, in half the mean's time.
         weight, y = weight + _HALF_WEIGHT, y + _HALF_WEIGHT * y / weight / 2
         slope = max(0.0, (xy - x * y / weight) / (xx - x * x / weight)) if x else 0.0
-        return float(max(0.0, y / weight + slope * (num_steps - x / weight)))
+        return max(0.0, y / weight + slope * (num_steps - x / weight))
 
 
 class DraftTimes:
@@ -171,12 +185,12 @@ class Evidence:
     def tokens(self, shape: TreeShape) -> float:
         """That a round commits."""
         known, times = self._known(shape.topk, lambda trees: trees.accepted)
-        return float(known.one_more(times)[shape.num_steps])
+        return known.one_more(times)[shape.num_steps]
 
     def steps_run(self, shape: TreeShape) -> float:
         """Of the draft model, for one of these trees."""
         known, _ = self._known(shape.topk, lambda trees: trees.steps)
-        return float(known.one_more()[shape.num_steps - 1])
+        return known.one_more()[shape.num_steps - 1]
 
     def nodes(self, shape: TreeShape) -> float:
         """Of one of these trees, that verify takes."""
