@@ -36,7 +36,7 @@ from draft_service.fetching import Lost
 from draft_service.link import Identity
 from draft_service.sessions import SessionTable
 from draft_service.worker import Worker
-from engine.batch import Segment
+from engine.batch import DeviceRows, Segment
 from outrider.row_ring import host_id
 from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
@@ -56,6 +56,7 @@ class ScriptedModel:
     num_drafted = VOCAB_SIZE
     num_stages = 1
     grower = None
+    runs_apart = False
 
     def __init__(self, setting: Setting) -> None:
         sessions = max(setting.batch, 2)
@@ -69,7 +70,10 @@ class ScriptedModel:
         self._clock = Clock(setting.draft_ms / setting.num_steps, burn=setting.burn)
         self._keys = np.zeros(num_slots, np.int64)  # of the session that a first row's slot belongs to
 
-    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+    def run(
+        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
+        rows: DeviceRows | None = None,
+    ) -> Tips:  # fmt: skip
         """See DraftModel."""
         start_ns = time.monotonic_ns()
         keys: list[int] = []

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from kernels.attention.layout import AttentionLayout
 
@@ -36,6 +37,16 @@ class Segment:
     """Logits wanted for the last num_logits rows: 0 for a prefill chunk that is not the last, n for a tree."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """What only the device knows of a step's rows, in place of what its segments say: nobody waits for it."""
+
+    tokens: torch.Tensor
+    """int [T]"""
+    row_bits: torch.Tensor | None = None
+    """As AttentionLayout's, where every segment has a mask."""
+
+
 @dataclass(slots=True)
 class Batch:
     """Segments as flat rows: tokens int32 [T], logit_rows int32 [L] (ascending), and where everything sits.
@@ -49,6 +60,8 @@ class Batch:
     tokens_address: int
     logit_rows_address: int
     """Where the two arrays lie: asking numpy takes longer than it should, in every step."""
+    device_tokens: torch.Tensor | None = None
+    """int [T]: the tokens, where the device alone knows them."""
 
     @property
     def num_tokens(self) -> int:
@@ -82,8 +95,8 @@ class BatchBuffers:
         self._views: dict[tuple[int, int, int, int], tuple[np.ndarray, ...]] = {}  # of the arrays, by a step's sizes
         self._row_addresses = (self._tokens.ctypes.data, self._logit_rows.ctypes.data)
 
-    def fill(self, segments: Sequence[Segment]) -> Batch:
-        """The step made of these segments.
+    def fill(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> Batch:
+        """The step made of these segments; rows: what stands in place of their tokens and masks.
 
         Raises ValueError for arrays whose lengths do not agree, and for numbers outside the model, the pool, the slot
         table or the buffers.
@@ -110,7 +123,10 @@ class BatchBuffers:
             num_tokens, num_logits = end, logits_end
         if not few:
             self._check_rows(num_tokens)
-        return self._batch(len(segments), num_tokens, num_mask, num_logits)
+        batch = self._batch(len(segments), num_tokens, num_mask, num_logits)
+        if rows is not None:
+            batch.device_tokens, batch.layout.row_bits = rows.tokens, rows.row_bits
+        return batch
 
     def remember(self, batch: Batch) -> None:
         """Keeps the addresses that a kernel has looked up for `batch`: the next one lies in the same memory."""

@@ -118,6 +118,8 @@ class StepGraphs:
         """Computes a step that `find` found this graph for."""
         self._layout = batch.layout
         self._fill(batch.tokens, batch.logit_rows, batch.layout, graph.bucket)
+        if batch.device_tokens is not None:
+            self._inputs[: batch.num_tokens].copy_(batch.device_tokens)
         graph.replay()
 
     def _num_logits(self, bucket: Bucket) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from engine.attention import build_attention, check_fp8, fused_rope
-from engine.batch import Batch, BatchBuffers, Segment
+from engine.batch import Batch, BatchBuffers, DeviceRows, Segment
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import ModelConfig, RopeScaling
 from engine.cpu_kernels import cpu_kernels, warn_without_kernels
@@ -99,13 +99,18 @@ class ModelRunner:
         finite, or one of them is NaN. None where the model does not look for it."""
         return self._decoder.likeliest if self._picked is None else None
 
-    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+    @property
+    def takes_device_rows(self) -> bool:
+        """Whether a step can run on tokens that only the device knows."""
+        return self.config.is_native and not self.uses_kernels
+
+    def forward(self, segments: Sequence[Segment], rows: DeviceRows | None = None) -> torch.Tensor:
         """One step. Returns fp32 logits [sum of num_logits, vocab or output_rows], rows in the segments' order.
 
-        Raises ValueError for a segment whose numbers lie outside the model, the pool or the slot table; nothing is
-        computed then.
+        rows: in place of the segments' tokens and masks; only where takes_device_rows. Raises ValueError for a segment
+        whose numbers lie outside the model, the pool or the slot table; nothing is computed then.
         """
-        batch = self._buffers.fill(segments)
+        batch = self._buffers.fill(segments, rows)
         logits = self._decoder.forward(batch)
         self._buffers.remember(batch)
         return self._wanted(logits)

@@ -2,8 +2,8 @@
 
 A few channels of what a norm or a gate gives are far larger than the rest, and a row's one scale leaves the rest few
 codes. So each channel is divided by a power of two where it is made (a norm's weight, a row of `up`), and the column
-that reads it is multiplied by the same. Unrounded, the model stays what it was, to the bit; rounded to 8 bits, the
-embedded model loses half as much.
+that reads it is multiplied by the same. Unrounded, the model stays what it was, to the bit (in fp16 all but its
+smallest weights); rounded to 8 bits, the embedded model loses half as much.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from draft_service.drafters.base import AheadRequest, Draft
-from draft_service.drafters.growing import Carried, slots_needed
+from draft_service.drafters.carrying import Carried
+from draft_service.drafters.growing import slots_needed
 from draft_service.drafters.kv import NoRoom, Sequence
 from draft_service.drafters.models import Tip, Tips
 from draft_service.drafters.outcomes import likely_ends, likely_outcomes

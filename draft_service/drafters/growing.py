@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import NamedTuple, Protocol
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
+from draft_service.drafters.carrying import Carried, TreeStates, joined_chain
 from draft_service.drafters.expansion import Growth, choose, expand
 from draft_service.drafters.features import joined
+from draft_service.drafters.growing_device import grow_chains, grow_trees
 from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import DraftModel, Tip, Tips, on_host
@@ -28,8 +28,6 @@ from draft_service.drafters.paths import Behind
 from draft_service.session import Grown
 from engine.batch import Segment
 from engine.models.heads.trees import Given
-from outrider.tree import ROOT
-from outrider.wire import Ids
 
 Check = Callable[[], None]
 """Called before each step; what it raises ends the work."""
@@ -45,67 +43,6 @@ def most_nodes(num_steps: int, topk: int) -> int:
     return topk + (num_steps - 1) * topk * topk
 
 
-class _HasStates(Protocol):
-    @property
-    def states(self) -> torch.Tensor: ...
-
-
-class _Joined(NamedTuple):
-    states: torch.Tensor
-
-
-@dataclass(eq=False, slots=True)
-class Carried:
-    """What a head gave out of one tree's rows: the states that rows below them go on from.
-
-    kept: has `states` [B + B * width * steps, hidden]: the roots', then those of each step's entries, tree by tree;
-    entries: int32 [n], of each node, -1 where it was not run.
-    """
-
-    kept: _HasStates
-    batch: int
-    width: int
-    index: int  # of the B trees that grew together
-    entries: Ids
-
-    def rows(self, nodes: Many[int]) -> torch.Tensor | None:
-        """States [len(nodes), hidden] of nodes, -1 the root; None where one was not run."""
-        found: list[int] = []
-        for node in nodes:
-            if node == ROOT:
-                found.append(self.index)
-                continue
-            entry = int(self.entries[node])
-            if entry < 0:
-                return None
-            step, place = divmod(entry, self.width)
-            found.append(self.batch + (step * self.batch + self.index) * self.width + place)
-        return self.kept.states[found]
-
-
-class _States:
-    """What a head gives out of B trees' rows, in one tensor: the roots' states, then each step's, tree by tree."""
-
-    def __init__(self, roots: torch.Tensor, num_steps: int, topk: int) -> None:
-        batch, self._topk = len(roots), topk
-        self._sizes = [batch] + [batch * topk] * (num_steps - 1)
-        self.states = roots.new_empty((sum(self._sizes), roots.shape[1]))
-        self.states[:batch] = roots
-        self._each = np.arange(batch)[:, None]
-        self._above = np.empty((batch, topk * (num_steps - 1)), np.int32)  # of each entry, its parent's row
-
-    def above(self, parents: NDArray[np.int64], step: int) -> torch.Tensor:
-        """[B * step * K, hidden]: what all entries up to `step`'s go on from; parents: of those of `step`."""
-        end, width = step * self._topk, 1 if step == 1 else self._topk
-        self._above[:, end - self._topk : end] = parents + width * self._each + sum(self._sizes[: step - 1])
-        return self.states.index_select(0, torch.from_numpy(self._above[:, :end].reshape(-1)).to(self.states.device))
-
-    def add(self, states: torch.Tensor, step: int) -> None:
-        """Takes in what the newest entries gave."""
-        first = sum(self._sizes[:step])
-        self.states[first : first + self._sizes[step]] = states
-
-
 def grow(
     model: DraftModel, sequences: Many[Sequence], tips: Tips | Many[Behind], *, num_steps: int, topk: int,
     num_nodes: Many[int], num_top: int = 1, least_reach: float = 0.0, check: Check | None = None,
@@ -113,7 +50,7 @@ def grow(
     """A tree of at most num_nodes[i] nodes below each sequence's last row, its likeliest ones.
 
     least_reach: no further step is run where the chance that the accepted path goes on below the newest ones, as the
-    model sees it, is less on average.
+    model sees it, is less on average; of a model that runs apart all steps are run.
 
     `tips` are the last rows'; of a model with a grower, its newest rows can be Behind, and are run too. There must be
     slots_needed() free slots for each. The sequences are left as they were. check: called before each step; what it
@@ -127,10 +64,13 @@ def grow(
             return _grow_native(
                 model, model.grower, sequences, tips, taken, num_steps, topk, counts, num_top, least_reach, check
             )
-        run = _grow_chains if topk == 1 else _grow_trees
         assert isinstance(tips, Tips)
         slots = np.array(taken, np.int32).reshape(len(sequences), count)
         with torch.inference_mode():
+            if model.runs_apart:
+                run = grow_chains if topk == 1 else grow_trees
+                return run(model, sequences, tips, slots, num_steps, topk, counts, check)
+            run = _grow_chains if topk == 1 else _grow_trees
             return run(model, sequences, tips, slots, num_steps, topk, counts, least_reach, check)
     finally:
         model.cache.release(taken)
@@ -209,26 +149,7 @@ def _grow_chains(
         num_run += 1
         if tips.states is not None:
             steps.append(tips.states)
-    parents, entries = _chain(num_run)
-    grown = Grown(1, num_run, num_run < num_steps)
-    states = _Joined(torch.cat(steps)) if steps else None
-    return [
-        Draft(
-            words[i, :n], parents[:n], chances[i, :n],
-            memo=None if states is None else Carried(states, len(counts), 1, i, entries),
-            grown=grown,
-        )
-        for i, n in enumerate(min(count, num_run) for count in counts)
-    ]  # fmt: skip
-
-
-@lru_cache
-def _chain(num_steps: int) -> tuple[Ids, Ids]:
-    """A chain's parents and entries, not to be written to."""
-    parents = np.arange(-1, num_steps - 1, dtype=np.int32)
-    entries = np.append(parents[1:], np.int32(-1))
-    parents.flags.writeable = entries.flags.writeable = False
-    return parents, entries
+    return joined_chain(words, chances, steps, Grown(1, num_run, num_run < num_steps), counts)
 
 
 def _grow_trees(
@@ -239,7 +160,8 @@ def _grow_trees(
     growth = Growth.empty(batch, num_steps, topk)
     depths = np.repeat(np.arange(num_steps - 1, dtype=np.int32), topk)
     _expand(growth, 0, topk, tips, batch)
-    states = None if tips.states is None else _States(tips.states, num_steps, topk)
+    device = tips.tokens.device
+    states = None if tips.states is None else TreeStates(tips.states, num_steps, topk)
     for step in range(1, num_steps):
         end = step * topk
         if least_reach and growth.reach(end - topk, end) < least_reach:
@@ -252,7 +174,8 @@ def _grow_trees(
                 sequences, growth.entry_tokens[:, :end], slots[:, :end], growth.masks[:, :end, :end], strict=True
             )
         ]
-        above = None if states is None else states.above(growth.entry_parents[:, end - topk : end], step)
+        parents = torch.from_numpy(growth.entry_parents[:, end - topk : end]).to(device)
+        above = None if states is None else states.above(parents, step)
         found = model.run(segments, above, topk)
         _expand(growth, step, topk, found, batch)
         if states is not None and found.states is not None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import DraftCache
-from engine.batch import Segment
+from engine.batch import DeviceRows, Segment
 from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.runner import HeadRunner
 from engine.runner import ModelRunner
@@ -93,8 +93,19 @@ class DraftModel(Protocol):
         """How many tokens can be drafted."""
         ...
 
-    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
-        """One step; tips of the rows whose logits were wanted. states [rows, hidden] where the model reads them."""
+    @property
+    def runs_apart(self) -> bool:
+        """Whether it runs on a device that the host need not wait for between steps."""
+        ...
+
+    def run(
+        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
+        rows: DeviceRows | None = None,
+    ) -> Tips:  # fmt: skip
+        """One step; tips of the rows whose logits were wanted. states [rows, hidden] where the model reads them.
+
+        rows: in place of the segments' tokens and masks; of a model that runs apart.
+        """
         ...
 
     @property
@@ -129,6 +140,7 @@ class LanguageModel:
         self._token_map = None if token_map is None else token_map.to(runner.device)
         self._columns: torch.Tensor | None = None  # of the logits, where some of the map's ids are too high
         self._likeliest = _likeliest_on(runner.device)
+        self.runs_apart = runner.device.type != "cpu" and runner.takes_device_rows
 
     @property
     def num_read(self) -> int:
@@ -140,9 +152,12 @@ class LanguageModel:
         """See DraftModel."""
         return self._limit if self._token_map is None else len(self._token_map)
 
-    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+    def run(
+        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
+        rows: DeviceRows | None = None,
+    ) -> Tips:  # fmt: skip
         """See DraftModel."""
-        logits = self._runner.forward(segments)
+        logits = self._runner.forward(segments, rows)
         if self._token_map is None:
             logits = logits[:, : self._limit]
         elif self._columns is not None:
@@ -177,6 +192,7 @@ class HeadModel:
         """Numbers in a feature row."""
         self._limit = runner.num_drafted
         self._likeliest = _likeliest_on(runner.head.device)
+        self.runs_apart = runner.head.device.type != "cpu"
         self.grower = None
         if runner.native is not None:
             self.grower = NativeGrower(runner, num_read=self.num_read)
@@ -191,11 +207,14 @@ class HeadModel:
         """Networks that take turns."""
         return self._runner.head.num_stages
 
-    def run(self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0) -> Tips:
+    def run(
+        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
+        rows: DeviceRows | None = None,
+    ) -> Tips:  # fmt: skip
         """See DraftModel."""
         if states is None:
             raise ValueError("a draft head goes on from states")
-        step = self._runner.forward(segments, states, stage)
+        step = self._runner.forward(segments, states, stage, rows)
         found = self._likeliest(step.logits[:, : self._limit], num_top)
         return Tips(*_named(found, self._runner.head.tokens), step.carried)
 

@@ -44,8 +44,9 @@ class StepRows(NamedTuple):
     def of(cls, batch: Batch, device: torch.device) -> StepRows:
         """Sent to the device without waiting for it."""
         layout = batch.layout
-        arrays = (batch.tokens, layout.positions, layout.slots, batch.logit_rows)
-        tokens, positions, slots, logit_rows = (to_device(array, device) for array in arrays)
+        arrays = (layout.positions, layout.slots, batch.logit_rows)
+        positions, slots, logit_rows = (to_device(array, device) for array in arrays)
+        tokens = to_device(batch.tokens, device) if batch.device_tokens is None else batch.device_tokens
         return cls(tokens, positions, slots.long(), logit_rows)
 
 

@@ -14,6 +14,9 @@ import torch
 
 from kernels.transfer import to_device
 
+WORD_BITS = 64
+"""Of a row's mask where it is packed."""
+
 
 @dataclass(slots=True)
 class AttentionLayout:
@@ -39,6 +42,9 @@ class AttentionLayout:
     mask_starts: np.ndarray
     addresses: Any = field(default=None, repr=False)
     """The arrays' addresses as the C kernels want them; theirs to fill in, good for any layout in the same memory."""
+    row_bits: torch.Tensor | None = field(default=None, repr=False)
+    """int64 [T, words] on the device, where that alone knows who sees whom: bit j of a row is its segment's row j. In
+    place of what `masks` say, of a step in which every segment has a mask."""
     _plan: list[SegmentPlan] = field(default_factory=list, repr=False)
 
     def plan(self, device: torch.device) -> list[SegmentPlan]:
@@ -52,15 +58,16 @@ class AttentionLayout:
         rows = slice(first, first + count)
         prefix = self.slot_table[self.table_rows[index], :prefix_len]
         start = int(self.mask_starts[index])
-        if start < 0:
-            inside = np.tri(count, dtype=np.bool_)
+        if self.row_bits is not None:
+            inside = unpacked(self.row_bits[rows], count)
+        elif start < 0:
+            inside = to_device(np.tri(count, dtype=np.bool_), device)
         else:
-            inside = self.masks[start : start + count * count].reshape(count, count)
-        visible = np.concatenate([np.ones((count, prefix_len), np.bool_), inside], axis=1)
+            inside = to_device(self.masks[start : start + count * count].reshape(count, count), device)
         return SegmentPlan(
             rows=rows,
             slots=to_device(np.concatenate([prefix, self.slots[rows]]), device),
-            visible=to_device(visible, device),
+            visible=torch.cat([inside.new_ones((count, prefix_len)), inside], dim=1),
             positions=self.positions[rows],
         )
 
@@ -80,6 +87,8 @@ class AttentionLayout:
             masks=self.masks,
             mask_starts=self.mask_starts[members],
         )
+        if self.row_bits is not None:
+            part.row_bits = self.row_bits[to_device(rows, self.row_bits.device)]
         return part, rows
 
 
@@ -103,3 +112,9 @@ class SegmentPlan:
             near = self.positions[:, None] - keys[None, :] < window
             self._near[window] = self.visible & to_device(near, self.visible.device)
         return self._near[window]
+
+
+def unpacked(bits: torch.Tensor, count: int) -> torch.Tensor:
+    """bool [n, count] from bits int64 [n, words], lowest first."""
+    places = torch.arange(count, device=bits.device)
+    return (bits[:, places // WORD_BITS] >> (places % WORD_BITS) & 1).bool()

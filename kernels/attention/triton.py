@@ -55,6 +55,8 @@ class TritonAttention:
             plan = self._buckets.get((bucket, heads)) or self._bucket_plan(packed, heads)
             self._buckets[bucket, heads] = plan
             plan.refill(packed)
+        if layout.row_bits is not None:
+            plan.set_row_bits(layout.row_bits)
         self._layout, self._plan = layout, plan
 
     def _bucket_plan(self, packed: Packed, heads: Heads) -> _Plan:
@@ -120,6 +122,11 @@ class _Plan:
     def refill(self, packed: Packed) -> None:
         """Another step in the same places."""
         self._data[: len(packed.data)].copy_(to_device(packed.data, self._data.device))
+
+    def set_row_bits(self, bits: torch.Tensor) -> None:
+        """Who sees whom, in place of what the step was packed with: of all rows, in order."""
+        words = min(self._mask_words, bits.shape[1])  # what a smaller step has no word for, nobody sees
+        self._masks[: len(bits) * self._mask_words].view(len(bits), -1)[:, :words].copy_(bits[:, :words])
 
     def run(
         self, placed: _Placed, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, out: torch.Tensor,

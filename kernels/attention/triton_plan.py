@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kernels.attention.layout import AttentionLayout
+from kernels.attention.layout import WORD_BITS, AttentionLayout
 from kernels.attention.triton_blocks import Blocks, Heads, blocks_for, most_pieces, piece_len
 
 # The columns of the arrays that the kernels read, all int32.
@@ -22,7 +22,6 @@ SEGMENT = ("first_row", "num_rows", "prefix_len", "table_start", "mask_row")
 TILE = ("first_row", "num_rows", "first_part", "num_parts")
 """A tile that was cut; first_row counts in the whole step; num_rows 0: no work."""
 
-WORD_BITS = 64
 # Sections start at multiples of 16 bytes: the compiler relies on it, and would compile again where it does not hold.
 _ALIGNED = 4
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from draft_service.drafters.base import Draft
+from draft_service.drafters.carrying import Carried
 from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import Piece
-from draft_service.drafters.growing import Carried, grow
+from draft_service.drafters.growing import grow
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import HeadModel, Tip, Tips
 from draft_service.drafters.paths import Behind

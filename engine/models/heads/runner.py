@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from engine.attention import Attention, AttentionChoice, attention_backend
-from engine.batch import BatchBuffers, Segment
+from engine.batch import BatchBuffers, DeviceRows, Segment
 from engine.cpu_kernels import cpu_kernels
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
@@ -63,12 +63,15 @@ class HeadRunner:
         with torch.inference_mode():
             return self.head.fuse(features.to(device=self.head.device, dtype=self.head.dtype))
 
-    def forward(self, segments: Sequence[Segment], states: torch.Tensor, stage: int = 0) -> HeadStep:
+    def forward(
+        self, segments: Sequence[Segment], states: torch.Tensor, stage: int = 0, rows: DeviceRows | None = None
+    ) -> HeadStep:
         """One step of rows with `states` [T, hidden], in the segments' order.
 
-        Raises ValueError for a segment whose numbers lie outside the head, its pool or the slot table.
+        rows: in place of the segments' tokens and masks; the C kernels do without. Raises ValueError for a segment
+        whose numbers lie outside the head, its pool or the slot table.
         """
-        batch = self._buffers.fill(segments)
+        batch = self._buffers.fill(segments, rows)
         with torch.inference_mode():
             if self.native is not None:
                 step = self.native.forward(batch, states)
