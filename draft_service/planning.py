@@ -98,6 +98,7 @@ class CostPlanner:
         self._rounds = 0
         self._next = 0  # round of the next decision
         self._pause = _FIRST_PAUSE
+        self._paused_for = 0  # about how many sessions, where there is a pause
         self._num_calls = 0  # for trees
         self._clock = clock
         self._planned_s: float | None = None  # when the last round was
@@ -112,7 +113,9 @@ class CostPlanner:
         self._time_round([extension.verdict for extension in extensions])
         self._rounds += max(extension.verdict.steps for extension in extensions)
         shape, speculate, least_reach = self.current.shape, self.current.speculate, self.current.least_reach
-        if self._most is not None and self._rounds >= self._next:
+        # What did not pay for several may pay for fewer.
+        has_fewer = not speculate and self.evidence.sessions.bit_length() < self._paused_for
+        if self._most is not None and (self._rounds >= self._next or has_fewer):
             self._next = self._rounds + _REPLAN
             shape, speculate, is_trial = self._decide(self._most, overlaps=outcomes > 0)
             least_reach = 0.0 if is_trial else self._least_reach(shape, overlaps=outcomes > 0)
@@ -158,6 +161,7 @@ class CostPlanner:
             return best, True, False
         if self.current.speculate:  # the pause begins
             self._next, self._pause = self._rounds + self._pause, min(2 * self._pause, _LAST_PAUSE)
+            self._paused_for = self.evidence.sessions.bit_length()
             return best, False, False
         self._next = self._rounds + _TRIAL
         self.evidence.trees(best.topk).accepted.forget()

@@ -37,7 +37,6 @@ class SmoothedWeights(LlamaWeights):
     ) -> None:  # fmt: skip
         """As LlamaWeights; frequencies: of the rotary embedding (kernels.rope)."""
         super().__init__(config, tensors, dtype, device, output_rows)
-        self._config = config
         self._rope = rope_table(frequencies, _TOKENS).to(device)
         self._digest = hashlib.sha256()
 

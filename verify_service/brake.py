@@ -63,15 +63,31 @@ class _Tax:
 
 
 @dataclass(slots=True)
+class _Worth:
+    """What rounds saved, in steps per session, as a moving average; the first ones tell nothing."""
+
+    mean: float = 0.0
+    rounds: int = 0
+
+    def observe(self, worth: float) -> None:
+        self.rounds += 1
+        if self.rounds > _SLOW_ROUNDS:
+            self.mean += max(0.01, 1.0 / (self.rounds - _SLOW_ROUNDS)) * (worth - self.mean)
+
+
+@dataclass(slots=True)
 class DrafterRecord:
-    """What one drafter's sessions have shown together."""
+    """What one drafter's sessions have shown together; what it is worth to one alone and to several, each by itself.
+
+    Drafting for several takes cores from all of them, and says nothing of what it saves one.
+    """
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     hushed: bool = False  # all its sessions: what plain steps take is measured, or drafts do not pay for so many
     pays: bool = False  # all sessions together gain, as far as is known
     alone: bool = False  # one session runs, whoever's
-    worth: float = 0.0  # moving average of what a round saved, in steps per session
-    rounds: int = 0
+    worth_alone: _Worth = field(default_factory=_Worth)
+    worth_to_several: _Worth = field(default_factory=_Worth)
     expected_accepted: float = 1.0  # drafts accepted per round
     expected_nodes: float = 4.0  # nodes verified per round
     silenced: int = 0  # how often a session was
@@ -81,13 +97,18 @@ class DrafterRecord:
     _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
 
     @property
+    def worth(self) -> _Worth:
+        """Of as many sessions as run now."""
+        return self.worth_alone if self.alone else self.worth_to_several
+
+    @property
     def patience(self) -> float:
         """Steps' time that a session may lose before it is silenced."""
         most = _PATIENCE * _TRUST
         if self.alone:  # with several the account of all tells more: what they cost one another is in no session's own
-            least = _NEW_PATIENCE if self.rounds < _MANY_ROUNDS else 0.0
-            return max(least, min(_LUCK_ROUNDS * self.worth, most))
-        if self.worth <= _PROVEN:
+            least = _NEW_PATIENCE if self.worth.rounds < _MANY_ROUNDS else 0.0
+            return max(least, min(_LUCK_ROUNDS * self.worth.mean, most))
+        if self.worth.mean <= _PROVEN:
             return 0.0
         return most if self.pays else _PATIENCE
 
@@ -108,7 +129,7 @@ class DrafterRecord:
     @property
     def gains_nothing(self) -> bool:
         """Whether sessions begin in silence, and are opened as the purse allows."""
-        return self.rounds >= _FEW_ROUNDS and self.worth < -(_LOSS if self.alone else _TOLERANCE)
+        return self.worth.rounds >= _FEW_ROUNDS and self.worth.mean < -(_LOSS if self.alone else _TOLERANCE)
 
     def earn(self, step_ms: float) -> None:
         """A share of each step's time is for new sessions."""
@@ -129,12 +150,6 @@ class DrafterRecord:
             self, Acceptance(self.acceptance), silent=self.gains_nothing, expected_accepted=self.expected_accepted,
             expected_nodes=self.expected_nodes,
         )  # fmt: skip
-
-    def round_done(self, worth: float) -> None:
-        """Takes in what a round of any session saved, in steps per session."""
-        self.rounds += 1
-        if self.rounds > _SLOW_ROUNDS:
-            self.worth += max(0.01, 1.0 / (self.rounds - _SLOW_ROUNDS)) * (worth - self.worth)
 
 
 @dataclass(slots=True)
@@ -207,7 +222,7 @@ class SessionBrake:
         worth_it = self.probabilities(scores, depths) * value_ms > node_ms
         gained = float(true[worth_it].sum())
         net_ms = gained * value_ms - float(worth_it.sum()) * node_ms - self.record.tax_ms
-        self.record.round_done(net_ms / value_ms)
+        self.record.worth.observe(net_ms / value_ms)
         if net_ms > 0.0:
             self.silent = self.probing = self.asked = False
             self.saved_ms, self.rounds = net_ms, _SETTLED
@@ -231,7 +246,7 @@ class SessionBrake:
             self.record.expected_nodes += 0.01 * (nodes - self.record.expected_nodes)
         self.saved_ms += alpha * (net_ms - self.saved_ms)
         self.debt_ms = max(0.0, self.debt_ms - net_ms)
-        self.record.round_done(net_ms / step_ms)
+        self.record.worth.observe(net_ms / step_ms)
         if self.silent:  # asked for before it was
             self._bound_debt(step_ms)
             return False

@@ -90,7 +90,7 @@ def joined_chain(
 
     states: of each step, none of a language model.
     """
-    parents, entries = chain(grown.num_steps)
+    parents, entries = _chain(grown.num_steps)
     kept = _Joined(torch.cat(states)) if states else None
     return [
         Draft(
@@ -103,7 +103,7 @@ def joined_chain(
 
 
 @lru_cache
-def chain(num_steps: int) -> tuple[Ids, Ids]:
+def _chain(num_steps: int) -> tuple[Ids, Ids]:
     """A chain's parents and entries, not to be written to."""
     parents = np.arange(-1, num_steps - 1, dtype=np.int32)
     entries = np.append(parents[1:], np.int32(-1))

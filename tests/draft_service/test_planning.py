@@ -229,6 +229,22 @@ def test_drafting_stops_where_it_does_not_pay_is_tried_again_and_comes_back() ->
     assert all(speculate for _, speculate, _ in machine.plans[-100:])
 
 
+def test_what_did_not_pay_for_several_sessions_is_tried_at_once_with_fewer() -> None:
+    planner = planned()
+    machine = Machine(planner, lambda topk: 0.3, row_ms=3.0, forward_ms=40.0, batch=8)
+    machine.run(2000)
+    assert planner.decisions["paused"] > 3  # so the next pause is long
+    while planner.current.speculate:
+        machine.round()
+    machine.sessions, machine.batch, machine.row_ms, machine.forward_ms = machine.sessions[:1], 1, 0.2, 0.2
+    for _ in range(2):
+        machine.round()
+    assert planner.current.speculate
+    machine.chance = lambda topk: 0.8
+    machine.run(200)
+    assert sum(speculate for _, speculate, _ in machine.plans[-100:]) > 90
+
+
 def test_branches_are_used_where_they_are_accepted_more_often() -> None:
     tree, most = TreeShape(5, 4, 8), TreeShape(7, 4, 15)
     wide = Machine(planned(tree, most), lambda topk: 0.85 if topk > 1 else 0.5, row_ms=0.02)

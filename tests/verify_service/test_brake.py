@@ -223,14 +223,17 @@ def test_an_unlucky_session_of_a_drafter_that_is_new_or_gains_much_is_given_more
             count += 1
         return count
 
-    poor, usual, good = (
-        rounds_until_silenced(DrafterRecord(worth=worth, rounds=300, alone=True)) for worth in (0.02, 0.2, 0.8)
-    )
+    def record(worth: float, rounds: int, *, alone: bool) -> DrafterRecord:
+        found = DrafterRecord(alone=alone)
+        found.worth.mean, found.worth.rounds = worth, rounds
+        return found
+
+    poor, usual, good = (rounds_until_silenced(record(worth, 300, alone=True)) for worth in (0.02, 0.2, 0.8))
     assert poor < 8 < usual < 12
     assert 1.5 * usual < good < 40
-    assert 10 < rounds_until_silenced(DrafterRecord(worth=0.8, rounds=3, alone=True)) < 15  # it may have been luck
-    assert rounds_until_silenced(DrafterRecord(rounds=3)) < 10
-    assert rounds_until_silenced(DrafterRecord(worth=0.8, rounds=100)) < 10  # others may pay for it
+    assert 10 < rounds_until_silenced(record(0.8, 3, alone=True)) < 15  # it may have been luck
+    assert rounds_until_silenced(record(0.0, 3, alone=False)) < 10
+    assert rounds_until_silenced(record(0.8, 100, alone=False)) < 10  # others may pay for it
 
 
 def test_a_lone_session_is_waited_for_as_its_drafters_others_were() -> None:
@@ -246,11 +249,27 @@ def test_a_lone_session_is_waited_for_as_its_drafters_others_were() -> None:
 def test_what_its_first_rounds_cost_is_not_held_against_a_drafter() -> None:
     record = DrafterRecord()
     for _ in range(16):
-        record.round_done(-5.0)
-    assert record.worth == 0.0
+        record.worth.observe(-5.0)
+    assert record.worth.mean == 0.0
     for _ in range(100):
-        record.round_done(-0.5)
+        record.worth.observe(-0.5)
     assert record.gains_nothing
+
+
+def test_what_drafting_costs_several_is_not_held_against_one() -> None:
+    """Nor the other way round."""
+    for alone in (False, True):
+        record = DrafterRecord(alone=alone)
+        for _ in range(200):
+            record.worth.observe(-0.5)
+        record.earn(10.0)
+        assert record.gains_nothing
+        assert record.may_open(50.0)  # of which it has not saved up the next one
+        assert not record.may_open(50.0)
+        assert not record.open().listens
+        record.alone = not alone
+        assert record.may_open(50.0)
+        assert record.open().listens
 
 
 def test_a_hushed_drafter_is_not_heard_and_a_fixed_session_is_never_silenced() -> None:
