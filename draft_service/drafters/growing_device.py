@@ -81,7 +81,7 @@ def grow_trees(
         above = None if states is None else states.above(newest.frontier_parents, step)
         found = model.run(segments, above, topk, rows=rows.with_entries(newest, step))
         shape = (batch, topk, topk)
-        newest = expand_frontier(newest, found.probabilities.view(shape), found.tokens.view(shape), step)
+        newest = expand_frontier(newest, found.probabilities.reshape(shape), found.tokens.reshape(shape), step)
         expansions.append(newest)
         if states is not None and found.states is not None:
             states.add(found.states, step)

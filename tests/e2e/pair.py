@@ -21,7 +21,7 @@ from draft_service.drafters.factory import describe_drafter, make_drafter
 from draft_service.drafting import Drafting
 from draft_service.link import Identity
 from draft_service.worker import Worker
-from engine.batch import Segment
+from engine.batch import DeviceRows, Segment
 from outrider import rpc
 from outrider.args import DraftArgs, VerifyArgs
 from outrider.errors import Unavailable
@@ -136,9 +136,9 @@ async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0,
     meter.opened.set()
     forward = engine.runner.forward
 
-    def metered(segments: Sequence[Segment]) -> torch.Tensor:
+    def metered(segments: Sequence[Segment], rows: DeviceRows | None = None) -> torch.Tensor:
         meter.pass_one()
-        return forward(segments)
+        return forward(segments, rows)
 
     engine.runner.forward = metered
     loop = asyncio.get_running_loop()
