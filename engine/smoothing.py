@@ -51,26 +51,11 @@ class SmoothedWeights(LlamaWeights):
         for layer in super().layers():
             if x is None:
                 x = self.embedding[_sample(self._config.vocab_size, self._rope.device)].double()
-            x, watched = _run(self._config, layer, x, self._rope)
-            yield self._smoothed(layer, watched)
-
-    def _smoothed(self, layer: LayerWeights, watched: Layer) -> LayerWeights:
-        of_qkv, of_gate_up, of_down = (
-            self._noted(product) for product in (watched.qkv, watched.gate_up, watched.down)
-        )  # fmt: skip
-        gate, up = layer.gate_up.chunk(2)
-        up = _times(up, -of_down[:, None])
-        layer.input_norm, layer.qkv = _times(layer.input_norm, -of_qkv), _times(layer.qkv, of_qkv)
-        layer.post_norm = _times(layer.post_norm, -of_gate_up)
-        layer.gate_up, layer.down = _times(torch.cat([gate, up]), of_gate_up), _times(layer.down, of_down)
-        return layer
-
-    def _noted(self, product: object) -> torch.Tensor:
-        """By how many powers of two each of its channels is divided."""
-        assert isinstance(product, _Watched)
-        bits = _bits(product.sizes, product.weight)
-        self._digest.update(bits.to("cpu", torch.int8).numpy().tobytes())
-        return bits
+            x, moved = _run(self._config, layer, x, self._rope)
+            for bits in moved:
+                self._digest.update(bits.to("cpu", torch.int8).numpy().tobytes())
+            _smooth(layer, *moved)
+            yield layer
 
 
 class _Watched:
@@ -99,20 +84,31 @@ def _sample(vocab_size: int, device: torch.device) -> torch.Tensor:
 
 def _run(
     config: ModelConfig, weights: LayerWeights, x: torch.Tensor, rope: torch.Tensor
-) -> tuple[torch.Tensor, Layer]:  # fmt: skip
-    """The layer's output for rows x [T, hidden] of one sequence, and its watched products."""
+) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
+    """The layer's output for rows x [T, hidden] of one sequence, and what to move of qkv, gate_up and down."""
     layer = Layer(config, weights, _Watched)
     q, k, v = (part.transpose(0, 1)[None] for part in layer.before(x, rope))
     mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return layer.after(x, mixed[0].transpose(0, 1)), layer
+    x = layer.after(x, mixed[0].transpose(0, 1))
+    return x, [_bits(product) for product in (layer.qkv, layer.gate_up, layer.down)]
 
 
-def _bits(sizes: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _smooth(layer: LayerWeights, of_qkv: torch.Tensor, of_gate_up: torch.Tensor, of_down: torch.Tensor) -> None:
+    """Divides channels where they are made by so many powers of two, and multiplies the columns that read them."""
+    gate, up = layer.gate_up.chunk(2)
+    gate_up = torch.cat([gate, _times(up, -of_down[:, None])])
+    layer.input_norm, layer.qkv = _times(layer.input_norm, -of_qkv), _times(layer.qkv, of_qkv)
+    layer.post_norm, layer.gate_up = _times(layer.post_norm, -of_gate_up), _times(gate_up, of_gate_up)
+    layer.down = _times(layer.down, of_down)
+
+
+def _bits(product: object) -> torch.Tensor:
     """Half of what a channel is larger than the weights that read it, in powers of two and against the median channel.
 
     0 for one that is always nothing, or that nothing reads.
     """
-    bits = (sizes.log2() - weight.abs().amax(dim=0).double().log2()) / 2
+    assert isinstance(product, _Watched)
+    bits = (product.sizes.log2() - product.weight.abs().amax(dim=0).double().log2()) / 2
     bits = torch.where(bits.isfinite(), bits, torch.nan)
     return (bits - bits.nanmedian()).nan_to_num(0.0).round().clamp(-_MOST_BITS, _MOST_BITS)
 

@@ -59,14 +59,12 @@ class TreeStates:
     """What a head gives out of B trees' rows, in one tensor: the roots' states, then each step's, tree by tree."""
 
     def __init__(self, roots: torch.Tensor, num_steps: int, topk: int) -> None:
-        batch = len(roots)
+        batch, self._topk = len(roots), topk
         self._sizes = [batch] + [batch * topk] * (num_steps - 1)
         self.states = roots.new_empty((sum(self._sizes), roots.shape[1]))
         self.states[:batch] = roots
-        self._topk = topk
-        each, entries = torch.arange(batch, device=roots.device)[:, None], topk * (num_steps - 1)
-        self._each = each
-        self._above = torch.empty((batch, entries), dtype=torch.int64, device=roots.device)  # each entry's parent's row
+        self._each = torch.arange(batch, device=roots.device)[:, None]
+        self._above = self._each.new_empty((batch, topk * (num_steps - 1)))  # of each entry, its parent's row
 
     def above(self, parents: torch.Tensor, step: int) -> torch.Tensor:
         """[B * step * K, hidden]: what all entries up to `step`'s go on from.
@@ -74,7 +72,8 @@ class TreeStates:
         parents: int64 [B, K], which of the K entries of the step before each of `step`'s hangs below.
         """
         end, width = step * self._topk, 1 if step == 1 else self._topk
-        self._above[:, end - self._topk : end] = parents + width * self._each + sum(self._sizes[: step - 1])
+        rows = parents.to(self._each.device) + width * self._each + sum(self._sizes[: step - 1])
+        self._above[:, end - self._topk : end] = rows
         return self.states.index_select(0, self._above[:, :end].reshape(-1))
 
     def add(self, states: torch.Tensor, step: int) -> None:

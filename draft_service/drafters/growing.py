@@ -160,7 +160,6 @@ def _grow_trees(
     growth = Growth.empty(batch, num_steps, topk)
     depths = np.repeat(np.arange(num_steps - 1, dtype=np.int32), topk)
     _expand(growth, 0, topk, tips, batch)
-    device = tips.tokens.device
     states = None if tips.states is None else TreeStates(tips.states, num_steps, topk)
     for step in range(1, num_steps):
         end = step * topk
@@ -174,8 +173,8 @@ def _grow_trees(
                 sequences, growth.entry_tokens[:, :end], slots[:, :end], growth.masks[:, :end, :end], strict=True
             )
         ]
-        parents = torch.from_numpy(growth.entry_parents[:, end - topk : end]).to(device)
-        above = None if states is None else states.above(parents, step)
+        parents = growth.entry_parents[:, end - topk : end]
+        above = None if states is None else states.above(torch.from_numpy(parents), step)
         found = model.run(segments, above, topk)
         _expand(growth, step, topk, found, batch)
         if states is not None and found.states is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,31 +16,21 @@ from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import DraftModel, HeadModel, LanguageModel, Tips
 from engine.batch import Segment
 from engine.execution import GraphSizes
-from engine.models.heads.load import load_head
 from engine.models.heads.runner import HeadRunner
 from engine.runner import ModelRunner
 from kernels.attention.triton_blocks import Heads
 from outrider.tree import ROOT
-from tests.engine.heads import make
-from tests.engine.heads.test_graphs import counted, put_in_buckets
+from tests.engine.heads.test_graphs import MAX_LEN, NUM_SLOTS, build, counted, put_in_buckets
 from tests.engine.tiny import save_model
 from tests.kernels.interpreted import kernel_device, run_under_the_interpreter
 
-NUM_SLOTS, MAX_LEN, SESSIONS, ROWS, NUM_TOP = 300, 64, 3, 9, 8
+SESSIONS, ROWS, NUM_TOP = 3, 9, 8
 SHAPES = [(1, 1, 1), (3, 1, 3), (1, 4, 4), (5, 4, 7), (5, 4, 60), (7, 3, 11), (2, 8, 30), (10, 8, 40)]
-MAKE: dict[str, Callable[[Path, make.Written], make.Written]] = {
-    "eagle": lambda folder, target: make.eagle(folder, layers=2),
-    "eagle3": lambda folder, target: make.eagle3(folder, norm_output=True),
-    "mimo": lambda folder, target: make.add_mimo(target),
-}
+HEADS = ("eagle", "eagle3", "mimo")
 
 
 def head_runner(family: str, folder: Path, device: str = "cpu") -> HeadRunner:
-    target = make.write_target(folder / "target")
-    head, _ = load_head(
-        MAKE[family](folder / "head", target).folder, target.folder, max_len=MAX_LEN, device=torch.device(device)
-    )
-    return HeadRunner(head, num_slots=NUM_SLOTS, max_sessions=SESSIONS, attention="torch_native")
+    return build(family, folder, device, attention="torch_native")
 
 
 def head_model(family: str, folder: Path, device: str = "cpu") -> HeadModel:
@@ -55,7 +44,7 @@ def language_model(folder: Path) -> LanguageModel:
     return LanguageModel(runner, NUM_SLOTS, max_batch_tokens=NUM_SLOTS)
 
 
-@pytest.fixture(params=[*MAKE, "language model"])
+@pytest.fixture(params=[*HEADS, "language model"])
 def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DraftModel:
     monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "0")
     if request.param == "language model":

@@ -68,8 +68,8 @@ class HeadRunner:
     ) -> HeadStep:
         """One step of rows with `states` [T, hidden], in the segments' order.
 
-        rows: in place of the segments' tokens and masks; the C kernels do without. Raises ValueError for a segment
-        whose numbers lie outside the head, its pool or the slot table.
+        rows: in place of the segments' tokens and masks; only where there is no `native`. Raises ValueError for a
+        segment whose numbers lie outside the head, its pool or the slot table.
         """
         batch = self._buffers.fill(segments, rows)
         with torch.inference_mode():
