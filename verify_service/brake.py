@@ -12,144 +12,21 @@ committed later tells what a tree would have given (hindsight.py). It costs one 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.cost_table import CostTable
 from verify_service.acceptance import Acceptance
+from verify_service.drafter_record import PROBE_SHARE, TOLERANCE, DrafterRecord
 
 _ALPHA = 0.1  # weight of a new measurement in a moving average
 _SETTLED = 6  # rounds before a session can be silenced
 _FIRST_PROBE, _LAST_PROBE = 8, 64  # plain steps between probes of a silenced session, at least
 _LAST_TRIAL = 512  # the same where probes were right and what followed was not
-_PROVEN, _PATIENCE = 0.1, 3.0  # worth of a drafter whose sessions may lose so many steps' time before they are silenced
-_TRUST = 4.0  # where all sessions together gain they may lose so many times as much
-# Rounds' worth that a session may fall behind those before it: rounds differ by 1.3 steps. Of MT-bench's answers, which
-# gain 0.3 to 0.6 steps a round, half were silenced where 3 steps were allowed, few at 6 to 12 (computed).
-_LUCK_ROUNDS = 30.0
-_NEW_PATIENCE = 6.0  # the same of one of which little is known, for one session: its first rounds are its slowest
 _PROBE_PATIENCE = 16  # plain steps in which a probe must have brought a tree
-_PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
-_TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
-_SLOW_ROUNDS = 16  # of a drafter's, the first: both processes' code is new to them, and tells nothing of later ones
-_LOSS = 0.05  # of a round's step that a drafter must cost for a lone session to begin in silence
-_MANY_ROUNDS = 192  # of a drafter's, from which its worth is known within a tenth of a step
-_FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
 _FEW = 16  # nodes of a lone tree that are chosen from one by one
-_PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
-
-
-@dataclass(slots=True)
-class _Tax:
-    """What one telling costs, averaged over about `window` of them."""
-
-    window: float
-    # A tenth of a millisecond is what frames and bookkeeping of one session take, until it is measured.
-    extra_ms: float = 0.8
-    num_told: float = 8.0
-
-    @property
-    def ms(self) -> float:
-        return max(0.0, self.extra_ms / self.num_told)
-
-    def observe(self, extra_ms: float, num_told: float) -> None:
-        self.extra_ms += extra_ms
-        self.num_told += num_told
-        if self.num_told > self.window:
-            self.extra_ms *= 0.5
-            self.num_told *= 0.5
-
-
-@dataclass(slots=True)
-class _Worth:
-    """What rounds saved, in steps per session, as a moving average; the first ones tell nothing."""
-
-    mean: float = 0.0
-    rounds: int = 0
-
-    def observe(self, worth: float) -> None:
-        self.rounds += 1
-        if self.rounds > _SLOW_ROUNDS:
-            self.mean += max(0.01, 1.0 / (self.rounds - _SLOW_ROUNDS)) * (worth - self.mean)
-
-
-@dataclass(slots=True)
-class DrafterRecord:
-    """What one drafter's sessions have shown together; what it is worth to one alone and to several, each by itself.
-
-    Drafting for several takes cores from all of them, and says nothing of what it saves one.
-    """
-
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    hushed: bool = False  # all its sessions: what plain steps take is measured, or drafts do not pay for so many
-    pays: bool = False  # all sessions together gain, as far as is known
-    alone: bool = False  # one session runs, whoever's
-    worth_alone: _Worth = field(default_factory=_Worth)
-    worth_to_several: _Worth = field(default_factory=_Worth)
-    expected_accepted: float = 1.0  # drafts accepted per round
-    expected_nodes: float = 4.0  # nodes verified per round
-    silenced: int = 0  # how often a session was
-    probes: int = 0
-    purse_ms: float = 0.0  # what may be spent on new sessions while sessions gain nothing
-    _tax: _Tax = field(default_factory=lambda: _Tax(256.0))
-    _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
-
-    @property
-    def worth(self) -> _Worth:
-        """Of as many sessions as run now."""
-        return self.worth_alone if self.alone else self.worth_to_several
-
-    @property
-    def patience(self) -> float:
-        """Steps' time that a session may lose before it is silenced."""
-        most = _PATIENCE * _TRUST
-        if self.alone:  # with several the account of all tells more: what they cost one another is in no session's own
-            least = _NEW_PATIENCE if self.worth.rounds < _MANY_ROUNDS else 0.0
-            return max(least, min(_LUCK_ROUNDS * self.worth.mean, most))
-        if self.worth.mean <= _PROVEN:
-            return 0.0
-        return most if self.pays else _PATIENCE
-
-    @property
-    def tax_ms(self) -> float:
-        """What telling one session costs a step beside nodes and waits."""
-        return self._tax.ms
-
-    @property
-    def probe_ms(self) -> float:
-        """What one probe costs, all steps together: the drafter catches up, and drafts once."""
-        return self._probe_tax.ms
-
-    def observe_tax(self, extra_ms: float, num_told: float, *, probing: bool = False) -> None:
-        """Takes in how much longer than expected a step took in which so many sessions were told, or probed."""
-        (self._probe_tax if probing else self._tax).observe(extra_ms, num_told)
-
-    @property
-    def gains_nothing(self) -> bool:
-        """Whether sessions begin in silence, and are opened as the purse allows."""
-        return self.worth.rounds >= _FEW_ROUNDS and self.worth.mean < -(_LOSS if self.alone else _TOLERANCE)
-
-    def earn(self, step_ms: float) -> None:
-        """A share of each step's time is for new sessions."""
-        self.purse_ms = min(self.purse_ms + _PROBE_SHARE * step_ms, _PURSE_STEPS * step_ms)
-
-    def may_open(self, cost_ms: float) -> bool:
-        """Whether a session may be opened now, which costs so much beside a probe; takes it from the purse."""
-        if not self.gains_nothing:
-            return True
-        if self.purse_ms <= 0.0:
-            return False
-        self.purse_ms -= cost_ms + self.probe_ms
-        return True
-
-    def open(self) -> SessionBrake:
-        """A new session's: it begins in silence where the others have gained nothing."""
-        return SessionBrake(
-            self, Acceptance(self.acceptance), silent=self.gains_nothing, expected_accepted=self.expected_accepted,
-            expected_nodes=self.expected_nodes,
-        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -175,6 +52,14 @@ class SessionBrake:
     rounds: int = 0
     probe_after: int = _FIRST_PROBE
     plain_steps: int = 0  # in a row
+
+    @classmethod
+    def of(cls, record: DrafterRecord) -> SessionBrake:
+        """A new session's: it begins in silence where the others have gained nothing."""
+        return cls(
+            record, Acceptance(record.acceptance), silent=record.gains_nothing,
+            expected_accepted=record.expected_accepted, expected_nodes=record.expected_nodes,
+        )  # fmt: skip
 
     @property
     def listens(self) -> bool:
@@ -216,6 +101,7 @@ class SessionBrake:
     ) -> None:  # fmt: skip
         """Takes in which of a tree's nodes came true. value_ms, node_ms: what a token is worth, and a row costs."""
         self.acceptance.observe(scores, true, depths)
+        self.record.trees.observe(int(true.sum()))
         if self.fixed or not self.silent:
             return
         # With what has just been learnt: too much hope costs a few rounds, too little another probe.
@@ -252,7 +138,7 @@ class SessionBrake:
             return False
         if self.rounds < _SETTLED:
             return False
-        if self.saved_ms >= -_TOLERANCE * step_ms:
+        if self.saved_ms >= -TOLERANCE * step_ms:
             if self.saved_ms > 0.0 and self.debt_ms == 0.0:
                 self.probe_after = _FIRST_PROBE
             return False
@@ -266,12 +152,12 @@ class SessionBrake:
 
     def _bound_debt(self, step_ms: float) -> None:
         """A session may be silenced by bad luck: it is tried again soon, and then less and less so."""
-        self.debt_ms = min(self.debt_ms, self.probe_after * _PROBE_SHARE * step_ms)
+        self.debt_ms = min(self.debt_ms, self.probe_after * PROBE_SHARE * step_ms)
 
     def plain_step(self, step_ms: float) -> bool:
         """Counts a step without drafts, of which step_ms is the session's share. Returns whether a probe is due."""
         self.plain_steps += 1
-        self.debt_ms = max(0.0, self.debt_ms - _PROBE_SHARE * step_ms)
+        self.debt_ms = max(0.0, self.debt_ms - PROBE_SHARE * step_ms)
         if not self.silent or self.record.hushed:
             return False
         if self.probing:

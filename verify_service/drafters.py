@@ -12,8 +12,9 @@ import numpy as np
 from outrider.row_ring import RowRing
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.assignment import Assignment
-from verify_service.brake import DrafterRecord
+from verify_service.brake import SessionBrake
 from verify_service.counting import DraftTotals
+from verify_service.drafter_record import DrafterRecord
 from verify_service.outbox import RoundOutbox
 from verify_service.proposals import ProposalBook, Refusal
 from verify_service.replies import ReplyTimes
@@ -158,7 +159,7 @@ class Drafters:
         generation = self._generations.get(session.session_id, 0) + 1
         self._generations[session.session_id] = generation
         book = ProposalBook(prompt_len=session.prompt_len, max_kept=self._max_kept, max_assumed=self._max_assumed)
-        assignment = Assignment(session, drafter, generation, book, drafter.record.open())
+        assignment = Assignment(session, drafter, generation, book, SessionBrake.of(drafter.record))
         assignment.brake.told = True
         drafter.assignments[session.session_id] = assignment
         self._by_session[session.session_id] = assignment

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.cost_table import CostTable
-from verify_service.brake import Acceptance, DrafterRecord, choose_nodes
+from verify_service.acceptance import Acceptance
+from verify_service.brake import SessionBrake, choose_nodes
+from verify_service.drafter_record import DrafterRecord
 from verify_service.replies import ReplyTimes
 
 STEEP = CostTable({1: 10.0, 32: 41.0})  # a millisecond a row: a small CPU
@@ -109,7 +111,7 @@ def simulate(
 ) -> Played:  # fmt: skip
     """Verify waits for replies as long as its planner would; what is drafted for a step comes true in it, or not."""
     record = record or DrafterRecord()
-    brake, played = record.open(), Played(0.0)
+    brake, played = SessionBrake.of(record), Played(0.0)
     plain_ms = costs.ms(1)
     node_ms = (costs.ms(5) - plain_ms) / 4
     total_ms, tokens = 0.0, 0
@@ -171,7 +173,7 @@ def test_a_drafter_that_is_wrong_falls_silent_and_probes_come_at_growing_interva
 
 
 def test_a_draft_that_came_too_late_says_nothing_of_what_drafts_are_worth() -> None:
-    brake = DrafterRecord().open()
+    brake = SessionBrake.of(DrafterRecord())
     before = brake.expected_accepted, brake.expected_nodes
     brake.round_done(nodes=0, accepted=0, net_ms=-5.0, step_ms=10.0)
     assert (brake.expected_accepted, brake.expected_nodes) == before
@@ -210,15 +212,15 @@ def test_new_sessions_of_a_useless_drafter_begin_in_silence_and_of_a_good_one_do
     for _ in range(12):
         simulate(always_wrong, STEEP, steps=60, tax_ms=1.0, record=useless)
         simulate(always_right, STEEP, steps=60, tax_ms=1.0, record=good)
-    assert not useless.open().listens
-    assert good.open().listens
+    assert not SessionBrake.of(useless).listens
+    assert SessionBrake.of(good).listens
     helped = simulate(always_right, STEEP, steps=400, tax_ms=1.0, record=useless)
     assert helped.speed > 2.0
 
 
 def test_an_unlucky_session_of_a_drafter_that_is_new_or_gains_much_is_given_more_time() -> None:
     def rounds_until_silenced(record: DrafterRecord) -> int:
-        brake, count = record.open(), 1
+        brake, count = SessionBrake.of(record), 1
         while not brake.round_done(nodes=6, accepted=0, net_ms=-5.0, step_ms=10.0):
             count += 1
         return count
@@ -238,7 +240,7 @@ def test_an_unlucky_session_of_a_drafter_that_is_new_or_gains_much_is_given_more
 
 def test_a_lone_session_is_waited_for_as_its_drafters_others_were() -> None:
     record = DrafterRecord(alone=True, expected_accepted=1.5)
-    brake = record.open()
+    brake = SessionBrake.of(record)
     for _ in range(20):
         brake.round_done(nodes=4, accepted=0, net_ms=-1.0, step_ms=10.0)
     assert brake.expected_accepted < 0.5 < 1.2 < brake.hoped_accepted
@@ -256,6 +258,35 @@ def test_what_its_first_rounds_cost_is_not_held_against_a_drafter() -> None:
     assert record.gains_nothing
 
 
+def test_a_new_drafter_of_which_nothing_comes_true_falls_silent_at_once_and_begins_in_silence_next() -> None:
+    record = DrafterRecord(alone=True)
+    first = simulate(always_wrong, FLAT, steps=60, tax_ms=1.0, record=record)
+    assert 6 <= len(first.rounds) < 10
+    second = simulate(always_wrong, FLAT, steps=60, tax_ms=1.0, record=record)
+    assert second.rounds == second.probes
+    assert second.speed > 0.95
+
+
+def test_a_drafter_that_had_bad_luck_at_first_is_heard_again_within_two_probes() -> None:
+    record = DrafterRecord(alone=True)
+    simulate(always_wrong, STEEP, steps=60, record=record)
+    assert not SessionBrake.of(record).listens
+    helped = simulate(always_right, STEEP, steps=400, record=record)
+    assert len(helped.probes) <= 2
+    assert len(helped.rounds) > 350
+    assert SessionBrake.of(record).listens
+
+
+def test_a_drafter_that_is_seldom_right_and_pays_is_not_taken_for_a_wrong_one() -> None:
+    record = DrafterRecord(alone=True)
+    record.worth.mean, record.worth.rounds = 0.1, 64
+    for _ in range(64):
+        record.trees.observe(0)
+    assert record.trees.are_wrong
+    assert SessionBrake.of(record).listens
+    assert record.patience > 0.0
+
+
 def test_what_drafting_costs_several_is_not_held_against_one() -> None:
     """Nor the other way round."""
     for alone in (False, True):
@@ -266,15 +297,15 @@ def test_what_drafting_costs_several_is_not_held_against_one() -> None:
         assert record.gains_nothing
         assert record.may_open(50.0)  # of which it has not saved up the next one
         assert not record.may_open(50.0)
-        assert not record.open().listens
+        assert not SessionBrake.of(record).listens
         record.alone = not alone
         assert record.may_open(50.0)
-        assert record.open().listens
+        assert SessionBrake.of(record).listens
 
 
 def test_a_hushed_drafter_is_not_heard_and_a_fixed_session_is_never_silenced() -> None:
     record = DrafterRecord(hushed=True)
-    brake = record.open()
+    brake = SessionBrake.of(record)
     assert not brake.tell()
     brake.fixed = True
     assert brake.tell()

@@ -1,0 +1,153 @@
+"""What one drafter's sessions have shown together: what it is worth, what it costs, and how patient to be with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from verify_service.acceptance import Acceptance
+
+_PROVEN, _PATIENCE = 0.1, 3.0  # worth of a drafter whose sessions may lose so many steps' time before they are silenced
+_TRUST = 4.0  # where all sessions together gain they may lose so many times as much
+# Rounds' worth that a session may fall behind those before it: rounds differ by 1.3 steps. Of MT-bench's answers, which
+# gain 0.3 to 0.6 steps a round, half were silenced where 3 steps were allowed, few at 6 to 12 (computed).
+_LUCK_ROUNDS = 30.0
+_NEW_PATIENCE = 6.0  # the same of one of which little is known, for one session: its first rounds are its slowest
+PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
+TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
+_SLOW_ROUNDS = 16  # of a drafter's, the first: both processes' code is new to them, and tells nothing of later ones
+# Of a drafter's nodes, how many come true in each tree where it may be of use, and how many more there might have been
+# with better luck. Six trees in a row of which nothing came true are too few; a good drafter has them now and then, and
+# is found out by its next probes.
+_LEAST_TRUE, _LUCK = 0.2, 1.2
+_TREES = 64.0  # after which old ones fade
+_LOSS = 0.05  # of a round's step that a drafter must cost for a lone session to begin in silence
+_MANY_ROUNDS = 192  # of a drafter's, from which its worth is known within a tenth of a step
+_FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
+_PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
+
+
+@dataclass(slots=True)
+class _Tax:
+    """What one telling costs, averaged over about `window` of them."""
+
+    window: float
+    # A tenth of a millisecond is what frames and bookkeeping of one session take, until it is measured.
+    extra_ms: float = 0.8
+    num_told: float = 8.0
+
+    @property
+    def ms(self) -> float:
+        return max(0.0, self.extra_ms / self.num_told)
+
+    def observe(self, extra_ms: float, num_told: float) -> None:
+        self.extra_ms += extra_ms
+        self.num_told += num_told
+        if self.num_told > self.window:
+            self.extra_ms *= 0.5
+            self.num_told *= 0.5
+
+
+@dataclass(slots=True)
+class _Worth:
+    """What rounds saved, in steps per session, as a moving average; the first ones tell nothing."""
+
+    mean: float = 0.0
+    rounds: int = 0
+
+    def observe(self, worth: float) -> None:
+        self.rounds += 1
+        if self.rounds > _SLOW_ROUNDS:
+            self.mean += max(0.01, 1.0 / (self.rounds - _SLOW_ROUNDS)) * (worth - self.mean)
+
+
+@dataclass(slots=True)
+class _Trees:
+    """How many nodes of trees came true, which is known sooner than what they are worth: no time is measured for it."""
+
+    count: float = 0.0
+    true: float = 0.0
+
+    @property
+    def are_wrong(self) -> bool:
+        return self.true + _LUCK <= _LEAST_TRUE * self.count
+
+    def observe(self, true: int) -> None:
+        self.count += 1.0
+        self.true += true
+        if self.count > _TREES:
+            self.count *= 0.5
+            self.true *= 0.5
+
+
+@dataclass(slots=True)
+class DrafterRecord:
+    """What one drafter's sessions have shown together; what it is worth to one alone and to several, each by itself.
+
+    Drafting for several takes cores from all of them, and says nothing of what it saves one.
+    """
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    hushed: bool = False  # all its sessions: what plain steps take is measured, or drafts do not pay for so many
+    pays: bool = False  # all sessions together gain, as far as is known
+    alone: bool = False  # one session runs, whoever's
+    worth_alone: _Worth = field(default_factory=_Worth)
+    worth_to_several: _Worth = field(default_factory=_Worth)
+    trees: _Trees = field(default_factory=_Trees)
+    expected_accepted: float = 1.0  # drafts accepted per round
+    expected_nodes: float = 4.0  # nodes verified per round
+    silenced: int = 0  # how often a session was
+    probes: int = 0
+    purse_ms: float = 0.0  # what may be spent on new sessions while sessions gain nothing
+    _tax: _Tax = field(default_factory=lambda: _Tax(256.0))
+    _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
+
+    @property
+    def worth(self) -> _Worth:
+        """Of as many sessions as run now."""
+        return self.worth_alone if self.alone else self.worth_to_several
+
+    @property
+    def patience(self) -> float:
+        """Steps' time that a session may lose before it is silenced."""
+        most = _PATIENCE * _TRUST
+        if self.alone:  # with several the account of all tells more: what they cost one another is in no session's own
+            is_new = self.worth.rounds < _MANY_ROUNDS and not self.trees.are_wrong
+            least = _NEW_PATIENCE if is_new else 0.0
+            return max(least, min(_LUCK_ROUNDS * self.worth.mean, most))
+        if self.worth.mean <= _PROVEN:
+            return 0.0
+        return most if self.pays else _PATIENCE
+
+    @property
+    def tax_ms(self) -> float:
+        """What telling one session costs a step beside nodes and waits."""
+        return self._tax.ms
+
+    @property
+    def probe_ms(self) -> float:
+        """What one probe costs, all steps together: the drafter catches up, and drafts once."""
+        return self._probe_tax.ms
+
+    def observe_tax(self, extra_ms: float, num_told: float, *, probing: bool = False) -> None:
+        """Takes in how much longer than expected a step took in which so many sessions were told, or probed."""
+        (self._probe_tax if probing else self._tax).observe(extra_ms, num_told)
+
+    @property
+    def gains_nothing(self) -> bool:
+        """Whether sessions begin in silence, and are opened as the purse allows."""
+        if self.trees.are_wrong and self.worth.mean <= 0.0:
+            return True
+        return self.worth.rounds >= _FEW_ROUNDS and self.worth.mean < -(_LOSS if self.alone else TOLERANCE)
+
+    def earn(self, step_ms: float) -> None:
+        """A share of each step's time is for new sessions."""
+        self.purse_ms = min(self.purse_ms + PROBE_SHARE * step_ms, _PURSE_STEPS * step_ms)
+
+    def may_open(self, cost_ms: float) -> bool:
+        """Whether a session may be opened now, which costs so much beside a probe; takes it from the purse."""
+        if not self.gains_nothing:
+            return True
+        if self.purse_ms <= 0.0:
+            return False
+        self.purse_ms -= cost_ms + self.probe_ms
+        return True
