@@ -24,7 +24,8 @@ import uvloop
 
 from bench._wire_clock import Clock
 from bench._wire_script import VOCAB_SIZE, Script, Setting
-from bench._wire_verify import AUX_LAYERS, frame_key, round_key, target_config, write_report
+from bench._wire_stamps import Stamps, frame_key, round_key
+from bench._wire_verify import AUX_LAYERS, target_config, write_report
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.kv import DraftCache
@@ -102,13 +103,12 @@ class ScriptedModel:
 
 
 class Stamping(Drafting):
-    """Notes when rounds come and frames go, their sizes, and what verdicts verified, beside what `next` foretold."""
+    """Notes which rounds led to which frames, their sizes, and what verdicts verified, beside what `next` foretold."""
 
     def __init__(self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor) -> None:
         super().__init__(drafter, early=early, executor=executor)
-        self.trips: list[tuple[str, int, str, int]] = []  # a round's key and time, a fresh proposal's key and time
-        self.rounds_came: dict[str, int] = {}
-        self.frames_sent: dict[str, tuple[int, bool]] = {}  # when, and whether it was drafted early
+        self.trips: list[tuple[str, str]] = []  # a round's key, and that of the fresh proposal after it
+        self.early: dict[str, bool] = {}  # of frames: whether they were drafted early
         self.round_bytes: list[int] = []
         self.proposal_bytes: list[int] = []
         self.foretold: Counter[str] = Counter()
@@ -118,17 +118,15 @@ class Stamping(Drafting):
         self, table: SessionTable, rounds: Sequence[verify_pb2.Round], lost: Sequence[Lost] = ()
     ) -> AsyncIterator[verify_pb2.SpeculateRequest]:
         """As Drafting's."""
-        came_ns = time.monotonic_ns()
         verdicts = [round for round in rounds if round.verdicts]
         answered = not verdicts
-        self.rounds_came.update({round_key(round): came_ns for round in verdicts})
         async for frame in super().frames(table, rounds, lost):
             first = next(iter(frame.proposals.proposals), None)
             if first is not None and not first.assumed and not answered:
                 answered = True
-                self.trips.append((round_key(verdicts[-1]), came_ns, frame_key(first), time.monotonic_ns()))
+                self.trips.append((round_key(verdicts[-1]), frame_key(first)))
             if first is not None:
-                self.frames_sent[frame_key(first)] = time.monotonic_ns(), len(first.assumed) > 0
+                self.early[frame_key(first)] = len(first.assumed) > 0
             yield frame
             if first is not None:
                 self.proposal_bytes.append(frame.ByteSize())
@@ -192,22 +190,27 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
         model.steps_ns.clear()
         keep_steady()
         drafting = Stamping(drafter, early=setting.early, executor=executor)
+        drafting.placement = setting.placement(1)
         identity = Identity("scripted", host_id(), secrets.token_hex(8))
-        worker = Worker([address], drafting, identity, max_sessions=max(setting.batch, 2))
+        stamps = Stamps()
+        worker = Worker([address], drafting, identity, max_sessions=max(setting.batch, 2), dial=stamps.dial)
         working = asyncio.create_task(worker.run())
         announce("ready")
         await stopping.wait()
         await worker.drain(5.0)
         working.cancel()
-    write_report(report, _report(drafting, model))
+    write_report(report, _report(drafting, stamps, model))
     return 0
 
 
-def _report(drafting: Stamping, model: ScriptedModel) -> dict[str, Any]:
+def _report(drafting: Stamping, stamps: Stamps, model: ScriptedModel) -> dict[str, Any]:
+    came_ns, sent_ns = stamps.came_ns, stamps.sent_ns
     return {
-        "trips": drafting.trips,
-        "rounds_came": drafting.rounds_came,
-        "frames_sent": drafting.frames_sent,
+        "trips": [
+            (round, came_ns[round], frame, sent_ns[frame]) for round, frame in drafting.trips if frame in sent_ns
+        ],
+        "rounds_came": came_ns,
+        "frames_sent": {frame: (at, drafting.early[frame]) for frame, at in sent_ns.items()},
         "round_bytes": drafting.round_bytes,
         "proposal_bytes": drafting.proposal_bytes,
         "foretold": drafting.foretold,

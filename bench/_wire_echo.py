@@ -1,17 +1,20 @@
 """A bare grpc.aio echo over a stream: what gRPC alone takes for a round's bytes.
 
-    python -m bench._wire_echo ADDRESS
+    python -m bench._wire_echo ADDRESS [CORE]
 
-Serves until SIGTERM.
+Serves until SIGTERM, on one core where it is named.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -51,11 +54,35 @@ async def _serve(address: str) -> int:
     return 0
 
 
-async def round_trips_ms(address: str, *, up: int, down: int, count: int, pause_ms: float) -> list[float]:
+async def round_trips_ms(
+    address: str, *, up: int, down: int, count: int, pause_ms: float, core: int | None = None
+) -> list[float]:
     """Times of `count` round trips of `up` bytes there and `down` bytes back, with a pause before each, as in a round.
 
-    A process that has slept for some milliseconds answers later than one that is asked all the time.
+    A process that has slept for some milliseconds answers later than one that is asked all the time. core: for this
+    process, meanwhile.
     """
+    with _kept_to(core):
+        return await _round_trips_ms(address, up=up, down=down, count=count, pause_ms=pause_ms)
+
+
+@contextlib.contextmanager
+def _kept_to(core: int | None) -> Iterator[None]:
+    if core is None:
+        yield
+        return
+    before = {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
+    for task in before:
+        os.sched_setaffinity(task, {core})
+    try:
+        yield
+    finally:
+        for task, cores in before.items():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(task, cores)
+
+
+async def _round_trips_ms(address: str, *, up: int, down: int, count: int, pause_ms: float) -> list[float]:
     request = down.to_bytes(_SIZE_BYTES, "little") + bytes(max(0, up - _SIZE_BYTES))
     times: list[float] = []
     async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
@@ -74,6 +101,8 @@ async def round_trips_ms(address: str, *, up: int, down: int, count: int, pause_
 def main(words: list[str]) -> int:
     """Serves until SIGTERM."""
     die_with_parent()
+    if words[1:]:
+        os.sched_setaffinity(0, {int(words[1])})
     return uvloop.run(_serve(words[0]))
 
 

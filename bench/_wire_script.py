@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider.placement import Placement
+
 VOCAB_SIZE = 1024
 PROMPT_LEN = 32
 NUM_TOP = 16  # tokens that a row of the drafter's names
@@ -25,7 +27,10 @@ _INSIDE, _DECOY, _BONUS = 0.97, 0.002, 0.05  # chances that the drafter gives: t
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One run. Times in ms; feature_width: numbers of a feature row, bf16, 0 for a drafter that reads none."""
+    """One run. Times in ms; feature_width: numbers of a feature row, bf16, 0 for a drafter that reads none.
+
+    cores: verify's and the drafter's, as `outrider serve` places them on a small machine; None: they have all.
+    """
 
     verify_ms: float
     draft_ms: float
@@ -40,6 +45,7 @@ class Setting:
     burn: bool
     early: bool
     seed: int
+    cores: tuple[int, int] | None = None
 
     @property
     def max_len(self) -> int:
@@ -53,7 +59,13 @@ class Setting:
     @classmethod
     def from_json(cls, text: str) -> Setting:
         """What `to_json` made."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        cores = fields.pop("cores")
+        return cls(**fields, cores=None if cores is None else tuple(cores))
+
+    def placement(self, part: int) -> Placement:
+        """Of verify, part 0, or of the drafter, part 1."""
+        return Placement(None if self.cores is None else self.cores[part])
 
     @cached_property
     def round_lengths(self) -> NDArray[np.float64]:

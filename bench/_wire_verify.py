@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from bench._wire_clock import Clock
 from bench._wire_script import VOCAB_SIZE, Script, Setting
+from bench._wire_stamps import frame_key, round_key
 from engine.batch import Segment
 from engine.config import ModelConfig
 from engine.runner import ModelRunner
@@ -181,16 +182,6 @@ class _Stamping:
         await self._context.write(frame)
 
 
-def frame_key(proposal: verify_pb2.Proposal) -> str:
-    """Names a frame of proposals by its first."""
-    return f"{proposal.session}:{proposal.proposal_id}"
-
-
-def round_key(round: verify_pb2.Round) -> str:
-    """Names a frame of verdicts by its first."""
-    return f"{round.verdicts[0].session}:{round.verdicts[0].base_len}"
-
-
 def write_report(path: Path, report: dict[str, Any]) -> None:
     """For the process that started this one."""
     path.write_text(json.dumps(report), encoding="utf-8")
@@ -219,8 +210,9 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     engine = Engine(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "")
     inbox = Inbox()
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(deliver, batch), lent_ms=LENT_MS
-    )
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(deliver, batch), lent_ms=LENT_MS,
+        placement=setting.placement(0),
+    )  # fmt: skip
     servicer = build_servicer(args, engine, step_loop, inbox)
 
     def deliver(batch: Responses) -> None:

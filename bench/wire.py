@@ -5,8 +5,9 @@
 Only the forward passes are stood in for: the target's takes --verify-ms a step, the drafter's --draft-ms a round (a
 share of it for each of its --num-steps steps), both by sleeping, or with --burn by as much CPU time. They play a text
 cut into rounds of --accept-length tokens on average, and a guess at a bonus token is right with probability --hit-rate.
-Scheduler, pool, matching, acceptance, frames, features and the drafter's worker are the services' own, in two
-processes, with the tree fixed by the request. --feature-width 0 drafts as a small language model would, without rows.
+Scheduler, pool, matching, acceptance, frames, features and the drafter's worker are the services' own, in two processes
+on the cores that `outrider serve` would give them, with the tree fixed by the request. --feature-width 0 drafts as a
+small language model would, without rows.
 
 Run twice, each time with processes of its own: one after the other, and with OUTRIDER_ENABLE_SPEC_V2. In the output:
 
@@ -43,6 +44,7 @@ from bench._wire_hops import rounds
 from bench._wire_picture import draw
 from bench._wire_run import WARM_SHARE, Played, load_average, play, process, rate
 from bench._wire_script import NUM_TOP, Setting
+from outrider.placement import cores_of_two
 
 LLAMA_8B_EAGLE3_WIDTH = 3 * 4096
 _ECHOES = 400
@@ -74,6 +76,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--feature-width", type=int, default=LLAMA_8B_EAGLE3_WIDTH, help="of a row; 0: none")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each run, by the theory")
     parser.add_argument("--burn", action="store_true", help="burn CPU instead of sleeping")
+    parser.add_argument("--core-placement", choices=("auto", "off"), default="auto", help="as of `outrider serve`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file")
     parser.add_argument("--picture", type=Path, help="picture of some rounds, .svg or .png; for --batch 1")
@@ -94,22 +97,27 @@ def _setting(args: argparse.Namespace, *, early: bool) -> Setting:
         verify_ms=args.verify_ms, draft_ms=args.draft_ms, accept_length=args.accept_length, hit_rate=args.hit_rate,
         batch=args.batch, topk=args.topk, num_steps=args.num_steps, num_draft_tokens=args.num_draft_tokens or tree,
         feature_width=args.feature_width, num_tokens=max(32, int(1000 * args.seconds / cycle_ms * args.accept_length)),
-        burn=args.burn, early=early, seed=args.seed,
+        burn=args.burn, early=early, seed=args.seed, cores=_cores(args),
     )  # fmt: skip
+
+
+def _cores(args: argparse.Namespace) -> tuple[int, int] | None:
+    return cores_of_two() if args.core_placement == "auto" else None
 
 
 async def _measure(args: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX) as name:
         folder = Path(name)
         address = f"unix:{folder}/echo"
-        async with process("bench._wire_echo", address):
+        verify_core, draft_core = _cores(args) or (None, None)
+        async with process("bench._wire_echo", address, *([] if verify_core is None else [str(verify_core)])):
             sequential = await play(_setting(args, early=False), folder)
             down, up = (_mean(sequential.draft[kind]) for kind in ("round_bytes", "proposal_bytes"))
             pace = {"up": round(up), "down": round(down), "pause_ms": args.verify_ms + args.draft_ms}
             count = min(_ECHOES, max(20, len(sequential.draft["trips"])))
-            echo_ms = await round_trips_ms(address, count=count, **pace)
+            echo_ms = await round_trips_ms(address, count=count, core=draft_core, **pace)
             overlap = await play(_setting(args, early=True), folder)
-            echo_ms += await round_trips_ms(address, count=count, **pace)
+            echo_ms += await round_trips_ms(address, count=count, core=draft_core, **pace)
     echo, grpc_ms = _percentiles(echo_ms), _percentiles(_grpc_ms(sequential))
     round_trip_ms = echo["p50"] if args.round_trip_ms is None else args.round_trip_ms
     d_r = args.draft_ms + round_trip_ms

@@ -49,13 +49,15 @@ class PagePool:
         first = len(self._free) - count
         if first < 0:
             raise OutOfPages(count, len(self._free))
-        ids = self._free[first:][::-1].tolist()
+        ids = self._free[first:].tolist()
+        ids.reverse()
         del self._free[first:]
         if count > _FEW:
             self._marks[ids] = False
         else:
+            is_free = self._is_free
             for page in ids:
-                self._is_free[page] = False
+                is_free[page] = False
         return ids
 
     def free(self, pages: np.ndarray | list[int]) -> None:

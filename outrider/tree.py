@@ -35,6 +35,7 @@ class TokenTree:
     _above: list[int] | None = field(default=None, repr=False)
     _children: dict[int, dict[int, int]] | None = field(default=None, repr=False)
     _depth: int = field(default=-1, repr=False)
+    _is_chain: bool | None = field(default=None, repr=False)
 
     @classmethod
     def empty(cls) -> TokenTree:
@@ -55,7 +56,8 @@ class TokenTree:
             raise InvalidArgument(f"{len(tokens)} nodes; at most {max_nodes} are taken", field="tokens")
         check_token_ids(tokens, vocab_size=vocab_size, field="tokens")
         tree = cls(tokens, parents)
-        tree._children = _checked_links(tree.words, tree.above)
+        if not tree.is_chain:
+            tree._children = _checked_links(tree.words, tree.above)
         return tree
 
     def __len__(self) -> int:
@@ -77,6 +79,15 @@ class TokenTree:
             self._above = above = self.parents.tolist()
         return above
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each node hangs below the one before it, and they are few: much is known of such trees at once."""
+        is_chain = self._is_chain
+        if is_chain is None:
+            above = self.above
+            self._is_chain = is_chain = len(above) <= _LONG and above == _chain_above(len(above))
+        return is_chain
+
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` (-1: the root) that holds `token`."""
         siblings = self.links.get(node)
@@ -93,16 +104,20 @@ class TokenTree:
     @property
     def links(self) -> dict[int, dict[int, int]]:
         """Of each node that has children (-1: the root): they, by token."""
-        if self._children is None:
-            links: dict[int, dict[int, int]] = {}
-            for node, (token, parent) in enumerate(zip(self.words, self.above, strict=True)):
-                siblings = links.get(parent)
-                if siblings is None:
-                    links[parent] = {token: node}
-                else:
-                    siblings[token] = node
+        links = self._children
+        if links is None:
+            if self.is_chain:
+                links = {node - 1: {token: node} for node, token in enumerate(self.words)}
+            else:
+                links = {}
+                for node, (token, parent) in enumerate(zip(self.words, self.above, strict=True)):
+                    siblings = links.get(parent)
+                    if siblings is None:
+                        links[parent] = {token: node}
+                    else:
+                        siblings[token] = node
             self._children = links
-        return self._children
+        return links
 
     @property
     def depths(self) -> Ids:
@@ -112,27 +127,31 @@ class TokenTree:
     @property
     def row_depths(self) -> Ids:
         """int32 [n+1]: of the rows, the root's first."""
-        if self._row_depths is None:
-            depths = [0]
-            for parent in self.above:
-                depths.append(depths[parent + 1] + 1)
-            # Made once for all chains: no step waits for that.
-            is_chain = depths[-1] == len(self) <= _LONG
-            self._row_depths = _chain_depths(len(depths)) if is_chain else np.array(depths, np.int32)
-        return self._row_depths
+        found = self._row_depths
+        if found is None:
+            if self.is_chain:  # made once for all chains: no step waits for that
+                found = _chain_depths(len(self.above) + 1)
+            else:
+                depths = [0]
+                for parent in self.above:
+                    depths.append(depths[parent + 1] + 1)
+                found = np.array(depths, np.int32)
+            self._row_depths = found
+        return found
 
     @property
     def depth(self) -> int:
         """Of the deepest node; 0 without nodes."""
-        if self._depth < 0:
-            self._depth = max(self.row_depths.tolist())  # sooner than numpy begins
-        return self._depth
+        depth = self._depth
+        if depth < 0:  # plain numbers are sooner than numpy begins
+            self._depth = depth = len(self.above) if self.is_chain else max(self.row_depths.tolist())
+        return depth
 
     def ancestor_mask(self) -> NDArray[np.bool_]:
         """bool [n+1, n+1]: row r sees itself, its ancestors and the root (row 0)."""
         if self._mask is None:
-            size = len(self) + 1
-            if size > 1 and self.depth == size - 1 <= _LONG:
+            size = len(self.above) + 1
+            if self.is_chain:
                 self._mask = _chain_mask(size)
                 return self._mask
             rows = [bytearray(size)]
@@ -175,6 +194,8 @@ class TokenTree:
     def raised(self, scores: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """uint8 [n]: each node's score, at least its parent's."""
         raised, is_changed = scores.tolist(), False
+        if self.is_chain and raised == sorted(raised):
+            return scores
         for node, parent in enumerate(self.above):
             if parent != ROOT and raised[parent] > raised[node]:
                 raised[node], is_changed = raised[parent], True
@@ -192,6 +213,12 @@ class TokenTree:
         del new_index[root]
         kept = np.fromiter(new_index, np.int32, len(new_index))
         return TokenTree(self.tokens[kept], np.array(parents, np.int32)), kept
+
+
+@cache
+def _chain_above(size: int) -> list[int]:
+    """TokenTree.above of a chain of so many nodes, not to be written to."""
+    return list(range(-1, size - 1))
 
 
 @cache

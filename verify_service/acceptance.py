@@ -45,18 +45,20 @@ class Acceptance:
         self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_], depths: NDArray[np.integer] | None = None
     ) -> None:
         """Takes in what became of a tree's nodes; old ones fade."""
+        cells, hits = _cells(scores, depths), accepted.tolist()
+        self._count(cells, hits)
         if self._shared is not None:
-            self._shared.observe(scores, accepted, depths)
-        cells = _cells(scores, depths)
-        for cell, hit in zip(cells, accepted.tolist(), strict=True):
-            self._verified[cell] += 1.0
-            self._accepted[cell] += hit
-        for cell in set(cells):
-            if self._verified[cell] > self._window:
-                self._verified[cell] *= 0.5
-                self._accepted[cell] *= 0.5
-        if self._shared is not None:  # here, where no step waits for it
-            self._chances = self._rates_falling()
+            self._shared._count(cells, hits)
+            self._chances = self._rates_falling()  # here, where no step waits for it
+
+    def _count(self, cells: list[int], hits: list[bool]) -> None:
+        verified, accepted, window = self._verified, self._accepted, self._window
+        for cell, hit in zip(cells, hits, strict=True):
+            verified[cell] = count = verified[cell] + 1.0
+            accepted[cell] += hit
+            if count > window:
+                verified[cell] *= 0.5
+                accepted[cell] *= 0.5
 
     def _rates_falling(self) -> list[float]:
         rates = self._rates().reshape(_DEPTHS, _BINS)
@@ -71,8 +73,7 @@ class Acceptance:
 
 def _cells(scores: NDArray[np.uint8], depths: NDArray[np.integer] | None) -> list[int]:
     """Places in the tables."""
-    bins = [score >> 4 for score in scores.tolist()]
     if depths is None:
-        return bins
-    rows = [min(depth, _DEPTHS) - 1 for depth in depths.tolist()]
-    return [row * _BINS + bin for row, bin in zip(rows, bins, strict=True)]
+        return [score >> 4 for score in scores.tolist()]
+    both = zip(scores.tolist(), depths.tolist(), strict=True)
+    return [(min(depth, _DEPTHS) - 1) * _BINS + (score >> 4) for score, depth in both]

@@ -110,7 +110,8 @@ class Assignment:
         self.has_answered = self.has_answered or drafted
         if asked_ns is None:
             return
-        if not is_first:
-            self.drafter.replies.observe((now_ns - asked_ns) / 1e6)
-        self.drafter.totals.ages.observe((now_ns - asked_ns) / 1e9)
-        self.asked_ns = {length: ns for length, ns in self.asked_ns.items() if length > tree_len}
+        self.drafter.answers.append((now_ns - asked_ns, is_first))
+        if len(self.asked_ns) == 1:
+            self.asked_ns.clear()
+        else:
+            self.asked_ns = {length: ns for length, ns in self.asked_ns.items() if length > tree_len}

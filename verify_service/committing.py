@@ -14,10 +14,10 @@ from kernels.acceptance import Accepted
 from outrider.errors import Internal
 from outrider.tree import ROOT
 from outrider.v1 import common_pb2, verify_pb2
-from verify_service.drafters import Assignment, Drafters
+from verify_service.drafters import Assignment, Drafter, Drafters
 from verify_service.features import FeatureSender
 from verify_service.planner import Work
-from verify_service.proposals import Refusal
+from verify_service.proposals import Match, Refusal
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
 
@@ -106,7 +106,9 @@ class Committer:
             drafted = len(work.match.tree) if work.match is not None else 0
             for stats in (work.session.stats, self._stats, self._by_algorithm[algorithm or 0]):
                 stats.count(drafted=drafted, accepted=len(accepted), committed=committed)
-            self._count_prediction(work, accepted)
+            if work.match is not None and work.assignment is not None:
+                self._count_used(work.match, work.assignment.drafter, len(accepted))
+                self._count_prediction(work, accepted)
         self._uncounted.clear()
 
     def finish_resumed(self, sessions: list[Session]) -> None:
@@ -193,11 +195,6 @@ class Committer:
                 proposal_id=match.proposal.proposal_id, root_node=match.root_node, nodes_verified=len(match.tree)
             )
             credit.accepted_nodes.extend([int(match.nodes[node]) for node in accepted])
-            early = match.root_node != ROOT or match.proposal.is_early
-            assignment.drafter.totals.count_used(len(accepted), early=early)
-            assignment.drafter.counts["used"] += 1
-            assignment.drafter.counts["drafted_tokens"] += len(match.tree)
-            assignment.drafter.counts["accepted_tokens"] += len(accepted)
         if session.finish is None:
             if assignment.features_sent < base_len - 1:
                 self._features.send(assignment, base_len - 1)
@@ -223,6 +220,14 @@ class Committer:
         self._scheduler.remove(session)
         self._drafters.close(session, verify_pb2.CLOSE_REASON_FINISHED)
         self._drafters.forget(session)
+
+    @staticmethod
+    def _count_used(match: Match, drafter: Drafter, accepted: int) -> None:
+        early = match.root_node != ROOT or match.proposal.is_early
+        drafter.totals.count_used(accepted, early=early)
+        drafter.counts["used"] += 1
+        drafter.counts["drafted_tokens"] += len(match.tree)
+        drafter.counts["accepted_tokens"] += accepted
 
     def _count_prediction(self, work: Work, accepted: list[int]) -> None:
         match = work.match

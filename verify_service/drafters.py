@@ -51,6 +51,7 @@ class Drafter:
     assignments: dict[int, Assignment] = field(default_factory=dict)  # by session id
     record: DrafterRecord = field(default_factory=DrafterRecord)
     replies: ReplyTimes = field(default_factory=ReplyTimes)
+    answers: list[tuple[int, bool]] = field(default_factory=list)  # ns that each took, and whether it was a first one
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     totals: DraftTotals = field(default_factory=DraftTotals)  # its algorithm's, once it is enlisted
     mode: Mode = Mode.ENABLED
@@ -62,6 +63,14 @@ class Drafter:
     def stalled(self) -> bool:
         """Whether it is not waited for any more, until it answers again."""
         return self.missed_in_a_row >= MAX_MISSED_IN_A_ROW
+
+    def look_back(self) -> None:
+        """Takes in how long its answers took since the last call; no step waits for that."""
+        for took_ns, is_first in self.answers:
+            if not is_first:
+                self.replies.observe(took_ns / 1e6)
+            self.totals.ages.observe(took_ns / 1e9)
+        self.answers.clear()
 
     def find(self, session: int, generation: int) -> Assignment | None:
         """The assignment that a message from this drafter is about."""

@@ -15,7 +15,7 @@ from outrider.wire import Ids
 from verify_service.proposals import Match
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Judged:
     """A tree whose walk has ended. scores: uint8 [n]; path: the nodes that came true."""
 
@@ -63,14 +63,16 @@ class Hindsight:
         tree = self._tree
         if tree is None:
             return None
-        node = self._path[-1] if self._path else ROOT
+        links, path = tree.links, self._path
+        node = path[-1] if path else ROOT
         for token in committed[self._pos :].tolist():
-            child = tree.child(node, token)
+            siblings = links.get(node)
+            child = None if siblings is None else siblings.get(token)
             self._pos += 1
             if child is not None:
-                self._path.append(child)
+                path.append(child)
                 node = child
-            if child is None or not tree.has_children(child):
+            if child is None or child not in links:
                 self._tree = None
-                return Judged(tree, self._scores, self._path)
+                return Judged(tree, self._scores, path)
         return None

@@ -121,7 +121,12 @@ class Planner:
         return late
 
     def look_back(self) -> None:
-        """Tells brakes which nodes of earlier trees came true; no step waits for it."""
+        """Takes in what drafters took for their answers, and which nodes of earlier trees came true.
+
+        No step waits for it.
+        """
+        for drafter in self._drafters:
+            drafter.look_back()
         for session in self._scheduler.running:
             assignment = self._drafters.of(session)
             if assignment is not None:

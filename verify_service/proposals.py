@@ -44,8 +44,10 @@ class Proposal:
     scores: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     from_prediction: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
     draft_us: int = 0
+    tree_len: int = field(init=False)  # committed length at which its own root is the newest token
 
     def __post_init__(self) -> None:
+        self.tree_len = self.base_len + len(self.assumed)
         if len(self.scores) != len(self.tree):
             self.scores = np.zeros(len(self.tree), np.uint8)
 
@@ -53,11 +55,6 @@ class Proposal:
     def is_early(self) -> bool:
         """Whether it was made before its root was committed."""
         return len(self.assumed) > 0
-
-    @property
-    def tree_len(self) -> int:
-        """Committed length at which its own root is the newest token."""
-        return self.base_len + len(self.assumed)
 
 
 @dataclass(eq=False, slots=True)
@@ -110,25 +107,27 @@ class _Walk:
 
     def follow(self, committed: Ids, committed_len: int) -> _Standing:
         """Takes the walk on to `committed_len`; a stale walk stays stale."""
-        proposal = self.proposal
-        for token in committed[self.pos : committed_len].tolist() if self.pos < committed_len else ():
-            if self.standing is _Standing.STALE:
-                break
-            if self.pos < proposal.tree_len:
-                agrees = int(proposal.assumed[self.pos - proposal.base_len]) == token
-                self.standing = _Standing.PENDING if agrees else _Standing.STALE
+        if self.standing is _Standing.STALE:
+            return _Standing.STALE
+        proposal, node = self.proposal, self.node
+        tree_len, links = proposal.tree_len, proposal.tree.links
+        for pos, token in enumerate(committed[self.pos : committed_len].tolist(), self.pos):
+            if pos < tree_len:
+                child = node if proposal.assumed[pos - proposal.base_len] == token else None
             else:
-                child = proposal.tree.child(self.node, token)
-                self.standing = _Standing.STALE if child is None else _Standing.PENDING
-                self.node = ROOT if child is None else child
-            self.pos += 1
-        if self.standing is _Standing.STALE or self.pos < proposal.tree_len:
-            return self.standing
-        if not len(proposal.tree):
-            self.standing = _Standing.DECLINES
+                siblings = links.get(node)
+                child = None if siblings is None else siblings.get(token)
+            if child is None:
+                self.standing = _Standing.STALE
+                return _Standing.STALE
+            node = child
+        self.pos, self.node = committed_len, node
+        if committed_len < tree_len:
+            self.standing = _Standing.PENDING
+        elif node in links:
+            self.standing = _Standing.MATCHES
         else:
-            goes_on = proposal.tree.has_children(self.node)
-            self.standing = _Standing.MATCHES if goes_on else _Standing.STALE
+            self.standing = _Standing.STALE if links else _Standing.DECLINES
         return self.standing
 
 
@@ -185,7 +184,9 @@ class ProposalBook:
                 kept.append(walk)
             elif not walk.used and len(walk.proposal.tree):
                 stale.append(walk.proposal.proposal_id)
-        self._kept = sorted(kept, key=lambda walk: walk.proposal.proposal_id)
+        if len(kept) > 1:
+            kept.sort(key=lambda walk: walk.proposal.proposal_id)
+        self._kept = kept
         return stale
 
     def match(self) -> Match | None:

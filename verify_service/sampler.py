@@ -67,6 +67,9 @@ class SessionSampler:
         self._grammar = grammar
         self._penalised = not self._penalties.changes_nothing
         self._history = History(prompt.tolist() if self._penalised else [])
+        self._is_shaped = self._penalised or grammar is not None
+        # Whether `accept` looks at nothing but each row's highest logit.
+        self.takes_highest = self._filters.is_greedy and not self._is_shaped
         self.commit(resumed.tolist())
 
     def commit(self, tokens: list[int]) -> None:
@@ -141,11 +144,6 @@ class SessionSampler:
             for row, token in zip(rows, tokens, strict=True)
         ]
 
-    @property
-    def takes_highest(self) -> bool:
-        """Whether `accept` looks at nothing but each row's highest logit."""
-        return self._filters.is_greedy and not self._is_shaped
-
     def _shaped(self, logits: NDArray[np.float32], tree: TokenTree, row: int) -> NDArray[np.float32]:
         """The logits float32 [V] of a row after penalties and grammar along its own path."""
         if not self._is_shaped:
@@ -157,10 +155,6 @@ class SessionSampler:
         if self._grammar is not None:
             self._grammar.forbid(values, path)
         return values
-
-    @property
-    def _is_shaped(self) -> bool:
-        return self._penalised or self._grammar is not None
 
     def _uniform(self, position: int, lane: int) -> float:
         return uniform_one(self._seed, self._choice, position, lane)

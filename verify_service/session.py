@@ -153,6 +153,9 @@ class Session:
 
     def commit(self, tokens: list[int]) -> list[int]:
         """Appends tokens up to the first that ends the output; returns those taken and sets `finish`."""
+        if self.grammar is None and len(tokens) < self.remaining and self.stop_ids.isdisjoint(tokens):
+            self._append(tokens)
+            return tokens
         taken: list[int] = []
         for token in tokens:
             self.tokens[self.committed_len] = token
@@ -169,6 +172,14 @@ class Session:
             if self.finish is not None:
                 break
         return taken
+
+    def _append(self, tokens: list[int]) -> None:
+        """One by one: they are few, and numpy is slow to begin."""
+        buffer, end = self.tokens, self.committed_len
+        for token in tokens:
+            buffer[end] = token
+            end += 1
+        self.committed_len = end
 
     def timings_us(self) -> dict[str, int]:
         """Queue, prefill and decode time so far, for the wire's GenerateFinish."""

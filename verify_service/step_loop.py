@@ -143,7 +143,8 @@ class StepLoop:
         works = self._planner.plan(self._gatherer.left_out)
         self.counters.lap(PLAN)
         told = self._teller.tell(works)
-        self._gatherer.ran([work.session.session_id for work in works], len(late))
+        if len(works) > 1 or self._gatherer.left_out:  # one alone takes turns with nobody
+            self._gatherer.ran([work.session.session_id for work in works], len(late))
         if works and self._clerk is not None and (self._responses or self._later or len(works) >= _MANY):
             self._busy = self._clerk.submit(self.flush, works, BREATH_S if told else 0.0)
         else:

@@ -18,14 +18,14 @@ from verify_service.commands import Command, Inbox
 _RETRY_NS = 10_000_000  # after which the thread looks again whether the event loop still runs a step
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: each step makes some, and those take twice as long to make
 class Wait:
     """For commands, until so many monotonic nanoseconds (None: for ever; 0: those that are there)."""
 
     until_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: each step makes some, and those take twice as long to make
 class Settle:
     """Drafters were told: until that is on its way, or so many nanoseconds, nothing else is done.
 
@@ -36,7 +36,7 @@ class Settle:
     deadline_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)  # not frozen: each step makes some, and those take twice as long to make
 class Compute:
     """A forward pass is next, of so many milliseconds about; inf: it is not to be lent."""
 
@@ -94,27 +94,27 @@ class Turns:
             self._inbox.ring()
             return
         steps_left = 1
-        while self._is_due():
+        while is_due := self._is_due():
             if isinstance(self._pause, Compute):
                 if self._pause.ms > self._most_ms or not steps_left:
                     break
                 steps_left -= 1
             self._go_on()
-        self._hand_back()
+        self._hand_back(is_due=is_due)
 
     def settled(self) -> None:
         """What drafters were told is on its way."""
         if isinstance(self._pause, Settle) and self._take_turn():
             if isinstance(self._pause, Settle):
                 self._go_on()
-            self._hand_back()
+            self._hand_back(is_due=self._is_due())
 
     def _take_turn(self) -> bool:
         return self._most_ms > 0.0 and self._pause is not None and self._turn.acquire(blocking=False)
 
-    def _hand_back(self) -> None:
+    def _hand_back(self, *, is_due: bool) -> None:
         """Ends the event loop's turn; wakes the thread where it sleeps for longer than it may."""
-        pause, is_due = self._pause, self._is_due()
+        pause = self._pause
         until_ns = pause.deadline_ns if isinstance(pause, Settle) else None if pause is None else _until_ns(pause)
         too_long = until_ns is not None and until_ns < self._sleeps_until_ns
         self._turn.release()

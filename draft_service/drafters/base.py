@@ -63,7 +63,7 @@ class DraftRequest:
     num_nodes: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class AheadRequest:
     """Asks for trees below the likeliest outcomes of a step that is about to run.
 

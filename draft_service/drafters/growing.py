@@ -124,32 +124,35 @@ def _grow_chains(
     model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
     counts: list[int], least_reach: float, check: Check | None,
 ) -> list[Draft]:  # fmt: skip
-    lengths, each = [sequence.num_rows for sequence in sequences], slots.tolist()
     for sequence, own in zip(sequences, slots, strict=True):
         model.cache.slot_table[sequence.table_row, sequence.num_rows : sequence.num_rows + len(own)] = own
+    places = [
+        (sequence.table_row, sequence.num_rows - 1, own)
+        for sequence, own in zip(sequences, slots.tolist(), strict=True)
+    ]
     words = np.empty((len(sequences), num_steps), np.int32)
-    chances = np.empty((len(sequences), num_steps))
-    paths = np.ones(len(sequences))
+    paths = [1.0] * len(sequences)
+    chances: list[list[float]] = []
     steps: list[torch.Tensor] = []
-    num_run = 0
     for step in range(num_steps):
         if step:
-            if least_reach and paths.mean() < least_reach:
+            if least_reach and sum(paths) < least_reach * len(paths):
                 break
             if check is not None:
                 check()
             segments = [
-                Segment(sequence.table_row, length + step - 1, words[i, step - 1 : step], [own[step - 1]])
-                for i, (sequence, length, own) in enumerate(zip(sequences, lengths, each, strict=True))
+                Segment(table_row, last + step, words[i, step - 1 : step], own[step - 1 : step])
+                for i, (table_row, last, own) in enumerate(places)
             ]
             tips = model.run(segments, tips.states, 1)
         words[:, step] = on_host(tips.tokens)[:, 0]
-        paths *= np.fmax(on_host(tips.probabilities)[:, 0], 0.0)  # NaN counts as 0
-        chances[:, step] = paths
-        num_run += 1
+        likely = on_host(tips.probabilities)[:, 0].tolist()
+        paths = [path * (p if p > 0.0 else 0.0) for path, p in zip(paths, likely, strict=True)]  # NaN counts as 0
+        chances.append(paths)
         if tips.states is not None:
             steps.append(tips.states)
-    return joined_chain(words, chances, steps, Grown(1, num_run, num_run < num_steps), counts)
+    grown = Grown(1, len(chances), len(chances) < num_steps)
+    return joined_chain(words, np.array(list(zip(*chances, strict=True))), steps, grown, counts)
 
 
 def _grow_trees(

@@ -71,6 +71,7 @@ def make_work(seed: int) -> Work:
     (session,) = build_factory(toy_config(VOCAB, CONTEXT)).build(ask)
     if rng.random() < 0.3:
         session.sampler._grammar = EveryThird()  # type: ignore[assignment]
+        session.sampler._is_shaped, session.sampler.takes_highest = True, False
     if rng.random() < 0.3:
         return Work(session, range(rng.randrange(1, 7)), rng.random() < 0.5)
     session.kv_len = session.committed_len

@@ -251,18 +251,22 @@ def test_answers_are_timed_also_when_nobody_waits_any_more() -> None:
     everybody = drafters(drafter())
     assignment = everybody.assign(session())
     assert assignment is not None
-    replies = assignment.drafter.replies
+    served = assignment.drafter
+    replies = served.replies
     before_ms = replies.mean_ms
     for length in (3, 4, 5, 6):
         assignment.asked(length, now_ns=length * 1_000_000)
     assignment.answered(3, now_ns=9_000_000_000, drafted=True)  # the first one: the prompt was read for it
+    served.look_back()
     assert replies.mean_ms == before_ms
     assignment.answered(5, now_ns=45_000_000, drafted=True)
+    served.look_back()
     assert replies.mean_ms == pytest.approx(before_ms + (40.0 - before_ms) / 8)
     assert replies.bound_ms > 40.0
     after_ms = replies.mean_ms
     assignment.answered(5, now_ns=90_000_000, drafted=True)
     assignment.answered(4, now_ns=90_000_000, drafted=True)  # it went on to 5 since
+    served.look_back()
     assert replies.mean_ms == after_ms
     for length in range(7, 200):
         assignment.asked(length, now_ns=0)
