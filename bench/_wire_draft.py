@@ -193,7 +193,10 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
         drafting.placement = setting.placement(1)
         identity = Identity("scripted", host_id(), secrets.token_hex(8))
         stamps = Stamps()
-        worker = Worker([address], drafting, identity, max_sessions=max(setting.batch, 2), dial=stamps.dial)
+        worker = Worker(
+            [address], drafting, identity, max_sessions=max(setting.batch, 2), dial=stamps.dial,
+            busy_poll=setting.busy_poll,
+        )  # fmt: skip
         working = asyncio.create_task(worker.run())
         announce("ready")
         await stopping.wait()

@@ -46,6 +46,7 @@ class Setting:
     early: bool
     seed: int
     cores: tuple[int, int] | None = None
+    busy_poll: bool = False
 
     @property
     def max_len(self) -> int:

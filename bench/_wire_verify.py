@@ -62,6 +62,7 @@ class ScriptedRunner:
     dtype = torch.bfloat16
     model_path = Path("/nowhere/scripted")
     numerics_id = "scripted"
+    device = torch.device("cpu")
 
     def __init__(self, setting: Setting, num_slots: int) -> None:
         self.config = target_config(setting)
@@ -204,6 +205,7 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     args = VerifyArgs(
         listen=address, max_running_requests=max(setting.batch, 2), max_verify_nodes=max(setting.num_draft_tokens, 32),
         features=f"aux:{','.join(map(str, AUX_LAYERS))}" if setting.feature_width else "none",
+        busy_poll="on" if setting.busy_poll else "off",
     )  # fmt: skip
     runner = ScriptedRunner(setting, num_slots)
     costs = CostTable({1: setting.verify_ms, 512: setting.verify_ms})

@@ -6,8 +6,9 @@ Only the forward passes are stood in for: the target's takes --verify-ms a step,
 share of it for each of its --num-steps steps), both by sleeping, or with --burn by as much CPU time. They play a text
 cut into rounds of --accept-length tokens on average, and a guess at a bonus token is right with probability --hit-rate.
 Scheduler, pool, matching, acceptance, frames, features and the drafter's worker are the services' own, in two processes
-on the cores that `outrider serve` would give them, with the tree fixed by the request. --feature-width 0 drafts as a
-small language model would, without rows.
+on the cores that `outrider serve` would give them, with the tree fixed by the request. Networks that sleep stand for
+those of a device, so the services poll (--busy-poll) as they do beside one. --feature-width 0 drafts as a small
+language model would, without rows.
 
 Run twice, each time with processes of its own: one after the other, and with OUTRIDER_ENABLE_SPEC_V2. In the output:
 
@@ -44,6 +45,7 @@ from bench._wire_hops import rounds
 from bench._wire_picture import draw
 from bench._wire_run import WARM_SHARE, Played, load_average, play, process, rate
 from bench._wire_script import NUM_TOP, Setting
+from outrider.busy_poll import is_wanted
 from outrider.placement import cores_of_two
 
 LLAMA_8B_EAGLE3_WIDTH = 3 * 4096
@@ -76,6 +78,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--feature-width", type=int, default=LLAMA_8B_EAGLE3_WIDTH, help="of a row; 0: none")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each run, by the theory")
     parser.add_argument("--burn", action="store_true", help="burn CPU instead of sleeping")
+    parser.add_argument("--busy-poll", choices=("auto", "on", "off"), default="auto", help="as of the services")
     parser.add_argument("--core-placement", choices=("auto", "off"), default="auto", help="as of `outrider serve`")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="JSON file")
@@ -98,6 +101,7 @@ def _setting(args: argparse.Namespace, *, early: bool) -> Setting:
         batch=args.batch, topk=args.topk, num_steps=args.num_steps, num_draft_tokens=args.num_draft_tokens or tree,
         feature_width=args.feature_width, num_tokens=max(32, int(1000 * args.seconds / cycle_ms * args.accept_length)),
         burn=args.burn, early=early, seed=args.seed, cores=_cores(args),
+        busy_poll=is_wanted(args.busy_poll, on_device=not args.burn),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import uvloop
 
 from outrider import env, rpc, serving
 from outrider.args import DraftArgs
+from outrider.busy_poll import is_wanted
 from outrider.dialing import Dial, dialer_of
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
@@ -86,6 +87,7 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
     from draft_service.rehearsal import rehearse
     from draft_service.service import DraftServicer
     from draft_service.worker import Worker
+    from engine.runner import pick_device
 
     identity = Identity(f"{socket.gethostname()}:{os.getpid()}", host_id(), secrets.token_hex(16))
     tracing = tracing_of(args, "draft")
@@ -106,7 +108,11 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
             await rehearse(drafting)
         keep_steady()
         drafting.placement, drafting.tracing = Placement(args.core), tracing
-        worker = Worker(args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial)
+        on_device = not drafter.inline and pick_device(args.device).type != "cpu"
+        worker = Worker(
+            args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial,
+            busy_poll=is_wanted(args.busy_poll, on_device=on_device),
+        )  # fmt: skip
         strangers = Strangers()
         server = serving.create_server(args, strangers=strangers)
         draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(args, drafter, worker, identity), server)

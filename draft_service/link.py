@@ -18,6 +18,7 @@ from draft_service.framing import released
 from draft_service.news import News
 from draft_service.sessions import SessionTable
 from outrider import rpc
+from outrider.busy_poll import BusyPoll
 from outrider.dialing import Dial
 from outrider.errors import (
     BY_STATUS,
@@ -76,6 +77,7 @@ class VerifyLink:
     backoff: Backoff = field(default_factory=Backoff)
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     dial: Dial = rpc.create_channel
+    busy_poll: bool = False
     stats: LinkStats = field(default_factory=LinkStats)
     target: common_pb2.ModelInfo = field(default_factory=common_pb2.ModelInfo)  # of the stream that was enlisted last
     _table: SessionTable | None = None
@@ -193,13 +195,15 @@ class VerifyLink:
         log.info("enlisted", address=self.address, verify_boot_id=enlisted.boot_id)
         arrivals: Arrivals[Arrival] = Arrivals(ROUNDS_IN_FLIGHT)
         fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted, arrivals.put, self.dial)
-        reader = asyncio.create_task(_read(call, arrivals, fetcher, table.news))
+        poll = BusyPoll(asyncio.get_running_loop(), on=self.busy_poll)
+        reader = asyncio.create_task(_read(call, arrivals, fetcher, table.news, poll))
         try:
             while True:
                 rounds, lost, end = _sorted(await arrivals.take())
                 self.stats.rounds += len(rounds)
                 async for frame in self.drafting.frames(table, rounds, lost):
                     await self._send(call, frame)  # before all that can wait: so does verify
+                    poll.asked()
                     self.stats.proposals += len(frame.proposals.proposals)
                     self.drafting.counts.sent(frame.proposals.proposals)
                 if end is not None:
@@ -252,13 +256,16 @@ class _End:
 Arrival = verify_pb2.Round | Lost | _End
 
 
-async def _read(call: Call, arrivals: Arrivals[Arrival], fetcher: FeatureFetcher, news: News) -> None:
+async def _read(
+    call: Call, arrivals: Arrivals[Arrival], fetcher: FeatureFetcher, news: News, poll: BusyPoll
+) -> None:  # fmt: skip
     """Queues the stream's rounds, and then its end; has the rows fetched that a round announces."""
     end = _End(None)
     try:
         while (frame := await _next_frame(call)) is not None:
             if frame.WhichOneof("message") != "round":
                 raise Internal(f"a frame carries {frame.WhichOneof('message')}; after `enlisted` only rounds may come")
+            poll.came()
             news.note(frame.round)
             await arrivals.put(frame.round)
             await asyncio.sleep(0)  # who takes it goes first: asking gRPC for the next one takes a while

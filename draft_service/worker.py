@@ -41,7 +41,7 @@ class Worker:
     def __init__(
         self, addresses: Sequence[str], drafting: Drafting, identity: Identity, *, max_sessions: int,
         resolve: Resolve | None = None, sleep: Sleep = asyncio.sleep, backoff: Callable[[], Backoff] = Backoff,
-        dial: Dial = create_channel,
+        dial: Dial = create_channel, busy_poll: bool = False,
     ) -> None:  # fmt: skip
         for address in addresses:
             check_verify_address(address)
@@ -52,6 +52,7 @@ class Worker:
         self._resolve = resolve or resolve_address
         self._sleep = sleep
         self._dial = dial
+        self._busy_poll = busy_poll
         self._backoff = backoff
         self._enlisted: set[str] = set()
         self._running: dict[str, _Running] = {}
@@ -109,7 +110,7 @@ class Worker:
             if endpoint not in self._running and not self._draining:
                 link = VerifyLink(
                     endpoint, self._drafting, self._identity, self._max_sessions, self._enlisted,
-                    backoff=self._backoff(), sleep=self._sleep, dial=self._dial,
+                    backoff=self._backoff(), sleep=self._sleep, dial=self._dial, busy_poll=self._busy_poll,
                 )  # fmt: skip
                 self._running[endpoint] = _Running(link, asyncio.create_task(link.run(), name=f"link {endpoint}"))
         for endpoint, running in list(self._running.items()):

@@ -152,6 +152,7 @@ class FakeRunner:
     dtype: torch.dtype = torch.float32
     model_path: Path = Path("/models/toy")
     numerics_id: str = "toy"
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
     config: ModelConfig = field(init=False)
     slot_table: NDArray[np.int32] = field(init=False)
 

@@ -28,6 +28,7 @@ from engine.threads import share_cores
 from outrider import rpc, serving
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
+from outrider.busy_poll import is_wanted
 from outrider.cost_table import CostTable
 from outrider.errors import StartupError, Unavailable
 from outrider.metrics_http import serve_metrics
@@ -282,7 +283,10 @@ def build_servicer(
     target = Target(new_boot_id(), model, features, runner.dtype.itemsize, sizes.context_length)
     bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes)
     compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
-    servicer = VerifyServicer(args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox, tracing)
+    servicer = VerifyServicer(
+        args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox, tracing,
+        busy_poll=is_wanted(args.busy_poll, on_device=runner.device.type != "cpu"),
+    )  # fmt: skip
     servicer.totals.grammars = compiler.totals
     return servicer
 

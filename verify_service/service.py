@@ -46,8 +46,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         engine: StepLoop,
         inbox: Inbox,
         tracing: Tracing | None = None,
+        *,
+        busy_poll: bool = False,
     ) -> None:
         self._args = args
+        self._busy_poll = busy_poll
         self._config = config
         self._target = target
         self._engine = engine
@@ -110,8 +113,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """One drafter, until its stream ends or it breaks a rule. No generator: each frame would pass through three."""
         self._admit_drafter()
         stream = DrafterStream(
-            self._args, self._target, self._inbox, self._engine.turns, self._feature_calls, self._admit_drafter
-        )
+            self._args, self._target, self._inbox, self._engine.turns, self._feature_calls, self._admit_drafter,
+            busy_poll=self._busy_poll,
+        )  # fmt: skip
         self._streams.add(stream)
         try:
             await stream.run(request_iterator, context.write)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from outrider.args import VerifyArgs
+from outrider.busy_poll import BusyPoll
 from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from outrider.row_ring import HEADER_BYTES, RowRing, host_id
 from outrider.telemetry import get_logger
@@ -75,7 +76,7 @@ class DrafterStream:
 
     def __init__(
         self, args: VerifyArgs, target: Target, inbox: Inbox, turns: Turns, feature_calls: FeatureCalls,
-        admit: Callable[[], object],
+        admit: Callable[[], object], *, busy_poll: bool = False,
     ) -> None:  # fmt: skip
         """admit: raises where no more drafters may be enlisted."""
         self._args = args
@@ -86,6 +87,7 @@ class DrafterStream:
         self._fresh_frames = FRESH_FRAMES  # since one of proposals that assume tokens
         self._feature_calls = feature_calls
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._poll = BusyPoll(self._loop, on=busy_poll)
         self._ready = asyncio.Event()
         self._credits = _Credits(self._loop)
         self._ended_because: str | None = None  # words: an error would hold on to the frames that it was raised in
@@ -111,6 +113,8 @@ class DrafterStream:
                 frame = verify_pb2.SpeculateResponse()
                 while self._ended_because is None and drafter.outbox.take(frame.round):
                     await write(frame)
+                    if frame.round.verdicts:
+                        self._poll.asked()
                     frame = verify_pb2.SpeculateResponse()
                 self._turns.settled()
                 if self._ended_because is not None:
@@ -216,6 +220,7 @@ class DrafterStream:
 
     async def _read(self, requests: AsyncIterator[verify_pb2.SpeculateRequest], drafter: Drafter) -> None:
         async for frame in requests:
+            self._poll.came()
             await self._credits.acquire(held_bytes(frame))
             if self._ended_because is not None:
                 return

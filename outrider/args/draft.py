@@ -42,6 +42,11 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
         "to others. "
         "Default: none; `serve --core-placement auto` chooses.",
     )  # fmt: skip
+    busy_poll: Literal["auto", "on", "off"] = arg(
+        "auto", "model",
+        "Look without sleeping for frames that are about to come, which spares each round the time of waking up. "
+        "auto: where the model runs on a device.",
+    )  # fmt: skip
     disable_cuda_graph: bool = arg(False, "model", "Launch each step's kernels one by one.")
     cuda_graph_max_bs: int | None = arg(
         None, "model", "Most sessions of a step replayed from a CUDA graph. Default: --max-sessions, at most 64."

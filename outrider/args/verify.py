@@ -54,6 +54,11 @@ class VerifyArgs(ObservingArgs, ServingArgs):
         "helpers to others. "
         "Default: none; `serve --core-placement auto` chooses.",
     )  # fmt: skip
+    busy_poll: Literal["auto", "on", "off"] = arg(
+        "auto", "model",
+        "Look without sleeping for frames that are about to come, which spares each round the time of waking up. "
+        "auto: where the model runs on a device.",
+    )  # fmt: skip
     max_total_tokens: int | None = arg(
         None, "memory and scheduling", "Tokens that the KV pool holds. Default: as memory allows."
     )

@@ -1,0 +1,95 @@
+"""Staying awake for a frame that is about to come.
+
+A core that sleeps needs tens of microseconds to wake up, more under a hypervisor, and each round waits for one at
+either end. Where a network runs on a device, the cores beside it have nothing else to do: the event loop looks for the
+frame without sleeping from shortly before it is due until it is there, and gives way to all other threads meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+Choice = Literal["auto", "on", "off"]
+
+_LEAD_MS = 1.0  # before a frame is due; timers are no finer
+_MOST_MS = 2.0  # after it was due
+_ALPHA = 0.1
+_MOST_MISSED = 4  # frames in a row that did not come while they were looked for; then none is, until one comes
+
+
+class Timers(Protocol):
+    """What it needs of an event loop."""
+
+    def call_soon(self, callback: Callable[[], object], /) -> object:
+        """Once, after what else is due."""
+        ...
+
+    def call_later(self, delay: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
+        """In so many seconds."""
+        ...
+
+
+def is_wanted(choice: Choice, *, on_device: bool) -> bool:
+    """Whether to poll; auto: where the network does not need the cores itself."""
+    return choice == "on" or (choice == "auto" and on_device)
+
+
+class BusyPoll:
+    """Of one stream; owned by its event loop. on: else it does nothing. clock: monotonic ns."""
+
+    def __init__(
+        self, loop: Timers, *, on: bool, clock: Callable[[], int] = time.monotonic_ns,
+        give_way: Callable[[], object] = os.sched_yield,
+    ) -> None:  # fmt: skip
+        self._loop = loop
+        self._on = on
+        self._clock = clock
+        self._give_way = give_way
+        self._mean_ms = -1.0  # from asking to the answer; below 0: not known
+        self._asked_ns = -1  # below 0: nothing is awaited
+        self._until_ns = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_polling = False
+        self._missed = 0
+
+    def asked(self) -> None:
+        """Something was sent that a frame will answer."""
+        if not self._on:
+            return
+        self._asked_ns = self._clock()
+        if self._mean_ms < 0 or self._missed >= _MOST_MISSED:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._until_ns = self._asked_ns + int((self._mean_ms + _MOST_MS) * 1e6)
+        self._timer = self._loop.call_later(max(0.0, self._mean_ms - _LEAD_MS) / 1000, self._begin)
+
+    def came(self) -> None:
+        """A frame has come."""
+        if self._asked_ns < 0:
+            return
+        took_ms = (self._clock() - self._asked_ns) / 1e6
+        self._asked_ns, self._missed = -1, 0
+        known_ms = took_ms if self._mean_ms < 0 else self._mean_ms
+        self._mean_ms = known_ms + _ALPHA * (min(took_ms, 2 * known_ms) - known_ms)
+
+    def _begin(self) -> None:
+        self._timer = None
+        if not self._is_polling and self._asked_ns >= 0:
+            self._is_polling = True
+            self._look()
+
+    def _look(self) -> None:
+        """The loop looks for frames each time that it comes round to this."""
+        if self._asked_ns < 0:
+            self._is_polling = False
+        elif self._clock() > self._until_ns:
+            self._is_polling = False
+            self._missed += 1
+        else:
+            self._give_way()  # to the threads that bring it: without this they wait out a time slice
+            self._loop.call_soon(self._look)
