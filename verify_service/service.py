@@ -24,7 +24,6 @@ from verify_service.calls import Calls
 from verify_service.commands import FlushCache, Inbox
 from verify_service.counting import CallTotals
 from verify_service.feature_calls import FeatureCalls
-from verify_service.pacing import CallResponses, Pacer
 from verify_service.requests import SessionFactory
 from verify_service.speculate import DrafterStream
 from verify_service.step_loop import Responses, StepLoop
@@ -60,7 +59,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._streams: set[DrafterStream] = set()
         self._call_streams: set[CallStream] = set()
         self._feature_calls = FeatureCalls(target, inbox)
-        self._pacer = Pacer()
         self.totals = CallTotals()
         most = args.max_running_requests + args.max_queued_requests
         self.calls = Calls(factory, inbox, target, self.totals, tracing, max_untaken=most)
@@ -83,10 +81,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request: verify_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[verify_pb2.GenerateResponse]:
         """Streams tokens as they are committed; leaving it in any way frees what its sessions hold."""
-        responses = CallResponses(self._pacer)
-        call = await self.calls.begin(request, context.invocation_metadata(), responses.put)
+        # Bounded by what the sessions may generate, since they say nothing else.
+        responses: asyncio.Queue[verify_pb2.GenerateResponse | Exception] = asyncio.Queue()
+        call = await self.calls.begin(request, context.invocation_metadata(), responses.put_nowait)
         try:
-            while call.running or responses:
+            while call.running or not responses.empty():
                 response = await responses.get()
                 if isinstance(response, Exception):
                     self.calls.give_up(call, "error")
