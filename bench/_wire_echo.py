@@ -8,13 +8,11 @@ Serves until SIGTERM, on one core where it is named.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -22,6 +20,7 @@ import grpc.aio
 import uvloop
 
 from outrider import rpc  # noqa: F401  settings of gRPC that hold for the process
+from outrider.placement import keep_to, tasks
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce
 from outrider.wire import MAX_MESSAGE_BYTES
@@ -62,38 +61,22 @@ async def round_trips_ms(
     A process that has slept for some milliseconds answers later than one that is asked all the time. core: for this
     process, meanwhile.
     """
-    with _kept_to(core):
-        return await _round_trips_ms(address, up=up, down=down, count=count, pause_ms=pause_ms)
-
-
-@contextlib.contextmanager
-def _kept_to(core: int | None) -> Iterator[None]:
-    if core is None:
-        yield
-        return
-    before = {int(task.name): os.sched_getaffinity(int(task.name)) for task in Path("/proc/self/task").iterdir()}
-    for task in before:
-        os.sched_setaffinity(task, {core})
-    try:
-        yield
-    finally:
-        for task, cores in before.items():
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(task, cores)
-
-
-async def _round_trips_ms(address: str, *, up: int, down: int, count: int, pause_ms: float) -> list[float]:
     request = down.to_bytes(_SIZE_BYTES, "little") + bytes(max(0, up - _SIZE_BYTES))
     times: list[float] = []
     async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
         stream: Any = channel.stream_stream(_METHOD, request_serializer=None, response_deserializer=None)
         call = stream()
+        allowed = None if core is None else os.sched_getaffinity(0)
+        if core is not None:
+            keep_to(tasks(), {core})
         for _ in range(count):
             await asyncio.sleep(pause_ms / 1000)
             start_ns = time.monotonic_ns()
             await call.write(request)
             await call.read()
             times.append((time.monotonic_ns() - start_ns) / 1e6)
+        if allowed is not None:
+            keep_to(tasks(), allowed)
         await call.done_writing()
     return times
 

@@ -39,7 +39,7 @@ class Changes:
     releases: list[verify_pb2.Release] = field(default_factory=list)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class InVerification:
     """A tree that the step now starting verifies, and the path probabilities of its nodes, float64 [n].
 

@@ -63,7 +63,7 @@ class Placement:
             self._rounds = 0
         if self._is_placed and not self._rounds:
             self._is_placed = False
-            _set(_tasks(), self._allowed)
+            keep_to(tasks(), self._allowed)
         elif not self._is_placed and self._rounds > _SETTLED:
             self._place()
 
@@ -71,10 +71,10 @@ class Placement:
         core = self._core
         assert core is not None
         others = sorted(self._allowed - {core}, key=lambda other: abs(other - core)) or [core]
-        helpers = [task for task in _tasks() if _name(task).startswith(HELPER_PREFIX)]
+        helpers = [task for task in tasks() if _name(task).startswith(HELPER_PREFIX)]
         for index, helper in enumerate(helpers):
-            _set([helper], {others[index % len(others)]})
-        _set(set(_tasks()) - set(helpers) - self._roaming, {core})
+            keep_to([helper], {others[index % len(others)]})
+        keep_to(set(tasks()) - set(helpers) - self._roaming, {core})
         self._is_placed = True
 
 
@@ -82,7 +82,7 @@ def _allowed() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
-def _tasks() -> list[int]:
+def tasks() -> list[int]:
     """Ids of this process's threads, oldest first."""
     return sorted(int(task.name) for task in Path("/proc/self/task").iterdir())
 
@@ -93,7 +93,8 @@ def _name(task: int) -> str:
     return ""
 
 
-def _set(tasks: Iterable[int], cores: set[int]) -> None:
-    for task in tasks:
+def keep_to(threads: Iterable[int], cores: set[int]) -> None:
+    """Has these threads run on these cores from now on."""
+    for task in threads:
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.sched_setaffinity(task, cores)

@@ -54,7 +54,7 @@ class Arrived:
     proposal: Proposal | InvalidArgument
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class ProposalsArrived:
     """A frame of proposals. read: the last row of the drafter's ring that it has read, where it says so."""
 

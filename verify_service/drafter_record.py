@@ -15,10 +15,10 @@ _NEW_PATIENCE = 6.0  # the same of one of which little is known, for one session
 PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
 TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
 _SLOW_ROUNDS = 16  # of a drafter's, the first: both processes' code is new to them, and tells nothing of later ones
-# Of a drafter's nodes, how many come true in each tree where it may be of use, and how many more there might have been
-# with better luck. Six trees in a row of which nothing came true are too few; a good drafter has them now and then, and
-# is found out by its next probes.
-_LEAST_TRUE, _LUCK = 0.2, 1.2
+# Nodes that come true of each tree of a drafter that may be of use, and how many more it might have had with better
+# luck: it is no good if even so there are too few, as after six trees of which nothing came true. A good drafter has
+# such six now and then, and is found out by its next probes.
+_LEAST_TRUE, _LUCK = 0.2, 1.1
 _TREES = 64.0  # after which old ones fade
 _LOSS = 0.05  # of a round's step that a drafter must cost for a lone session to begin in silence
 _MANY_ROUNDS = 192  # of a drafter's, from which its worth is known within a tenth of a step

@@ -66,11 +66,11 @@ class Drafter:
 
     def look_back(self) -> None:
         """Takes in how long its answers took since the last call; no step waits for that."""
-        for took_ns, is_first in self.answers:
+        answers, self.answers = self.answers, []
+        for took_ns, is_first in answers:
             if not is_first:
                 self.replies.observe(took_ns / 1e6)
             self.totals.ages.observe(took_ns / 1e9)
-        self.answers.clear()
 
     def find(self, session: int, generation: int) -> Assignment | None:
         """The assignment that a message from this drafter is about."""

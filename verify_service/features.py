@@ -41,10 +41,6 @@ def feature_layout(spec: FeatureSpec, plane: torch.Tensor | None) -> common_pb2.
     return layout
 
 
-_Wanted = tuple[common_pb2.FeatureRows, int, list[int]]
-"""A message to fill, its rows' first position, and their slots."""
-
-
 class FeatureSender:
     """Rows of a runner's feature plane [num_slots, width] for drafters; where it keeps none, nothing is sent."""
 
@@ -89,19 +85,17 @@ class FeatureSender:
         """Puts the rows of what verdicts commit in them: one a token, from that of the token before the first on."""
         if self._plane is None:
             return
-        by_drafter: dict[int, tuple[RowRing | None, list[_Wanted]]] = {}
+        by_drafter: dict[int, list[tuple[Assignment, verify_pb2.Verdict]]] = {}
         for assignment, verdict in verdicts:
-            drafter = assignment.drafter
-            if drafter.needs_features:
+            if assignment.drafter.needs_features:
+                by_drafter.setdefault(id(assignment.drafter), []).append((assignment, verdict))
+        for own in by_drafter.values():
+            wanted: list[tuple[common_pb2.FeatureRows, int, list[int]]] = []
+            for assignment, verdict in own:
                 first = verdict.base_len - 1
                 end = assignment.features_sent = first + len(verdict.tokens)
-                wanted = verdict.features, first, self._slots(assignment, first, end)
-                if len(verdicts) == 1:
-                    self._put(*wanted, drafter.ring)
-                else:
-                    by_drafter.setdefault(id(drafter), (drafter.ring, []))[1].append(wanted)
-        for ring, own in by_drafter.values():
-            self._put_many(own, ring)
+                wanted.append((verdict.features, first, self._slots(assignment, first, end)))
+            self._put_many(wanted, own[0][0].drafter.ring)
 
     def _slots(self, assignment: Assignment, first: int, end: int) -> list[int]:
         return self._slot_table[assignment.session.table_row, first:end].tolist()
@@ -119,7 +113,9 @@ class FeatureSender:
         else:
             self._fill(features.rows, slots)  # in place: a message that is copied takes as long as its rows once more
 
-    def _put_many(self, wanted: Sequence[_Wanted], ring: RowRing | None) -> None:
+    def _put_many(
+        self, wanted: Sequence[tuple[common_pb2.FeatureRows, int, list[int]]], ring: RowRing | None
+    ) -> None:  # fmt: skip
         """Fills each message with the rows of (first_pos, slots), as _put; in the ring all are written in one go."""
         number = None
         if ring is not None and len(wanted) > 1:

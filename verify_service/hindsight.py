@@ -15,7 +15,7 @@ from outrider.wire import Ids
 from verify_service.proposals import Match
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class Judged:
     """A tree whose walk has ended. scores: uint8 [n]; path: the nodes that came true."""
 
@@ -63,16 +63,14 @@ class Hindsight:
         tree = self._tree
         if tree is None:
             return None
-        links, path = tree.links, self._path
-        node = path[-1] if path else ROOT
+        node = self._path[-1] if self._path else ROOT
         for token in committed[self._pos :].tolist():
-            siblings = links.get(node)
-            child = None if siblings is None else siblings.get(token)
+            child = tree.child(node, token)
             self._pos += 1
             if child is not None:
-                path.append(child)
+                self._path.append(child)
                 node = child
-            if child is None or child not in links:
+            if child is None or not tree.has_children(child):
                 self._tree = None
-                return Judged(tree, self._scores, path)
+                return Judged(tree, self._scores, self._path)
         return None

@@ -18,14 +18,14 @@ from verify_service.commands import Command, Inbox
 _RETRY_NS = 10_000_000  # after which the thread looks again whether the event loop still runs a step
 
 
-@dataclass(eq=False, slots=True)  # not frozen: each step makes some, and those take twice as long to make
+@dataclass(frozen=True, slots=True)
 class Wait:
     """For commands, until so many monotonic nanoseconds (None: for ever; 0: those that are there)."""
 
     until_ns: int | None
 
 
-@dataclass(eq=False, slots=True)  # not frozen: each step makes some, and those take twice as long to make
+@dataclass(frozen=True, slots=True)
 class Settle:
     """Drafters were told: until that is on its way, or so many nanoseconds, nothing else is done.
 
@@ -36,7 +36,7 @@ class Settle:
     deadline_ns: int
 
 
-@dataclass(eq=False, slots=True)  # not frozen: each step makes some, and those take twice as long to make
+@dataclass(frozen=True, slots=True)
 class Compute:
     """A forward pass is next, of so many milliseconds about; inf: it is not to be lent."""
 

@@ -63,7 +63,7 @@ class DraftRequest:
     num_nodes: int
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class AheadRequest:
     """Asks for trees below the likeliest outcomes of a step that is about to run.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -60,54 +59,27 @@ class TreeStates:
     """What a head gives out of B trees' rows, in one tensor: the roots' states, then each step's, tree by tree."""
 
     def __init__(self, roots: torch.Tensor, num_steps: int, topk: int) -> None:
-        self._batch, self._topk = len(roots), topk
-        sizes = [self._batch] + [self._batch * topk] * (num_steps - 1)
-        self._firsts = [0, *accumulate(sizes)]  # row of each step's first
-        self.states = roots.new_empty((self._firsts[-1], roots.shape[1]))
-        self.states[: self._batch] = roots
-
-    def add(self, states: torch.Tensor, step: int) -> None:
-        """Takes in what the newest entries gave."""
-        self.states[self._firsts[step] : self._firsts[step + 1]] = states
-
-    def _width(self, step: int) -> int:
-        """Entries of a tree that `step`'s hang below: the root, or K."""
-        return 1 if step == 1 else self._topk
-
-
-class DeviceTreeStates(TreeStates):
-    """Of trees whose parents only the device knows."""
-
-    def __init__(self, roots: torch.Tensor, num_steps: int, topk: int) -> None:
-        super().__init__(roots, num_steps, topk)
-        self._each = torch.arange(self._batch, device=roots.device)[:, None]
-        self._above = self._each.new_empty((self._batch, topk * (num_steps - 1)))  # of each entry, its parent's row
+        batch, self._topk = len(roots), topk
+        self._sizes = [batch] + [batch * topk] * (num_steps - 1)
+        self.states = roots.new_empty((sum(self._sizes), roots.shape[1]))
+        self.states[:batch] = roots
+        self._each = torch.arange(batch, device=roots.device)[:, None]
+        self._above = self._each.new_empty((batch, topk * (num_steps - 1)))  # of each entry, its parent's row
 
     def above(self, parents: torch.Tensor, step: int) -> torch.Tensor:
         """[B * step * K, hidden]: what all entries up to `step`'s go on from.
 
         parents: int64 [B, K], which of the K entries of the step before each of `step`'s hangs below.
         """
-        end = step * self._topk
-        rows = parents.to(self._each.device) + self._width(step) * self._each + self._firsts[step - 1]
+        end, width = step * self._topk, 1 if step == 1 else self._topk
+        rows = parents.to(self._each.device) + width * self._each + sum(self._sizes[: step - 1])
         self._above[:, end - self._topk : end] = rows
         return self.states.index_select(0, self._above[:, :end].reshape(-1))
 
-
-class HostTreeStates(TreeStates):
-    """Of trees whose parents lie on the host: numpy's operations take less there than torch's."""
-
-    def __init__(self, roots: torch.Tensor, num_steps: int, topk: int) -> None:
-        super().__init__(roots, num_steps, topk)
-        self._each = np.arange(self._batch)[:, None]
-        self._above = np.empty((self._batch, topk * (num_steps - 1)), np.int64)
-
-    def above(self, parents: NDArray[np.int64], step: int) -> torch.Tensor:
-        """See DeviceTreeStates."""
-        end = step * self._topk
-        self._above[:, end - self._topk : end] = parents + (self._width(step) * self._each + self._firsts[step - 1])
-        rows = torch.from_numpy(self._above[:, :end].reshape(-1))
-        return self.states.index_select(0, rows.to(self.states.device))
+    def add(self, states: torch.Tensor, step: int) -> None:
+        """Takes in what the newest entries gave."""
+        first = sum(self._sizes[:step])
+        self.states[first : first + self._sizes[step]] = states
 
 
 def joined_chain(

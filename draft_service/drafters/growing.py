@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
-from draft_service.drafters.carrying import Carried, HostTreeStates, joined_chain
+from draft_service.drafters.carrying import Carried, TreeStates, joined_chain
 from draft_service.drafters.expansion import Growth, choose, expand
 from draft_service.drafters.features import joined
 from draft_service.drafters.growing_device import grow_chains, grow_trees
@@ -163,7 +163,7 @@ def _grow_trees(
     growth = Growth.empty(batch, num_steps, topk)
     depths = np.repeat(np.arange(num_steps - 1, dtype=np.int32), topk)
     _expand(growth, 0, topk, tips, batch)
-    states = None if tips.states is None else HostTreeStates(tips.states, num_steps, topk)
+    states = None if tips.states is None else TreeStates(tips.states, num_steps, topk)
     for step in range(1, num_steps):
         end = step * topk
         if least_reach and growth.reach(end - topk, end) < least_reach:
@@ -177,7 +177,7 @@ def _grow_trees(
             )
         ]
         parents = growth.entry_parents[:, end - topk : end]
-        above = None if states is None else states.above(parents, step)
+        above = None if states is None else states.above(torch.from_numpy(parents), step)
         found = model.run(segments, above, topk)
         _expand(growth, step, topk, found, batch)
         if states is not None and found.states is not None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
-from draft_service.drafters.carrying import Carried, DeviceTreeStates, joined_chain
+from draft_service.drafters.carrying import Carried, TreeStates, joined_chain
 from draft_service.drafters.expansion import Chosen, Growth, choose
 from draft_service.drafters.kv import Sequence
 from draft_service.session import Grown
@@ -65,7 +65,7 @@ def grow_trees(
     """Trees of num_steps steps below each sequence; slots [B, topk * (num_steps - 1)]."""
     batch = len(sequences)
     rows = _Rows(batch, num_steps, topk, tips.tokens.device)
-    states = None if tips.states is None else DeviceTreeStates(tips.states, num_steps, topk)
+    states = None if tips.states is None else TreeStates(tips.states, num_steps, topk)
     depths = np.repeat(np.arange(num_steps - 1, dtype=np.int32), topk)
     newest = expand_root(tips.probabilities[:, :topk], tips.tokens[:, :topk])
     expansions = [newest]

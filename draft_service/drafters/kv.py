@@ -35,12 +35,11 @@ class DraftCache:
         """Most rows of a sequence."""
         self._pages = PagePool(num_slots)
         self._free_rows = list(range(len(slot_table) - 1, -1, -1))
-        self._spare: list[int] = []  # free too: the scratch slots of the last tree, for the next of its size
 
     @property
     def num_free(self) -> int:
         """Slots that may be taken now."""
-        return self._pages.num_free + len(self._spare)
+        return self._pages.num_free
 
     def open(self) -> Sequence:
         """A sequence without rows. NoRoom when the table is full."""
@@ -53,7 +52,7 @@ class DraftCache:
         end = sequence.num_rows + count
         if end > self.max_len:
             raise NoRoom(f"{end} rows; the draft model's context has {self.max_len}")
-        slots = self._take(count)
+        slots = self.scratch(count)
         self.slot_table[sequence.table_row, sequence.num_rows : end] = slots
         sequence.num_rows = end
         return slots
@@ -92,23 +91,14 @@ class DraftCache:
 
     def scratch(self, count: int) -> list[int]:
         """Slots that belong to no sequence, for `release`. NoRoom when there are too few."""
-        if count == len(self._spare):
-            slots, self._spare = self._spare, []
-            return slots
-        return self._take(count)
-
-    def release(self, slots: list[int]) -> None:
-        """Takes scratch slots back."""
-        self._pages.free(self._spare)
-        self._spare = slots
-
-    def _take(self, count: int) -> list[int]:
-        if count > self._pages.num_free:
-            self.release([])
         try:
             return self._pages.take(count)
         except OutOfPages as error:
             raise NoRoom(f"the drafter's pool: {error}") from error
+
+    def release(self, slots: list[int]) -> None:
+        """Takes scratch slots back."""
+        self._pages.free(slots)
 
     def check(self, sequences: list[Sequence]) -> None:
         """RuntimeError unless these sequences hold exactly what is not free, each slot and table row once."""

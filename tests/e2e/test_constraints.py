@@ -54,7 +54,7 @@ def test_json_schema_through_the_openai_client(stack: Stack, temperature: float)
     assert 0 <= person["age"] <= 150
     assert set(person["tags"]) <= {"red", "green", "blue"}
     assert [ask(speculate=True) for _ in range(2)] == [plain, plain]
-    assert temperature or sum(accepted) > 5  # drafts go on inside a grammar
+    assert temperature or accepted[-1] > 5  # drafts go on inside a grammar
 
 
 @pytest.mark.slow

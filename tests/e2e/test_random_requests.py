@@ -93,10 +93,11 @@ def test_random_requests_get_the_answers_of_plain_decoding(flags: tuple[str, ...
     words = ("--speculative-algorithm=EAGLE3", "--context-length=1024", "--max-total-tokens=4096", *flags)
     with serve(*words, "--disable-speculation-brake") as stack:
         found = asyncio.run(_answers(stack.url))
+        (state,) = stack.http.get("/get_server_info").json()["internal_states"]
     for number, (plain, *others) in found.items():
         for other in others:
             assert other == plain, request(number)
-    assert len(found) == NUM_REQUESTS
+    assert state["spec_num_correct_drafts"] > 20  # drafts really carried the answers
 
 
 def _turn(text: str) -> dict[str, str]:

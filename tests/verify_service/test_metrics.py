@@ -33,7 +33,8 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
 
 @pytest.mark.asyncio
 async def test_the_numbers_are_those_of_what_was_done(serve: Serve) -> None:
-    service = await serve(MODEL, max_draft_wait_ms=10_000.0)
+    # Without the brake: of a tree that it trims the rest may be used again.
+    service = await serve(MODEL, max_draft_wait_ms=10_000.0, disable_speculation_brake=True)
     drafter = await service.patient_draft(perfect(Truth([TEXT]), 3))
     tokens = tokens_of(await service.generate(request(PROMPT, GREEDY)))
     assert len(tokens) == 24
@@ -63,8 +64,7 @@ async def test_the_numbers_are_those_of_what_was_done(serve: Serve) -> None:
     assert sum(overlap) == used  # a hit where a plain step went ahead and its token is in the tree
     of_both = samples(registry, "outrider_overlap_accepted_tokens_total")
     assert sum(sample.value for sample in of_both) == stats.accepted_tokens
-    # A tree that was trimmed may be used twice.
-    assert value(registry, "outrider_proposal_age_seconds_count", algorithm="NGRAM") > 0
+    assert value(registry, "outrider_proposal_age_seconds_count", algorithm="NGRAM") >= used
     assert value(registry, "outrider_proposed_tokens_total", algorithm="NGRAM") >= stats.draft_tokens
     phases = {s.labels["phase"]: s.value for s in samples(registry, "outrider_step_phase_seconds_total")}
     assert phases.keys() == {"idle", "plan", "wait", "tell", "forward", "commit"}
