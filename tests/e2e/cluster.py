@@ -62,9 +62,11 @@ class Replica:
         """One of its numbers; the flags must say --metrics-port=0."""
         assert self.process is not None
         url = (await asyncio.to_thread(self.process.wait_for, r"verify tells metrics at (\S+)")).group(1)
-        async with open_client(url) as client:
-            text = (await client.get("/metrics")).text
-        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{")))
+        async with httpx.AsyncClient(timeout=_PATIENCE_S) as client:
+            text = (await client.get(url)).raise_for_status().text
+        lines = [line for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+        assert lines, f"{url} has no {name}"
+        return sum(float(line.split()[-1]) for line in lines)
 
     async def until(self, done: Callable[[verify_pb2.VerifyServiceGetServerInfoResponse], object]) -> None:
         """Asks until `done`."""
