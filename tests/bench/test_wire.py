@@ -73,6 +73,8 @@ def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: in
         assert 0 <= found["hit_rate"] <= 1
         assert found["bytes_a_round"]["to_drafter"] > 0  # rows go through shared memory
     assert figures["sequential"]["hit_rate"] == 0
-    assert set(figures["sequential"]["hops_ms"]) <= {*HOPS, "draft_steps"}
+    assert figures["overlap"]["hit_rate"] > 0
+    assert set(figures["sequential"]["hops_ms"]) == {*HOPS, "draft_steps"}
+    assert figures["grpc_ms"]["p50"] > 0
     assert figures["round_trip_ms"] == figures["echo_ms"]["p50"]
     assert (tmp_path / "rounds.svg").stat().st_size > 10_000

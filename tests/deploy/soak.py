@@ -102,7 +102,7 @@ class Outcome:
     def holds(self) -> bool:
         """Whether all that must hold did."""
         grown = self.grown().values()
-        flat = all(one["grown_kib"] <= _MOST_KIB and one["grown_files"] <= _MOST_FILES for one in grown)
+        flat = bool(grown) and all(one["grown_kib"] <= _MOST_KIB and one["grown_files"] <= _MOST_FILES for one in grown)
         return self.answers > 0 and not self.wrong and not self.lost and not self.bad_exits and flat
 
     def report(self) -> str:
@@ -157,10 +157,11 @@ class Soak:
             hearing = asyncio.create_task(heard.wait())
             await asyncio.wait([asking, hearing], return_when=asyncio.FIRST_COMPLETED)
             hearing.cancel()
-        asking.cancel()
+        else:
+            await asyncio.wait([asking], timeout=self._chance.uniform(0.01, 0.2))
+        self.outcome.cancelled += asking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asking
-        self.outcome.cancelled += 1
 
     async def _keep_restarting(self, end: float, everything: bool) -> None:
         restarted = [service for service in self.fleet if everything or service.name.endswith("0")]
@@ -189,12 +190,17 @@ class Soak:
 
     async def _until_all_are_used(self) -> None:
         """By Envoy and by every gateway, before the next one goes, as docs/operations.md says."""
-        urls = {service.metrics: r"^outrider_verify_up\{.*\} 0" for service in self.fleet if service.metrics}
-        few = r'^envoy_cluster_membership_healthy\{envoy_cluster_name="(gateway|verify)\w*"\} [01]$'
-        urls[f"{self._stats_url}/stats/prometheus"] = few
+        healthy = r'^envoy_cluster_membership_healthy\{envoy_cluster_name="(?:gateway|verify)\w*"\} (\d+)$'
+        urls = {service.metrics: (r"^outrider_verify_up\{.*\} (\d)", 1) for service in self.fleet if service.metrics}
+        urls[f"{self._stats_url}/stats/prometheus"] = (healthy, 2)
         async with httpx.AsyncClient(timeout=60) as client:
-            for url, missing in urls.items():
-                while re.search(missing, (await client.get(url)).text, re.MULTILINE):  # noqa: ASYNC110
+
+            async def fewest(url: str, number: str) -> int:
+                text = (await client.get(url)).raise_for_status().text
+                return min(map(int, re.findall(number, text, re.MULTILINE)))
+
+            for url, (number, wanted) in urls.items():
+                while await fewest(url, number) < wanted:  # noqa: ASYNC110  nothing tells when
                     await asyncio.sleep(0.05)
 
     def _note_usage(self) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import ssl
 import subprocess
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.skipif(not HAS_ENVOY, reason="needs the package envoy-s
 ANSWER = "Hello, world! How are you today?"
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 AFFINITY = "x-outrider-affinity"
+_PATIENCE_S = 60.0
+_PAUSE_S = 0.02
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +173,16 @@ def test_a_draining_replica_gets_no_new_calls(envoy: Front, loop: LoopThread) ->
     with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel:
         for _ in range(10):
             assert list(stub(channel).Generate(request(), timeout=30))
-    assert len(staying.fake.requests) == 10
+        assert len(staying.fake.requests) == 10
+        leaving.fake.refuse = None
+
+        def calls_it_gets() -> int:
+            before = len(leaving.fake.requests)
+            for _ in range(10):
+                assert list(stub(channel).Generate(request(), timeout=30))
+            return len(leaving.fake.requests) - before
+
+        until(lambda: calls_it_gets() == 0, "calls still go to who is NOT_SERVING")
 
 
 def test_a_stream_that_has_begun_is_not_begun_again(envoy: Front) -> None:
@@ -188,14 +200,19 @@ def test_a_stream_that_has_begun_is_not_begun_again(envoy: Front) -> None:
 
 def test_another_gateway_takes_over(envoy: Front) -> None:
     """One dies without a word: no request is lost; when it is back it serves again."""
-    killed, _ = envoy.gateways
+    killed, other = envoy.gateways
     killed.kill()
     for number in range(10):
         headers = {AFFINITY: str(number)} if number % 2 else {}
         reply = envoy.http.post("/v1/chat/completions", json=HI, headers=headers)
         assert reply.status_code == 200
     killed.start()
-    assert envoy.http.post("/v1/chat/completions", json=HI).status_code == 200
+    envoy.until_served()
+    other.kill()
+    try:
+        until_answered(envoy.http)
+    finally:
+        other.start()
 
 
 def test_oversized_headers_are_refused(envoy: Front) -> None:
@@ -292,28 +309,36 @@ def test_tls_on_both_sides(tmp_path: Path) -> None:
                 list(stub(channel).Generate(request(), timeout=30))
 
 
+def until(holds: Callable[[], bool], complaint: str) -> None:
+    """Asks until it holds: Envoy looks at its clusters every second or two, and nothing tells when."""
+    end = time.monotonic() + _PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end, complaint
+        time.sleep(_PAUSE_S)
+
+
 def until_shown(port: int, before: str) -> None:
     """Returns when Envoy shows another certificate."""
-    for _ in range(5000):
-        if ssl.get_server_certificate(("localhost", port)) != before:
-            return
-    raise AssertionError("Envoy shows the old certificate")
+    until(lambda: ssl.get_server_certificate(("localhost", port)) != before, "Envoy shows the old certificate")
 
 
 def until_answered(https: httpx.Client) -> None:
     """Returns when Envoy has found the gateway well and a request is answered."""
-    for _ in range(2000):
+
+    def answers() -> bool:
         reply = https.post("/v1/chat/completions", json=HI)
-        if reply.status_code == 200:
-            assert reply.json()["choices"][0]["message"]["content"] == ANSWER
-            return
-    raise AssertionError("no request is answered")
+        assert reply.status_code != 200 or reply.json()["choices"][0]["message"]["content"] == ANSWER
+        return reply.status_code == 200
+
+    until(answers, "no request is answered")
 
 
 def until_generated(channel: grpc.Channel) -> None:
     """Returns when Envoy has found verify well and a call is answered."""
-    for _ in range(2000):
+
+    def answers() -> bool:
         with contextlib.suppress(grpc.RpcError):
-            assert list(stub(channel).Generate(request(), timeout=30))
-            return
-    raise AssertionError("no call is answered")
+            return bool(list(stub(channel).Generate(request(), timeout=30)))
+        return False
+
+    until(answers, "no call is answered")

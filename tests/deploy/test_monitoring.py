@@ -91,7 +91,8 @@ def test_sums_keep_labels_that_exist(query: str) -> None:
     there = {"le", *TARGET}
     for name, matchers in NAME.findall(query):
         for job in jobs_of(matchers):
-            there |= CONSTANT[job] | (names[job][re.sub(r"_(bucket|sum|count)$", "", name)] or GATEWAY_LABELS)
+            labels = names[job][re.sub(r"_(bucket|sum|count)$", "", name)]
+            there |= CONSTANT[job] | (GATEWAY_LABELS if labels is None else labels)
     for group in re.findall(r"\b(?:by|on) \(([^)]*)\)", query):
         assert {label.strip() for label in group.split(",")} <= there
 

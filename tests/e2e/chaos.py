@@ -45,7 +45,8 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     broken_calls: int = 0  # that the gateway mended
-    rogues: dict[str, list[str]] = field(default_factory=dict)
+    rogues: dict[str, list[str]] = field(default_factory=dict)  # how often each came, and how its streams ended
+    enlisted: set[str] = field(default_factory=set)  # rogues that verify took
     memory_kib: dict[str, list[int]] = field(default_factory=dict)
     pages_kept: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)  # of processes, about themselves
@@ -323,6 +324,7 @@ class Chaos:
         self.outcome.complaints = self.cluster.complaints()
         self.outcome.broken_calls = sum("a generate call broke" in line for line in self.cluster.gateway.lines)
         self.outcome.rogues = {rogue.kind: [str(rogue.num_streams), *sorted(rogue.reasons)] for rogue in self._rogues}
+        self.outcome.enlisted = {rogue.kind for rogue in self._rogues if rogue.num_enlisted}
 
 
 _FAULTS: list[Callable[[Chaos], Awaitable[None]]] = [

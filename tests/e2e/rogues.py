@@ -16,6 +16,7 @@ from outrider.wire import pack_ids
 from tests.drafter_view import Draft, Seen
 from tests.fake_drafters import FakeDrafter, random_draft
 
+_DEAF_TURNS = 10
 _FLOOD = 5000  # proposals: more than verify refuses in a row
 
 
@@ -31,6 +32,7 @@ class Rogue:
     rng: random.Random
     turn: Callable[[], Awaitable[object]]
     num_streams: int = 0
+    num_enlisted: int = 0
     reasons: set[str] = field(default_factory=set)  # statuses that its streams ended with
     vocab_size: int = 0
     _old: list[verify_pb2.Proposal] = field(default_factory=list)
@@ -53,9 +55,15 @@ class Rogue:
         )
         try:
             await drafter.start()
+            assert self.kind != "stranger", "a drafter of another vocabulary was enlisted"
+            self.num_enlisted += 1
             self.vocab_size = drafter.enlisted.target.vocab_size
             if self.kind == "deaf":
                 drafter.reads.clear()
+                for _ in range(_DEAF_TURNS):
+                    await self.turn()
+                drafter.half_close()
+                drafter.reads.set()
             error = await drafter.finished()
         except grpc.aio.AioRpcError as refusal:
             error = refusal
@@ -80,7 +88,7 @@ class Rogue:
         return self._random(seen) if self.rng.random() < 0.1 else []
 
     def _deaf(self, seen: Seen) -> list[Draft]:
-        """Never gets to read."""
+        """Gets to read when it goes."""
         return []
 
     def _stranger(self, seen: Seen) -> list[Draft]:

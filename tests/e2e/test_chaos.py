@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.chaos import run
+from tests.e2e.rogues import KINDS
 
 
 @pytest.mark.slow
@@ -17,3 +18,5 @@ async def test_whatever_goes_wrong_no_answer_does() -> None:
     assert outcome.pages_kept == []
     assert outcome.complaints == []
     assert outcome.answers > 0
+    assert outcome.events
+    assert outcome.enlisted == {*KINDS} - {"stranger"}

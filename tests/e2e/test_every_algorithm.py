@@ -147,10 +147,11 @@ async def test_drafters_come_late_and_go(setup: Setup) -> None:
                 loop.call_soon_threadsafe(mid_answer.set)
 
         pair.meter.before_step = stop_once
+        drafters = [setup.drafter() for _ in range(2)]  # answers go on while a model is loaded
         answers = asyncio.create_task(pair.answers(prompts, 250))
         await mid_answer.wait()
-        for _ in range(2):
-            async with pair.drafting(setup.drafter()) as worker:
+        for drafter in drafters:
+            async with pair.drafting(drafter) as worker:
                 await until(lambda: answers.done() or sum(link.stats.proposals for link in worker.links) >= 30)
                 assert not answers.done()
         assert texts(await answers) == plain

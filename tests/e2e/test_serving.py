@@ -79,9 +79,10 @@ def test_seeded_sampling_does_not_depend_on_speculation(stack: Stack) -> None:
     for seed, (text, sampling) in enumerate(zip(questions(4), settings, strict=True)):
         body = {**sampling, "max_new_tokens": 48, "sampling_seed": seed}
         plain = stack.generate(prompt_ids(text), speculate=False, **body)
-        drafted = [stack.generate(prompt_ids(text), **body) for _ in range(2)]
-        assert [answer["output_ids"] for answer in drafted] == [plain["output_ids"]] * 2
-        assert drafted[1]["meta_info"]["spec_accepted_drafts"] > 10  # the trie has seen the answer by now
+        drafted = [stack.generate(prompt_ids(text), **body) for _ in range(4)]
+        assert [answer["output_ids"] for answer in drafted] == [plain["output_ids"]] * 4
+        # The trie has seen the answer by now; on a busy machine some drafts come late.
+        assert max(answer["meta_info"]["spec_accepted_drafts"] for answer in drafted[1:]) > 10
 
 
 @pytest.mark.slow
@@ -164,8 +165,10 @@ def test_hang_up_frees_pages(stack: Stack) -> None:
     body = {
         "input_ids": prompt_ids(PROMPT), "stream": True, "sampling_params": {"max_new_tokens": 900, "ignore_eos": True},
     }  # fmt: skip
+    seen = len(stack.process.lines)
     with stack.http.stream("POST", "/generate", json=body) as response:
         next(response.iter_lines())
+    stack.process.wait_for('"end": "cancelled"', after=seen)
     state: dict = {"num_running_reqs": 1}
     for _ in range(1000):
         state = stack.http.get("/get_server_info").json()["internal_states"][0]
