@@ -63,7 +63,8 @@ def test_a_taken_address_stops_it_with_a_message(tmp_path: Path) -> None:
     assert "StartupError: cannot listen on no.such.host.invalid:1" in done.stderr
 
 
-def test_an_algorithm_that_it_has_not_is_refused() -> None:
+def test_an_algorithm_that_it_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draft_service.app.configure_logging", lambda name: None)
     with pytest.raises(StartupError, match="--speculative-algorithm"):
         main(DraftArgs(speculative_algorithm="NONE"))
 

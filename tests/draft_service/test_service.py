@@ -179,7 +179,7 @@ async def test_calls_beyond_what_may_wait_are_refused(tmp_path: Path, monkeypatc
 async def test_a_corpus_that_stops_in_the_middle_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draft_service.service.CORPUS_IDLE_S", 0.2)
+    monkeypatch.setattr("draft_service.service.CORPUS_IDLE_S", 1.5)
     async with serving(tmp_path) as service:
 
         async def one_text() -> AsyncIterator[draft_pb2.AddCorpusRequest]:
@@ -188,7 +188,7 @@ async def test_a_corpus_that_stops_in_the_middle_is_not_waited_for(
 
         call = service.stub.AddCorpus(one_text())
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "0.2 s" in str(await call.details())
+        assert "1.5 s" in str(await call.details())
         assert (await service.propose([5, 6]))[0][:1] == [7]  # what came stays
         assert (await service.add(text(1, 2, 3, corpus_id="whole"))).tokens_added == 3
 
@@ -212,6 +212,8 @@ async def test_server_info_tells_links_and_settings(tmp_path: Path) -> None:
         stream.tell(opened=[opened(1, [7, 8, 9], prompt_len=1)])
         await stream.proposals()
         service.drafter.corpus.flush()
+        while not service.worker.links[0].stats.proposals:  # noqa: ASYNC110  counted when gRPC says that it was written
+            await asyncio.sleep(0)
         info = await service.stub.GetServerInfo(draft_pb2.DraftServiceGetServerInfoRequest())
         assert (info.version, info.wire_version, info.drafter_id) == (__version__, 1, "host:1")
         assert info.algorithm == common_pb2.ALGORITHM_NGRAM

@@ -472,8 +472,9 @@ async def test_a_drafter_that_takes_long_runs_in_a_thread(address: str) -> None:
 
 
 @pytest.mark.parametrize("reads", [False, True])
-async def test_what_is_brief_is_drafted_on_the_event_loop(reads: bool) -> None:
+async def test_what_is_brief_is_drafted_on_the_event_loop(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pure: a thread's first trees tell that they are brief; a session that is opened may have much to read."""
+    monkeypatch.setattr("draft_service.drafting.BRIEF_MS", 60_000.0)  # however busy the machine is
     slow, threads = Settled.from_args(DraftArgs(speculative_ngram_capacity=50_000)), list[str]()
     slow.inline, draft = False, slow.draft
 

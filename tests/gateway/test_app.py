@@ -204,7 +204,10 @@ def test_before_it_drains_a_balancer_may_notice(start: Start, verify: tuple[Fake
         assert process.wait(30) == 0
 
 
-def test_unix_socket(start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path) -> None:
+def test_unix_socket(
+    start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.app.configure_logging", lambda name: None)
     path = tmp_path / "http.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))  # left behind by another process

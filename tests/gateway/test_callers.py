@@ -114,11 +114,11 @@ def test_a_key_file_that_is_wrong(tmp_path: Path, line: str) -> None:
 
 def test_keys_change_without_a_restart(tmp_path: Path) -> None:
     """A new key is let in, an old one is not; who stays keeps what was used; a file that is wrong changes nothing."""
-    path = tmp_path / "keys"
+    path, fresh = tmp_path / "keys", tmp_path / "keys.new"
 
-    def write(text: str) -> None:
-        path.unlink(missing_ok=True)
-        path.write_text(text)
+    def write(text: str) -> None:  # another file, which differs in more than its time
+        fresh.write_text(text)
+        fresh.replace(path)
 
     write("stays requests_per_minute=5\ngoes\n")
     callers = callers_of(GatewayArgs(api_key=("flag",), api_key_file=str(path)))
@@ -136,7 +136,7 @@ def test_keys_change_without_a_restart(tmp_path: Path) -> None:
             assert callers.find(bearer("stays")) is stays
             assert callers.find(bearer("comes"))
         assert ["the keys before stay" in log["event"] for log in logs] == [True]
-    path.unlink()
+    path.rename(tmp_path / "keys.old")
     assert callers.find(bearer("stays")) is stays
     write("comes\nstays requests_per_minute=6\n")
     assert callers.find(bearer("stays")) is not stays  # another limit

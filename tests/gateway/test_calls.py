@@ -56,6 +56,13 @@ async def read(call: Call) -> list[int]:
     return tokens
 
 
+def replace(path: Path, text: str) -> None:
+    """Another file, which differs in more than its time."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
 @pytest.mark.asyncio
 async def test_calls_share_a_stream(tmp_path: Path) -> None:
     verify = fake(tmp_path)
@@ -70,9 +77,14 @@ async def test_a_call_that_nobody_reads_holds_up_no_other(tmp_path: Path) -> Non
     verify = fake(tmp_path, context_length=10_000)
     verify.say = lambda request, choice: LONG if request.request_id else [7] * 9_000
     async with calls_to(verify, tmp_path) as made:
-        unread = made.begin(ask(), 60)
+        long = ask()
+        long.sampling.max_tokens = 9_000
+        unread = made.begin(long, 60)
+        async with asyncio.timeout(30):
+            while verify.responses_sent < 2_900:  # noqa: ASYNC110  of 3,000
+                await asyncio.sleep(0)
         assert await read(made.begin(ask(request_id="x"), 60)) == LONG
-        assert len(await read(unread)) == 100
+        assert len(await read(unread)) == 9_000
 
 
 @pytest.mark.asyncio
@@ -231,14 +243,14 @@ async def test_a_new_token_opens_a_new_stream_and_the_old_one_ends_after_its_cal
         made = ReplicaCalls(channel)
         old = made.begin(ask(), 60)
         await old.take()
-        path.write_text("a-token-of-afterwards")
-        ours.write_text("a-token-of-afterwards")
+        replace(path, "a-token-of-afterwards")
+        replace(ours, "a-token-of-afterwards")
         new = made.begin(ask(), 60)
         await new.take()
         verify.release.set()
         assert await read(new) == await read(old) == LONG[1:]
         assert verify.streams == 2
-        ours.write_text("a-token-that-is-wrong")
+        replace(ours, "a-token-that-is-wrong")
         with contextlib.suppress(NotOffered), pytest.raises(Unauthenticated):
             await read(made.begin(ask(), 60))
         with pytest.raises(Unauthenticated):

@@ -397,9 +397,12 @@ def test_a_body_that_never_ends(gateway: RunningGateway) -> None:
 @pytest.mark.parametrize("size", [40_000, 2**20])
 @pytest.mark.parametrize("ended", [True, False])
 def test_huge_headers(gateway: RunningGateway, size: int, ended: bool) -> None:
+    status = 431  # the answer may be lost, since the connection is closed with some of the request unread
     with raw(gateway) as connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-large: " + b"x" * size + b"\r\n\r\n" * ended)
-        assert read_status(connection) == 431
+        status = read_status(connection)
+    assert status == 431
+    assert httpx.get(f"{gateway.url}/health").status_code == 200
 
 
 def test_a_kept_connection_gets_its_time_again(gateway: RunningGateway) -> None:
@@ -569,7 +572,7 @@ def wait_until_up(gateway: RunningGateway) -> None:
 
 def test_the_answer_takes_too_long(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     make = lambda: [plain_fake(folder, tokenizer, hold_after=1)]  # noqa: E731
-    with running({"request_timeout_s": 0.2}, make, tmp_path) as gateway:
+    with running({"request_timeout_s": 1.0}, make, tmp_path) as gateway:
         reply = httpx.post(gateway.url + CHAT, json={"messages": USER})
         check_error(reply, 504, "timeout")
         assert reply.headers["x-should-retry"] == "false"  # it would take as long again

@@ -75,7 +75,7 @@ def _metrics(http: httpx.Client) -> dict[str, float]:
 def test_limits(folder: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-a\nsk-b name=b requests_per_minute=1\nsk-c tokens_per_minute=30\n")
-    args = {"api_key_file": str(keys), "requests_per_minute": 100, "max_prompt_tokens": 40, "max_schema_bytes": 50}
+    args = {"api_key_file": str(keys), "requests_per_minute": 5, "max_prompt_tokens": 40, "max_schema_bytes": 50}
     with running(args, lambda: [FakeVerify(folder, vocab_size=410)], tmp_path) as gateway:
 
         def post(key: str, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
@@ -83,8 +83,8 @@ def test_limits(folder: Path, tmp_path: Path) -> None:
             return httpx.post(gateway.url + path, json={"messages": USER, **fields}, headers=headers)
 
         first = post("sk-a")
-        assert first.headers["x-ratelimit-limit-requests"] == "100"
-        assert first.headers["x-ratelimit-remaining-requests"] == "99"
+        assert first.headers["x-ratelimit-limit-requests"] == "5"
+        assert first.headers["x-ratelimit-remaining-requests"] == "4"
         assert post("sk-b").status_code == 200
         refused = post("sk-b")
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -26,7 +26,7 @@ Start = Callable[..., contextlib.AbstractContextManager[RunningGateway]]
 def start(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> Start:
     def make(**args: Any) -> contextlib.AbstractContextManager[RunningGateway]:
         return running(
-            {"receive_timeout_s": 0.2, **args}, lambda: [FakeVerify(folder, vocab_size=tokenizer.get_vocab_size() + 8)],
+            {"receive_timeout_s": 1.0, **args}, lambda: [FakeVerify(folder, vocab_size=tokenizer.get_vocab_size() + 8)],
             tmp_path,
         )  # fmt: skip
 

@@ -47,6 +47,14 @@ def test_every_route_is_described(gateway: RunningGateway) -> None:
     assert httpx.get(f"{gateway.url}/openapi.json").json() == json.loads(document())
 
 
+SERVED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/completions": {"prompt": "x"},
+    "/v1/responses": {"input": "x"},
+    "/generate": {"text": "x"},
+    "/tokenize": {"prompt": "x"},
+    "/detokenize": {"tokens": [5]},
+}
 REFUSED = frozenset(
     [
         "functions",
@@ -96,6 +104,14 @@ def _with_whole_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_with_whole_numbers, value))
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@pytest.mark.parametrize("path", [path for method, path in OPERATIONS if DOCUMENT[path][method.upper()].body])
+def test_a_plain_body_is_served_as_described(gateway: RunningGateway, session: requests.Session, path: str) -> None:
+    """Of those that are made from the document all may be refused."""
+    case = DOCUMENT[path]["POST"].Case(body=SERVED[path], media_type="application/json")
+    reply = case.call_and_validate(base_url=gateway.url, session=session, checks=CHECKS, timeout=30)
+    assert reply.status_code == 200
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))

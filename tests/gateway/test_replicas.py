@@ -41,7 +41,7 @@ async def test_one_that_is_late_is_in_doubt_before_it_is_down(
 ) -> None:
     fakes = [FakeVerify(folder, tokenizer.get_vocab_size(), boot_id=f"boot{index}") for index in range(2)]
     async with serving(fakes[0], f"unix:{tmp_path}/0") as first, serving(fakes[1], f"unix:{tmp_path}/1") as second:
-        replicas = ReplicaSet([first, second], ProbeTimes(interval_s=1000.0, timeout_s=0.05, max_retry_s=1000.0))
+        replicas = ReplicaSet([first, second], ProbeTimes(interval_s=1000.0, timeout_s=0.5, max_retry_s=1000.0))
         await replicas.start()
         try:
             await until_serving(replicas, [first, second])

@@ -110,6 +110,7 @@ class Gate:
 
     def close(self, after: int = 0) -> None:
         """Stops every step from now on, after so many more."""
+        self._permits = threading.Semaphore(0)  # without what `open` gave
         self._passing = after
 
     async def at_step(self) -> None:

@@ -145,12 +145,17 @@ async def test_a_call_that_is_refused_ends_alone_and_says_why(serve: Serve) -> N
 @pytest.mark.asyncio
 async def test_a_call_given_up_has_its_pages_back_within_one_step(serve: Serve) -> None:
     service = await serve(MODEL)
-    service.gate.close(after=5)
+    service.gate.close()
     caller = Caller(service.stub)
     gone, stays = await caller.begin(request(prompt_of(40, 32), LONG), request([3], LONG))
+    await service.inbox.until(lambda: service.inbox.kinds.count(Submit) == 2)
     await service.gate.at_step()
+    await service.gate.pass_steps(5)
     await caller.cancel(gone)
     await service.inbox.until(lambda: Cancel in service.inbox.kinds)
+    assert len(service.engine.scheduler.running) == 2
+    await service.gate.pass_steps(1)
+    assert len(service.engine.scheduler.running) == 1
     service.gate.open()
     answers = await caller.until_ended(stays)
     assert tokens_of(answers[stays]) == MODEL.greedy([3], 200)
@@ -163,12 +168,14 @@ async def test_a_passed_deadline_ends_the_work(serve: Serve) -> None:
     service = await serve(MODEL)
     service.gate.close()
     caller = Caller(service.stub)
-    (late,) = await caller.begin(request([1], LONG), timeout_ms=50)
+    (late,) = await caller.begin(request([1], LONG), timeout_ms=2000)
+    await service.gate.at_step()
     await caller.until_ended(late)
     assert code_of(caller.ends()[late].code) is grpc.StatusCode.DEADLINE_EXCEEDED
     await service.inbox.until(lambda: Cancel in service.inbox.kinds)
     service.gate.open()
     await all_free(service)
+    assert service.runner.steps == 1  # the one that was under way
 
 
 @pytest.mark.asyncio
@@ -183,8 +190,10 @@ async def test_a_caller_that_leaves_takes_its_calls_along(serve: Serve, reads: b
         await caller.rpc.read()
     caller.rpc.cancel()
     await service.inbox.until(lambda: service.inbox.kinds.count(Cancel) == 2)
+    steps = service.runner.steps
     service.gate.open()
     await all_free(service)
+    assert service.runner.steps == steps + 1  # the one that was under way
 
 
 @pytest.mark.asyncio
@@ -197,8 +206,11 @@ async def test_numbers_that_do_not_grow_end_the_stream_and_its_calls(serve: Serv
     again = verify_pb2.GenerateCall(call=1, request=request([2], LONG))
     await caller.rpc.write(verify_pb2.GenerateManyRequest(begin=[again]))
     assert await code_of_stream(caller) is grpc.StatusCode.INVALID_ARGUMENT
+    await service.inbox.until(lambda: Cancel in service.inbox.kinds)
+    steps = service.runner.steps
     service.gate.open()
     await all_free(service)
+    assert service.runner.steps == steps + 1  # the one that was under way
 
 
 @pytest.mark.asyncio
@@ -321,7 +333,9 @@ async def test_a_token_that_was_taken_back_begins_no_more_calls(serve: Serve, tm
                     return output.end
 
     assert (await end_of(1)).code == 0
-    path.write_text("a-token-of-afterwards")
+    fresh = tmp_path / "fresh"
+    fresh.write_text("a-token-of-afterwards")
+    fresh.replace(path)  # another file, which differs in more than its time
     assert code_of((await end_of(2)).code) is grpc.StatusCode.UNAUTHENTICATED
     await frames.aclose()
 

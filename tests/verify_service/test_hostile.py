@@ -251,7 +251,10 @@ async def test_large_frames_wait_outside_while_the_engine_is_busy(
         held.drafter.send(large)
     running = asyncio.create_task(service.generate(request(PROMPT, LONG)))
     await service.inbox.until(lambda: service.inbox.kinds.count(Submit) == 2)
-    assert service.inbox.kinds.count(ProposalsArrived) <= 3
+    await service.inbox.until(lambda: service.inbox.kinds.count(ProposalsArrived) >= 3)
+    for _ in range(20):  # time for more to come
+        await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())
+    assert service.inbox.kinds.count(ProposalsArrived) == 3
     service.gate.open()
     assert tokens_of(await running) == tokens_of(await held.task) == OUTPUT[:60]
     await held.drafter.until(lambda: len(held.drafter.view.rejected) == 10)

@@ -206,7 +206,7 @@ async def test_cancelled_while_it_waits_in_the_queue_a_request_never_runs(serve:
 async def test_a_passed_deadline_ends_the_work_and_not_only_the_reply(serve: Serve) -> None:
     service = await serve(MODEL)
     service.gate.close()
-    late = asyncio.create_task(error_of(service.generate(request([1], LONG), timeout=0.2)))
+    late = asyncio.create_task(error_of(service.generate(request([1], LONG), timeout=2)))
     await service.gate.at_step()
     assert (await late).status is grpc.StatusCode.DEADLINE_EXCEEDED
     await service.inbox.until(lambda: Cancel in service.inbox.kinds)
@@ -269,6 +269,7 @@ async def test_server_info_tells_the_target_its_limits_and_what_it_has_done(serv
     service = await serve(MODEL, max_running_requests=7, max_choices=5)
     drafter = await service.patient_draft(perfect(Truth([[1, *MODEL.greedy([1], 20)]])))
     await service.generate(request([1], GREEDY))
+    await drafter.until(lambda: drafter.view.closed)  # so it has the last verdict
     await service.inbox.idle()
     info = await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())
     assert info.wire_version == WIRE_VERSION

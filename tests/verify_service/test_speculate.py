@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 
 import grpc
 import grpc.aio
@@ -18,7 +19,7 @@ from tests.verify_service.conftest import Serve
 from tests.verify_service.held import LONG, MODEL, OUTPUT, PROMPT, TEXT, hold
 from tests.verify_service.rig import request
 from tests.verify_service.test_service import tokens_of
-from verify_service.commands import DrafterLeft, Released
+from verify_service.commands import Cancel, DrafterLeft, Released
 
 
 @pytest.mark.asyncio
@@ -113,9 +114,13 @@ async def test_a_preempted_session_stays_its_drafters_and_is_told_that_no_step_s
     answers = await asyncio.gather(*(service.generate(request([n, 2], params)) for n in range(3)))
     for text, responses in zip(truth.texts, answers, strict=True):
         assert tokens_of(responses) == text[2:]
+    await fake.until(lambda: len(fake.view.closed) == 3)
     await service.inbox.idle()
     assert service.engine.scheduler.num_preemptions > 0
-    assert verify_pb2.NEXT_KIND_NONE in fake.view.kinds
+    told: dict[int, list[verify_pb2.NextKind]] = defaultdict(list)
+    for verdict in (verdict for frame in fake.rounds for verdict in frame.verdicts):
+        told[verdict.session].append(verdict.next.kind)
+    assert any(verify_pb2.NEXT_KIND_NONE in kinds[:-1] for kinds in told.values())  # the last one's is the end
     assert set(fake.view.generations.values()) == {1}
 
 
@@ -184,6 +189,7 @@ async def test_what_is_cancelled_is_closed_to_its_drafter(serve: Serve) -> None:
     await anext(aiter(call))
     await service.gate.at_step()
     call.cancel()
+    await service.inbox.until(lambda: Cancel in service.inbox.kinds)
     service.gate.open()
     await fake.until(lambda: fake.view.closed)
     assert list(fake.view.closed.values()) == [verify_pb2.CLOSE_REASON_CANCELLED]

@@ -23,12 +23,24 @@ MOST_MS = 20.0
 STOP = Stop(Unavailable("enough"))
 
 
+class WatchedInbox(Inbox):
+    """An inbox that tells when the thread has begun to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited = threading.Event()
+
+    def wait(self, until_ns: int | None) -> None:
+        self.waited.set()
+        super().wait(until_ns)
+
+
 @dataclass
 class Script:
     """Steps that pause where they are told to, and note what they got and on which thread."""
 
     turns: Turns = field(init=False)
-    inbox: Inbox = field(default_factory=Inbox)
+    inbox: WatchedInbox = field(default_factory=WatchedInbox)
     got: list[Command] = field(default_factory=list)
     ran_by: list[tuple[Pause, int]] = field(default_factory=list)  # what followed a pause
     paused: threading.Condition = field(default_factory=threading.Condition)
@@ -54,7 +66,7 @@ class Script:
         self.failures: list[BaseException] = []
         thread = threading.Thread(target=self._run)
         thread.start()
-        self.until(lambda: self.at is FOREVER)
+        assert self.inbox.waited.wait(30)  # by then nobody has the turn
         return thread
 
     def _run(self) -> None:
