@@ -10,6 +10,7 @@ from typing import Any
 import trustme
 
 from outrider.args import VerifyArgs
+from tests.files import replace
 
 _PAST = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
 
@@ -74,4 +75,4 @@ class MutualTls:
 
     def correct_token(self) -> None:
         """Gives who dials the token that the service knows."""
-        Path(self.client["token_file"]).write_text("a-token-between-services")
+        replace(Path(self.client["token_file"]), "a-token-between-services")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gateway.callers import Bucket, Caller, Callers, KeyEntry, callers_of
 from gateway.errors import HttpError
 from outrider.args import GatewayArgs
 from outrider.errors import ResourceExhausted, StartupError
+from tests.files import replace
 
 
 class Clock:
@@ -114,12 +116,8 @@ def test_a_key_file_that_is_wrong(tmp_path: Path, line: str) -> None:
 
 def test_keys_change_without_a_restart(tmp_path: Path) -> None:
     """A new key is let in, an old one is not; who stays keeps what was used; a file that is wrong changes nothing."""
-    path, fresh = tmp_path / "keys", tmp_path / "keys.new"
-
-    def write(text: str) -> None:  # another file, which differs in more than its time
-        fresh.write_text(text)
-        fresh.replace(path)
-
+    path = tmp_path / "keys"
+    write = partial(replace, path)
     write("stays requests_per_minute=5\ngoes\n")
     callers = callers_of(GatewayArgs(api_key=("flag",), api_key_file=str(path)))
     stays = callers.find(bearer("stays"))

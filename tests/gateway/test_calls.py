@@ -22,6 +22,7 @@ from outrider.rpc import bind, create_channel, create_server
 from outrider.tracing import set_call_metadata
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
+from tests.files import replace
 from tests.gateway.fakes import FakeVerify, serving
 
 LONG = list(range(10, 40))
@@ -54,13 +55,6 @@ async def read(call: Call) -> list[int]:
     finally:
         call.close()
     return tokens
-
-
-def replace(path: Path, text: str) -> None:
-    """Another file, which differs in more than its time."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(text)
-    fresh.replace(path)
 
 
 @pytest.mark.asyncio

@@ -25,6 +25,7 @@ from outrider.telemetry import Throttle
 from outrider.tls import TlsFiles
 from outrider.wire import MAX_MESSAGE_BYTES
 from tests.certificates import Authority
+from tests.files import replace
 
 SERVICE = "outrider.test"
 FIRST, SECOND = "first-token-of-services", "second-token-of-services"
@@ -180,13 +181,6 @@ async def test_a_call_without_a_token_is_refused_before_it_is_read(tmp_path: Pat
             assert await call(b"x", metadata=(("authorization", f"Bearer {SECOND}"),)) == b"x"
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def replace(path: Path, text: str) -> None:
-    """Another file, which differs in more than its time."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.write_text(text)
-    fresh.replace(path)
 
 
 @pytest.mark.asyncio

@@ -17,6 +17,7 @@ from outrider.sampling import SamplingParams
 from outrider.statuses import code_of, error_of
 from outrider.v1 import verify_pb2
 from tests.fakes import ToyModel
+from tests.files import replace
 from tests.verify_service.conftest import Serve, Service
 from tests.verify_service.rig import prompt_of, request
 from verify_service import call_stream
@@ -333,9 +334,7 @@ async def test_a_token_that_was_taken_back_begins_no_more_calls(serve: Serve, tm
                     return output.end
 
     assert (await end_of(1)).code == 0
-    fresh = tmp_path / "fresh"
-    fresh.write_text("a-token-of-afterwards")
-    fresh.replace(path)  # another file, which differs in more than its time
+    replace(path, "a-token-of-afterwards")
     assert code_of((await end_of(2)).code) is grpc.StatusCode.UNAUTHENTICATED
     await frames.aclose()
 
