@@ -113,20 +113,43 @@ static Kernel *const *kernels_for(const Matrix *w, Rows x) {
     return mixed_kernels;
 }
 
-void finish_rows(const float *out, const Matrix *w, Rows y, int first, int rows, Finish finish, int tile) {
-    const int column = tile * TILE;
-    const int columns = w->n - column < TILE ? w->n - column : TILE;
-    for (int r = 0; r < rows; r++, out += TILE) {
-        const int64_t start = (int64_t)(first + r) * y.width;
-        if (finish == GATED) {
-            store_as(y.wide, y.data, start + column / 2, silu(load(out)) * load(out + LANES));
+/* Unrolled, since numbers that a loop picks by number lie in memory. */
+#define EACH_HALF _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
+
+/* One row's results to `target`, of which only `columns` are there. */
+INLINE void put_row(const vf results[2], const float *bias, float *target, int columns, Finish finish) {
+    EACH_HALF {
+        const int first = half * LANES;
+        if (columns >= first + LANES) {
+            const vf value = bias ? results[half] + load(bias + first) : results[half];
+            store(target + first, finish == ADD ? load(target + first) + value : value);
             continue;
         }
-        float *target = (float *)y.data + start + column;
-        for (int i = 0; i < columns; i++) {
-            float value = w->bias ? out[i] + w->bias[column + i] : out[i];
+        float tail[LANES];
+        store(tail, results[half]);
+        for (int i = first; i < columns; i++) {
+            const float value = bias ? tail[i - first] + bias[i] : tail[i - first];
             target[i] = finish == ADD ? target[i] + value : value;
         }
+    }
+}
+
+void finish_rows(
+    const float *out, Scales scales, const Matrix *w, Rows y, int first, int rows, Finish finish, int tile) {
+    const int column = tile * TILE;
+    for (int r = 0; r < rows; r++, out += TILE) {
+        const int64_t start = (int64_t)(first + r) * y.width;
+        const float *bias = w->bias ? w->bias + column : NULL;
+        vf results[2];
+        EACH_HALF {
+            results[half] = load(out + half * LANES);
+            if (scales.columns) results[half] *= load(scales.columns + half * LANES);
+            if (scales.rows) results[half] *= scales.rows[r];
+        }
+        if (finish == GATED)
+            store_as(y.wide, y.data, start + column / 2, silu(results[0]) * results[1]);
+        else
+            put_row(results, bias, (float *)y.data + start + column, w->n - column, finish);
     }
 }
 
@@ -141,7 +164,7 @@ void linear_tile(const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, i
             kernels[rows - 1](w, streams(w, num_rows), data, values, x.width, out);
         else
             amx_rows(w, data, values, 2 * (int64_t)x.width, rows, out);
-        finish_rows(out, w, y, first, rows, finish, tile);
+        finish_rows(out, (Scales){NULL, NULL}, w, y, first, rows, finish, tile);
         first += rows;
     }
 }

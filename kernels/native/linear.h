@@ -36,8 +36,14 @@ typedef enum {
 /* One tile of outputs for all rows; tasks 0..tiles(w)-1. A row's result is the same whatever rows go with it. */
 void linear_tile(const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, int tile);
 
+/* What a tile's results are multiplied by: [32] and [rows], NULL where there is nothing. */
+typedef struct {
+    const float *columns, *rows;
+} Scales;
+
 /* A tile's results [rows][32] where they belong in y, whose row `first` is theirs. */
-void finish_rows(const float *out, const Matrix *w, Rows y, int first, int rows, Finish finish, int tile);
+void finish_rows(
+    const float *out, Scales scales, const Matrix *w, Rows y, int first, int rows, Finish finish, int tile);
 
 /* Rows taken through a tile together: as many as keep all sums in registers. */
 #if defined(__AVX512F__)

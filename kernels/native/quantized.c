@@ -170,15 +170,6 @@ static int64_t tile_bytes(const Matrix *w) {
     return 4 * TILE * (w->format == INT8_DYNAMIC ? 2 : 1) + k * TILE;
 }
 
-/* A tile's sums times the scales of columns (none in INT4) and rows. */
-static void scale_rows(float *out, const float *columns, const float *rows, int num_rows) {
-    for (int r = 0; r < num_rows; r++)
-        for (int half = 0; half < TILE; half += LANES) {
-            float *target = out + r * TILE + half;
-            store(target, columns ? load(target) * load(columns + half) * rows[r] : load(target) * rows[r]);
-        }
-}
-
 void quantized_tile(const Matrix *w, Codes x, Rows y, int num_rows, Finish finish, int tile) {
     _Alignas(64) float out[ROWS_AT_ONCE * TILE];
     const int on_amx = amx_takes(w, 1);
@@ -194,8 +185,8 @@ void quantized_tile(const Matrix *w, Codes x, Rows y, int num_rows, Finish finis
         else
             kernels[rows - 1](w, streams(w, num_rows), data, codes, x.sums + (int64_t)first * (x.width / GROUP),
                               x.width, out);
-        scale_rows(out, w->format == INT4 ? NULL : (const float *)data, x.scales + first, rows);
-        finish_rows(out, w, y, first, rows, finish, tile);
+        const Scales scales = {w->format == INT4 ? NULL : (const float *)data, x.scales + first};
+        finish_rows(out, scales, w, y, first, rows, finish, tile);
         first += rows;
     }
 }
