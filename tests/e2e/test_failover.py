@@ -128,30 +128,35 @@ async def _all_up(cluster: Cluster) -> None:
     await cluster.until_up(0, 1)
 
 
+async def _waits(cluster: Cluster) -> list[float]:
+    return [await replica.metric("outrider_draft_waits_total") for replica in cluster.replicas]
+
+
+async def _waits_for_lone_ones(cluster: Cluster, undisturbed: list[Said]) -> list[float]:
+    """How often each replica waits for drafts while one session runs at a time; among several, some steps begin
+    without whose draft is late, and it is waited for again.
+    """
+    before = await _waits(cluster)
+    for question, known in zip(QUESTIONS, undisturbed, strict=True):
+        if len(known.choices) == 1:
+            assert await cluster.ask(question) == known, question.name
+    return [late - early for early, late in zip(before, await _waits(cluster), strict=True)]
+
+
 async def test_a_paused_drafter_is_waited_for_twice(cluster: Cluster, undisturbed: list[Said]) -> None:
     """From when it stops on, no verify service waits for it more often; what is asked meanwhile is answered."""
     await _all_up(cluster)
     (drafter,) = cluster.drafters
-    alone = [(q, said) for q, said in zip(QUESTIONS, undisturbed, strict=True) if len(said.choices) == 1]
-
-    async def waits() -> list[float]:
-        return [await replica.metric("outrider_draft_waits_total") for replica in cluster.replicas]
-
-    before = await waits()
     drafter.popen.send_signal(signal.SIGSTOP)
     try:
-        # One session at a time: among several, some steps begin without whose draft is late, and try again.
-        for question, said in alone:
-            assert await cluster.ask(question) == said, question.name
-        missed = await waits()
+        counts = await _waits_for_lone_ones(cluster, undisturbed)
+        missed = await _waits(cluster)
         assert list(await asyncio.gather(*map(cluster.ask, QUESTIONS))) == undisturbed
-        after = await waits()
+        after = await _waits(cluster)
     finally:
         drafter.popen.send_signal(signal.SIGCONT)
-    counts = [late - early for early, late in zip(before, missed, strict=True)]
     assert max(counts) == MAX_MISSED_IN_A_ROW
     for count, early, late in zip(counts, missed, after, strict=True):
-        assert count <= MAX_MISSED_IN_A_ROW
         assert count < MAX_MISSED_IN_A_ROW or late == early
 
 
@@ -164,6 +169,7 @@ async def test_a_drafter_pauses_in_the_middle(cluster: Cluster, undisturbed: lis
     drafter.popen.send_signal(signal.SIGSTOP)
     try:
         assert [await task for task in asked] == undisturbed
+        assert max(await _waits_for_lone_ones(cluster, undisturbed)) <= MAX_MISSED_IN_A_ROW
     finally:
         drafter.popen.send_signal(signal.SIGCONT)
 
@@ -172,8 +178,9 @@ async def test_no_other_replica(cluster: Cluster, undisturbed: list[Said]) -> No
     """The only one goes and does not come back: a clear error, in the stream and before it."""
     await _all_on_the_first(cluster)
     first = cluster.replicas[0]
-    streamed = [question for question in QUESTIONS if question.body.get("stream")]
-    asked = await _ask_until(cluster, streamed[:1], 1)
+    # Far longer than it takes to hear its first event on a busy machine.
+    long = chat("long", "Hello there", 900, ignore_eos=True, logprobs=True, top_logprobs=20, stream=True)
+    asked = await _ask_until(cluster, [long], 1)
     begun = await first.metric(_BEGUN)
     whole = asyncio.create_task(cluster.ask(QUESTIONS[0]))
     await until(lambda: first.metric(_BEGUN), lambda now: now > begun)
