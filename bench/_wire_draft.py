@@ -11,95 +11,34 @@ import asyncio
 import secrets
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 import uvloop
 
-from bench._wire_clock import Clock
-from bench._wire_script import VOCAB_SIZE, Script, Setting
+from bench._wire_model import ScriptedModel
+from bench._wire_script import AUX_LAYERS, VOCAB_SIZE, Setting
 from bench._wire_stamps import Stamps, frame_key, round_key
-from bench._wire_verify import AUX_LAYERS, target_config, write_report
+from bench._wire_verify import target_config, write_report
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.eagle import EagleDrafter
-from draft_service.drafters.kv import DraftCache
-from draft_service.drafters.models import HeadModel, Tips
+from draft_service.drafters.models import HeadModel
 from draft_service.drafters.shape import TreeShape
-from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION, StandaloneDrafter
+from draft_service.drafters.standalone import StandaloneDrafter
 from draft_service.drafting import Drafting
 from draft_service.fetching import Lost
 from draft_service.link import Identity
 from draft_service.sessions import SessionTable
 from draft_service.worker import Worker
-from engine.batch import DeviceRows, Segment
 from outrider.row_ring import host_id
 from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
 from outrider.v1 import common_pb2, verify_pb2
-
-
-class ScriptedModel:
-    """A DraftModel: a head where the setting has features, else a language model; each step takes its share of a round.
-
-    A head's row i stands for token i + 1, a language model's for token i; the row tells what follows. States are one
-    number wide: nothing reads them, and a real head's lie where they are made, on its device or in the C kernels.
-    """
-
-    max_batch_tokens = MAX_BATCH_TOKENS
-    num_read = VOCAB_SIZE
-    num_drafted = VOCAB_SIZE
-    num_stages = 1
-    grower = None
-    runs_apart = False
-
-    def __init__(self, setting: Setting) -> None:
-        sessions = max(setting.batch, 2)
-        num_slots = sessions * 2 * (setting.max_len + setting.topk * setting.num_steps)
-        self.cache = DraftCache(np.zeros((ROWS_PER_SESSION * sessions, setting.max_len), np.int32), num_slots)
-        self.feature_width = setting.feature_width
-        self.reads_states = bool(setting.feature_width)
-        self._ahead = 1 + self.reads_states
-        self._script = Script(setting)
-        self.steps_ns: list[tuple[int, int]] = []  # begin and end
-        self._clock = Clock(setting.draft_ms / setting.num_steps, burn=setting.burn)
-        self._keys = np.zeros(num_slots, np.int64)  # of the session that a first row's slot belongs to
-
-    def run(
-        self, segments: list[Segment], states: torch.Tensor | None, num_top: int, stage: int = 0,
-        rows: DeviceRows | None = None,
-    ) -> Tips:  # fmt: skip
-        """See DraftModel."""
-        start_ns = time.monotonic_ns()
-        keys: list[int] = []
-        positions: list[int] = []
-        for segment in segments:
-            if segment.prefix_len == 0 and segment.depths is None:
-                self._keys[segment.slots[0]] = segment.tokens[0]
-            key = int(self._keys[self.cache.slot_table[segment.table_row, 0]])
-            count = len(segment.tokens)
-            for row in range(count - segment.num_logits, count):
-                depth = row if segment.depths is None else int(segment.depths[row])
-                keys.append(key)
-                positions.append(segment.prefix_len + depth + self._ahead)
-        tips = self._script.tips(keys, positions, num_top) if keys else (torch.empty(0, 1), torch.empty(0, 1).long())
-        carried = torch.zeros(len(keys), 1, dtype=torch.bfloat16) if self.reads_states else None
-        self._clock.spend(start_ns)
-        self.steps_ns.append((start_ns, time.monotonic_ns()))
-        return Tips(*tips, carried)
-
-    def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """See DraftModel."""
-        return features[:, :1]
-
-    def limit_vocabulary(self, vocab_size: int) -> None:
-        """See DraftModel; the script's words all lie below it."""
 
 
 class Stamping(Drafting):
@@ -187,7 +126,7 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
         model = ScriptedModel(setting)
         drafter = make_drafter(model, setting)
         drafter.warm_up()
-        model.steps_ns.clear()
+        warm_steps = len(model.steps_ns)
         keep_steady()
         drafting = Stamping(drafter, early=setting.early, executor=executor)
         drafting.placement = setting.placement(1)
@@ -202,11 +141,11 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
         await stopping.wait()
         await worker.drain(5.0)
         working.cancel()
-    write_report(report, _report(drafting, stamps, model))
+    write_report(report, _report(drafting, stamps, model.steps_ns[warm_steps:]))
     return 0
 
 
-def _report(drafting: Stamping, stamps: Stamps, model: ScriptedModel) -> dict[str, Any]:
+def _report(drafting: Stamping, stamps: Stamps, steps_ns: list[tuple[int, int]]) -> dict[str, Any]:
     came_ns, sent_ns = stamps.came_ns, stamps.sent_ns
     return {
         "trips": [
@@ -217,8 +156,8 @@ def _report(drafting: Stamping, stamps: Stamps, model: ScriptedModel) -> dict[st
         "round_bytes": drafting.round_bytes,
         "proposal_bytes": drafting.proposal_bytes,
         "foretold": drafting.foretold,
-        "steps_ns": model.steps_ns,
-        "steps_ms": [(end - begin) / 1e6 for begin, end in model.steps_ns],
+        "steps_ns": steps_ns,
+        "steps_ms": [(end - begin) / 1e6 for begin, end in steps_ns],
     }
 
 

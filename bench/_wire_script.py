@@ -21,6 +21,7 @@ from outrider.placement import Placement
 
 VOCAB_SIZE = 1024
 PROMPT_LEN = 32
+AUX_LAYERS = (2, 16, 29)
 NUM_TOP = 16  # tokens that a row of the drafter's names
 _INSIDE, _DECOY, _BONUS = 0.97, 0.002, 0.05  # chances that the drafter gives: to the text, beside it, where it errs
 
@@ -52,6 +53,11 @@ class Setting:
     def max_len(self) -> int:
         """Longest session."""
         return PROMPT_LEN + self.num_tokens
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the target: the features are three of its layers'. Llama-8B's where there are none."""
+        return self.feature_width // len(AUX_LAYERS) or 4096
 
     def to_json(self) -> str:
         """For a process's command line."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 import grpc.aio
 
 from outrider import rpc
+from outrider.slices import let_grpc_in_first
 from outrider.v1 import verify_pb2
 
 
@@ -30,7 +31,9 @@ class Stamps:
 
     def dial(self, address: str) -> grpc.aio.Channel:
         """A channel that notes them."""
-        return cast("grpc.aio.Channel", _Channel(rpc.create_channel(address), self))
+        channel = rpc.create_channel(address)
+        let_grpc_in_first()
+        return cast("grpc.aio.Channel", _Channel(channel, self))
 
 
 class _Channel:

@@ -23,7 +23,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from bench._wire_clock import Clock
-from bench._wire_script import VOCAB_SIZE, Script, Setting
+from bench._wire_script import AUX_LAYERS, VOCAB_SIZE, Script, Setting
 from bench._wire_stamps import frame_key, round_key
 from engine.batch import Segment
 from engine.config import ModelConfig
@@ -32,6 +32,7 @@ from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
 from outrider.errors import Unavailable
+from outrider.slices import let_grpc_in_first
 from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
@@ -42,15 +43,14 @@ from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
 from verify_service.step_loop import Responses, StepLoop
 
-AUX_LAYERS = (2, 16, 29)
 NUM_LAYERS = 32
 
 
 def target_config(setting: Setting) -> ModelConfig:
     """A target of Llama-8B's width, or of the features' where there are any."""
-    hidden = setting.feature_width // len(AUX_LAYERS) or 4096
     return ModelConfig(
-        architecture="LlamaForCausalLM", vocab_size=VOCAB_SIZE, hidden_size=hidden, intermediate_size=hidden,
+        architecture="LlamaForCausalLM", vocab_size=VOCAB_SIZE, hidden_size=setting.hidden_size,
+        intermediate_size=setting.hidden_size,
         num_layers=NUM_LAYERS, num_heads=32, num_kv_heads=8, head_dim=128, max_position=setting.max_len,
         rope_theta=5e5, rms_eps=1e-5, tied_embeddings=False,
     )  # fmt: skip
@@ -213,7 +213,7 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     inbox = Inbox()
     step_loop = build_step_loop(
         args, engine, inbox, lambda batch: loop.call_soon_threadsafe(deliver, batch), lent_ms=LENT_MS,
-        placement=setting.placement(0),
+        later=loop.call_later, placement=setting.placement(0),
     )  # fmt: skip
     servicer = build_servicer(args, engine, step_loop, inbox)
 
@@ -221,6 +221,7 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
         servicer.deliver(batch)
 
     stamped, server = Stamped(servicer), rpc.create_server()
+    let_grpc_in_first()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(stamped, server)
     rpc.bind(server, address)
     await server.start()

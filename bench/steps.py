@@ -9,6 +9,7 @@ the forward pass and sampling: taking commands, admission, planning, pages, comm
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -27,6 +28,8 @@ from verify_service.app import Engine, build_step_loop, load_engine
 from verify_service.commands import Inbox, Submit
 from verify_service.grammar import GrammarCompiler
 from verify_service.requests import RequestBounds, SessionFactory
+from verify_service.step_loop import StepLoop
+from verify_service.turns import Compute
 
 STEPS = 60
 
@@ -81,20 +84,28 @@ def measure(args: VerifyArgs, engine: Engine, batch: int, context: int) -> Row:
         )
         rng = np.random.default_rng(0)
         for _ in range(batch):
-            prompt = rng.integers(10, 1000, context)
+            prompt = rng.integers(config.vocab_size, size=context)
             inbox.put(Submit(factory.build(_request(prompt))))
         sessions = loop.scheduler
         while len(sessions.running) < batch or any(session.output_len == 0 for session in sessions.running):
-            loop.step()
+            _take_step(loop, inbox)
         steps = Clock()
-        step = steps.around(loop.step)
+        step = steps.around(_take_step)
         model.times.clear()
         sampling.times.clear()
         for _ in range(STEPS):
-            step()
+            step(loop, inbox)
     finally:
         engine.runner.forward = forward
     return Row(batch, context, *(statistics.median(clock.times) for clock in (steps, model, sampling)))
+
+
+def _take_step(loop: StepLoop, inbox: Inbox) -> None:
+    steps = loop.step()
+    with contextlib.suppress(StopIteration):
+        pause = next(steps)
+        while True:
+            pause = steps.send([] if isinstance(pause, Compute) else inbox.take())
 
 
 def _request(prompt: np.ndarray) -> verify_pb2.GenerateRequest:

@@ -203,7 +203,7 @@ class VerifyLink:
                 self.stats.rounds += len(rounds)
                 async for frame in self.drafting.frames(table, rounds, lost):
                     await self._send(call, frame)  # before all that can wait: so does verify
-                    poll.asked()
+                    poll.asked(len(frame.proposals.proposals))
                     self.stats.proposals += len(frame.proposals.proposals)
                     self.drafting.counts.sent(frame.proposals.proposals)
                 if end is not None:

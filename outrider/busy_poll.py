@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
+from outrider.placement import allowed_cores
+
 Choice = Literal["auto", "on", "off"]
 
 _LEAD_MS = 1.0  # before a frame is due; timers are no finer
 _MOST_MS = 2.0  # after it was due
 _ALPHA = 0.1
+_FEW_SESSIONS, _FEW_CORES = 2, 4  # with more of these on no more of those, other threads want them
 _MOST_MISSED = 4  # frames in a row that did not come while they were looked for; then none is, until one comes
 
 
@@ -39,14 +42,15 @@ def is_wanted(choice: Choice, *, on_device: bool) -> bool:
 
 
 class BusyPoll:
-    """Of one stream; owned by its event loop. on: else it does nothing. clock: monotonic ns."""
+    """Of one stream; owned by its event loop. on: else it does nothing. clock: monotonic ns. cores: of this process."""
 
     def __init__(
         self, loop: Timers, *, on: bool, clock: Callable[[], int] = time.monotonic_ns,
-        give_way: Callable[[], object] = os.sched_yield,
+        give_way: Callable[[], object] = os.sched_yield, cores: int | None = None,
     ) -> None:  # fmt: skip
         self._loop = loop
         self._on = on
+        self._has_many_cores = (len(allowed_cores()) if cores is None else cores) > _FEW_CORES
         self._clock = clock
         self._give_way = give_way
         self._mean_ms = -1.0  # from asking to the answer; below 0: not known
@@ -56,9 +60,12 @@ class BusyPoll:
         self._is_polling = False
         self._missed = 0
 
-    def asked(self) -> None:
-        """Something was sent that a frame will answer."""
+    def asked(self, sessions: int) -> None:
+        """Something was sent, about so many sessions, that a frame will answer."""
         if not self._on:
+            return
+        if sessions > _FEW_SESSIONS and not self._has_many_cores:
+            self._asked_ns = -1
             return
         self._asked_ns = self._clock()
         if self._mean_ms < 0 or self._missed >= _MOST_MISSED:

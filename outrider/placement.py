@@ -25,7 +25,7 @@ _OVER = 4  # other steps in a row, after which they are thought to be over
 
 def cores_of_two() -> tuple[int, int] | None:
     """Cores for two services of this host, the first and the last; None where there is nothing to choose."""
-    cores = sorted(_allowed())
+    cores = sorted(allowed_cores())
     return (cores[0], cores[-1]) if _FEWEST <= len(cores) <= _MOST else None
 
 
@@ -37,7 +37,7 @@ class Placement:
 
     def __init__(self, core: int | None) -> None:
         self._core = core
-        self._allowed = _allowed()
+        self._allowed = allowed_cores()
         self._roaming: set[int] = set()
         self._rounds = self._others = 0
         self._is_placed = False
@@ -78,7 +78,8 @@ class Placement:
         self._is_placed = True
 
 
-def _allowed() -> set[int]:
+def allowed_cores() -> set[int]:
+    """That this process may use; none where the system does not tell."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 

@@ -10,6 +10,7 @@ import grpc.aio
 from outrider import rpc
 from outrider.args.links import ServingArgs, is_socket
 from outrider.auth import AuthInterceptor, TokenFile, token_file
+from outrider.slices import let_grpc_in_first
 from outrider.strangers import Strangers
 from outrider.telemetry import get_logger
 from outrider.tls import server_credentials, server_files
@@ -22,10 +23,13 @@ def create_server(
 ) -> grpc.aio.Server:
     """A server that asks for tokens if the flags say so. `apart`: as AuthInterceptor's. strangers: learns who calls."""
     tokens = token_file(args.token_file, "--token-file")
-    on_call = None if strangers is None else strangers.note
-    if tokens is None and all(own is None for _, own in apart):
-        return rpc.create_server(on_call=on_call)
-    return rpc.create_server(auth=AuthInterceptor(tokens, apart), on_call=on_call)
+    is_open = tokens is None and all(own is None for _, own in apart)
+    server = rpc.create_server(
+        auth=None if is_open else AuthInterceptor(tokens, apart),
+        on_call=None if strangers is None else strangers.note,
+    )  # fmt: skip
+    let_grpc_in_first()
+    return server
 
 
 def listen(server: grpc.aio.Server, args: ServingArgs, *addresses: str) -> list[str]:

@@ -48,9 +48,9 @@ class _Handle:
         self.cancel = cancel
 
 
-def polling(*, on: bool = True) -> tuple[FakeLoop, BusyPoll]:
+def polling(*, on: bool = True, cores: int = 2) -> tuple[FakeLoop, BusyPoll]:
     loop = FakeLoop()
-    return loop, BusyPoll(loop, on=on, clock=lambda: loop.now_ns, give_way=loop.look)
+    return loop, BusyPoll(loop, on=on, clock=lambda: loop.now_ns, give_way=loop.look, cores=cores)
 
 
 def test_it_looks_from_a_millisecond_before_a_frame_is_due_until_it_comes() -> None:
@@ -59,7 +59,7 @@ def test_it_looks_from_a_millisecond_before_a_frame_is_due_until_it_comes() -> N
     for _ in range(5):
         loop.looks.clear()
         asked_ns = loop.now_ns
-        poll.asked()
+        poll.asked(1)
         loop.run_for(8.0)
         poll.came()
         loop.run_for(4.0)
@@ -71,41 +71,54 @@ def test_it_looks_from_a_millisecond_before_a_frame_is_due_until_it_comes() -> N
 
 def test_it_gives_up_after_a_while_and_altogether_where_frames_do_not_come() -> None:
     loop, poll = polling()
-    poll.asked()
+    poll.asked(1)
     loop.run_for(5.0)
     poll.came()
     for asks in range(10):
         loop.looks.clear()
         asked_ns = loop.now_ns
-        poll.asked()
+        poll.asked(1)
         loop.run_for(20.0)
         assert bool(loop.looks) == (asks < 4)
         assert all(ns - asked_ns < 7_100_000 for ns in loop.looks)
     poll.came()
     loop.looks.clear()
-    poll.asked()
+    poll.asked(1)
     loop.run_for(20.0)
     assert loop.looks
 
 
 def test_a_newer_question_replaces_the_one_before() -> None:
     loop, poll = polling()
-    poll.asked()
+    poll.asked(1)
     loop.run_for(5.0)
     poll.came()
-    poll.asked()
+    poll.asked(1)
     loop.run_for(2.0)
-    poll.asked()
+    poll.asked(1)
     loop.run_for(3.5)
     assert not loop.looks
     loop.run_for(1.0)
     assert loop.looks
 
 
+@pytest.mark.parametrize("cores", [4, 8])
+def test_many_sessions_are_looked_for_where_there_are_many_cores(cores: int) -> None:
+    loop, poll = polling(cores=cores)
+    poll.asked(1)
+    loop.run_for(5.0)
+    poll.came()
+    poll.asked(2)
+    loop.run_for(1.0)
+    poll.asked(3)
+    loop.run_for(10.0)
+    assert bool(loop.looks) == (cores == 8)
+
+
 def test_off_it_does_nothing() -> None:
     loop, poll = polling(on=False)
     for _ in range(3):
-        poll.asked()
+        poll.asked(1)
         loop.run_for(10.0)
         poll.came()
     assert not loop.looks

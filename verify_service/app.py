@@ -52,6 +52,7 @@ from verify_service.service import VerifyServicer, new_boot_id
 from verify_service.sizing import Sizes, choose_sizes
 from verify_service.step_loop import Responses, StepLoop
 from verify_service.target import Target
+from verify_service.turns import Later
 
 log = get_logger(__name__)
 
@@ -168,7 +169,7 @@ async def serve(
     inbox = Inbox()
     step_loop = build_step_loop(
         args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch),
-        lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0, placement=placement,
+        lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0, later=loop.call_later, placement=placement,
     )  # fmt: skip
     tracing = tracing_of(args, "verify")
     servicer = build_servicer(args, engine, step_loop, inbox, tracing)
@@ -222,9 +223,9 @@ async def serve(
 
 def build_step_loop(
     args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Callable[[Responses], object], *, lent_ms: float = 0.0,
-    placement: Placement | None = None,
+    later: Later | None = None, placement: Placement | None = None,
 ) -> StepLoop:  # fmt: skip
-    """The engine's loop over a loaded model. lent_ms: how long a step may take that the event loop runs; 0: none."""
+    """The engine's loop over a loaded model. lent_ms, later: see StepLoop."""
     placement = placement or Placement(None)
     runner = engine.runner
     page_size = args.page_size
@@ -257,6 +258,7 @@ def build_step_loop(
         decode_log_interval=args.decode_log_interval,
         clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=placement.roam),
         lent_ms=lent_ms,
+        later=later,
         placement=placement,
     )
 

@@ -114,7 +114,7 @@ class DrafterStream:
                 while self._ended_because is None and drafter.outbox.take(frame.round):
                     await write(frame)
                     if frame.round.verdicts:
-                        self._poll.asked()
+                        self._poll.asked(len(frame.round.verdicts))
                     frame = verify_pb2.SpeculateResponse()
                 self._turns.settled()
                 if self._ended_because is not None:

@@ -43,7 +43,7 @@ from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
 from verify_service.telling import Teller
-from verify_service.turns import LOOK, Compute, Steps, Turns, Wait
+from verify_service.turns import LOOK, Compute, Later, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher
 
 log = get_logger(__name__)
@@ -59,7 +59,7 @@ class StepLoop:
     """See the module's text. `deliver` is called with each step's responses.
 
     clerk: does what can wait while the device computes, a thread of its own; None: the engine itself, before that.
-    lent_ms: how long a step may take that the event loop runs; 0: none.
+    lent_ms: how long a step may take that the event loop runs; 0: none. later: see Turns.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class StepLoop:
         decode_log_interval: int = 0,
         clerk: Executor | None = None,
         lent_ms: float = 0.0,
+        later: Later | None = None,
         placement: Placement | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
@@ -110,7 +111,7 @@ class StepLoop:
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
-        self.turns = Turns(self._steps(), inbox, most_ms=lent_ms)
+        self.turns = Turns(self._steps(), inbox, most_ms=lent_ms, later=later)
         self._failed_steps = 0  # in a row, of those that failed for every session
 
     def run(self) -> None:

@@ -2,7 +2,8 @@
 
 Between two threads that wake one another lie 50 to 100 microseconds each way, since a core that slept has lost its
 caches. So where the engine waits for drafts and nothing else is under way, the event loop, which brings them, runs the
-step itself, if it is a short one, and tells drafters of it with no thread between.
+step itself, if it is a short one, and tells drafters of it with no thread between. The thread sleeps meanwhile: each
+time that it woke up it would want the interpreter, most of all right after a step, when drafters are to be told.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from verify_service.commands import Command, Inbox
-
-_RETRY_NS = 10_000_000  # after which the thread looks again whether the event loop still runs a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,40 +47,48 @@ Pause = Wait | Settle | Compute
 
 Steps = Generator[Pause, list[Command], None]
 
+Later = Callable[[float, Callable[[], object]], object]
+"""Has something called on the event loop, in so many seconds, about."""
+
 LOOK = Wait(0)
 
 
 class Turns:
     """Takes `steps` on, by `run` on a thread of their own and by `bring` on the event loop.
 
-    most_ms: what a step may take that the event loop runs, which does nothing else meanwhile; 0: it runs none.
+    most_ms: what a step may take that the event loop runs, which does nothing else meanwhile; 0: it runs none. later:
+    by it the event loop wakes the thread for waits that it left behind; needed where it runs steps.
     """
 
-    def __init__(self, steps: Steps, inbox: Inbox, *, most_ms: float) -> None:
+    def __init__(self, steps: Steps, inbox: Inbox, *, most_ms: float, later: Later | None = None) -> None:
+        if most_ms and later is None:
+            raise ValueError(f"the event loop is to run steps of {most_ms:g} ms, and `later` is missing")
         self._steps = steps
         self._inbox = inbox
         self._most_ms = most_ms
+        self._later = later
         self._turn = threading.Lock()  # held by whoever takes the steps on
         self._pause: Pause | None = None  # None: they have not begun, or have ended
         self._has_ended = False
         self._error: BaseException | None = None
-        self._sleeps_until_ns: float = math.inf  # at most, the thread
+        self._is_looked_after = False  # the event loop left the wait behind that there is now
+        self._looks_ns: float = math.inf  # when the event loop looks whether it is over
 
     def run(self) -> None:
         """Until the steps end; raises what they raise."""
         with self._turn:
             self._pause = next(self._steps)
         while not self._has_ended:
+            until_ns = None
             if self._turn.acquire(blocking=False):
                 try:
                     while self._is_due():
+                        self._is_looked_after = False
                         self._go_on()
-                    until_ns = None if self._pause is None else _until_ns(self._pause)
-                    self._sleeps_until_ns = math.inf if until_ns is None else until_ns
+                    if self._pause is not None and not self._is_looked_after:
+                        until_ns = _until_ns(self._pause)
                 finally:
                     self._turn.release()
-            else:
-                self._sleeps_until_ns = until_ns = time.monotonic_ns() + _RETRY_NS
             if not self._has_ended:
                 self._inbox.wait(until_ns)
         if self._error is not None:
@@ -113,13 +120,30 @@ class Turns:
         return self._most_ms > 0.0 and self._pause is not None and self._turn.acquire(blocking=False)
 
     def _hand_back(self, *, is_due: bool) -> None:
-        """Ends the event loop's turn; wakes the thread where it sleeps for longer than it may."""
-        pause = self._pause
-        until_ns = pause.deadline_ns if isinstance(pause, Settle) else None if pause is None else _until_ns(pause)
-        too_long = until_ns is not None and until_ns < self._sleeps_until_ns
+        """Ends the event loop's turn; wakes the thread where there is something for it to do, now or later."""
+        self._is_looked_after = True
         self._turn.release()
-        if is_due or too_long or self._has_ended:
+        if is_due or self._has_ended:
             self._inbox.ring()
+        else:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        until_ns = None if self._pause is None else _deadline_ns(self._pause)
+        if until_ns is None or self._looks_ns <= until_ns:
+            return
+        assert self._later is not None
+        self._looks_ns = until_ns
+        self._later(max(0, math.ceil((until_ns - time.monotonic_ns()) / 1e6)) / 1e3, self._look)
+
+    def _look(self) -> None:
+        """Wakes the thread if the wait is over that there is now. Those of former steps are not taken back."""
+        self._looks_ns = math.inf
+        until_ns = None if self._pause is None else _deadline_ns(self._pause)
+        if until_ns is not None and until_ns <= time.monotonic_ns():
+            self._inbox.ring()
+        else:
+            self._look_later()
 
     def _is_due(self) -> bool:
         pause = self._pause
@@ -139,3 +163,7 @@ class Turns:
 
 def _until_ns(pause: Pause) -> int | None:
     return 0 if isinstance(pause, Compute) else pause.until_ns
+
+
+def _deadline_ns(pause: Pause) -> int | None:
+    return pause.deadline_ns if isinstance(pause, Settle) else _until_ns(pause)

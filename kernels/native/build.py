@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
+KERNELS = tuple(sorted(SOURCES.glob("*.c")))
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno"]
 # Spelled differently by compilers and CPUs; the first one that compiles is taken.
 NATIVE_FLAGS = (["-march=native"], ["-mcpu=native"], [])
@@ -30,13 +31,16 @@ class CannotBuild(Exception):
 
 
 @cache
-def load_library(cache_folder: Path) -> ctypes.CDLL:
-    """The compiled kernels. Raises CannotBuild; OSError when the cache cannot be written."""
+def load_library(cache_folder: Path, sources: tuple[Path, ...] = KERNELS) -> ctypes.CDLL:
+    """The compiled kernels, or these C files, which may include their headers.
+
+    Raises CannotBuild; OSError when the cache cannot be written.
+    """
     compiler = find_compiler()
-    target = cache_folder / f"outrider-{_key(compiler)}.so"
+    target = cache_folder / f"outrider-{_key(compiler, sources)}.so"
     if not target.is_file():
         cache_folder.mkdir(parents=True, exist_ok=True)
-        compile_library(compiler, target)
+        compile_library(compiler, target, sources=sources)
     return ctypes.CDLL(str(target))
 
 
@@ -54,9 +58,9 @@ def find_compiler() -> str:
     raise CannotBuild(f"no C compiler ({', '.join(COMPILERS)}) was found")
 
 
-def _key(compiler: str) -> str:
+def _key(compiler: str, sources: Sequence[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*SOURCES.glob("*.c"), *SOURCES.glob("*.h")]):
+    for path in [*sources, *sorted(SOURCES.glob("*.h"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest.update("\0".join([compiler, version, *FLAGS, _cpu()]).encode())
@@ -74,18 +78,20 @@ def _cpu() -> str:
     return " ".join(words + sorted({line for line in lines if line.startswith(wanted)}))
 
 
-def compile_library(compiler: str, target: Path, instructions: Sequence[list[str]] = NATIVE_FLAGS) -> None:
+def compile_library(
+    compiler: str, target: Path, instructions: Sequence[list[str]] = NATIVE_FLAGS, sources: Sequence[Path] = KERNELS
+) -> None:  # fmt: skip
     """Compiles to `target`, with the first of the sets of flags that the compiler takes. Raises CannotBuild.
 
     It goes into a file beside the target, then is renamed: two first starts at once each put a whole library there.
     """
-    sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+    words = [f"-I{SOURCES}", *map(str, sources)]
     descriptor, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
     os.close(descriptor)
     said = ""
     try:
         for flags in instructions:
-            command = [compiler, *FLAGS, *flags, *sources, "-o", name, "-lm", "-lpthread"]
+            command = [compiler, *FLAGS, *flags, *words, "-o", name, "-lm", "-lpthread"]
             try:
                 result = subprocess.run(
                     command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT_S

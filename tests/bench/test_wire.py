@@ -54,7 +54,7 @@ def test_time_in_grpc_is_both_ways_of_a_trip_without_the_first_ones() -> None:
     assert wire._grpc_ms(played) == pytest.approx([7e-6] * 17)
 
 
-@pytest.mark.parametrize(("topk", "width"), [(1, 96), (4, 0)])
+@pytest.mark.parametrize(("topk", "width"), [(1, 96), (4, 96), (4, 0)])
 def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: int, width: int) -> None:
     output = tmp_path / "figures.json"
     words = [

@@ -144,8 +144,9 @@ async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0,
     loop = asyncio.get_running_loop()
     inbox = Inbox()
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(_deliver, batch), lent_ms=lent_ms
-    )
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(_deliver, batch), lent_ms=lent_ms,
+        later=loop.call_later,
+    )  # fmt: skip
     servicer = build_servicer(args, engine, step_loop, inbox)
 
     def _deliver(batch: Responses) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import math
 import threading
 import time
@@ -29,8 +31,10 @@ class WatchedInbox(Inbox):
     def __init__(self) -> None:
         super().__init__()
         self.waited = threading.Event()
+        self.num_waits = 0
 
     def wait(self, until_ns: int | None) -> None:
+        self.num_waits += 1
         self.waited.set()
         super().wait(until_ns)
 
@@ -46,6 +50,7 @@ class Script:
     paused: threading.Condition = field(default_factory=threading.Condition)
     at: Pause | None = None
     running: bool = False
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     def begin(self, after: Callable[[Command], list[Pause]], most_ms: float = MOST_MS) -> threading.Thread:
         """`after` gives the pauses that a command leads to; then the steps wait for the next one, until a Stop."""
@@ -62,12 +67,40 @@ class Script:
                 if any(isinstance(command, Stop) for command in self.got):
                     return
 
-        self.turns = Turns(steps(), self.inbox, most_ms=most_ms)
+        self.turns = Turns(steps(), self.inbox, most_ms=most_ms, later=self.loop.call_later)
         self.failures: list[BaseException] = []
+        self.looping = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.looping.start()
         thread = threading.Thread(target=self._run)
         thread.start()
         assert self.inbox.waited.wait(30)  # by then nobody has the turn
         return thread
+
+    def bring(self, command: Command) -> None:
+        """As a frame does, on the event loop."""
+        self._on_loop(lambda: self.turns.bring(command))
+
+    def settled(self) -> None:
+        """Likewise."""
+        self._on_loop(self.turns.settled)
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
+        done: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.loop.call_soon_threadsafe(run)
+        done.result(30)
+
+    def close(self) -> None:
+        """Ends the event loop."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.looping.join(30)
+        self.loop.close()
 
     def _run(self) -> None:
         try:
@@ -111,6 +144,7 @@ def end(script: Script, thread: threading.Thread) -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert not script.failures
+    script.close()
 
 
 @pytest.mark.parametrize(
@@ -120,9 +154,9 @@ def end(script: Script, thread: threading.Thread) -> None:
 def test_a_short_step_is_run_by_who_brings_what_it_waited_for(pause: Compute, most_ms: float, lent: bool) -> None:
     script = Script()
     thread = script.begin(lambda command: [] if isinstance(command, Stop) else [pause], most_ms)
-    script.turns.bring(note(1))
+    script.bring(note(1))
     script.until(lambda: script.at is FOREVER and len(script.threads_after(pause)) == 1)
-    assert script.threads_after(pause) == {threading.get_ident() if lent else thread.ident}
+    assert script.threads_after(pause) == {script.looping.ident if lent else thread.ident}
     end(script, thread)
 
 
@@ -131,9 +165,9 @@ def test_of_steps_that_follow_one_another_the_first_alone_is_lent() -> None:
     second = Compute(2.0)
     script = Script()
     thread = script.begin(lambda command: [] if isinstance(command, Stop) else [SHORT, LOOK, second, second])
-    script.turns.bring(note(1))
+    script.bring(note(1))
     script.until(lambda: script.at is FOREVER and len(script.ran_by) > 3)
-    assert script.threads_after(SHORT) == script.threads_after(LOOK) == {threading.get_ident()}
+    assert script.threads_after(SHORT) == script.threads_after(LOOK) == {script.looping.ident}
     assert script.threads_after(second) == {thread.ident}
     end(script, thread)
 
@@ -143,11 +177,11 @@ def test_what_can_wait_is_done_once_drafters_were_told_on_the_same_thread() -> N
     settle = Settle(now_ns + 60_000_000_000, now_ns + 90_000_000_000)
     script = Script()
     thread = script.begin(lambda command: [] if isinstance(command, Stop) else [SHORT, settle])
-    script.turns.settled()  # nothing is to settle
-    script.turns.bring(note(1))
+    script.settled()  # nothing is to settle
+    script.bring(note(1))
     assert script.at is settle
-    script.turns.settled()
-    assert script.threads_after(settle) == {threading.get_ident()}
+    script.settled()
+    assert script.threads_after(settle) == {script.looping.ident}
     assert script.at is FOREVER
     end(script, thread)
 
@@ -163,9 +197,43 @@ def test_a_wait_that_ends_is_noticed_though_the_thread_slept_for_longer(pause_ms
 
     script = Script()
     thread = script.begin(after)
-    script.turns.bring(note(1))
+    script.bring(note(1))
     script.until(lambda: script.at is FOREVER and len(script.ran_by) >= 3)
     assert len(script.threads_after(waits[0])) == 1
+    end(script, thread)
+
+
+def test_a_bell_that_rings_for_nothing_makes_the_thread_forget_no_wait_of_its_own() -> None:
+    waits: list[Wait] = []
+
+    def after(command: Command) -> list[Pause]:
+        waits.append(Wait(time.monotonic_ns() + 20_000_000))
+        return [] if isinstance(command, Stop) else [waits[-1]]
+
+    script = Script()
+    thread = script.begin(after)
+    script.inbox.put(note(1))
+    script.until(lambda: bool(waits) and script.at is waits[0])
+    script.inbox.ring()
+    script.until(lambda: script.at is FOREVER)
+    assert script.threads_after(waits[0]) == {thread.ident}
+    end(script, thread)
+
+
+def test_the_thread_sleeps_while_the_event_loop_runs_steps() -> None:
+    """Waits that nobody waits out are no reason to wake up."""
+    script = Script()
+
+    def after(command: Command) -> list[Pause]:
+        in_a_minute = Wait(time.monotonic_ns() + 60_000_000_000)
+        return [] if isinstance(command, Stop) else [SHORT, in_a_minute]
+
+    thread = script.begin(after)
+    slept = script.inbox.num_waits
+    for turn in range(20):
+        script.bring(note(turn))
+    assert script.inbox.num_waits == slept
+    assert {by for _, by in script.ran_by} == {script.looping.ident}
     end(script, thread)
 
 
@@ -177,20 +245,22 @@ def test_an_error_ends_the_thread_whoever_ran_into_it(brought: bool) -> None:
         raise ValueError("no such step")
 
     thread = script.begin(fail)
-    (script.turns.bring if brought else script.inbox.put)(note(1))
+    (script.bring if brought else script.inbox.put)(note(1))
     thread.join(30)
     assert [str(error) for error in script.failures] == ["no such step"]
-    script.turns.bring(note(2))  # nobody is there: it stays where it is
+    script.bring(note(2))  # nobody is there: it stays where it is
     assert script.inbox.num_waiting == 1
+    script.close()
 
 
 def test_a_stop_that_is_met_on_the_event_loop_ends_the_thread() -> None:
     script = Script()
     thread = script.begin(lambda command: [SHORT])
-    script.turns.bring(STOP)
+    script.bring(STOP)
     thread.join(30)
     assert not thread.is_alive()
     assert not script.failures
+    script.close()
 
 
 PAUSES = st.sampled_from(["short", "long", "never", "look", "wait", "settle"])
@@ -214,8 +284,8 @@ def test_every_command_arrives_once_and_in_order_however_turns_fall(
     script = Script()
     thread = script.begin(lambda command: [pause_of(kind) for kind in leads_to.get(id(command), [])])
     for command, (is_brought, settles, _) in zip(commands, plans, strict=True):
-        (script.turns.bring if is_brought else script.inbox.put)(command)
+        (script.bring if is_brought else script.inbox.put)(command)
         if settles:
-            script.turns.settled()
+            script.settled()
     end(script, thread)
     assert script.got == [*commands, STOP]

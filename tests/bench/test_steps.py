@@ -1,0 +1,25 @@
+"""`outrider bench steps`: steps are taken one by one, and each has its parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import steps
+from tests.training import rig
+
+
+def test_each_setting_has_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "STEPS", 4)
+    output = tmp_path / "steps.json"
+    target = rig.make_target(tmp_path / "target")
+    words = ["--batch", "1,3", "--context", "8", "--output", str(output), f"--model-path={target}", "--threads=1"]
+    assert steps.main(words) == 0
+    rows = json.loads(output.read_text(encoding="utf-8"))
+    assert [(row["batch"], row["context"]) for row in rows] == [(1, 8), (3, 8)]
+    for row in rows:
+        assert row["step_ms"] >= row["model_ms"] > 0
+        assert row["sampling_ms"] > 0
+        assert row["scheduling_ms"] == pytest.approx(row["step_ms"] - row["model_ms"] - row["sampling_ms"])
