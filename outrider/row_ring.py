@@ -76,12 +76,11 @@ class RowRing:
 
     def put(self, count: int, fill: Callable[[Rows], object]) -> int | None:
         """Has `fill` write rows uint8 [count, row_bytes]; the first one's number, or None where there is no room."""
-        first, is_read = self._head, self._tail == self._head
+        first = self._head
         place = first % self.num_slots
-        # Where all is read, the same slots are written again: they are in the caches still.
-        if place + count > self.num_slots or (is_read and place):
+        if place + count > self.num_slots:
             first, place = first + self.num_slots - place, 0
-        tail = first if is_read else self._tail  # what is skipped holds nothing up when all is read
+        tail = first if self._tail == self._head else self._tail  # what is skipped holds nothing up when all is read
         if not self.proven or first + count - tail > self.num_slots:
             return None
         fill(self._slots[place : place + count])

@@ -56,26 +56,6 @@ def test_what_is_read_is_what_was_put_and_room_comes_back(steps: list[tuple[int,
         assert reader.rows(number, len(expected))[:, 0].tolist() == expected
 
 
-def test_the_same_slots_are_written_again_once_all_is_read() -> None:
-    """They are in the caches still."""
-    ring = RowRing(ROW_BYTES, 9)
-    reader = reader_of(ring)
-    ring.prove(reader.nonce)
-    numbers: list[int] = []
-    for count in (3, 2, 4):
-        first = put(ring, [count] * count)
-        assert first is not None
-        numbers.append(first)
-        assert reader.rows(first, count)[:, 0].tolist() == [count] * count
-        if reader.last is not None:
-            ring.read(reader.last)
-    assert [number % ring.num_slots for number in numbers] == [0, 0, 0]
-    unread, following = put(ring, [7] * 5), put(ring, [8] * 2)
-    assert unread is not None
-    assert following == unread + 5  # not over what is not read
-    assert reader.rows(unread, 5)[:, 0].tolist() == [7] * 5
-
-
 def test_nothing_is_written_before_the_reader_has_shown_that_it_sees_it() -> None:
     ring = RowRing(ROW_BYTES, 4)
     reader = reader_of(ring)
