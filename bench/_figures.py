@@ -65,6 +65,8 @@ def figures(run: Run, *, server_accept_length: float | None = None) -> Figures:
     decode_s = sum(answer.decode_s for answer in decoding)
     told = [answer for answer in decoding if answer.verify_steps]
     steps = sum(answer.verify_steps or 0 for answer in told)
+    if any(answer.verify_steps is not None for answer in answers):
+        server_accept_length = None  # it counts other loads too
     return Figures(
         concurrency=run.load.concurrency,
         request_rate=run.load.request_rate,

@@ -100,7 +100,8 @@ async def ask(client: httpx.AsyncClient, prompt: Prompt, asked: Asked) -> Answer
             if "error" in event:
                 raise ServerRefused(f"{route}: {event['error']}")
             usage = event.get("usage") or usage
-            verify_steps = _verify_steps(event) or verify_steps
+            told = _verify_steps(event)
+            verify_steps = verify_steps if told is None else told
             for choice in event.get("choices") or ():
                 if _has_text(choice):
                     chunk_times.append(now)

@@ -35,7 +35,7 @@ class Found:
 
 def main(argv: list[str] | None = None) -> int:
     """Measures and prints a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench.early", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="outrider bench early", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--per-category", type=int, default=1, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
     parser.add_argument("--output", type=Path, help="file for the figures, as JSON")

@@ -129,7 +129,7 @@ def print_table(rows: list[Row]) -> None:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.layers", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="outrider bench layers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model-path", default=None, help="folder or hub id (default: the embedded model)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--quantization", default=None, help="int8, int8_dynamic or int4 (default: none)")

@@ -28,6 +28,7 @@ from outrider.errors import StartupError
 
 QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
 WARM_UP = "Say hello."
+FEWEST_TOKENS = 9  # of an answer whose speed counts
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def measure(systems: dict[str, Ask], questions: list[dict], max_tokens: int) -> 
         answers: dict[str, Answer] = {}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             answers[name] = answer = systems[name](question["turns"][0], max_tokens)
-            if answer.tokens > 8:
+            if answer.tokens >= FEWEST_TOKENS:
                 about = question["category"], question["question_id"]
                 results.append(Result(name, *about, answer.tokens, answer.decode_s, answer.accept_length))
         differences.count(answers["plain"], answers["speculative"])
@@ -179,18 +180,21 @@ def table(results: list[Result]) -> str:
         }
         accepts = [result.accept_length for result in rows if result.accept_length]
         cells = [f"{speed[name]:.1f} ({speed[name] / speed[systems[0]]:.2f}x)" for name in systems]
-        lines.append(f"| {category} | " + " | ".join(cells) + f" | {statistics.mean(accepts):.2f} |")
+        accept_length = f"{statistics.mean(accepts):.2f}" if accepts else ""
+        lines.append(f"| {category} | " + " | ".join(cells) + f" | {accept_length} |")
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the comparison."""
-    parser = argparse.ArgumentParser(prog="python -m bench.mt_bench", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="outrider bench mt_bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
     parser.add_argument("--alone", action="store_true", help="leave transformers out")
     parser.add_argument("--output", type=Path, help="file for all results, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
+    if args.tokens < FEWEST_TOKENS:
+        parser.error(f"--tokens is {args.tokens}; answers of fewer than {FEWEST_TOKENS} tokens have no speed")
     serve = subprocess.Popen(
         [sys.executable, "-m", "outrider", "serve", "--port=0", *serve_flags], stdout=subprocess.PIPE, text=True
     )
@@ -212,6 +216,9 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         serve.terminate()
         serve.wait(60)
+    if not results:
+        print(f"bench mt_bench: no answer has {FEWEST_TOKENS} tokens", file=sys.stderr)
+        return 1
     print(table(results))
     changed = f"{differences.differing} of {differences.answers} answers"
     print(f"{changed} change with speculation ({differences.tokens} tokens)")

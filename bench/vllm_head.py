@@ -49,7 +49,7 @@ print("\\n" + json.dumps([[list(one.outputs[0].token_ids) for one in said], roun
 
 def main(argv: list[str] | None = None) -> int:
     """Asks both and prints two numbers."""
-    parser = argparse.ArgumentParser(prog="python -m bench.vllm_head", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="outrider bench vllm_head", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--head", type=Path, required=True, help="folder of an exported head")
     parser.add_argument("--python", required=True, help="a Python that has vLLM")
     parser.add_argument("--method", default="eagle3", help="vLLM's name for the kind of head: eagle3, eagle")

@@ -98,6 +98,10 @@ def _train(words: list[str]) -> int:
 
 def _colocated(words: list[str]) -> int:
     """`outrider colocated VERIFY_FLAGS -- DRAFT_FLAGS`."""
+    if words and words[0] in {"-h", "--help"}:
+        print("usage: outrider colocated VERIFY_FLAGS -- DRAFT_FLAGS\n")
+        print(COMMANDS["colocated"].summary)
+        return 0
     refuse_kernels_package()
     return _load("outrider.colocated").main(words)
 

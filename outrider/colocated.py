@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import structlog
@@ -77,7 +77,8 @@ async def _serve(settings: Colocated, verify: Any, engine: Any, draft: Any) -> i
         return await verify_task
     memory = InMemoryServer()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(ready.result(), memory)  # pyright: ignore[reportArgumentType]
-    draft_task = asyncio.create_task(_keep_drafting(settings.draft, draft, drafting, memory))
+    draft_args = replace(settings.draft, verify_address=(settings.verify.listen,))  # what its lines call verify
+    draft_task = asyncio.create_task(_keep_drafting(draft_args, draft, drafting, memory))
     await asyncio.wait([verify_task, draft_task], return_when=asyncio.FIRST_COMPLETED)
     drafting.ask()
     if verify_task.done():

@@ -7,15 +7,18 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import structlog
 
 from outrider import env
 
+_SERVICES = {"verify_service": "verify", "draft_service": "draft", "gateway": "gateway"}  # by package
+
 
 def configure_logging(service: str) -> None:
-    """Sets up logging for a process; every line names the service."""
+    """Sets up logging for a process; every line names the service: its package's, else this one."""
     level = getattr(logging, env.log_level().upper())
     renderer: structlog.types.Processor = (
         structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
@@ -23,6 +26,7 @@ def configure_logging(service: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            partial(_name_service, service),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
@@ -33,8 +37,16 @@ def configure_logging(service: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
+
+
+def _name_service(
+    usual: str, logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:  # fmt: skip
+    """A thread has no context of whoever started it, and in one process verify is called in that of its drafter."""
+    package = str(event.get("module", "")).partition(".")[0]
+    event["service"] = _SERVICES.get(package) or event.get("service") or usual
+    return event
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

@@ -197,10 +197,11 @@ class Trainer:
         if args.initial_head is not None:
             folder = initial_folder(args.initial_head, self.kind.algorithm, self.target.folder)
             return exported_tensors(self.kind, folder, drafted)
+        longest = min(args.max_len, args.batch_tokens)
         first = self.dataset.examples(1, held_out=False)[:8]
         batches = (batch.to(self.target.device) for batch in self.dataset.once())
         tensors = first_tensors(
-            self.kind, self.target, drafted, [example.tokens[: args.max_len] for example in first],
+            self.kind, self.target, drafted, [example.tokens[:longest] for example in first],
             ((batch, self._states(batch)) for batch in batches), seed=args.seed,
         )  # fmt: skip
         return tensors, drafted

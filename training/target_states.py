@@ -86,7 +86,8 @@ class TargetStates:
     @torch.no_grad()
     def size_of_stream(self, conversations: Sequence[np.ndarray]) -> tuple[float, float]:
         """Medians over tokens of the root mean squares of the last state, before the final norm and after it."""
-        rows = self.rows(conversations)[..., -self.config.hidden_size :].float()[self._places(conversations)]
+        alone = [self.rows([conversation])[0] for conversation in conversations]  # a step holds no more than a batch
+        rows = torch.cat(alone)[:, -self.config.hidden_size :].float()
         normed = rms_norm(rows, self._final_norm.float(), self.config.rms_eps)
         before, after = (float(x.square().mean(dim=-1).sqrt().median()) for x in (rows, normed))
         return before, after

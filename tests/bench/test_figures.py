@@ -54,6 +54,8 @@ def test_prefill_alone_has_no_decode_figures() -> None:
 def test_accept_length_of_the_server_where_answers_tell_none() -> None:
     run = Run(Load(1), (answer(0.5, 1.0, tokens=2, ended=1.0),), 1.0)
     assert figures(run, server_accept_length=1.5).accept_length == 1.5
+    told = answer(0.5, tokens=1, ended=0.5, steps=0)  # none was needed
+    assert figures(Run(Load(1), (told,), 0.5), server_accept_length=1.5).accept_length is None
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1))

@@ -108,7 +108,8 @@ class Outcome:
     def report(self) -> str:
         """As JSON."""
         kept = {name: value for name, value in vars(self).items() if name != "samples"}
-        return json.dumps({**kept, "grown": self.grown(), "holds": self.holds()}, indent=1)
+        grown = self.grown()
+        return json.dumps({**kept, "grown": grown, "too_short_to_tell": not grown, "holds": self.holds()}, indent=1)
 
 
 class Soak:

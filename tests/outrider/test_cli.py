@@ -49,6 +49,11 @@ def test_every_command_explains_its_flags(command: str, capsys: pytest.CaptureFi
     assert f"usage: outrider {command} [FLAGS]" in capsys.readouterr().out
 
 
+def test_two_services_of_one_process_explain_their_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["colocated", "--help"]) == 0
+    assert "usage: outrider colocated VERIFY_FLAGS -- DRAFT_FLAGS" in capsys.readouterr().out
+
+
 def test_help_loads_no_torch_and_no_service() -> None:
     script = """
 import sys

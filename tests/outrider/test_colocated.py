@@ -49,9 +49,11 @@ class Draft:
         self.events = events
         self.ends = ends or []
         self.serves = asyncio.Event()
+        self.verify_address: tuple[str, ...] = ()
 
     async def serve(self, args: Any, stop: Stopping, dial: Any) -> int:
         """Until it is told to stop."""
+        self.verify_address = args.verify_address
         if self.ends:
             end = self.ends.pop(0)
             if isinstance(end, Exception):
@@ -80,6 +82,7 @@ async def test_told_to_stop_draft_leaves_before_verify(monkeypatch: pytest.Monke
     draft = Draft(events)
     task, stop = await run(Verify(events), draft, monkeypatch)
     await draft.serves.wait()
+    assert draft.verify_address == (SETTINGS.verify.listen,)  # what its lines are to name
     stop()
     assert await task == 0
     assert events == ["draft ended", "verify ended"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,3 +22,29 @@ def test_nobody_need_listen() -> None:
     command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, SAYS]
     ended = subprocess.run(command, stderr=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"alive")
+
+
+LOGS = """
+import threading
+import structlog
+from outrider.telemetry import configure_logging, get_logger
+
+configure_logging("verify")
+names = ("verify_service.step_loop", "draft_service.link", "gateway.app", "engine.loader")
+threading.Thread(target=lambda: [get_logger(name).warning("in a thread") for name in names]).start()
+structlog.contextvars.bind_contextvars(service="draft")
+for name in names:
+    get_logger(name).warning("in a context")
+"""
+
+
+def test_a_line_names_its_service_on_any_thread_and_in_any_context() -> None:
+    """Verify and draft in one process: the drafter's own task calls verify, and what they share is whose task it is."""
+    ended = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in ended.stderr.splitlines()]
+    services = {
+        where: [line["service"] for line in lines if line["event"] == where]
+        for where in ("in a thread", "in a context")
+    }
+    assert services["in a thread"] == ["verify", "draft", "gateway", "verify"]
+    assert services["in a context"] == ["verify", "draft", "gateway", "draft"]

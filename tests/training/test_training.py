@@ -215,3 +215,11 @@ def test_the_command_leaves_a_head_a_history_and_a_picture(
     assert list((output / "tensorboard").iterdir())
     assert (output / "export" / "model.safetensors").is_file()
     assert "prompts_chain" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "STANDALONE"])
+def test_batches_may_be_smaller_than_what_a_head_begins_from(
+    algorithm: str, target: Path, data: Path, tmp_path: Path
+) -> None:
+    trainer = Trainer(head_args(algorithm, target, data, tmp_path, batch_tokens=32, tokens=64), ALONE)
+    assert all(tensor.isfinite().all() for tensor in trainer.network.parameters())
