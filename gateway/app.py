@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import signal
 import socket
@@ -149,6 +150,7 @@ class _Server(uvicorn.Server):
     def _on_signal(self) -> None:
         if self._gateway.leaving:
             self.force_exit = self._gateway.draining = self.should_exit = True
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # of what it cuts off it tells at length
             return
         self._gateway.leaving = True
         # Until then requests are taken: what is refused or cut off while a balancer still sends is lost.

@@ -182,7 +182,9 @@ def test_a_second_signal_does_not_wait(start: Start, verify: tuple[FakeVerify, s
             assert process.wait(30) == 0
 
 
-def test_before_it_drains_a_balancer_may_notice(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
+def test_before_it_drains_a_balancer_may_notice(
+    start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path
+) -> None:
     """With --drain-delay-s nothing ends at SIGTERM but /health: what runs goes on, and new requests are taken."""
     fake, address, loop = verify
     fake.hold_after = 2
@@ -202,6 +204,7 @@ def test_before_it_drains_a_balancer_may_notice(start: Start, verify: tuple[Fake
         assert client.get("/health").status_code == 503
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+    assert "Traceback" not in (tmp_path / "errors").read_text()
 
 
 def test_unix_socket(
