@@ -129,7 +129,7 @@ class Turns:
             self._look_later()
 
     def _look_later(self) -> None:
-        until_ns = None if self._pause is None else _deadline_ns(self._pause)
+        until_ns = _deadline_ns(self._pause)
         if until_ns is None or self._looks_ns <= until_ns:
             return
         assert self._later is not None
@@ -139,7 +139,7 @@ class Turns:
     def _look(self) -> None:
         """Wakes the thread if the wait is over that there is now. Those of former steps are not taken back."""
         self._looks_ns = math.inf
-        until_ns = None if self._pause is None else _deadline_ns(self._pause)
+        until_ns = _deadline_ns(self._pause)
         if until_ns is not None and until_ns <= time.monotonic_ns():
             self._inbox.ring()
         else:
@@ -165,5 +165,8 @@ def _until_ns(pause: Pause) -> int | None:
     return 0 if isinstance(pause, Compute) else pause.until_ns
 
 
-def _deadline_ns(pause: Pause) -> int | None:
+def _deadline_ns(pause: Pause | None) -> int | None:
+    """None too where there is no pause: the thread may end while the event loop looks."""
+    if pause is None:
+        return None
     return pause.deadline_ns if isinstance(pause, Settle) else _until_ns(pause)

@@ -16,7 +16,7 @@ async def test_whatever_goes_wrong_no_answer_does() -> None:
     assert outcome.wrong == []
     assert outcome.lost == []
     assert outcome.pages_kept == []
-    assert outcome.complaints == []
+    assert not outcome.complaints, "\n\n".join(outcome.complaints)
     assert outcome.answers > 0
     assert outcome.events
     assert outcome.enlisted == {*KINDS} - {"stranger"}

@@ -34,7 +34,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
     ) as cluster:
         await cluster.draft()
         yield cluster
-        assert cluster.complaints() == []
+        assert not cluster.complaints(), "\n\n".join(cluster.complaints())
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
