@@ -168,6 +168,13 @@ def measure(systems: dict[str, Ask], questions: list[dict], max_tokens: int) -> 
     return results, differences
 
 
+def answer_tokens(text: str) -> int:
+    """Of a flag: tokens of an answer that has a speed."""
+    if int(text) < FEWEST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{text}; answers of fewer than {FEWEST_TOKENS} tokens have no speed")
+    return int(text)
+
+
 def table(results: list[Result]) -> str:
     """Markdown: median decode speed by category, ratios to the first system, accept length."""
     systems = list(dict.fromkeys(result.system for result in results))
@@ -189,12 +196,10 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the comparison."""
     parser = argparse.ArgumentParser(prog="outrider bench mt_bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
-    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
     parser.add_argument("--alone", action="store_true", help="leave transformers out")
     parser.add_argument("--output", type=Path, help="file for all results, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
-    if args.tokens < FEWEST_TOKENS:
-        parser.error(f"--tokens is {args.tokens}; answers of fewer than {FEWEST_TOKENS} tokens have no speed")
     serve = subprocess.Popen(
         [sys.executable, "-m", "outrider", "serve", "--port=0", *serve_flags], stdout=subprocess.PIPE, text=True
     )

@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench.mt_bench import FEWEST_TOKENS
+from bench.mt_bench import answer_tokens
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
 from outrider.args import ServeArgs
@@ -31,11 +31,9 @@ def main(argv: list[str] | None = None) -> int:
     """Measures, prints a table and writes it."""
     parser = argparse.ArgumentParser(prog="outrider bench shipped", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
-    parser.add_argument("--tokens", type=int, default=128, help="most tokens of an answer")
+    parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
     parser.add_argument("--output", type=Path, default=SPEEDS, help="file for the table")
     args, serve_flags = parser.parse_known_args(argv)
-    if args.tokens < FEWEST_TOKENS:
-        parser.error(f"--tokens is {args.tokens}; answers of fewer than {FEWEST_TOKENS} tokens have no speed")
     measured = {
         algorithm: of_rows(_measured(args, algorithm, serve_flags))
         for algorithm in (USUAL, *shipped_algorithms(ensure_embedded_model()))

@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from outrider.placement import allowed_cores
+from outrider.placement import FEW_CORES, FEW_SESSIONS, allowed_cores
 
 Choice = Literal["auto", "on", "off"]
 
 _LEAD_MS = 1.0  # before a frame is due; timers are no finer
 _MOST_MS = 2.0  # after it was due
 _ALPHA = 0.1
-_FEW_SESSIONS, _FEW_CORES = 2, 4  # with more of these on no more of those, other threads want them
 _MOST_MISSED = 4  # frames in a row that did not come while they were looked for; then none is, until one comes
 
 
@@ -50,7 +49,7 @@ class BusyPoll:
     ) -> None:  # fmt: skip
         self._loop = loop
         self._on = on
-        self._has_many_cores = (len(allowed_cores()) if cores is None else cores) > _FEW_CORES
+        self._has_many_cores = (len(allowed_cores()) if cores is None else cores) > FEW_CORES
         self._clock = clock
         self._give_way = give_way
         self._mean_ms = -1.0  # from asking to the answer; below 0: not known
@@ -64,8 +63,8 @@ class BusyPoll:
         """Something was sent, about so many sessions, that a frame will answer."""
         if not self._on:
             return
-        if sessions > _FEW_SESSIONS and not self._has_many_cores:
-            self._asked_ns = -1
+        if sessions > FEW_SESSIONS and not self._has_many_cores:
+            self._asked_ns = -1  # other threads want those cores
             return
         self._asked_ns = self._clock()
         if self._mean_ms < 0 or self._missed >= _MOST_MISSED:

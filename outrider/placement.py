@@ -17,8 +17,8 @@ from pathlib import Path
 from outrider.errors import StartupError
 
 HELPER_PREFIX = "team-"  # names of the C kernels' helper threads (kernels/native/team.c)
-_FEWEST, _MOST = 2, 4  # cores on which two services are placed: on more of them, threads find one that is free
-_FEW = 2  # sessions that run at once
+_FEWEST_CORES, FEW_CORES = 2, 4  # on which two services are placed: on more of them, threads find one that is free
+FEW_SESSIONS = 2  # that run at once
 _SETTLED = 16  # rounds of few, after which they are thought to go on
 _OVER = 4  # other steps in a row, after which they are thought to be over
 
@@ -26,7 +26,7 @@ _OVER = 4  # other steps in a row, after which they are thought to be over
 def cores_of_two() -> tuple[int, int] | None:
     """Cores for two services of this host, the first and the last; None where there is nothing to choose."""
     cores = sorted(allowed_cores())
-    return (cores[0], cores[-1]) if _FEWEST <= len(cores) <= _MOST else None
+    return (cores[0], cores[-1]) if _FEWEST_CORES <= len(cores) <= FEW_CORES else None
 
 
 class Placement:
@@ -55,10 +55,10 @@ class Placement:
         """So many sessions ran in a step; drafts: trees of theirs were verified, or made."""
         if self._core is None:
             return
-        if drafts and sessions <= _FEW:
+        if drafts and sessions <= FEW_SESSIONS:
             self._rounds, self._others = self._rounds + 1, 0
         else:
-            self._others += 1 if sessions <= _FEW else _OVER
+            self._others += 1 if sessions <= FEW_SESSIONS else _OVER
         if self._others >= _OVER:
             self._rounds = 0
         if self._is_placed and not self._rounds:
