@@ -9,6 +9,7 @@ import zlib
 
 _PR_SET_TIMERSLACK = 29
 _BLOCK = bytes(64 * 1024)
+NAP_NS = 1_000_000  # a core that sleeps for longer loses its caches, and one that waits for a device does not sleep
 SPUN_NS = 80_000  # before the end; a device's results are waited for like this, and a sleeper wakes up late
 _LAST_NS = 12_000  # of them without giving way to other threads, which takes about so long
 
@@ -31,9 +32,8 @@ class Clock:
         if not hasattr(self._exact, "set"):  # a thread's timers are late by 50 us unless it asks for better
             self._exact.set = ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0) == 0
         end_ns = start_ns + self._ns
-        left_ns = end_ns - SPUN_NS - time.monotonic_ns()
-        if left_ns > 0:
-            time.sleep(left_ns / 1e9)
+        while (left_ns := end_ns - SPUN_NS - time.monotonic_ns()) > 0:
+            time.sleep(min(left_ns, NAP_NS) / 1e9)
         while time.monotonic_ns() < end_ns - _LAST_NS:
             time.sleep(0)
         while time.monotonic_ns() < end_ns:

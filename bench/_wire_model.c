@@ -19,7 +19,7 @@ struct Decoder {
     int64_t (*steps_ns)[2]; /* begin and end, of the first max_steps */
     int64_t num_steps, max_steps, step_ns;
     int32_t num_top, ahead; /* tokens that a text names; of them, which a row names, counted from its own position */
-    int32_t burn, spun_ns; /* before the end of a step that is slept through: a sleeper wakes up late */
+    int32_t burn, nap_ns, spun_ns; /* bench/_wire_clock.py */
     char *memory;
     int64_t memory_bytes;
 };
@@ -41,7 +41,9 @@ static void sleep_until(int64_t ns) {
 static void spend(const Decoder *d, int64_t start_ns) {
     const clockid_t clock = d->burn ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC;
     const int64_t end_ns = (d->burn ? now_ns(clock) : start_ns) + d->step_ns;
-    if (!d->burn) sleep_until(end_ns - d->spun_ns);
+    const int64_t slept_ns = end_ns - d->spun_ns;
+    for (int64_t now = start_ns; !d->burn && now < slept_ns; now = now_ns(clock))
+        sleep_until(now + d->nap_ns < slept_ns ? now + d->nap_ns : slept_ns);
     while (now_ns(clock) < end_ns) {}
 }
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from bench._wire_clock import SPUN_NS, Clock
+from bench._wire_clock import NAP_NS, SPUN_NS, Clock
 from bench._wire_script import NUM_TOP, VOCAB_SIZE, Script, Setting
 from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import DraftCache
@@ -105,7 +105,7 @@ class _Decoder(Structure):
     _fields_ = [
         ("texts", POINTER(_Text)), ("keys", c_void_p), ("steps_ns", c_void_p), ("num_steps", c_int64),
         ("max_steps", c_int64), ("step_ns", c_int64), ("num_top", c_int32), ("ahead", c_int32), ("burn", c_int32),
-        ("spun_ns", c_int32), ("memory", c_void_p), ("memory_bytes", c_int64),
+        ("nap_ns", c_int32), ("spun_ns", c_int32), ("memory", c_void_p), ("memory_bytes", c_int64),
     ]  # fmt: skip
 
 
@@ -126,7 +126,7 @@ class _ScriptedHead:
             texts=(_Text * len(texts))(*((t.top_chances.ctypes.data, t.top_tokens.ctypes.data) for t in texts)),
             keys=keys.ctypes.data, steps_ns=self._times.ctypes.data, max_steps=_MAX_STEPS,
             step_ns=int(setting.draft_ms / setting.num_steps * 1e6), num_top=NUM_TOP, ahead=ahead, burn=setting.burn,
-            spun_ns=SPUN_NS,
+            nap_ns=NAP_NS, spun_ns=SPUN_NS,
         )  # fmt: skip
         self.decoder = ctypes.addressof(self._decoder)
 

@@ -1,13 +1,13 @@
-"""Staying awake for a frame that is about to come.
+"""Staying awake for a frame that answers one that was sent.
 
-A core that sleeps needs tens of microseconds to wake up, more under a hypervisor, and each round waits for one at
-either end. Where a network runs on a device, the cores beside it have nothing else to do: the event loop looks for the
-frame without sleeping from shortly before it is due until it is there, and gives way to all other threads meanwhile.
+A core that sleeps needs tens of microseconds to wake up, more under a hypervisor, where one that slept for longer than a
+millisecond has lost its caches too; and each round waits for one at either end. Where a network runs on a device, the
+cores beside it have nothing else to do: the event loop looks for the frame without sleeping until it is there, and gives
+way to all other threads meanwhile.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -17,21 +17,17 @@ from outrider.placement import FEW_CORES, FEW_SESSIONS, allowed_cores
 
 Choice = Literal["auto", "on", "off"]
 
-_LEAD_MS = 1.0  # before a frame is due; timers are no finer
-_MOST_MS = 2.0  # after it was due
+_MOST_LATE_MS = 2.0  # after a frame was due, by the mean of the last ones
+_LONGEST_MS = 50.0  # of answers that are looked for: to longer ones a core that wakes up adds little
 _ALPHA = 0.1
 _MOST_MISSED = 4  # frames in a row that did not come while they were looked for; then none is, until one comes
 
 
-class Timers(Protocol):
+class Loop(Protocol):
     """What it needs of an event loop."""
 
     def call_soon(self, callback: Callable[[], object], /) -> object:
         """Once, after what else is due."""
-        ...
-
-    def call_later(self, delay: float, callback: Callable[[], object], /) -> asyncio.TimerHandle:
-        """In so many seconds."""
         ...
 
 
@@ -44,7 +40,7 @@ class BusyPoll:
     """Of one stream; owned by its event loop. on: else it does nothing. clock: monotonic ns. cores: of this process."""
 
     def __init__(
-        self, loop: Timers, *, on: bool, clock: Callable[[], int] = time.monotonic_ns,
+        self, loop: Loop, *, on: bool, clock: Callable[[], int] = time.monotonic_ns,
         give_way: Callable[[], object] = os.sched_yield, cores: int | None = None,
     ) -> None:  # fmt: skip
         self._loop = loop
@@ -55,7 +51,6 @@ class BusyPoll:
         self._mean_ms = -1.0  # from asking to the answer; below 0: not known
         self._asked_ns = -1  # below 0: nothing is awaited
         self._until_ns = 0
-        self._timer: asyncio.TimerHandle | None = None
         self._is_polling = False
         self._missed = 0
 
@@ -67,12 +62,12 @@ class BusyPoll:
             self._asked_ns = -1  # other threads want those cores
             return
         self._asked_ns = self._clock()
-        if self._mean_ms < 0 or self._missed >= _MOST_MISSED:
+        if not 0 <= self._mean_ms <= _LONGEST_MS or self._missed >= _MOST_MISSED:
             return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._until_ns = self._asked_ns + int((self._mean_ms + _MOST_MS) * 1e6)
-        self._timer = self._loop.call_later(max(0.0, self._mean_ms - _LEAD_MS) / 1000, self._begin)
+        self._until_ns = self._asked_ns + int((self._mean_ms + _MOST_LATE_MS) * 1e6)
+        if not self._is_polling:
+            self._is_polling = True
+            self._loop.call_soon(self._look)
 
     def came(self) -> None:
         """A frame has come."""
@@ -82,12 +77,6 @@ class BusyPoll:
         self._asked_ns, self._missed = -1, 0
         known_ms = took_ms if self._mean_ms < 0 else self._mean_ms
         self._mean_ms = known_ms + _ALPHA * (min(took_ms, 2 * known_ms) - known_ms)
-
-    def _begin(self) -> None:
-        self._timer = None
-        if not self._is_polling and self._asked_ns >= 0:
-            self._is_polling = True
-            self._look()
 
     def _look(self) -> None:
         """The loop looks for frames each time that it comes round to this."""

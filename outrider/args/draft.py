@@ -44,7 +44,7 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     )  # fmt: skip
     busy_poll: Literal["auto", "on", "off"] = arg(
         "auto", "model",
-        "Look without sleeping for frames that are about to come, which spares each round the time of waking up. "
+        "Look without sleeping for the frame that answers one, which spares each round the time of waking up. "
         "auto: where the model runs on a device.",
     )  # fmt: skip
     disable_cuda_graph: bool = arg(False, "model", "Launch each step's kernels one by one.")

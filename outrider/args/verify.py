@@ -56,7 +56,7 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     )  # fmt: skip
     busy_poll: Literal["auto", "on", "off"] = arg(
         "auto", "model",
-        "Look without sleeping for frames that are about to come, which spares each round the time of waking up. "
+        "Look without sleeping for the frame that answers one, which spares each round the time of waking up. "
         "auto: where the model runs on a device.",
     )  # fmt: skip
     max_total_tokens: int | None = arg(
