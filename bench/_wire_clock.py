@@ -9,7 +9,7 @@ import zlib
 
 _PR_SET_TIMERSLACK = 29
 _BLOCK = bytes(64 * 1024)
-NAP_NS = 1_000_000  # a core that sleeps for longer loses its caches, and one that waits for a device does not sleep
+NAP_NS = 200_000  # a core that sleeps for long loses its caches, and one that waits for a device does not sleep
 SPUN_NS = 80_000  # before the end; a device's results are waited for like this, and a sleeper wakes up late
 _LAST_NS = 12_000  # of them without giving way to other threads, which takes about so long
 
