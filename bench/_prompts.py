@@ -49,14 +49,18 @@ def from_file(path: Path) -> list[Prompt]:
     for number, row in enumerate(_json_lines(path), 1):
         if isinstance(row, dict) and isinstance(row.get("messages"), list):
             messages = tuple(row["messages"])
-        elif isinstance(row, dict) and (isinstance(row.get("prompt"), str) or row.get("turns")):
-            messages = _user(row["prompt"] if "prompt" in row else row["turns"][0])
+        elif isinstance(row, dict) and isinstance(text := row.get("prompt", _first(row.get("turns"))), str):
+            messages = _user(text)
         else:
             raise StartupError(f"{path}:{number}: a prompt is an object with `messages`, `turns` or `prompt`")
         prompts.append(Prompt(str(row.get("id", number)), str(row.get("category", "all")), messages))
     if not prompts:
         raise StartupError(f"{path} holds no prompt")
     return prompts
+
+
+def _first(turns: object) -> object:
+    return turns[0] if isinstance(turns, list) and turns else None
 
 
 def random_ids(num_prompts: int, num_tokens: int, seed: int) -> list[Prompt]:
@@ -88,7 +92,7 @@ def _user(text: str) -> tuple[dict[str, Any], ...]:
 
 def _json_lines(path: Path) -> Iterator[Any]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"prompts cannot be read: {error}") from error
     for number, line in enumerate(lines, 1):

@@ -116,9 +116,17 @@ async def ask(client: httpx.AsyncClient, prompt: Prompt, asked: Asked) -> Answer
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    async for line in response.aiter_lines():
-        if line.startswith("data: {"):
-            yield json.loads(line[6:])
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")  # text may hold what else ends lines
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data.startswith(b"{"):
+                try:
+                    event = json.loads(data)
+                except ValueError as error:
+                    raise ServerRefused(f"an event is no JSON: {error}") from error
+                yield event
 
 
 def _has_text(choice: dict[str, Any]) -> bool:

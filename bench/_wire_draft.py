@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -55,7 +55,7 @@ class Stamping(Drafting):
 
     async def frames(
         self, table: SessionTable, rounds: Sequence[verify_pb2.Round], lost: Sequence[Lost] = ()
-    ) -> AsyncIterator[verify_pb2.SpeculateRequest]:
+    ) -> AsyncGenerator[verify_pb2.SpeculateRequest]:
         """As Drafting's."""
         verdicts = [round for round in rounds if round.verdicts]
         answered = not verdicts

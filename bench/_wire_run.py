@@ -78,8 +78,9 @@ async def process(module: str, *words: str) -> AsyncIterator[None]:
     finally:
         if child.returncode is None:
             child.send_signal(signal.SIGTERM)
-        if await child.wait() != 0:
-            raise Unavailable(f"{module} ended with {child.returncode}")
+        await child.wait()
+    if child.returncode != 0:
+        raise Unavailable(f"{module} ended with {child.returncode}")
 
 
 async def play(setting: Setting, folder: Path) -> Played:

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench._flags import output_file
 from draft_service.drafters.base import DraftRequest
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import pack_rows
@@ -179,7 +180,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--output", type=Path, default=None, help="file for the figures as JSON")
+    parser.add_argument("--output", type=output_file, default=None, help="file for the figures as JSON")
     args = parser.parse_args(argv)
     target = resolve_model(args.model)
     rows: list[Row] = []

@@ -12,8 +12,8 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from bench._flags import output_file
 from bench._metered import metered
 from bench.mt_bench import WARM_UP, ask_outrider, choose
 from engine.embedded import ensure_embedded_model
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="outrider bench early", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--per-category", type=int, default=1, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
-    parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
+    parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
     every = [
         found(algorithm, *_measured(args, algorithm, serve_flags))

@@ -27,6 +27,7 @@ from pathlib import Path
 import grpc.aio
 import httpx
 
+from bench._flags import output_file
 from bench._gguf import ensure_gguf
 from bench._load import model_of, open_client
 from bench._server import Served, free_port, serving
@@ -179,7 +180,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 4], help="tokens in a response")
     parser.add_argument("--step-ms", type=float, default=5.0, help="time of a step of the verify service")
     parser.add_argument("--vllm-python", type=Path, help="interpreter of an environment with vLLM")
-    parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
+    parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
     args = parser.parse_args(words)
     os.environ.setdefault("OUTRIDER_LOG_LEVEL", "error")
     folder = resolve_model(None)

@@ -30,7 +30,7 @@ from typing import Any
 
 import uvloop
 
-from bench._flags import counts, positive
+from bench._flags import above_zero, counts, output_file, positive
 from bench._pairs import PLAIN, PLANNED, Load, Way, child, enlisted, fixed, measure, prompts, stub_of, summary, table
 from bench._wire_script import PROMPT_LEN, Setting
 from outrider import env, rpc
@@ -84,8 +84,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--batch", type=counts, default=[1, 4, 8, 16, 32], help="numbers of streams")
     parser.add_argument("--stand-in", action="store_true", help="scripted networks instead of real ones")
-    parser.add_argument("--verify-ms", type=float, default=7.5, help="the stand-in target's step, without its rows")
-    parser.add_argument("--draft-ms", type=float, default=4.9, help=f"the stand-in drafter's {_MOST_STEPS} steps")
+    parser.add_argument("--verify-ms", type=above_zero, default=7.5, help="a step of the stand-in target, rows apart")
+    parser.add_argument("--draft-ms", type=above_zero, default=4.9, help=f"the stand-in drafter's {_MOST_STEPS} steps")
     parser.add_argument("--accept-length", type=float, default=3.69, help="of the stand-in's longest chains")
     parser.add_argument("--fixed", type=trees, help="trees, STEPS,BRANCHES,TOKENS/..., or none")
     parser.add_argument("--turns", type=positive, default=3, help="how often all ways are run")
@@ -93,7 +93,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, default=2, help="of verify's forward pass, and of the drafter's")
     parser.add_argument("--model-path", type=Path, help="the target; default: the embedded model")
     parser.add_argument("--quantization", help="of the target, and of a draft model with it")
-    parser.add_argument("--output", type=Path, help="JSON file")
+    parser.add_argument("--output", type=output_file, help="JSON file")
     args = parser.parse_args(words)
     if args.stand_in and (args.model_path or args.quantization):
         parser.error("--stand-in has no model; --model-path and --quantization are for real ones")

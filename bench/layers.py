@@ -15,11 +15,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from bench._flags import above_zero, counts, output_file, positive
 from engine.batch import Segment
 from engine.config import ModelConfig
 from engine.loader import resolve_model
@@ -133,13 +133,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--model-path", default=None, help="folder or hub id (default: the embedded model)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--quantization", default=None, help="int8, int8_dynamic or int4 (default: none)")
-    parser.add_argument("--context", type=int, default=512, help="tokens in the cache (default: 512)")
-    parser.add_argument("--tokens", default="1,4,8,16", help="tokens of a step (default: 1,4,8,16)")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: all cores)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="time for each step size (default: 3)")
+    parser.add_argument("--context", type=positive, default=512, help="tokens in the cache (default: 512)")
+    parser.add_argument("--tokens", type=counts, default="1,4,8,16", help="tokens of a step (default: 1,4,8,16)")
+    parser.add_argument("--threads", type=positive, default=None, help="CPU threads (default: all cores)")
+    parser.add_argument("--seconds", type=above_zero, default=3.0, help="time for each step size (default: 3)")
     parser.add_argument("--contiguous", action="store_true", help="KV in one piece of the pool, as in a fresh server")
     parser.add_argument("--no-onednn", action="store_true", help="leave the comparison with oneDNN out")
-    parser.add_argument("--output", type=Path, help="write the figures as JSON")
+    parser.add_argument("--output", type=output_file, help="write the figures as JSON")
     return parser.parse_args(argv)
 
 
@@ -148,12 +148,11 @@ def main(argv: list[str]) -> int:
     options = parse(argv)
     if options.threads:
         torch.set_num_threads(options.threads)
-    counts = [int(item) for item in options.tokens.split(",")]
     runner, prefill_rate = prefilled_runner(
-        options.model_path, options.dtype, options.context, max(counts), is_contiguous=options.contiguous,
+        options.model_path, options.dtype, options.context, max(options.tokens), is_contiguous=options.contiguous,
         quantization=options.quantization,
     )  # fmt: skip
-    rows = [measure(runner, options.context, count, options.seconds) for count in counts]
+    rows = [measure(runner, options.context, count, options.seconds) for count in options.tokens]
     if not options.no_onednn:
         products = onednn_products(runner.config, runner.dtype)
         for row in rows:

@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from bench._flags import output_file
 from outrider.errors import StartupError
 
 QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
@@ -198,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
     parser.add_argument("--alone", action="store_true", help="leave transformers out")
-    parser.add_argument("--output", type=Path, help="file for all results, as JSON")
+    parser.add_argument("--output", type=output_file, help="file for all results, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
     serve = subprocess.Popen(
         [sys.executable, "-m", "outrider", "serve", "--port=0", *serve_flags], stdout=subprocess.PIPE, text=True

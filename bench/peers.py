@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 from bench._drive import Batch, Plan, drive, num_prompts
-from bench._flags import counts, positive
+from bench._flags import counts, output_file, positive
 from bench._install import install_llama, install_vllm
 from bench._load import Load, model_of, open_client
 from bench._plot import check_plot, plot
@@ -56,8 +56,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--install", type=Path, metavar="FOLDER", help="fetch vLLM and llama.cpp into a folder where no path is given")
     add("--startup-timeout-s", type=float, default=600, help="how long a server may take to come up")
     add("--logs", type=Path, help="folder for what the servers say; default: a temporary one")
-    add("--output", type=Path, help="file for all figures, as JSON, written anew after each round")
-    add("--plot", type=Path, help="file for a picture of the medians (.png, .svg or .pdf)")
+    add("--output", type=output_file, help="file for all figures, as JSON, written anew after each round")
+    add("--plot", type=output_file, help="file for a picture of the medians (.png, .svg or .pdf)")
     args = parser.parse_args(argv)
     check_plot(args.plot)
     return args

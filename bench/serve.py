@@ -19,7 +19,7 @@ import httpx
 
 from bench._drive import Batch, Plan, drive, num_prompts
 from bench._figures import SCHEMA, Figures, request_rows, table
-from bench._flags import counts, json_object, positive, rates
+from bench._flags import counts, json_object, natural, not_below_zero, output_file, positive, rates
 from bench._load import Load, Run, model_of, open_client
 from bench._plot import check_plot, plot
 from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
@@ -44,13 +44,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     load.add_argument("--request-rate", type=rates, help="requests a second at random moments, as 0.5,2")
     add("--num-prompts", type=positive, help="requests under each load; default: 24 or more, by the number of streams")
     add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
-    add("--temperature", type=float, default=0.0)
+    add("--temperature", type=not_below_zero, default=0.0)
     add("--ignore-eos", action="store_true", help="every answer runs to --max-tokens")
     add("--extra-body", type=json_object, default={}, metavar="JSON", help="more fields for each request")
-    add("--warm-up", type=int, default=2, metavar="N", help="short requests before anything is measured")
+    add("--warm-up", type=natural, default=2, metavar="N", help="short requests before anything is measured")
     add("--seed", type=int, default=0, help="of random prompts and of the moments of sending")
-    add("--output", type=Path, help="file for the figures, as JSON")
-    add("--plot", type=Path, help="file for a picture of them (.png, .svg or .pdf)")
+    add("--output", type=output_file, help="file for the figures, as JSON")
+    add("--plot", type=output_file, help="file for a picture of them (.png, .svg or .pdf)")
     args = parser.parse_args(argv)
     check_plot(args.plot)
     return args

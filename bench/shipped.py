@@ -20,6 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from bench._flags import output_file
 from bench.mt_bench import answer_tokens
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="outrider bench shipped", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
-    parser.add_argument("--output", type=Path, default=SPEEDS, help="file for the table")
+    parser.add_argument("--output", type=output_file, default=SPEEDS, help="file for the table")
     args, serve_flags = parser.parse_known_args(argv)
     measured = {
         algorithm: of_rows(_measured(args, algorithm, serve_flags))

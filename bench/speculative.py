@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from bench._figures import percentile
-from bench._flags import positive
+from bench._flags import output_file, positive
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
 from bench._load import Load, Run, model_of, open_client, run
 from bench._prompts import Prompt, from_file, mt_bench
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add("--num-prompts", type=positive, default=16, help="requests of a setting, at least the batch size")
     add("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
     add("--max-tokens", type=positive, default=512, help="tokens of an answer")
-    add("--output", type=Path, default=Path("output.jsonl"), help="JSON Lines file, one line added for each setting")
+    add("--output", type=output_file, default=Path("output.jsonl"), help="JSON Lines, a line added for each setting")
     return parser.parse_known_args(argv)
 
 

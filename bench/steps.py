@@ -16,11 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench._flags import output_file
 from outrider.args import VerifyArgs
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="outrider bench steps", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--batch", type=_numbers, default=(1, 8, 32), help="sessions; default: 1,8,32")
     parser.add_argument("--context", type=_numbers, default=(128, 1024), help="tokens of each; default: 128,1024")
-    parser.add_argument("--output", type=Path, default=None, help="file for the figures as JSON")
+    parser.add_argument("--output", type=output_file, default=None, help="file for the figures as JSON")
     options, verify_flags = parser.parse_known_args(argv)
     tokens = max(options.batch) * (max(options.context) + 3 * STEPS)
     args = VerifyArgs.parse([f"--max-total-tokens={tokens}", *verify_flags])

@@ -13,8 +13,8 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
+from bench._flags import output_file, positive
 from bench._metered import metered
 from bench.mt_bench import WARM_UP, Answer, ask_outrider, choose
 from outrider.scrape import Span
@@ -70,9 +70,9 @@ def gain_of(plain: Side, speculative: Side) -> Gain:
 def main(argv: list[str] | None = None) -> int:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(prog="outrider bench theory", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--per-category", type=int, default=1, help="questions of each of the eight categories")
+    parser.add_argument("--per-category", type=positive, default=1, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
-    parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
+    parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
     found = gain_of(*_measured(args, serve_flags))
     cells = [f"{value:.2f}" for value in asdict(found).values()]

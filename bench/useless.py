@@ -22,7 +22,7 @@ from typing import Any
 
 import uvloop
 
-from bench._flags import counts, positive
+from bench._flags import counts, not_below_zero, output_file, positive
 from bench._pairs import PLAIN, PLANNED, Load, child, enlisted, measure, prompts, stub_of, summary, table
 from outrider import rpc
 
@@ -43,10 +43,10 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=positive, default=5, help="how often both ways are run")
     parser.add_argument("--max-tokens", type=positive, default=64, help="tokens of an answer")
     parser.add_argument("--drafter", choices=("wrong", "ngram"), default="wrong")
-    parser.add_argument("--draft-ms", type=float, default=0.0, help="CPU time of a wrong drafter's call")
+    parser.add_argument("--draft-ms", type=not_below_zero, default=0.0, help="CPU time of a wrong drafter's call")
     parser.add_argument("--threads", type=positive, default=2, help="of verify's forward pass")
     parser.add_argument("--model-path", type=Path, help="the target; default: the embedded model")
-    parser.add_argument("--output", type=Path, help="JSON file")
+    parser.add_argument("--output", type=output_file, help="JSON file")
     return parser.parse_args(words)
 
 

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from bench._flags import positive
+from bench._flags import above_zero, natural, not_below_zero, output_file, positive
 from bench._wire_echo import round_trips_ms
 from bench._wire_hops import rounds
 from bench._wire_picture import draw
@@ -66,26 +66,33 @@ def main(words: list[str] | None = None) -> int:
 
 def _parse(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="outrider bench wire", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--verify-ms", type=float, default=7.5, help="the target's step")
-    parser.add_argument("--draft-ms", type=float, default=3.5, help="the drafter's round")
+    parser.add_argument("--verify-ms", type=above_zero, default=7.5, help="the target's step")
+    parser.add_argument("--draft-ms", type=above_zero, default=3.5, help="the drafter's round")
     parser.add_argument("--accept-length", type=float, default=3.69, help="tokens committed a round, on average")
     parser.add_argument("--hit-rate", type=float, default=0.9, help="chance that a bonus is guessed right")
-    parser.add_argument("--round-trip-ms", type=float, help="R of the theory; default: as the echo measures it")
+    parser.add_argument("--round-trip-ms", type=not_below_zero, help="R of the theory; default: as echoed")
     parser.add_argument("--batch", type=positive, default=1, help="sessions at once")
     parser.add_argument("--topk", type=int, choices=range(1, NUM_TOP), default=1, metavar="1..15", help="branches")
     parser.add_argument("--num-steps", type=positive, default=5, help="depth of a tree")
     parser.add_argument("--num-draft-tokens", type=positive, help="nodes and root; default: 16, of a chain all")
     parser.add_argument("--feature-width", type=int, default=LLAMA_8B_EAGLE3_WIDTH, help="of a row; 0: none")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of each run, by the theory")
+    parser.add_argument("--seconds", type=above_zero, default=5.0, help="length of each run, by the theory")
     parser.add_argument("--burn", action="store_true", help="burn CPU instead of sleeping")
     parser.add_argument("--busy-poll", choices=("auto", "on", "off"), default="auto", help="as of the services")
     parser.add_argument("--core-placement", choices=("auto", "off"), default="auto", help="as of `outrider serve`")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="JSON file")
-    parser.add_argument("--picture", type=Path, help="picture of some rounds, .svg or .png; for --batch 1")
+    parser.add_argument("--seed", type=natural, default=0)
+    parser.add_argument("--output", type=output_file, help="JSON file")
+    parser.add_argument("--picture", type=output_file, help="picture of some rounds, .svg or .png; for --batch 1")
     args = parser.parse_args(words)
-    if not 1.0 <= args.accept_length <= args.num_steps + 1:
-        parser.error(f"--accept-length is {args.accept_length}; {args.num_steps} steps give 1 to {args.num_steps + 1}")
+    args.num_draft_tokens = args.num_draft_tokens or (args.num_steps + 1 if args.topk == 1 else 16)
+    if args.num_draft_tokens < 2:
+        parser.error(f"--num-draft-tokens is {args.num_draft_tokens}; with its root a tree has at least 2")
+    most = min(args.num_steps + 1, args.num_draft_tokens)
+    if not 1.0 <= args.accept_length <= most:
+        parser.error(
+            f"--accept-length is {args.accept_length}; {args.num_steps} steps and {args.num_draft_tokens} draft tokens "
+            f"give 1 to {most}"
+        )
     if not 0.0 <= args.hit_rate <= 1.0:
         parser.error(f"--hit-rate is {args.hit_rate}; it must be from 0 to 1")
     if args.feature_width % 3 or args.feature_width < 0:
@@ -95,10 +102,9 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
 
 def _setting(args: argparse.Namespace, *, early: bool) -> Setting:
     cycle_ms = args.verify_ms + (0.0 if early else args.draft_ms)
-    tree = args.num_steps + 1 if args.topk == 1 else 16
     return Setting(
         verify_ms=args.verify_ms, draft_ms=args.draft_ms, accept_length=args.accept_length, hit_rate=args.hit_rate,
-        batch=args.batch, topk=args.topk, num_steps=args.num_steps, num_draft_tokens=args.num_draft_tokens or tree,
+        batch=args.batch, topk=args.topk, num_steps=args.num_steps, num_draft_tokens=args.num_draft_tokens,
         feature_width=args.feature_width, num_tokens=max(32, int(1000 * args.seconds / cycle_ms * args.accept_length)),
         burn=args.burn, early=early, seed=args.seed, cores=_cores(args),
         busy_poll=is_wanted(args.busy_poll, on_device=not args.burn),

@@ -42,7 +42,8 @@ class AdaptivePlanner:
             size: _State(min(tier.candidate_steps, key=lambda candidate: abs(candidate - steps)))
             for size, tier in tiers.items()
         }
-        self.current = Plan(TreeShape(max(steps, 1), 1, max(steps, 1) + 1), speculate=steps > 0)
+        shape = TreeShape(max(steps, 1), 1, max(steps, 1) + 1)
+        self.current = Plan(shape, speculate=steps > 0, outcomes=outcomes if steps else 0)
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:
         """See Planner."""
@@ -72,7 +73,7 @@ class AdaptivePlanner:
 
     def _plan(self, steps: int, outcomes: int) -> Plan:
         if steps == 0:
-            return Plan(self.current.shape, speculate=False, outcomes=0)
+            return Plan(self.current.shape, speculate=False)
         return Plan(TreeShape(steps, 1, steps + 1), outcomes=outcomes)
 
     @staticmethod

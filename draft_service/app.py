@@ -13,6 +13,7 @@ from pathlib import Path
 import uvloop
 
 from outrider import env, rpc, serving
+from outrider.algorithms import algorithm_name
 from outrider.args import DraftArgs
 from outrider.busy_poll import is_wanted
 from outrider.dialing import Dial, dialer_of
@@ -25,7 +26,7 @@ from outrider.stopping import Stopping, stopped_by_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tracing import tracing_of
-from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from outrider.v1 import draft_pb2, draft_pb2_grpc
 
 log = get_logger(__name__)
 
@@ -124,7 +125,7 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
         async with strangers.watched([address]), telling as metrics_address:
             await server.start()
             await rpc.set_serving(health, [SERVICE], True)
-            name = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
+            name = algorithm_name(drafter.algorithm)
             announce(f"draft serves {name} at {address} for {', '.join(args.verify_address)}")
             if metrics_address is not None:
                 announce(f"draft tells metrics at {metrics_address}")

@@ -144,10 +144,12 @@ class Copier:
         for extension in extensions:
             known = self._known.get(extension.session.uid)
             for credit in extension.verdict.credits:
-                accepted = len(credit.accepted_nodes)
-                if extension.copied:
+                sent, accepted = extension.session.sent.get(credit.proposal_id), len(credit.accepted_nodes)
+                if sent is None:
+                    continue
+                if isinstance(sent.memo, Copied):
                     self.num_accepted += accepted
-                elif known is not None and credit.proposal_id in extension.session.sent:
+                elif known is not None:
                     known.from_model += _ALPHA * (accepted - known.from_model)
                     self._from_model += _SHARED_ALPHA * (accepted - self._from_model)
 

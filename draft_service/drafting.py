@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -58,8 +58,10 @@ class Drafting:
 
     async def frames(
         self, table: SessionTable, rounds: Sequence[verify_pb2.Round], lost: Sequence[Lost] = ()
-    ) -> AsyncIterator[verify_pb2.SpeculateRequest]:
+    ) -> AsyncGenerator[verify_pb2.SpeculateRequest]:
         """Applies rounds, oldest first, and gives the frames to send: releases, trees, and then trees drafted early.
+
+        To be closed by who does not take all of them: sessions that the rounds closed are forgotten then.
 
         lost: sessions whose feature rows cannot be had; they are given up.
         """
@@ -68,6 +70,14 @@ class Drafting:
             session = table.get(gone.session, gone.generation)
             if session is not None:
                 table.release(session, verify_pb2.RELEASE_REASON_FEATURES, gone.detail, changes)
+        closed = changes.closed
+        try:
+            async for frame in self._frames(table, changes):
+                yield frame
+        finally:  # the stream may break at each frame, and the table does not know them any more
+            await self.forget(closed)
+
+    async def _frames(self, table: SessionTable, changes: Changes) -> AsyncGenerator[verify_pb2.SpeculateRequest]:
         plan, extended = self.planner.current, changes.extended
         due = table.take_due()
         having = [session for session in due if table.has_tree(session)]
@@ -186,7 +196,9 @@ class Drafting:
         if changes.closed:
             if news:
                 await self._guarded(table, changes, news)
-            await self.forget(changes.closed)
+            closed = list(changes.closed)
+            changes.closed.clear()
+            await self.forget(closed)
             news = []
         result = None
         if news or call.sessions:

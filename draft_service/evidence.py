@@ -83,10 +83,9 @@ class StepTimes(CostTable):
     Beyond those that were seen it goes on as they do, or rises little: what nothing is known of is tried.
     """
 
-    @property
-    def _row_ms(self) -> float:
-        span = self._xs[-1] - self._xs[0]
-        return (self._ys[-1] - self._ys[0]) / span if span else _ROW_GUESS * self._ys[-1]
+    def _row_ms(self, xs: list[int], ys: list[float]) -> float:
+        span = xs[-1] - xs[0]
+        return (ys[-1] - ys[0]) / span if span else _ROW_GUESS * ys[-1]
 
 
 class CallTimes:

@@ -10,7 +10,10 @@ import grpc.aio
 
 from outrider import rpc
 from outrider.dialing import Dial
+from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
+
+log = get_logger(__name__)
 
 FETCH_TIMEOUT_S = 60.0
 MAX_FETCHES = 2  # at once: pieces of more would only wait for one another
@@ -77,6 +80,9 @@ class FeatureFetcher:
                     first_pos = await self._fetch_range(key, first_pos, self._ends[key])
         except grpc.aio.AioRpcError as error:
             await self._deliver(Lost(*key, f"{error.code().name}: {error.details()}"))
+        except Exception as error:  # certificates that cannot be read, say: a session must not wait for nothing
+            log.error("feature rows cannot be fetched", address=self._address, exc_info=error)
+            await self._deliver(Lost(*key, f"{type(error).__name__}: {error}"))
         finally:
             del self._ends[key]
 

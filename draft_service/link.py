@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -201,11 +202,13 @@ class VerifyLink:
             while True:
                 rounds, lost, end = _sorted(await arrivals.take())
                 self.stats.rounds += len(rounds)
-                async for frame in self.drafting.frames(table, rounds, lost):
-                    await self._send(call, frame)  # before all that can wait: so does verify
-                    poll.asked(len(frame.proposals.proposals))
-                    self.stats.proposals += len(frame.proposals.proposals)
-                    self.drafting.counts.sent(frame.proposals.proposals)
+                async with contextlib.aclosing(self.drafting.frames(table, rounds, lost)) as frames:
+                    async for frame in frames:
+                        await self._send(call, frame)  # before all that can wait: so does verify
+                        if proposals := frame.proposals.proposals:
+                            poll.asked(len(proposals))
+                            self.stats.proposals += len(proposals)
+                            self.drafting.counts.sent(proposals)
                 if end is not None:
                     break
         finally:

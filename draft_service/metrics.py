@@ -8,8 +8,9 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafting import Drafting
 from draft_service.planning import Planner
 from draft_service.worker import Worker
+from outrider.algorithms import algorithm_name
 from outrider.metrics import Families, Family, Reading, new_registry
-from outrider.v1 import common_pb2, draft_pb2
+from outrider.v1 import draft_pb2
 
 FAMILIES = (
     Family("outrider_draft_links", "gauge", "Streams to verify services.", ("state",)),
@@ -71,7 +72,7 @@ def make_registry(drafter: Drafter, drafting: Drafting, worker: Worker) -> Colle
         reading.add("outrider_ngram_nodes", nodes)
         reading.add("outrider_ngram_capacity_nodes", capacity)
 
-    name = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
+    name = algorithm_name(drafter.algorithm)
     registry = new_registry()
     registry.register(Families(FAMILIES, read, [("algorithm", name)]))
     return registry

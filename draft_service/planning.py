@@ -15,7 +15,7 @@ from typing import Protocol
 
 from draft_service.drafters.shape import TreeShape
 from draft_service.evidence import MAX_DEPTH, Evidence
-from draft_service.overlap import MAX_OUTCOMES, OverlapRule
+from draft_service.overlap import OverlapRule
 from draft_service.session import Extension, Grown
 from outrider.v1 import verify_pb2
 
@@ -42,7 +42,7 @@ class Plan:
 
     shape: TreeShape | None = None
     speculate: bool = True
-    outcomes: int = MAX_OUTCOMES
+    outcomes: int = 0
     least_reach: float = 0.0
 
 

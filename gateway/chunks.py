@@ -14,7 +14,8 @@ from gateway.logprobs import ChatLogprobs, PieceOf, TextLogprobs, chat_logprobs
 from gateway.parts import CallArguments, CallBegin, Content, Part
 from gateway.responses import Usage
 from gateway.text_stream import Delta, Piece
-from outrider.v1 import common_pb2, verify_pb2
+from outrider.algorithms import algorithm_name
+from outrider.v1 import verify_pb2
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.encode
@@ -47,7 +48,7 @@ def origin_of(piece: Piece) -> dict[str, Any]:
     """One token: `depth` is its place in the tree of its step, null for the target's own."""
     return {
         "id": piece.token, "text": piece.text, "origin": piece.origin, "step": piece.step,
-        "depth": piece.depth or None, "drafter": algorithm_name(piece.algorithm),
+        "depth": piece.depth or None, "drafter": algorithm_name(piece.algorithm) if piece.algorithm else None,
     }  # fmt: skip
 
 
@@ -64,13 +65,6 @@ def tree_of(tree: verify_pb2.VerifiedTree, step: int, piece_of: PieceOf) -> dict
             for token, parent, accepted, probability in columns
         ],
     }  # fmt: skip
-
-
-def algorithm_name(algorithm: common_pb2.Algorithm | None) -> str | None:
-    """NGRAM and so on."""
-    if not algorithm:
-        return None
-    return common_pb2.Algorithm.Name(algorithm).removeprefix("ALGORITHM_")
 
 
 class Chunks:

@@ -6,6 +6,7 @@ label holds a request, a session or a user.
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -15,8 +16,8 @@ from prometheus_client.registry import Collector
 
 from gateway.replicas import ReplicaSet
 from gateway.text_stream import SpeculationCount
+from outrider.algorithms import algorithm_name
 from outrider.metrics import SECONDS, Buckets, Families, Family, Reading, new_registry, text
-from outrider.v1 import common_pb2
 
 _EACH_TOKEN = (
     Family("outrider_generation_tokens_total", "counter", "Tokens given to clients."),
@@ -137,21 +138,8 @@ class _Replicas(Collector):
     def _drafters(self) -> Iterator[Metric]:
         labels = ["replica", "algorithm"]
         up = GaugeMetricFamily("outrider_drafter_up", "Drafters that are enlisted.", labels=labels)
-        proposals = CounterMetricFamily(
-            "outrider_proposals", "Proposals by what became of them.", labels=[*labels, "result"]
-        )
         for address, info in self._replicas.infos:
-            counts: dict[str, int] = {}
-            results: dict[tuple[str, str], int] = {}
-            for drafter in info.drafters:
-                algorithm = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
-                counts[algorithm] = counts.get(algorithm, 0) + 1
-                for result, number in drafter.proposals.items():
-                    if result.endswith("_tokens"):
-                        continue  # a count of tokens, not of proposals
-                    results[algorithm, result] = results.get((algorithm, result), 0) + number
-            for algorithm, number in counts.items():
+            names = [algorithm_name(drafter.algorithm) for drafter in info.drafters]
+            for algorithm, number in collections.Counter(names).items():
                 up.add_metric([address, algorithm], number)
-            for (algorithm, result), number in results.items():
-                proposals.add_metric([address, algorithm, result], number)
-        yield from (up, proposals)
+        yield up

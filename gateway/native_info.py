@@ -6,11 +6,11 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 import outrider
-from gateway.chunks import algorithm_name
 from gateway.exchange import json_response
 from gateway.native_schemas import FlushReport, InternalState, ModelInfoReport
 from gateway.replicas import ServerInfo
 from gateway.service import gateway_of
+from outrider.algorithms import algorithm_name
 
 
 async def get_model_info(request: Request) -> ASGIApp:

@@ -11,6 +11,9 @@ _ALPHA = 0.1  # weight of a new measurement in a moving average
 _FADE = 0.99  # of what is known of the other points, with each measurement
 _MOST_WEIGHT = 1e9
 
+Line = tuple[list[int], list[float]]
+"""Points, ascending, and their times."""
+
 
 class CostTable:
     """Milliseconds of a step by its rows, measured, between the points by straight lines.
@@ -25,6 +28,7 @@ class CostTable:
         self._counts = dict.fromkeys(self._ms, 1 / _ALPHA)  # of measurements that each stands for, as far as they count
         self._weights = dict(self._counts)
         self._newest = 1.0  # weight of a measurement made now, beside those of older ones
+        self._line: Line = [], []
         self._refresh()
 
     def observe(self, rows: int, ms: float) -> None:
@@ -43,52 +47,53 @@ class CostTable:
 
     def ms(self, rows: float) -> float:
         """Expected time of a step with that many rows; 1 where nothing is measured yet."""
-        return self._between(bisect.bisect_left(self._xs, rows), rows) if self._xs else 1.0
+        line = self._line
+        return self._between(line, bisect.bisect_left(line[0], rows), rows) if line[0] else 1.0
 
     def ms_from(self, rows: int, count: int) -> list[float]:
         """`ms` of so many steps, of `rows` and on: sooner than numpy begins where they are few."""
-        xs = self._xs
-        if not xs:
+        line = self._line
+        if not (xs := line[0]):
             return [1.0] * count
         found: list[float] = []
         at = bisect.bisect_left(xs, rows)
         for each in range(rows, rows + count):
             at += at < len(xs) and xs[at] < each
-            found.append(self._between(at, each))
+            found.append(self._between(line, at, each))
         return found
 
     def ms_each(self, rows: NDArray[np.integer]) -> NDArray[np.float64]:
         """`ms` of many."""
-        if not self._xs:
+        xs, ys = self._line
+        if not xs:
             return np.ones_like(rows, np.float64)
-        ms = np.interp(rows, self._xs, self._ys)
-        beyond = np.maximum(0, np.asarray(rows) - self._xs[-1])
-        return ms + beyond * self._row_ms
+        beyond = np.maximum(0, np.asarray(rows) - xs[-1])
+        return np.interp(rows, xs, ys) + beyond * self._row_ms(xs, ys)
 
-    def _between(self, at: int, rows: float) -> float:
+    def _between(self, line: Line, at: int, rows: float) -> float:
         """`ms` of so many rows, more than point number at - 1 and no more than point number `at`."""
-        xs, ys = self._xs, self._ys
+        xs, ys = line
         if at == len(xs):
-            return ys[-1] + (rows - xs[-1]) * self._row_ms
+            return ys[-1] + (rows - xs[-1]) * self._row_ms(xs, ys)
         if at == 0 or xs[at] == rows:
             return ys[at]
         slope = (ys[at] - ys[at - 1]) / (xs[at] - xs[at - 1])
         return slope * (rows - xs[at - 1]) + ys[at - 1]
 
-    @property
-    def _row_ms(self) -> float:
+    def _row_ms(self, xs: list[int], ys: list[float]) -> float:
         """What each row costs beyond the points."""
-        return self._ys[-1] / self._xs[-1]
+        return ys[-1] / xs[-1]
 
     def _refresh(self) -> None:
         """Isotonic regression, by pooling neighbours that violate the order."""
-        self._xs = sorted(self._ms)
+        xs = sorted(self._ms)
         pools: list[tuple[float, float, int]] = []  # mean, weight, points
-        for x in self._xs:
+        for x in xs:
             ms, weight, count = self._ms[x], self._weights[x], 1
             while pools and pools[-1][0] > ms:
                 before_ms, before, points = pools.pop()
                 ms = (before_ms * before + ms * weight) / (before + weight)
                 weight, count = before + weight, count + points
             pools.append((ms, weight, count))
-        self._ys = [ms for ms, _, count in pools for _ in range(count)]
+        # At once: while one thread takes a step in, another may ask.
+        self._line = xs, [ms for ms, _, count in pools for _ in range(count)]

@@ -8,6 +8,7 @@ from typing import cast
 
 import grpc.aio
 
+from outrider.algorithms import algorithm_name
 from outrider.args.admin import DraftersArgs
 from outrider.auth import TokenFile, token_file
 from outrider.dialing import Dialer, common_name
@@ -76,7 +77,7 @@ async def _list(
     if not found.drafters:
         say(f"{address}: no drafter is enlisted")
     for algorithm in found.disabled_algorithms:
-        say(f"{address}: {_name(algorithm)} is disabled")
+        say(f"{address}: {algorithm_name(algorithm)} is disabled")
     return [_row(address, drafter) for drafter in found.drafters]
 
 
@@ -92,13 +93,13 @@ async def _switch(
     algorithm = cast("common_pb2.Algorithm", number)
     switch = admin_pb2.SetAlgorithmRequest(algorithm=algorithm, enabled=action == "enable")
     moved = (await stub.SetAlgorithm(switch, timeout=args.timeout_s)).moved_sessions
-    say(f"{address}: {_name(algorithm)} is {action}d{_moved(moved)}")
+    say(f"{address}: {algorithm_name(algorithm)} is {action}d{_moved(moved)}")
 
 
 def _row(address: str, drafter: admin_pb2.ManagedDrafter) -> tuple[str, ...]:
     share = f"{drafter.accepted_tokens / drafter.draft_tokens:.0%}" if drafter.draft_tokens else "-"
     return (
-        address, drafter.drafter_id, _name(drafter.algorithm), _mode(drafter.mode),
+        address, drafter.drafter_id, algorithm_name(drafter.algorithm), _mode(drafter.mode),
         f"{drafter.sessions}/{drafter.max_sessions}", str(drafter.silent_sessions), share, drafter.draft_model or "-",
     )  # fmt: skip
 
@@ -106,10 +107,6 @@ def _row(address: str, drafter: admin_pb2.ManagedDrafter) -> tuple[str, ...]:
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def _name(algorithm: common_pb2.Algorithm) -> str:
-    return common_pb2.Algorithm.Name(algorithm).removeprefix("ALGORITHM_")
 
 
 def _mode(mode: admin_pb2.DrafterMode) -> str:

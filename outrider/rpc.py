@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -24,18 +25,24 @@ log = get_logger(__name__)
 # gRPC's newer event engine passes each message through more threads: a round trip takes a fifth longer with it.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
+# A caller that goes while its call ends is gRPC's one reason for a line with a traceback.
+logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "ExecuteBatchError" not in str(record.msg))
+
 _unread_lines = Throttle()
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 _DETAILS_KEY = "grpc-status-details-bin"
 _LOST = "Internal error from Core"  # what grpc.aio says of a write that fails
+_ENDED = "the call ended while it was written to; why, gRPC does not say"
 
 _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+    # Keepalive's pings wait for their answers as long as all pings do: a minute, unless that is said too.
+    ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
@@ -138,7 +145,7 @@ def is_lost(error: grpc.aio.AioRpcError) -> bool:
 def error_from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
     """Our error for a peer's status, with the field, code and retry delay that its details carry."""
     if is_lost(error):
-        return Unavailable("the call ended while it was written to; why, gRPC does not say")
+        return Unavailable(_ENDED)
     trailing: Any = error.trailing_metadata() or ()
     details = next((value for key, value in trailing if key == _DETAILS_KEY and isinstance(value, bytes)), b"")
     return error_of(error.code(), error.details() or error.code().name, details)
@@ -233,6 +240,8 @@ def _wrap_stream(
 async def _abort(context: grpc.aio.ServicerContext, error: Exception, method: str) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, grpc.aio.InternalError):  # a write that failed, as a rule since the caller is gone
+        error = Unavailable(_ENDED)
     told = told_error(error, method)
     details = details_of(told)
     # What gRPC raises holds on to the error and to itself: what a broken stream held would wait for a collector.

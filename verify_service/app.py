@@ -278,6 +278,7 @@ def build_servicer(
         num_layers=config.num_layers,
         context_length=sizes.context_length,
         dtype=str(runner.dtype).removeprefix("torch."),
+        quantization=args.quantization,
         numerics_id=runner.numerics_id,
         eos_token_ids=config.eos_token_ids,
     )

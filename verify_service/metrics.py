@@ -9,8 +9,8 @@ from collections import Counter
 
 from prometheus_client import CollectorRegistry
 
+from outrider.algorithms import algorithm_name
 from outrider.metrics import Families, Family, Reading, new_registry
-from outrider.v1 import common_pb2
 from verify_service.counting import PHASES, CallTotals
 from verify_service.proposals import Refusal
 from verify_service.step_loop import StepLoop
@@ -87,13 +87,6 @@ def make_registry(engine: StepLoop, calls: CallTotals, model: str) -> CollectorR
     return registry
 
 
-def algorithm_name(algorithm: int) -> str:
-    """NGRAM, EAGLE3...; NONE for 0."""
-    if algorithm not in common_pb2.Algorithm.values():
-        return "UNKNOWN"
-    return "NONE" if algorithm == 0 else common_pb2.Algorithm.Name(algorithm).removeprefix("ALGORITHM_")
-
-
 def _read_requests(reading: Reading, engine: StepLoop, calls: CallTotals) -> None:
     scheduler = engine.scheduler
     reading.add("outrider_requests_running", len(scheduler.running))
@@ -161,9 +154,9 @@ def _read_drafters(reading: Reading, engine: StepLoop) -> None:
         for drafter in ours[:1]:
             reading.add("outrider_brake_tax_seconds", drafter.record.tax_ms / 1000, name)
         reading.add("outrider_drafter_outbox_bytes", sum(drafter.outbox.num_bytes for drafter in ours), name)
-        counts: Counter[str] = Counter(totals.counts)
+        counts = Counter(dict(totals.counts))  # copied in one go: the engine counts meanwhile
         for drafter in ours:
-            counts.update(drafter.counts)
+            counts.update(dict(drafter.counts))
         for result in _RESULTS:
             reading.add("outrider_proposals_total", counts[result], name, result)
         reading.add("outrider_proposed_tokens_total", totals.proposed_tokens, name)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from outrider.algorithms import algorithm_name
 from outrider.tracing import TRACEPARENT, Tracing, metadata_value
-from outrider.v1 import common_pb2, verify_pb2
+from outrider.v1 import verify_pb2
 from verify_service.session import Session
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class CallTrace:
             return
         attributes |= {"outrider.drafted": response.num_drafted, "outrider.accepted": response.num_accepted}
         if response.HasField("algorithm"):
-            name = common_pb2.Algorithm.Name(response.algorithm).removeprefix("ALGORITHM_")
+            name = algorithm_name(response.algorithm)
             attributes["outrider.algorithm"] = name
         self._tracing.record("round", self._parent, began_ns, now_ns, attributes)
 

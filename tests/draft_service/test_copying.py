@@ -19,7 +19,7 @@ from draft_service.drafting import Drafting
 from draft_service.evidence import Evidence
 from draft_service.planning import FixedPlanner, Plan
 from draft_service.repetition import MIN_MATCH, CopyRates
-from draft_service.session import Copied, Extension, Grown, Session
+from draft_service.session import Copied, Extension, Grown, Sent, Session
 from draft_service.sessions import InVerification
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2
@@ -411,3 +411,39 @@ async def test_a_closed_session_is_forgotten() -> None:
     assert rounds.drafting.copier is not None
     assert not rounds.drafting.copier._known
     rounds.model.close_down()
+
+
+@pytest.mark.asyncio
+async def test_sessions_are_forgotten_though_the_stream_breaks_while_a_copy_is_sent() -> None:
+    rounds = Rounds(LINE * 2)
+    closed: list[int] = []
+    rounds.model.close = lambda sessions: closed.extend(session.session for session in sessions)
+    await rounds.verdict([70, 71])
+    other = pb.Round(opened=[opened(session=2, tokens=[1, 2, 3], prompt_len=3)])
+    async for _ in rounds.drafting.frames(rounds.table, [other]):
+        pass
+    verdicts = [verdict(base_len=rounds.length, tokens=LINE[:4])]
+    ending = pb.Closed(session=2, generation=1, reason=pb.CLOSE_REASON_FINISHED)
+    frames = rounds.drafting.frames(rounds.table, [pb.Round(verdicts=verdicts, closed=[ending])])
+    first = await anext(frames)
+    assert len(first.proposals.proposals) == 1
+    assert closed == []
+    await frames.aclose()
+    assert closed == [2]
+    rounds.model.close_down()
+
+
+def test_each_of_joined_verdicts_credits_is_held_for_what_it_was() -> None:
+    sessions, copier = table(), Copier()
+    sessions.apply([pb.Round(opened=[opened(tokens=LINE, remaining_tokens=100, remaining_context=100)])])
+    session = sessions.get(1, 1)
+    assert session is not None
+    copier.draft(session, 4)  # makes it known
+    nodes = np.array([4, 5], np.int32), np.array([-1, 0], np.int32), bytes(2)
+    session.sent[1] = Sent(1, len(LINE), NO_IDS, *nodes, Copied(3))
+    session.sent[2] = Sent(2, len(LINE) + 1, NO_IDS, *nodes)
+    joined = verdict(base_len=len(LINE), tokens=[9, 4, 5, 8], steps=2)
+    joined.credits.add(proposal_id=1, root_node=-1, nodes_verified=2)
+    joined.credits.add(proposal_id=2, root_node=-1, nodes_verified=2, accepted_nodes=[0, 1])
+    copier.drafts(sessions, [], sessions.apply([pb.Round(verdicts=[joined])]).extended, is_asked=True)
+    assert copier.num_accepted == 0

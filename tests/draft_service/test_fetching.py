@@ -12,9 +12,10 @@ import grpc.aio
 import pytest
 
 from draft_service.drafters.base import DraftRequest, GivenUp
+from draft_service.fetching import FeatureFetcher, Lost
 from draft_service.session import Session
 from outrider.args import DraftArgs
-from outrider.errors import NotFound
+from outrider.errors import NotFound, StartupError
 from outrider.v1 import common_pb2
 from outrider.v1 import verify_pb2 as pb
 from tests.draft_service.fake_verify import FakeVerify, opened, rows, verdict
@@ -135,3 +136,21 @@ async def test_a_session_that_the_drafter_gives_up_is_released_and_not_proposed_
         assert (release.session, release.reason, release.detail) == (2, pb.RELEASE_REASON_CAPACITY, "no room")
         assert (await stream.proposal())[0].session == 1
         assert worker.links[0].num_sessions == 1
+
+
+async def test_rows_for_which_no_connection_can_be_made_are_lost(address: str) -> None:
+    def dial(address: str) -> grpc.aio.Channel:
+        raise StartupError("the certificate cannot be read")
+
+    delivered: list[pb.Round | Lost] = []
+    came = asyncio.Event()
+
+    async def deliver(found: pb.Round | Lost) -> None:
+        delivered.append(found)
+        came.set()
+
+    fetcher = FeatureFetcher(address, "host:1", pb.Enlisted(), deliver, dial)
+    fetcher.watch([pb.Round(features=[told(3, announced(0, 9))])])
+    await came.wait()
+    await fetcher.close()
+    assert delivered == [Lost(3, 1, "StartupError: the certificate cannot be read")]

@@ -453,3 +453,8 @@ def test_the_adaptive_flag_brings_sglangs_rule_and_its_default_steps(monkeypatch
 def test_flags_that_do_not_go_with_adaptive_steps_are_refused(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(StartupError, match=said):
         DraftArgs(**{"speculative_algorithm": "EAGLE3", **flags})
+
+
+@pytest.mark.parametrize(("steps", "outcomes", "first"), [(3, 0, 0), (3, 2, 2), (0, 2, 0)])
+def test_its_first_plan_overlaps_as_it_is_told(steps: int, outcomes: int, first: int) -> None:
+    assert AdaptivePlanner(DEFAULT, steps, lambda shape: None, outcomes=outcomes).current.outcomes == first

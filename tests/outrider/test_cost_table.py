@@ -75,3 +75,18 @@ def test_of_two_that_are_out_of_order_the_newer_one_counts() -> None:
     for _ in range(300):
         costs.observe(16, 6.0)
     assert costs.ms(8) == pytest.approx(6.0, rel=0.1)
+
+
+def test_it_can_be_asked_while_another_thread_has_it_take_a_step_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = CostTable({1: 2.0, 32: 9.0})
+    told: list[float] = []
+
+    class Asks(dict[int, float]):
+        def __getitem__(self, point: int) -> float:
+            told.append(costs.ms(64))
+            return super().__getitem__(point)
+
+    monkeypatch.setattr(costs, "_ms", Asks({1: 2.0, 32: 9.0}))
+    costs.observe(64, 20.0)
+    assert set(told) == {18.0}
+    assert costs.ms(64) == 20.0

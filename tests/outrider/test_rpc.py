@@ -22,6 +22,7 @@ from outrider import errors, rpc
 from outrider.errors import BY_STATUS, InvalidArgument, NotFound, OutriderError, ResourceExhausted, StartupError
 from outrider.v1 import common_pb2
 from outrider.wire import MAX_MESSAGE_BYTES
+from tests.e2e.proxy import Proxy
 
 SERVICE = "outrider.v1.DraftService"
 
@@ -291,3 +292,36 @@ def test_grpc_knows_the_switches_that_it_is_given() -> None:
     assert done.stderr == ""
     release = tuple(map(int, grpc.__version__.split(".")[:2]))
     assert (done.stdout.strip() == "-event_engine_client,-event_engine_listener") == (release <= (1, 85))
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_fell_silent_is_noticed_by_keepalive(tmp_path: Path) -> None:
+    async def handle(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield b"first"
+        await asyncio.Event().wait()
+
+    server = rpc.create_server()
+    handlers = {"Method": grpc.unary_stream_rpc_method_handler(handle)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    address = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    async with Proxy(address) as proxy, rpc.create_channel(proxy.address) as channel:
+        stream = channel.unary_stream(f"/{SERVICE}/Method", None, None)(b"")
+        assert await stream.read() == b"first"
+        proxy.abandon()
+        async with asyncio.timeout(40):  # gRPC's own patience is a minute
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await stream.read()
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    await server.stop(0)
+
+
+@pytest.mark.asyncio
+async def test_a_caller_that_is_gone_is_no_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A write that fails says so in gRPC's way: no line tells of a fault of ours."""
+    async with serving(f"unix:{tmp_path}/s", Method=unary(grpc.aio.InternalError("write failed"))) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, "unary")
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    told = capfd.readouterr()
+    assert "error" not in (told.out + told.err).lower()
