@@ -86,10 +86,10 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
 class EventStream:
     """A response of server-sent events: an ASGI application.
 
-    The status waits for the first event, so that a failure before it is a plain HTTP error; a later one is an error
-    event, after which the stream ends without [DONE]. Events that the socket does not take at once wait in a buffer of
-    at most `buffer_bytes`, or of four of the largest: whoever makes them never waits for it. A comment keeps a silent
-    connection alive.
+    The status waits for the first event or comment, so that a failure before it is a plain HTTP error; a later one is
+    an error event, after which the stream ends without [DONE]. Events that the socket does not take at once wait in a
+    buffer of at most `buffer_bytes`, or of four of the largest: whoever makes them never waits for it. A comment keeps
+    a silent connection alive.
     """
 
     def __init__(self, events: AsyncGenerator[bytes], *, buffer_bytes: int) -> None:

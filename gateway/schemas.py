@@ -107,7 +107,6 @@ class OpenAIFields(SamplingFields, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    cache_salt: str | None = None
 
 
 class ContentPart(Struct, kw_only=True):

@@ -44,7 +44,9 @@ def refuse_unsupported(request: Refusable) -> None:
     """InvalidArgument (unsupported_value) for the first field that asks for what this server does not do."""
     for name, asked in _REFUSED[type(request)].items():
         if asked(request):
+            value = getattr(request, name)
+            told = f"a string of {len(value)}" if isinstance(value, str) else shown(value)
             raise InvalidArgument(
-                f"This server does not support '{name}': {shown(getattr(request, name))}.{_HINTS.get(name, '')}",
+                f"This server does not support '{name}': {told}.{_HINTS.get(name, '')}",
                 field=name, code="unsupported_value",
             )  # fmt: skip

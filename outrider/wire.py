@@ -16,6 +16,7 @@ from outrider.errors import InvalidArgument
 
 WIRE_VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_GRAMMAR_BYTES = 64 * 1024  # of a request's JSON schema, regular expression or grammar
 INLINE_FEATURE_BYTES = 256 * 1024
 
 _INT32 = np.dtype("<i4")

@@ -145,7 +145,6 @@ class SessionBrake:
         if self.debt_ms < self.record.patience * step_ms:
             return False
         self.silent = True
-        self.record.silenced += 1
         self.probe_after = min(2 * self.probe_after, _LAST_TRIAL)
         self._bound_debt(step_ms)
         return True
@@ -168,7 +167,6 @@ class SessionBrake:
             return False
         self.probing, self.asked = True, False
         self.plain_steps = self.probe_after
-        self.record.probes += 1
         return True
 
     def _probe_failed(self) -> None:

@@ -95,8 +95,6 @@ class DrafterRecord:
     trees: _Trees = field(default_factory=_Trees)
     expected_accepted: float = 1.0  # drafts accepted per round
     expected_nodes: float = 4.0  # nodes verified per round
-    silenced: int = 0  # how often a session was
-    probes: int = 0
     purse_ms: float = 0.0  # what may be spent on new sessions while sessions gain nothing
     _tax: _Tax = field(default_factory=lambda: _Tax(256.0))
     _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))

@@ -25,8 +25,8 @@ from outrider.errors import InvalidArgument, Unimplemented
 from outrider.metrics import Buckets
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2
+from outrider.wire import MAX_GRAMMAR_BYTES
 
-MAX_SOURCE_BYTES = 64 * 1024
 _MAX_CACHED = 64
 _ANY_OBJECT = '{"type": "object"}'
 # A small model that may write any white space writes nothing else.
@@ -124,9 +124,9 @@ class GrammarCompiler:
         if kind is None:
             raise InvalidArgument("sampling.grammar has no kind", field="sampling.grammar")
         source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
-        if len(source.encode()) > MAX_SOURCE_BYTES:
+        if len(source.encode()) > MAX_GRAMMAR_BYTES:
             raise InvalidArgument(
-                f"the grammar has {len(source.encode())} bytes; at most {MAX_SOURCE_BYTES} are taken",
+                f"the grammar has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken",
                 field="sampling.grammar",
                 code="invalid_json_schema",
             )

@@ -224,7 +224,7 @@ class Scheduler:
     def _start(self, session: Session) -> None:
         session.table_row = self._rows.pop()
         self.slot_table[session.table_row, : session.kv_len] = self._expand(np.array(session.pages, np.int32))
-        session.phase = Phase.PREFILLING
+        session.phase = Phase.RUNNING
         if not session.admitted:
             session.cached_len = session.kv_len
         self._admissions += 1

@@ -26,8 +26,7 @@ class Phase(enum.Enum):
     """Where a session stands."""
 
     WAITING = enum.auto()
-    PREFILLING = enum.auto()
-    DECODING = enum.auto()
+    RUNNING = enum.auto()
     FINISHED = enum.auto()
 
 
@@ -41,11 +40,6 @@ class Speculation:
     accept_threshold_single: float = 1.0
     accept_threshold_acc: float = 1.0
     wire: common_pb2.SpeculativeParams = field(default_factory=common_pb2.SpeculativeParams)
-
-    @property
-    def lossless(self) -> bool:
-        """Whether acceptance leaves the target's distribution as it is."""
-        return self.accept_threshold_single >= 1.0 and self.accept_threshold_acc >= 1.0
 
 
 @dataclass(slots=True)

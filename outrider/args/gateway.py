@@ -8,7 +8,8 @@ from typing import ClassVar
 from outrider.args.links import DialingArgs, ServingArgs, check_tls_is_used, check_verify_address
 from outrider.args.observing import ObservingArgs
 from outrider.errors import StartupError
-from outrider.flags import arg, at_least
+from outrider.flags import arg, at_least, at_most
+from outrider.wire import MAX_GRAMMAR_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,11 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
         None, "limits", "Tokens of one key in a minute, of prompts and answers. Default: no limit."
     )
     max_prompt_tokens: int | None = arg(None, "limits", "Longest prompt. Default: as the context holds.")
-    max_schema_bytes: int = arg(64 * 1024, "limits", "Largest JSON schema or grammar of a request.")
+    max_schema_bytes: int = arg(
+        MAX_GRAMMAR_BYTES,
+        "limits",
+        "Largest JSON schema or grammar of a request; verify takes no larger ones.",
+    )
     max_body_bytes: int = arg(8 * 2**20, "limits", "Largest request body.")
     max_connections: int = arg(2048, "limits", "HTTP connections open at once.")
     stream_buffer_bytes: int = arg(2**20, "limits", "Bytes that wait for a slow reader before its stream is dropped.")
@@ -89,3 +94,4 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
             self, 1, "max_body_bytes", "max_connections", "stream_buffer_bytes", "requests_per_minute",
             "tokens_per_minute", "max_prompt_tokens", "max_schema_bytes",
         )  # fmt: skip
+        at_most(self, MAX_GRAMMAR_BYTES, "max_schema_bytes")

@@ -58,6 +58,7 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
         (VerifyArgs, {"drafter_outbox_bytes": 2**63}, "--drafter-outbox-bytes is"),
         (VerifyArgs, {"threads": 1025}, "--threads is 1025; it must be at most 1024"),
         (DraftArgs, {"threads": 1025}, "--threads is 1025"),
+        (GatewayArgs, {"max_schema_bytes": 65537}, "--max-schema-bytes is 65537; it must be at most 65536"),
         (DraftArgs, {"speculative_eagle_topk": 4097}, "--speculative-eagle-topk is 4097; it must be at most 4096"),
         (VerifyArgs, {"max_draft_wait_ms": -1.0}, "--max-draft-wait-ms"),
         (VerifyArgs, {"cuda_graph_max_bs": 0}, "--cuda-graph-max-bs"),

@@ -20,7 +20,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from outrider.errors import InvalidArgument
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2
-from verify_service.grammar import MAX_SOURCE_BYTES, GrammarCompiler, GrammarState, pruned
+from outrider.wire import MAX_GRAMMAR_BYTES
+from verify_service.grammar import GrammarCompiler, GrammarState, pruned
 
 EOS = 0
 
@@ -123,7 +124,7 @@ def test_look_ahead_leaves_no_trace(compiler: GrammarCompiler, tokenizer: Tokeni
         common_pb2.Grammar(json_schema='{"$ref": "#"}'),
         common_pb2.Grammar(regex="[^\\s\\S]"),
         common_pb2.Grammar(json_schema='{"$ref": "http://example.com/schema"}'),
-        common_pb2.Grammar(json_schema=json.dumps({"description": "x" * MAX_SOURCE_BYTES})),
+        common_pb2.Grammar(json_schema=json.dumps({"description": "x" * MAX_GRAMMAR_BYTES})),
         common_pb2.Grammar(json_schema="[" * 30_000),
         common_pb2.Grammar(regex="("),
         common_pb2.Grammar(ebnf="root ::= missing"),
