@@ -74,3 +74,16 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("not a JSON object")
     return value
+
+
+def setting(args: argparse.Namespace) -> dict[str, Any]:
+    """What a benchmark was asked for, as JSON; where the figures go is no part of it."""
+    return {name: _told(value) for name, value in vars(args).items() if name != "output"}
+
+
+def _told(value: object) -> Any:
+    if isinstance(value, list | tuple):
+        return [_told(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value) if isinstance(value, Path) else getattr(value, "name", str(value))

@@ -30,7 +30,7 @@ from typing import Any
 
 import uvloop
 
-from bench._flags import above_zero, counts, output_file, positive
+from bench._flags import above_zero, counts, output_file, positive, setting
 from bench._pairs import PLAIN, PLANNED, Load, Way, child, enlisted, fixed, measure, prompts, stub_of, summary, table
 from bench._wire_script import PROMPT_LEN, Setting
 from outrider import env, rpc
@@ -48,7 +48,7 @@ def main(words: list[str] | None = None) -> int:
     cut = words.index("--") if "--" in words else len(words)
     args = _parse(words[:cut])
     flags = words[cut + 1 :] or ["--speculative-algorithm=NGRAM", "--speculative-ngram-scope=session"]
-    result = {"setting": {k: str(v) for k, v in vars(args).items() if k != "output"}, "draft": flags}
+    result = {"setting": setting(args), "draft": flags}
     measured = _measure_stand_in(args) if args.stand_in else _measure(args, flags)
     result |= with_best(uvloop.run(measured))
     print(table(result, PLAIN.name))

@@ -22,7 +22,7 @@ from typing import Any
 
 import uvloop
 
-from bench._flags import counts, not_below_zero, output_file, positive
+from bench._flags import counts, not_below_zero, output_file, positive, setting
 from bench._pairs import PLAIN, PLANNED, Load, child, enlisted, measure, prompts, stub_of, summary, table
 from outrider import rpc
 
@@ -30,7 +30,7 @@ from outrider import rpc
 def main(words: list[str] | None = None) -> int:
     """Prints the table; writes JSON where asked."""
     args = _parse(words)
-    result = {"setting": {k: str(v) for k, v in vars(args).items() if k != "output"}, **uvloop.run(_measure(args))}
+    result = {"setting": setting(args), **uvloop.run(_measure(args))}
     print(table(result, PLAIN.name))
     if args.output is not None:
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,80 @@
+"""What stands on a benchmark's command line is looked at before anything is measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import layers, wire
+from bench._flags import above_zero, natural, not_below_zero, output_file, setting
+from bench._prompts import from_file
+from bench.goodput import trees
+from outrider.errors import StartupError
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf"])
+def test_a_time_is_above_zero(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=text):
+        above_zero(text)
+    assert above_zero("0.5") == 0.5
+
+
+def test_zero_may_be_told_where_nothing_may_be_wanted() -> None:
+    assert (natural("0"), not_below_zero("0")) == (0, 0.0)
+    for text in ("-1", "nan"):
+        with pytest.raises((argparse.ArgumentTypeError, ValueError)):
+            natural(text)
+        with pytest.raises(argparse.ArgumentTypeError):
+            not_below_zero(text)
+
+
+def test_figures_go_to_a_file_in_a_folder_that_is_there(tmp_path: Path) -> None:
+    assert output_file(str(tmp_path / "new.json")) == tmp_path / "new.json"
+    for path in (tmp_path, tmp_path / "none" / "new.json"):
+        with pytest.raises(argparse.ArgumentTypeError, match="folder"):
+            output_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--verify-ms", "0"], "--verify-ms"),
+        (["--seconds", "nan"], "--seconds"),
+        (["--num-draft-tokens", "1"], "--num-draft-tokens is 1"),
+        (["--num-draft-tokens", "3"], "give 1 to 3"),
+        (["--output", "/nowhere/x.json"], "does not exist"),
+    ],
+)
+def test_the_wire_refuses_what_cannot_be_played(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        wire.main(words)
+    assert refused.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_step_has_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        layers.main(["--tokens", "0"])
+    assert refused.value.code == 2
+    assert "--tokens" in capsys.readouterr().err
+
+
+def test_a_setting_is_told_as_it_was_given() -> None:
+    args = argparse.Namespace(batch=[1, 2], stand_in=True, model_path=None, output="x", fixed=trees("1,1,2/2,1,3"))
+    assert setting(args) == {"batch": [1, 2], "stand_in": True, "model_path": None, "fixed": ["1,1,2", "2,1,3"]}
+    assert json.dumps(setting(args))
+
+
+def test_prompts_may_hold_what_else_ends_lines(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"prompt": "a\u2028b"}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert from_file(file)[0].messages[0]["content"] == "a\u2028b"
+    for turns in (5, {"a": 1}, "abc", []):
+        file.write_text(json.dumps({"turns": turns}), encoding="utf-8")
+        with pytest.raises(StartupError, match="`turns`"):
+            from_file(file)
