@@ -266,7 +266,7 @@ async def test_health_and_reflection_answer(serve: Serve) -> None:
 
 @pytest.mark.asyncio
 async def test_server_info_tells_the_target_its_limits_and_what_it_has_done(serve: Serve) -> None:
-    service = await serve(MODEL, max_running_requests=7, max_choices=5)
+    service = await serve(MODEL, max_running_requests=7, max_choices=5, quantization="int4")
     drafter = await service.patient_draft(perfect(Truth([[1, *MODEL.greedy([1], 20)]])))
     await service.generate(request([1], GREEDY))
     await drafter.until(lambda: drafter.view.closed)  # so it has the last verdict
@@ -274,6 +274,7 @@ async def test_server_info_tells_the_target_its_limits_and_what_it_has_done(serv
     info = await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())
     assert info.wire_version == WIRE_VERSION
     assert (info.model.vocab_size, info.model.vocab_fingerprint) == (32, FINGERPRINT)
+    assert info.model.quantization == "int4"
     assert info.limits == verify_pb2.RequestLimits(
         context_length=256, max_running_requests=7, max_queued_requests=1024, max_choices=5, max_total_tokens=1024
     )
