@@ -23,6 +23,7 @@ from outrider.wire import pack_ids
 WARM_SHARE = 0.15  # of the time, at the beginning, that is not measured
 _ENLIST_TIMEOUT_S = 60.0
 _POLL_S = 0.02
+_ENDING_S = 10.0  # after which a process that was told to end is killed
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ async def process(module: str, *words: str) -> AsyncIterator[None]:
     """A Python process that has said it is ready; told to end, and waited for, at the exit."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, *words, stdout=asyncio.subprocess.PIPE,
-        env={"OUTRIDER_LOG_LEVEL": "warning", **env.for_child()},
+        env={"OUTRIDER_LOG_LEVEL": "warning", **env.for_child()}, start_new_session=True,  # Ctrl-C is told to us alone
     )  # fmt: skip
     assert child.stdout is not None
     try:
@@ -78,7 +79,12 @@ async def process(module: str, *words: str) -> AsyncIterator[None]:
     finally:
         if child.returncode is None:
             child.send_signal(signal.SIGTERM)
-        await child.wait()
+        try:
+            async with asyncio.timeout(_ENDING_S):
+                await child.wait()
+        except TimeoutError:
+            child.kill()
+            await child.wait()
     if child.returncode != 0:
         raise Unavailable(f"{module} ended with {child.returncode}")
 
