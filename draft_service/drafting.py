@@ -62,7 +62,6 @@ class Drafting:
         """Applies rounds, oldest first, and gives the frames to send: releases, trees, and then trees drafted early.
 
         To be closed by who does not take all of them: sessions that the rounds closed are forgotten then.
-
         lost: sessions whose feature rows cannot be had; they are given up.
         """
         changes = table.apply(rounds)
@@ -70,12 +69,11 @@ class Drafting:
             session = table.get(gone.session, gone.generation)
             if session is not None:
                 table.release(session, verify_pb2.RELEASE_REASON_FEATURES, gone.detail, changes)
-        closed = changes.closed
         try:
             async for frame in self._frames(table, changes):
                 yield frame
-        finally:  # the stream may break at each frame, and the table does not know them any more
-            await self.forget(closed)
+        finally:  # the stream may break before the drafter was told, and the table does not know them any more
+            await self.forget(changes.closed)
 
     async def _frames(self, table: SessionTable, changes: Changes) -> AsyncGenerator[verify_pb2.SpeculateRequest]:
         plan, extended = self.planner.current, changes.extended
@@ -196,8 +194,7 @@ class Drafting:
         if changes.closed:
             if news:
                 await self._guarded(table, changes, news)
-            closed = list(changes.closed)
-            changes.closed.clear()
+            closed, changes.closed = changes.closed, []  # told once
             await self.forget(closed)
             news = []
         result = None

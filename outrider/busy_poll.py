@@ -1,7 +1,7 @@
 """Staying awake for a frame that answers one that was sent.
 
-A core that sleeps needs tens of microseconds to wake up, more under a hypervisor, where one that slept for longer than
-a millisecond has lost its caches too; and each round waits for one at either end. Where a network runs on a device, the
+A core that sleeps needs tens of microseconds to wake up, more under a hypervisor, where one that slept for some
+milliseconds has lost its caches too; and each round waits for one at either end. Where a network runs on a device, the
 cores beside it have nothing else to do: the event loop looks for the frame without sleeping until it is there, and
 gives way to all other threads meanwhile.
 """

@@ -25,7 +25,7 @@ log = get_logger(__name__)
 # gRPC's newer event engine passes each message through more threads: a round trip takes a fifth longer with it.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 
-# A caller that goes while its call ends is gRPC's one reason for a line with a traceback.
+# Where a caller goes while its call ends, gRPC writes a traceback: nobody is at fault, and nothing is to be done.
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "ExecuteBatchError" not in str(record.msg))
 
 _unread_lines = Throttle()

@@ -23,12 +23,13 @@ from starlette.routing import Route
 
 @dataclass
 class StandIn:
-    """Answers each request with `chunks`, the number of tokens in each event with text.
+    """Answers each request with `chunks`, the number of tokens in each event with text, which are all `token`.
 
     `last` are the fields beside the usage at the end; `status` another HTTP status; `cut` leaves the end out.
     """
 
     chunks: tuple[int, ...] = (1, 1, 1, 1)
+    token: str = "a"
     prompt_tokens: int = 10
     usage: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
@@ -73,11 +74,12 @@ class StandIn:
     async def _stream(self, bare: bool) -> AsyncIterator[str]:
         def event(text: str | None, reason: str | None = None) -> str:
             said = {"text": text} if bare else {"delta": {"content": text}}
-            return f"data: {json.dumps({'choices': [{'index': 0, **said, 'finish_reason': reason}]})}\n\n"
+            told = {"choices": [{"index": 0, **said, "finish_reason": reason}]}
+            return f"data: {json.dumps(told, ensure_ascii=False)}\n\n"
 
         yield event("")  # a role, or nothing: no token
         for tokens in self.chunks:
-            yield event("a" * tokens)
+            yield event(self.token * tokens)
         if self.cut:
             return
         yield event("", "length")

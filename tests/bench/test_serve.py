@@ -33,6 +33,12 @@ def test_counts_are_the_servers(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "| 3 at once | 4 |" in capsys.readouterr().out
 
 
+def test_text_may_hold_what_else_ends_lines(tmp_path: Path) -> None:
+    (load,) = measured(StandIn(chunks=(1, 2), token="a\u2028\x85b"), tmp_path, "--num-prompts", "2")["loads"]
+    assert (load["num_requests"], load["completion_tokens"]) == (2, 6)
+    assert load["requests"][0]["num_chunks"] == 2
+
+
 def test_what_is_asked(tmp_path: Path) -> None:
     stand_in = StandIn()
     flags = ["--num-prompts", "8", "--warm-up", "1", "--max-tokens", "7", "--ignore-eos"]
