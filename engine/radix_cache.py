@@ -2,7 +2,8 @@
 
 Sequences are kept in whole pages. A node is a run of pages with one continuation or several; sessions lock the path
 that they read, and the least recently used unlocked leaf goes first when pages are wanted. Pages in the tree belong to
-it; nobody writes to them again. Knows neither tensors nor sessions. After SGLang's RadixAttention (Zheng et al., 2023).
+it; nobody writes to them again. Sequences of different salts share nothing. Knows neither tensors nor sessions. After
+SGLang's RadixAttention (Zheng et al., 2023).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Node:
     tokens: Ids  # int32 [num_pages * page_size]
     pages: Ids  # int32 [num_pages]
     parent: Node | None
-    children: dict[bytes, Node] = field(default_factory=dict)  # by the child's first page of tokens
+    key: bytes = b""  # under which its parent has it: its first page of tokens, at the root after the salt
+    children: dict[bytes, Node] = field(default_factory=dict)  # by key
     locks: int = 0  # sessions reading this node or one below it
     last_used: int = 0
 
@@ -57,12 +59,12 @@ class RadixCache:
         """Pages that nobody reads."""
         return self.num_pages - self.num_locked_pages
 
-    def match(self, tokens: Ids) -> Prefix:
+    def match(self, tokens: Ids, salt: bytes = b"") -> Prefix:
         """The longest cached prefix of `tokens`, in whole pages. It may be evicted unless it is locked."""
         node, pages = self.root, [self.root.pages]
         pos = 0
         while True:
-            child = node.children.get(self._key(tokens, pos))
+            child = node.children.get(self._key(tokens, pos, salt))
             if child is None:
                 break
             shared = self._shared_pages(child, tokens[pos:])
@@ -91,7 +93,7 @@ class RadixCache:
                 self.num_locked_pages -= len(node.pages)
                 self._offer(node)
 
-    def insert(self, tokens: Ids, pages: Ids) -> Prefix:
+    def insert(self, tokens: Ids, pages: Ids, salt: bytes = b"") -> Prefix:
         """Gives the tree the pages of `tokens` (len(pages) whole pages); returns the prefix as the tree now has it.
 
         Where a page's tokens were cached already, the tree's own page stays and the given one is freed, unless they
@@ -99,14 +101,15 @@ class RadixCache:
         """
         if len(tokens) != len(pages) * self._page_size:
             raise ValueError(f"{len(tokens)} tokens do not fill {len(pages)} pages of {self._page_size}")
-        known = self.match(tokens)
+        known = self.match(tokens, salt)
         num_known = len(known.pages)
         ours = pages[:num_known]
         self._pool.free(ours[ours != known.pages])
         if num_known == len(pages):
             return known
-        node = Node(tokens[num_known * self._page_size :].copy(), pages[num_known:].copy(), known.node)
-        known.node.children[self._key(node.tokens, 0)] = node
+        start = num_known * self._page_size
+        node = Node(tokens[start:].copy(), pages[num_known:].copy(), known.node, self._key(tokens, start, salt))
+        known.node.children[node.key] = node
         self.num_pages += len(node.pages)
         self._touch(node)
         self._offer(node)
@@ -138,7 +141,7 @@ class RadixCache:
             if len(node.tokens) != len(node.pages) * self._page_size:
                 raise RuntimeError("a node's tokens do not fill its pages")
             for key, child in node.children.items():
-                if child.parent is not node or key != self._key(child.tokens, 0):
+                if child.parent is not node or key != child.key or not key.endswith(self._key(child.tokens, 0)):
                     raise RuntimeError("a child is not where it belongs")
                 if node.locks < child.locks and node is not self.root:
                     raise RuntimeError("a node is locked less often than one below it")
@@ -147,8 +150,12 @@ class RadixCache:
                 f"{num_pages} pages, {num_locked} locked; counted {self.num_pages}, {self.num_locked_pages}"
             )
 
-    def _key(self, tokens: Ids, pos: int) -> bytes:
-        return tokens[pos : pos + self._page_size].tobytes()
+    def _key(self, tokens: Ids, pos: int, salt: bytes = b"") -> bytes:
+        """Of the page at `pos`; empty, which is no node's, where the page is not whole."""
+        if pos + self._page_size > len(tokens):
+            return b""
+        page = tokens[pos : pos + self._page_size].tobytes()
+        return page if pos else salt + page
 
     def _shared_pages(self, node: Node, tokens: Ids) -> int:
         size = min(len(node.tokens), len(tokens))
@@ -159,10 +166,13 @@ class RadixCache:
         """Makes the first pages of a node a node of their own, above it; locks on the node hold for both."""
         assert node.parent is not None
         cut = num_pages * self._page_size
-        upper = Node(node.tokens[:cut], node.pages[:num_pages], node.parent, locks=node.locks, last_used=node.last_used)
-        node.parent.children[self._key(node.tokens, 0)] = upper
+        upper = Node(
+            node.tokens[:cut], node.pages[:num_pages], node.parent, node.key, locks=node.locks, last_used=node.last_used
+        )
+        node.parent.children[node.key] = upper
         node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[num_pages:], upper
-        upper.children[self._key(node.tokens, 0)] = node
+        node.key = self._key(node.tokens, 0)
+        upper.children[node.key] = node
         return upper
 
     def _drop(self, leaf: Node, num_pages: int) -> int:
@@ -176,7 +186,7 @@ class RadixCache:
             leaf.tokens, leaf.pages = leaf.tokens[: kept * self._page_size], leaf.pages[:kept]
             self._offer(leaf)
         else:
-            del leaf.parent.children[self._key(leaf.tokens, 0)]
+            del leaf.parent.children[leaf.key]
             leaf.pages = leaf.pages[:0]  # entries of it in the heap are out of date now
             self._offer(leaf.parent)
         return count

@@ -39,12 +39,12 @@ class PrefixMap:
             self._addresses.popitem(last=False)
 
 
-def block_keys(prompt_tokens: bytes) -> list[bytes]:
+def block_keys(prompt_tokens: bytes, cache_salt: str = "") -> list[bytes]:
     """A key for each whole block of a prompt (int32 ids), in order. The last token is left out: it is always computed.
 
-    At most 64 blocks of 64 tokens: 16 KiB are hashed, in some 20 µs.
+    Prompts of different salts share none. At most 64 blocks of 64 tokens: 16 KiB are hashed, in some 20 µs.
     """
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(cache_salt.encode(), digest_size=16)
     keys: list[bytes] = []
     usable = max(0, len(prompt_tokens) - 4)
     for end in range(_BLOCK_BYTES, min(usable, _MAX_BLOCKS * _BLOCK_BYTES) + 1, _BLOCK_BYTES):

@@ -66,7 +66,7 @@ class Backend:
         with their next response. Closing the iterator cancels all. Raises what verify answers, Unavailable when no
         replica can go on, DeadlineExceeded after `timeout_s`.
         """
-        route = _Route(self.replicas, self._retry, time.monotonic() + timeout_s, request.prompt_tokens)
+        route = _Route(self.replicas, self._retry, time.monotonic() + timeout_s, request)
         if apart and request.num_choices > 1:
             parts = [_only(request, index, []) for index in _given(request)]
             return merge([self._follow(part, route.fork(), ended) for part in parts])
@@ -131,9 +131,11 @@ class Backend:
 class _Route:
     """Where one request has been, and where it goes next."""
 
-    def __init__(self, replicas: ReplicaSet, retry: RetryPolicy, deadline: float, prompt_tokens: bytes) -> None:
+    def __init__(
+        self, replicas: ReplicaSet, retry: RetryPolicy, deadline: float, request: verify_pb2.GenerateRequest
+    ) -> None:
         self.deadline = deadline
-        self._prompt_tokens = prompt_tokens
+        self._request = request
         self._replicas = replicas
         self._retry = retry
         self._failures = 0  # in a row
@@ -146,7 +148,7 @@ class _Route:
 
     def fork(self) -> _Route:
         """A route for one choice that goes on from here."""
-        route = _Route(self._replicas, self._retry, self.deadline, self._prompt_tokens)
+        route = _Route(self._replicas, self._retry, self.deadline, self._request)
         route._failures, route._numerics_id = self._failures, self._numerics_id
         route._give_up_at, route._engines = self._give_up_at, self._engines
         return route
@@ -170,7 +172,8 @@ class _Route:
             return self._replicas.pick(
                 numerics_id=self._numerics_id,
                 avoid=self._full,
-                prompt_tokens=self._prompt_tokens,
+                prompt_tokens=self._request.prompt_tokens,
+                cache_salt=self._request.cache_salt,
                 sure=self._failures > 0,
             )
         except Unavailable:

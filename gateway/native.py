@@ -154,4 +154,4 @@ def _fields(params: SglangSampling, body: GenerateRequest) -> SamplingFields:
         target = _RENAMED.get(name, name)
         if target is not None and name not in _GRAMMARS:
             given[target] = getattr(params, name)
-    return SamplingFields(**given, speculative=body.speculative)
+    return SamplingFields(**given, speculative=body.speculative, priority=body.priority, cache_salt=body.cache_salt)

@@ -107,6 +107,8 @@ def make_plan(
             num_choices=num_choices,
             prediction_tokens=pack_ids(prediction[: codec.context_length]),
             priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+            corpus_scope=fields.cache_salt or "",
             logprobs=report.logprobs,
             prompt_logprobs=report.prompt_logprobs,
             top_logprobs=report.top_logprobs if report.logprobs or report.prompt_logprobs else 0,

@@ -94,6 +94,7 @@ class ReplicaSet:
         numerics_id: str | None = None,
         avoid: Iterable[Replica] = (),
         prompt_tokens: bytes = b"",
+        cache_salt: str = "",
         sure: bool = False,
     ) -> Replica:
         """A replica of `numerics_id` if one is: that which had most of the prompt before, else the least busy.
@@ -112,7 +113,7 @@ class ReplicaSet:
         least = min(alike, key=lambda replica: replica.load)
         if len(self._replicas) == 1 or not prompt_tokens:
             return least
-        keys = block_keys(prompt_tokens)
+        keys = block_keys(prompt_tokens, cache_salt)
         most = max(least.load + _SLACK, 2 * least.load)
         near = {replica.address: replica for replica in alike if replica.load <= most}
         found = self._prefixes.find(keys, near.__contains__)

@@ -36,6 +36,7 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
 StartLen = Annotated[int, Meta(ge=-1, le=_INT31)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=_INT31)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -81,6 +82,7 @@ class SamplingFields(Struct, kw_only=True):
     logit_bias: LogitBias | None = None
     speculative: SpeculativeOptions | None = None
     priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class ResponseFormat(Struct, kw_only=True):
@@ -207,6 +209,8 @@ class GenerateRequest(Struct, kw_only=True):
     stream: bool | None = None
     rid: str | list[str] | None = None
     speculative: SpeculativeOptions | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
     return_logprob: bool | list[bool] | None = None
     logprob_start_len: StartLen | list[StartLen] | None = None
     top_logprobs_num: TopLogprobs | list[TopLogprobs] | None = None

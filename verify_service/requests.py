@@ -19,6 +19,7 @@ from verify_service.session import Session, Speculation, token_buffer
 
 MAX_REQUEST_ID_CHARS = 256
 MAX_SCOPE_CHARS = 256
+MAX_SALT_CHARS = 256
 MAX_TOP_LOGPROBS = 20
 # Those of a prompt come in one message: the room in it, and what one takes at most.
 _LOGPROB_ROOM, _LOGPROB_BYTES = MAX_MESSAGE_BYTES - 2**21, 15
@@ -92,6 +93,7 @@ class SessionFactory:
                     resumed_len=len(resumed),
                     prediction=request.prediction_tokens,
                     corpus_scope=request.corpus_scope,
+                    cache_salt=request.cache_salt.encode(),
                     priority=request.priority,
                     include_trees=request.include_trees,
                     grammar=grammar,
@@ -131,6 +133,11 @@ class SessionFactory:
             raise InvalidArgument(
                 f"corpus_scope has {len(request.corpus_scope)} characters; it must have at most {MAX_SCOPE_CHARS}",
                 field="corpus_scope",
+            )
+        if len(request.cache_salt) > MAX_SALT_CHARS:
+            raise InvalidArgument(
+                f"cache_salt has {len(request.cache_salt)} characters; it must have at most {MAX_SALT_CHARS}",
+                field="cache_salt",
             )
         if request.top_logprobs > MAX_TOP_LOGPROBS:
             raise InvalidArgument(

@@ -159,7 +159,7 @@ class Scheduler:
             return
         count = session.kv_len // self.pool.page_size
         pages = np.array(session.pages[:count], np.int32)
-        prefix = self.cache.insert(session.tokens[: count * self.pool.page_size], pages)
+        prefix = self.cache.insert(session.tokens[: count * self.pool.page_size], pages, session.cache_salt)
         self.cache.lock(prefix)
         if session.prefix is not None:
             self.cache.unlock(session.prefix)
@@ -197,7 +197,11 @@ class Scheduler:
             return list(self.waiting)
         assert self.cache is not None
         cache = self.cache
-        return sorted(self.waiting, key=lambda session: (_order(session), -len(cache.match(session.committed).pages)))
+
+        def unmatched(session: Session) -> int:
+            return -len(cache.match(session.committed, session.cache_salt).pages)
+
+        return sorted(self.waiting, key=lambda session: (_order(session), unmatched(session)))
 
     def _awaits_sibling(self, session: Session) -> bool:
         """Whether another choice of the same request is just computing the prompt that both share."""
@@ -209,7 +213,7 @@ class Scheduler:
         """Gives a waiting session the cached pages of its prefix; its newest token is always computed."""
         if self.cache is None or session.wants_prompt_rows:
             return
-        prefix = self.cache.match(session.tokens[: session.committed_len - 1])
+        prefix = self.cache.match(session.tokens[: session.committed_len - 1], session.cache_salt)
         self.cache.lock(prefix)
         session.prefix = prefix
         session.pages = prefix.pages.tolist()

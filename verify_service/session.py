@@ -97,6 +97,7 @@ class Session:
     resumed_len: int = 0  # output that the client already had
     prediction: bytes = b""
     corpus_scope: str = ""
+    cache_salt: bytes = b""
     priority: int = 0
     include_trees: bool = False
     logprobs: bool = False

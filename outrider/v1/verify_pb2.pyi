@@ -78,7 +78,7 @@ REJECT_REASON_MALFORMED: RejectReason
 REJECT_REASON_CROWDED: RejectReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_tokens", "sampling", "speculative", "num_choices", "first_choice_index", "resumed_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "prediction_tokens", "corpus_scope", "priority", "include_trees")
+    __slots__ = ("request_id", "prompt_tokens", "sampling", "speculative", "num_choices", "first_choice_index", "resumed_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "prediction_tokens", "corpus_scope", "priority", "include_trees", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class GenerateRequest(_message.Message):
     CORPUS_SCOPE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_TREES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_tokens: bytes
     sampling: _common_pb2.SamplingParams
@@ -107,7 +108,8 @@ class GenerateRequest(_message.Message):
     corpus_scope: str
     priority: int
     include_trees: bool
-    def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., speculative: _Optional[_Union[_common_pb2.SpeculativeParams, _Mapping]] = ..., num_choices: _Optional[int] = ..., first_choice_index: _Optional[int] = ..., resumed_tokens: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., prediction_tokens: _Optional[bytes] = ..., corpus_scope: _Optional[str] = ..., priority: _Optional[int] = ..., include_trees: _Optional[bool] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., speculative: _Optional[_Union[_common_pb2.SpeculativeParams, _Mapping]] = ..., num_choices: _Optional[int] = ..., first_choice_index: _Optional[int] = ..., resumed_tokens: _Optional[bytes] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[bool] = ..., prediction_tokens: _Optional[bytes] = ..., corpus_scope: _Optional[str] = ..., priority: _Optional[int] = ..., include_trees: _Optional[bool] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("choice_index", "tokens", "num_accepted", "logprobs", "prompt_logprobs", "start", "finish", "tree", "num_drafted", "algorithm")

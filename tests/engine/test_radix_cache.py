@@ -12,6 +12,7 @@ from engine.pages import OutOfPages, PagePool
 from engine.radix_cache import Prefix, RadixCache
 
 NUM_PAGES = 24
+SALTS = [b"", b"s", bytes([1, 0, 0, 0]), bytes([1, 0, 0, 0] * 3)]  # some are pages of tokens too
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -24,15 +25,18 @@ class CacheMachine(RuleBasedStateMachine):
         self.page_size = page_size
         self.pool = PagePool(NUM_PAGES, page_size)
         self.cache = RadixCache(self.pool)
-        self.contents: dict[int, tuple[int, ...]] = {}  # page -> all tokens up to its end, as somebody wrote them
-        self.held: list[tuple[tuple[int, ...], Prefix]] = []
+        # page -> the salt, and all tokens up to the page's end, as somebody wrote them
+        self.contents: dict[int, tuple[bytes, tuple[int, ...]]] = {}
+        self.held: list[tuple[bytes, tuple[int, ...], Prefix]] = []
 
-    @rule(target=locked, tokens=st.lists(st.integers(0, 2), max_size=14).map(tuple))
-    def come(self, tokens: tuple[int, ...]) -> object:
+    @rule(target=locked, salt=st.sampled_from(SALTS), tokens=st.lists(st.integers(0, 2), max_size=14).map(tuple))
+    def come(self, salt: bytes, tokens: tuple[int, ...]) -> object:
+        found = self.cache.match(np.array(tokens, np.int32), salt)
+        self._holds(found, salt, tokens[: len(found.pages) * self.page_size])
         tokens = tokens[: len(tokens) // self.page_size * self.page_size]
         ids = np.array(tokens, np.int32)
-        prefix = self.cache.match(ids)
-        self._holds(prefix, tokens[: len(prefix.pages) * self.page_size])
+        prefix = self.cache.match(ids, salt)
+        assert prefix.pages.tolist() == found.pages.tolist()
         self.cache.lock(prefix)
         missing = len(tokens) // self.page_size - len(prefix.pages)
         try:
@@ -44,22 +48,22 @@ class CacheMachine(RuleBasedStateMachine):
             self.cache.unlock(prefix)
             return multiple()
         for offset, page in enumerate(new.tolist(), start=len(prefix.pages) + 1):
-            self.contents[page] = tokens[: offset * self.page_size]
-        inserted = self.cache.insert(ids, np.concatenate([prefix.pages, new]))
-        self._holds(inserted, tokens)
+            self.contents[page] = salt, tokens[: offset * self.page_size]
+        inserted = self.cache.insert(ids, np.concatenate([prefix.pages, new]), salt)
+        self._holds(inserted, salt, tokens)
         self.cache.lock(inserted)
         self.cache.unlock(prefix)
-        entry = (tokens, inserted)
+        entry = (salt, tokens, inserted)
         self.held.append(entry)
         return entry
 
     @rule(entry=consumes(locked))
-    def go(self, entry: tuple[tuple[int, ...], Prefix]) -> None:
+    def go(self, entry: tuple[bytes, tuple[int, ...], Prefix]) -> None:
         self.held.remove(entry)
-        self.cache.unlock(entry[1])
+        self.cache.unlock(entry[2])
 
-    @rule(tokens=st.lists(st.integers(0, 2), min_size=3, max_size=9).map(tuple))
-    def compute_twice(self, tokens: tuple[int, ...]) -> None:
+    @rule(salt=st.sampled_from(SALTS), tokens=st.lists(st.integers(0, 2), min_size=3, max_size=9).map(tuple))
+    def compute_twice(self, salt: bytes, tokens: tuple[int, ...]) -> None:
         """Two sessions computed the same pages at once: the second one's go back to the pool."""
         count = len(tokens) // self.page_size
         if self.pool.num_free < count:
@@ -67,8 +71,8 @@ class CacheMachine(RuleBasedStateMachine):
         tokens = tokens[: count * self.page_size]
         pages = np.array(self.pool.take(count), np.int32)
         for offset, page in enumerate(pages.tolist(), start=1):
-            self.contents[page] = tokens[: offset * self.page_size]
-        self._holds(self.cache.insert(np.array(tokens, np.int32), pages), tokens)
+            self.contents[page] = salt, tokens[: offset * self.page_size]
+        self._holds(self.cache.insert(np.array(tokens, np.int32), pages, salt), salt, tokens)
 
     @rule(count=st.integers(0, NUM_PAGES))
     def evict(self, count: int) -> None:
@@ -82,13 +86,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.check()
         self.pool.check()
         assert self.pool.num_free + self.cache.num_pages == NUM_PAGES
-        for tokens, prefix in self.held:
-            self._holds(prefix, tokens)
+        for salt, tokens, prefix in self.held:
+            self._holds(prefix, salt, tokens)
 
-    def _holds(self, prefix: Prefix, tokens: tuple[int, ...]) -> None:
+    def _holds(self, prefix: Prefix, salt: bytes, tokens: tuple[int, ...]) -> None:
         assert len(prefix.pages) * self.page_size == len(tokens)
         for offset, page in enumerate(prefix.pages.tolist(), start=1):
-            assert self.contents[page] == tokens[: offset * self.page_size]
+            assert self.contents[page] == (salt, tokens[: offset * self.page_size])
 
 
 TestCache = CacheMachine.TestCase

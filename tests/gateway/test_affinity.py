@@ -26,6 +26,12 @@ def test_keys_are_shared_as_far_as_whole_blocks_are(first: list[int], second: li
     assert not set(keys[shared:]) & set(others[shared:])
 
 
+def test_prompts_of_other_salts_share_no_keys() -> None:
+    prompt = bytes(4 * 300)
+    assert block_keys(prompt, "mine") == block_keys(prompt, "mine")
+    assert not {*block_keys(prompt, "mine"), *block_keys(prompt, "")} & set(block_keys(prompt, "yours"))
+
+
 def test_a_long_prompt_has_a_bounded_number_of_keys() -> None:
     assert len(block_keys(bytes(4 * 10**6))) == 64
 

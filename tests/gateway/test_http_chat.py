@@ -139,7 +139,7 @@ def test_sampling_is_passed_on(client: openai.OpenAI, gateway: RunningGateway) -
         presence_penalty=1, frequency_penalty=-0.5, logit_bias={"5": 50},
         extra_body={
             "top_k": 7, "min_p": 0.125, "repetition_penalty": 1.5, "min_tokens": 2, "stop_token_ids": [11],
-            "ignore_eos": True, "priority": 3,
+            "ignore_eos": True, "priority": 3, "cache_salt": "mine",
             "speculative": {"enabled": False, "algorithm": "ngram", "num_steps": 2, "topk": 3, "num_draft_tokens": 4},
         },
     )  # fmt: skip
@@ -152,7 +152,7 @@ def test_sampling_is_passed_on(client: openai.OpenAI, gateway: RunningGateway) -
     assert request.speculative == common_pb2.SpeculativeParams(
         enabled=False, algorithm=common_pb2.ALGORITHM_NGRAM, num_steps=2, topk=3, num_draft_tokens=4
     )
-    assert request.priority == 3
+    assert (request.priority, request.cache_salt, request.corpus_scope) == (3, "mine", "mine")
 
 
 def test_response_formats(client: openai.OpenAI, gateway: RunningGateway) -> None:

@@ -99,6 +99,8 @@ def test_generate(gateway: RunningGateway, tokenizer: Tokenizer) -> None:
         "text": "Hi",
         "sampling_params": {"max_new_tokens": 99, "temperature": 0, "sampling_seed": 4},
         "rid": "mine",
+        "priority": -2,
+        "cache_salt": "sea",
     }
     made = httpx.post(f"{gateway.url}/generate", json=body).json()
     ids = [*tokenizer.encode(ANSWER, add_special_tokens=False).ids, 2]
@@ -116,8 +118,10 @@ def test_generate(gateway: RunningGateway, tokenizer: Tokenizer) -> None:
     }  # fmt: skip
     assert {name: meta[name] for name in expected} == expected
     assert sum(meta["spec_accept_histogram"]) == steps
-    sampling = gateway.verify[0].requests[0].sampling
+    request = gateway.verify[0].requests[0]
+    sampling = request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.seed) == (99, 0, 4)
+    assert (request.priority, request.cache_salt) == (-2, "sea")
 
 
 def test_generate_batches(gateway: RunningGateway) -> None:

@@ -56,6 +56,7 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (make(first_choice_index=2**32 - 1), "first_choice_index", "4294967295"),
     (make(request_id="x" * 257), "request_id", "256 characters"),
     (make(corpus_scope="x" * 257), "corpus_scope", "corpus_scope has 257 characters; it must have at most 256"),
+    (make(cache_salt="x" * 257), "cache_salt", "cache_salt has 257 characters; it must have at most 256"),
     (make(logprobs=True, top_logprobs=21), "top_logprobs", "top_logprobs is 21; it must be from 0 to 20"),
     (make(top_logprobs=3), "top_logprobs", "needs logprobs"),
     (sampling(temperature=math.nan), "temperature", "nan"),

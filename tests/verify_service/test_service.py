@@ -304,6 +304,24 @@ async def test_a_flushed_cache_shares_nothing(serve: Serve) -> None:
 
 
 @pytest.mark.asyncio
+async def test_prefixes_are_shared_within_a_salt(serve: Serve) -> None:
+    service = await serve(MODEL)
+
+    async def cached(salt: str, choices: int = 1) -> int:
+        asked = request(list(range(1, 20)), GREEDY)
+        asked.cache_salt, asked.num_choices = salt, choices
+        starts = [response.start for response in await service.generate(asked) if response.HasField("start")]
+        return min(start.cached_tokens for start in starts)
+
+    assert await cached("mine") == 0
+    assert await cached("") == 0
+    assert await cached("yours") == 0
+    assert await cached("mine") > 0
+    assert await cached("", choices=2) > 0
+    assert await cached("yours", choices=2) > 0
+
+
+@pytest.mark.asyncio
 async def test_a_response_tells_how_its_drafts_were_made(serve: Serve) -> None:
     service = await serve(MODEL)
     plain = await service.generate(request([1], GREEDY))
