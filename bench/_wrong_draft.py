@@ -27,7 +27,6 @@ from draft_service.link import Identity
 from draft_service.session import Extension, Session, Wishes
 from draft_service.worker import Worker
 from outrider import env
-from outrider.errors import Unimplemented
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import announce, configure_logging
 from outrider.v1 import common_pb2
@@ -44,6 +43,7 @@ class WrongDrafter:
 
     algorithm = common_pb2.ALGORITHM_STANDALONE
     draft_model = "wrong"
+    corpora = None
     num_draft_tokens = NUM_NODES + 1
     features = common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_NONE)
     target = common_pb2.ModelInfo()
@@ -97,14 +97,6 @@ class WrongDrafter:
     async def propose(self, request: TextRequest) -> Draft:
         """A chain."""
         return _chain(NUM_NODES, NUM_NODES)
-
-    async def add_text(self, scope: str, tokens: Ids) -> None:
-        """Unimplemented."""
-        raise Unimplemented("there is no corpus")
-
-    def corpus_size(self) -> tuple[int, int]:
-        """No corpus."""
-        return 0, 0
 
     def close_down(self) -> None:
         """Holds nothing."""

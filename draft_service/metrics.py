@@ -35,8 +35,9 @@ FAMILIES = (
     Family("outrider_planner_draft_tokens", "gauge", "Their nodes, root included."),
     Family("outrider_planner_least_reach", "gauge", "Chance of acceptance below which no further step is drafted."),
     Family("outrider_planner_decisions_total", "counter", "Changes of plan.", ("decision",)),
-    Family("outrider_ngram_nodes", "gauge", "Nodes of the n-gram trie in use; 0 for models."),
-    Family("outrider_ngram_capacity_nodes", "gauge", "Nodes that the n-gram trie may hold; 0 for models."),
+    Family("outrider_ngram_nodes", "gauge", "Nodes of the n-gram trie in use; absent for models."),
+    Family("outrider_ngram_capacity_nodes", "gauge", "Nodes that the n-gram trie may hold; absent for models."),
+    Family("outrider_ngram_dropped_tokens_total", "counter", "Tokens left out of the trie, over --max-pending-tokens."),
 )
 
 _STATES = {
@@ -68,9 +69,11 @@ def make_registry(drafter: Drafter, drafting: Drafting, worker: Worker) -> Colle
             reading.add("outrider_draft_copied_nodes_total", copier.num_nodes)
             reading.add("outrider_draft_copied_nodes_accepted_total", copier.num_accepted)
         _read_planner(reading, drafting.planner)
-        nodes, capacity = drafter.corpus_size()
-        reading.add("outrider_ngram_nodes", nodes)
-        reading.add("outrider_ngram_capacity_nodes", capacity)
+        if drafter.corpora is not None:
+            corpus = drafter.corpora.corpus
+            reading.add("outrider_ngram_nodes", corpus.num_nodes)
+            reading.add("outrider_ngram_capacity_nodes", corpus.capacity)
+            reading.add("outrider_ngram_dropped_tokens_total", corpus.num_dropped_tokens)
 
     name = algorithm_name(drafter.algorithm)
     registry = new_registry()

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Iterator
 import grpc.aio
 
 from draft_service.drafters.base import MAX_PROPOSE_TOKENS, Drafter, TextRequest
+from draft_service.drafters.corpora import Corpora
 from draft_service.link import Identity
 from draft_service.session import MAX_PREDICTION_TOKENS, MAX_WISH, Wishes
 from draft_service.worker import Worker
 from outrider import __version__
 from outrider.args import DraftArgs
-from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
+from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from outrider.wire import WIRE_VERSION, Ids, check_token_ids, pack_ids, pack_scores, unpack_ids
 
@@ -67,26 +68,37 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, request_iterator: AsyncIterator[draft_pb2.AddCorpusRequest], context: grpc.aio.ServicerContext
     ) -> draft_pb2.AddCorpusResponse:
         """Texts of one corpus, each taken in before the next is read."""
+        corpora = self._corpora
         scope: str | None = None
+        corpus_id = ""
         num_tokens = 0
         with self._one_of("AddCorpus"):
             requests = aiter(request_iterator)
             while (request := await _next(requests)) is not None:
                 if scope is None:
-                    _short(request.corpus_id, "corpus_id", MAX_CORPUS_ID_CHARS, required=True)
-                    scope = _short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS)
+                    scope, corpus_id = _names(request)
                 tokens = self._ids(request.tokens, "tokens", 1, _INT31)
-                await self._drafter.add_text(scope, tokens)
+                await asyncio.wrap_future(corpora.load(scope, corpus_id, tokens))
                 num_tokens += len(tokens)
         if scope is None:
             raise InvalidArgument("corpus_id: the stream has no message; it must have at least one", field="corpus_id")
-        return draft_pb2.AddCorpusResponse(tokens_added=num_tokens, nodes_used=self._drafter.corpus_size()[0])
+        return draft_pb2.AddCorpusResponse(tokens_added=num_tokens, nodes_used=corpora.corpus.num_nodes)
+
+    async def RemoveCorpus(
+        self, request: draft_pb2.RemoveCorpusRequest, context: grpc.aio.ServicerContext
+    ) -> draft_pb2.RemoveCorpusResponse:
+        """Returns when nothing of it is left."""
+        corpora = self._corpora
+        with self._one_of("RemoveCorpus"):
+            size, removed = corpora.unload(*_names(request))
+            await asyncio.wrap_future(removed)
+        return draft_pb2.RemoveCorpusResponse(tokens_removed=size, nodes_used=corpora.corpus.num_nodes)
 
     async def GetServerInfo(
         self, request: draft_pb2.DraftServiceGetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> draft_pb2.DraftServiceGetServerInfoResponse:
         """What it drafts with, and how its links stand."""
-        num_nodes, capacity = self._drafter.corpus_size()
+        corpora = self._drafter.corpora
         return draft_pb2.DraftServiceGetServerInfoResponse(
             version=__version__,
             wire_version=WIRE_VERSION,
@@ -106,9 +118,20 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 for link in self._worker.links
             ],
             arguments=self._args.as_flags(),
-            corpus_nodes=num_nodes,
-            corpus_capacity=capacity,
+            corpus_nodes=0 if corpora is None else corpora.corpus.num_nodes,
+            corpus_capacity=0 if corpora is None else corpora.corpus.capacity,
+            corpora=[
+                draft_pb2.CorpusInfo(corpus_id=one.corpus_id, corpus_scope=one.scope, tokens=one.num_tokens)
+                for one in (corpora.sizes() if corpora is not None else ())
+            ],
         )
+
+    @property
+    def _corpora(self) -> Corpora:
+        if self._drafter.corpora is None:
+            name = common_pb2.Algorithm.Name(self._drafter.algorithm)
+            raise Unimplemented(f"{name} drafts with a model; only NGRAM draws from a corpus")
+        return self._drafter.corpora
 
     @contextlib.contextmanager
     def _one_of(self, method: str) -> Iterator[None]:
@@ -156,6 +179,12 @@ async def _next(requests: AsyncIterator[draft_pb2.AddCorpusRequest]) -> draft_pb
             return await anext(requests, None)
     except TimeoutError:
         raise DeadlineExceeded(f"no text came in {CORPUS_IDLE_S:g} s, and the stream was not ended") from None
+
+
+def _names(request: draft_pb2.AddCorpusRequest | draft_pb2.RemoveCorpusRequest) -> tuple[str, str]:
+    """Scope and id of a corpus."""
+    corpus_id = _short(request.corpus_id, "corpus_id", MAX_CORPUS_ID_CHARS, required=True)
+    return _short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS), corpus_id
 
 
 def _short(text: str, field: str, max_chars: int, *, required: bool = False) -> str:

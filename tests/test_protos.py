@@ -30,5 +30,5 @@ def test_the_package_and_its_services_have_their_names() -> None:
     assert services == {
         "VerifyService": ["Generate", "GenerateMany", "Speculate", "StreamFeatures", "GetServerInfo", "FlushCache"],
         "AdminService": ["ListDrafters", "SetDrafterMode", "SetAlgorithm"],
-        "DraftService": ["Propose", "AddCorpus", "GetServerInfo"],
+        "DraftService": ["Propose", "AddCorpus", "RemoveCorpus", "GetServerInfo"],
     }

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from draft_service.drafters.corpora import Corpora
 from draft_service.session import Extension, Grown, Session, Wishes
 from draft_service.sessions import InVerification
 from outrider.tree import TokenTree
@@ -104,7 +105,7 @@ class GivenUp:
 
 
 class Drafter(Protocol):
-    """Makes trees. Only `propose`, `add_text` and `corpus_size` may be called while another call runs."""
+    """Makes trees. Only `propose` may be called, and `corpora` used, while another call runs."""
 
     algorithm: common_pb2.Algorithm
     draft_model: str
@@ -112,6 +113,11 @@ class Drafter(Protocol):
     features: common_pb2.FeatureLayout  # the target's rows that it needs
     target: common_pb2.ModelInfo  # what it was made for, for Enlist: sizes and vocabulary, as far as known
     inline: bool  # calls take microseconds: they may run on the event loop
+
+    @property
+    def corpora(self) -> Corpora | None:
+        """Texts that files and programs gave it to draw from; None where drafts come from a model."""
+        ...
 
     def open(self, sessions: Sequence[Session]) -> None:
         """Takes sessions on, with the tokens that they have."""
@@ -155,14 +161,6 @@ class Drafter(Protocol):
 
     async def propose(self, request: TextRequest) -> Draft:
         """A tree without a session. InvalidArgument for a text that it cannot read, or without the rows it needs."""
-        ...
-
-    async def add_text(self, scope: str, tokens: Ids) -> None:
-        """Takes in a text of a corpus. Unimplemented where drafts come from a model."""
-        ...
-
-    def corpus_size(self) -> tuple[int, int]:
-        """Nodes of the n-gram trie in use, and at most; zeros without one."""
         ...
 
     def close_down(self) -> None:

@@ -61,7 +61,7 @@ _DONE.set_result(None)
 
 
 class Corpus:
-    """Texts by name. At most `max_names` are kept; the one longest without an insertion goes first."""
+    """Texts by name. At most `max_names` are kept; the one longest without an insertion goes first, corpora last."""
 
     def __init__(self, trie: NgramTrie, *, max_pending_tokens: int, max_names: int = 4096) -> None:
         self._trie = trie
@@ -71,6 +71,7 @@ class Corpus:
         self._lock = FairLock()
         self._texts: deque[_Job] = deque()
         self._corpora: deque[_Job] = deque()
+        self._kept: set[Name] = set()  # corpora: whoever gave them takes them back
         self._pending_names: Counter[Name] = Counter()  # of queued jobs
         self._growing = False  # the thread copies the trie: nothing may be written until it is done
         self._wake = threading.Condition()
@@ -120,6 +121,14 @@ class Corpus:
             raise ResourceExhausted(
                 f"{len(tokens)} tokens do not fit the insertion queue, which takes {self._max_pending_tokens}"
             )
+        self._kept.add(name)
+        return job.done
+
+    def unload(self, name: Name) -> Future[None]:
+        """Queues the removal of a corpus behind the texts that were loaded before."""
+        self._kept.discard(name)
+        job = _Job(name, None, 0, 0)
+        self._queue(self._corpora, job)
         return job.done
 
     def drop(self, name: Name) -> Future[None]:
@@ -247,6 +256,7 @@ class Corpus:
                 if root is not None:
                     self._roots[name] = root
                     return root
-                oldest = next(iter(self._roots))
+                first = next(iter(self._roots))
+                oldest = next((name for name in self._roots if name not in self._kept), first)
             while not self._drop_piece(oldest):
                 pass

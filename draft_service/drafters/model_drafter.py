@@ -28,7 +28,7 @@ from draft_service.drafters.shape import TreeShape
 from draft_service.drafters.trees import TreeGrower, Wanted
 from draft_service.session import Extension, Session, Wishes
 from engine.batch import Segment
-from outrider.errors import InvalidArgument, ResourceExhausted, Unimplemented
+from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
 
@@ -44,6 +44,7 @@ class ModelDrafter(ABC, Generic[StateT]):
     """Implements base.Drafter but for which rows there are and what they hold."""
 
     inline = False
+    corpora = None
 
     def __init__(
         self, model: DraftModel, shape: TreeShape, *, algorithm: common_pb2.Algorithm, draft_model: str,
@@ -138,16 +139,6 @@ class ModelDrafter(ABC, Generic[StateT]):
         text = TextRequest(np.zeros(2, np.int32))
         with self._lock, torch.inference_mode():
             self._propose_now(text, self._blank_rows(1))
-
-    def corpus_size(self) -> tuple[int, int]:
-        """No corpus."""
-        return 0, 0
-
-    async def add_text(self, scope: str, tokens: Ids) -> None:
-        """Unimplemented: only NGRAM draws from texts."""
-        raise Unimplemented(
-            f"{common_pb2.Algorithm.Name(self.algorithm)} drafts with a model; only NGRAM draws from a corpus"
-        )
 
     async def propose(self, request: TextRequest) -> Draft:
         """A tree without a session."""

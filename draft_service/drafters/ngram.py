@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 from typing import Literal, Self
@@ -17,6 +16,7 @@ from typing import Literal, Self
 import numpy as np
 
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
+from draft_service.drafters.corpora import Corpora
 from draft_service.drafters.corpus import Corpus, Name
 from draft_service.drafters.outcomes import likely_ends, likely_outcomes
 from draft_service.drafters.trie import MatchRules, NgramTrie
@@ -27,6 +27,7 @@ from outrider.v1 import common_pb2
 from outrider.wire import Ids
 
 DEFAULT_NUM_DRAFT_TOKENS = 12
+FILES = "files"  # the corpus, for everyone, that --speculative-ngram-external-corpus-path makes
 
 
 class NgramDrafter:
@@ -46,13 +47,12 @@ class NgramDrafter:
         max_corpus_tokens: int = 10_000_000,
     ) -> None:
         self.corpus = corpus
+        self.corpora = Corpora(corpus, max_corpus_tokens)
         self.num_draft_tokens = num_draft_tokens
         self.features = common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_NONE)
         self.target = common_pb2.ModelInfo()
         self._rules = rules
         self._scope = scope
-        self._max_corpus_tokens = max_corpus_tokens
-        self._num_corpus_tokens = 0
         self._calls = count(1)
 
     @classmethod
@@ -88,7 +88,7 @@ class NgramDrafter:
         folder = resolve_model(args.model_path, revision=args.revision)
         try:
             for tokens in read_corpora(args.speculative_ngram_external_corpus_path, folder):
-                self._load("", tokens).result()
+                self.corpora.load("", FILES, tokens).result()
         except (StartupError, ResourceExhausted) as error:
             self.close_down()
             raise StartupError(str(error)) from error
@@ -168,25 +168,6 @@ class NgramDrafter:
             self.corpus.drop(own)
             self.corpus.drop(predicted)
 
-    async def add_text(self, scope: str, tokens: Ids) -> None:
-        """Adds a text of a corpus; returns when it is in. ResourceExhausted over the limit of all corpora's tokens."""
-        await asyncio.wrap_future(self._load(scope, tokens))
-
-    def _load(self, scope: str, tokens: Ids) -> Future[None]:
-        if self._num_corpus_tokens + len(tokens) > self._max_corpus_tokens:
-            raise ResourceExhausted(
-                f"{self._num_corpus_tokens} corpus tokens are held and {len(tokens)} more are to come; at most "
-                f"{self._max_corpus_tokens} are taken (--speculative-ngram-external-corpus-max-tokens)",
-                field="tokens",
-            )
-        loaded = self.corpus.load(("corpus", scope), tokens)
-        self._num_corpus_tokens += len(tokens)
-        return loaded
-
-    def corpus_size(self) -> tuple[int, int]:
-        """Of the trie."""
-        return self.corpus.num_nodes, self.corpus.capacity
-
     def close_down(self) -> None:
         """Ends the inserting thread."""
         self.corpus.close()
@@ -203,8 +184,7 @@ class NgramDrafter:
     def _shared(self, vocabulary: str, scope: str) -> list[Name]:
         """Corpora, and where sessions share one trie, their texts."""
         texts: list[Name] = [("text", vocabulary, scope)] if self._scope == "global" else []
-        corpora: list[Name] = [("corpus", scope), ("corpus", "")] if scope else [("corpus", "")]
-        return texts + corpora
+        return texts + self.corpora.names(scope)
 
     def _draft(self, session: Session, context: Ids, num_nodes: int, max_depth: int) -> Draft:
         names = [_prediction(session)] if len(session.prediction) else []

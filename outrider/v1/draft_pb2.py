@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xad\x01\n\x0eProposeRequest\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x33\n\x0bspeculative\x18\x02 \x01(\x0b\x32\x1e.outrider.v1.SpeculativeParams\x12%\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x13.outrider.v1.Tensor\x12\x19\n\x11prediction_tokens\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63orpus_scope\x18\x05 \x01(\t\"T\n\x0fProposeResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0f\n\x07parents\x18\x02 \x01(\x0c\x12\x0e\n\x06scores\x18\x03 \x01(\x0c\x12\x10\n\x08\x64raft_us\x18\x04 \x01(\x04\"K\n\x10\x41\x64\x64\x43orpusRequest\x12\x11\n\tcorpus_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x14\n\x0c\x63orpus_scope\x18\x03 \x01(\t\"=\n\x11\x41\x64\x64\x43orpusResponse\x12\x14\n\x0ctokens_added\x18\x01 \x01(\x04\x12\x12\n\nnodes_used\x18\x02 \x01(\x04\"\"\n DraftServiceGetServerInfoRequest\"\xf9\x02\n!DraftServiceGetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cwire_version\x18\x02 \x01(\r\x12)\n\talgorithm\x18\x03 \x01(\x0e\x32\x16.outrider.v1.Algorithm\x12\x13\n\x0b\x64raft_model\x18\x04 \x01(\t\x12\x12\n\ndrafter_id\x18\x05 \x01(\t\x12&\n\x05links\x18\x06 \x03(\x0b\x32\x17.outrider.v1.VerifyLink\x12P\n\targuments\x18\x07 \x03(\x0b\x32=.outrider.v1.DraftServiceGetServerInfoResponse.ArgumentsEntry\x12\x14\n\x0c\x63orpus_nodes\x18\x08 \x01(\x04\x12\x17\n\x0f\x63orpus_capacity\x18\t \x01(\x04\x1a\x30\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa5\x01\n\nVerifyLink\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.outrider.v1.VerifyLinkState\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x11\n\tproposals\x18\x04 \x01(\x04\x12\x0e\n\x06rounds\x18\x05 \x01(\x04\x12\x10\n\x08\x63onnects\x18\x06 \x01(\x04\x12\x12\n\nlast_error\x18\x07 \x01(\t*\x95\x01\n\x0fVerifyLinkState\x12!\n\x1dVERIFY_LINK_STATE_UNSPECIFIED\x10\x00\x12 \n\x1cVERIFY_LINK_STATE_CONNECTING\x10\x01\x12\x1e\n\x1aVERIFY_LINK_STATE_ENLISTED\x10\x02\x12\x1d\n\x19VERIFY_LINK_STATE_REFUSED\x10\x03\x32\x92\x02\n\x0c\x44raftService\x12\x44\n\x07Propose\x12\x1b.outrider.v1.ProposeRequest\x1a\x1c.outrider.v1.ProposeResponse\x12L\n\tAddCorpus\x12\x1d.outrider.v1.AddCorpusRequest\x1a\x1e.outrider.v1.AddCorpusResponse(\x01\x12n\n\rGetServerInfo\x12-.outrider.v1.DraftServiceGetServerInfoRequest\x1a..outrider.v1.DraftServiceGetServerInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\xad\x01\n\x0eProposeRequest\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x33\n\x0bspeculative\x18\x02 \x01(\x0b\x32\x1e.outrider.v1.SpeculativeParams\x12%\n\x08\x66\x65\x61tures\x18\x03 \x01(\x0b\x32\x13.outrider.v1.Tensor\x12\x19\n\x11prediction_tokens\x18\x04 \x01(\x0c\x12\x14\n\x0c\x63orpus_scope\x18\x05 \x01(\t\"T\n\x0fProposeResponse\x12\x0e\n\x06tokens\x18\x01 \x01(\x0c\x12\x0f\n\x07parents\x18\x02 \x01(\x0c\x12\x0e\n\x06scores\x18\x03 \x01(\x0c\x12\x10\n\x08\x64raft_us\x18\x04 \x01(\x04\"K\n\x10\x41\x64\x64\x43orpusRequest\x12\x11\n\tcorpus_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x01(\x0c\x12\x14\n\x0c\x63orpus_scope\x18\x03 \x01(\t\"=\n\x11\x41\x64\x64\x43orpusResponse\x12\x14\n\x0ctokens_added\x18\x01 \x01(\x04\x12\x12\n\nnodes_used\x18\x02 \x01(\x04\">\n\x13RemoveCorpusRequest\x12\x11\n\tcorpus_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63orpus_scope\x18\x02 \x01(\t\"B\n\x14RemoveCorpusResponse\x12\x16\n\x0etokens_removed\x18\x01 \x01(\x04\x12\x12\n\nnodes_used\x18\x02 \x01(\x04\"\"\n DraftServiceGetServerInfoRequest\"\xa3\x03\n!DraftServiceGetServerInfoResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x14\n\x0cwire_version\x18\x02 \x01(\r\x12)\n\talgorithm\x18\x03 \x01(\x0e\x32\x16.outrider.v1.Algorithm\x12\x13\n\x0b\x64raft_model\x18\x04 \x01(\t\x12\x12\n\ndrafter_id\x18\x05 \x01(\t\x12&\n\x05links\x18\x06 \x03(\x0b\x32\x17.outrider.v1.VerifyLink\x12P\n\targuments\x18\x07 \x03(\x0b\x32=.outrider.v1.DraftServiceGetServerInfoResponse.ArgumentsEntry\x12\x14\n\x0c\x63orpus_nodes\x18\x08 \x01(\x04\x12\x17\n\x0f\x63orpus_capacity\x18\t \x01(\x04\x12(\n\x07\x63orpora\x18\n \x03(\x0b\x32\x17.outrider.v1.CorpusInfo\x1a\x30\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"E\n\nCorpusInfo\x12\x11\n\tcorpus_id\x18\x01 \x01(\t\x12\x14\n\x0c\x63orpus_scope\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"\xa5\x01\n\nVerifyLink\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12+\n\x05state\x18\x02 \x01(\x0e\x32\x1c.outrider.v1.VerifyLinkState\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x11\n\tproposals\x18\x04 \x01(\x04\x12\x0e\n\x06rounds\x18\x05 \x01(\x04\x12\x10\n\x08\x63onnects\x18\x06 \x01(\x04\x12\x12\n\nlast_error\x18\x07 \x01(\t*\x95\x01\n\x0fVerifyLinkState\x12!\n\x1dVERIFY_LINK_STATE_UNSPECIFIED\x10\x00\x12 \n\x1cVERIFY_LINK_STATE_CONNECTING\x10\x01\x12\x1e\n\x1aVERIFY_LINK_STATE_ENLISTED\x10\x02\x12\x1d\n\x19VERIFY_LINK_STATE_REFUSED\x10\x03\x32\xe7\x02\n\x0c\x44raftService\x12\x44\n\x07Propose\x12\x1b.outrider.v1.ProposeRequest\x1a\x1c.outrider.v1.ProposeResponse\x12L\n\tAddCorpus\x12\x1d.outrider.v1.AddCorpusRequest\x1a\x1e.outrider.v1.AddCorpusResponse(\x01\x12S\n\x0cRemoveCorpus\x12 .outrider.v1.RemoveCorpusRequest\x1a!.outrider.v1.RemoveCorpusResponse\x12n\n\rGetServerInfo\x12-.outrider.v1.DraftServiceGetServerInfoRequest\x1a..outrider.v1.DraftServiceGetServerInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DRAFTSERVICEGETSERVERINFORESPONSE_ARGUMENTSENTRY']._loaded_options = None
   _globals['_DRAFTSERVICEGETSERVERINFORESPONSE_ARGUMENTSENTRY']._serialized_options = b'8\001'
-  _globals['_VERIFYLINKSTATE']._serialized_start=1053
-  _globals['_VERIFYLINKSTATE']._serialized_end=1202
+  _globals['_VERIFYLINKSTATE']._serialized_start=1298
+  _globals['_VERIFYLINKSTATE']._serialized_end=1447
   _globals['_PROPOSEREQUEST']._serialized_start=67
   _globals['_PROPOSEREQUEST']._serialized_end=240
   _globals['_PROPOSERESPONSE']._serialized_start=242
@@ -44,14 +44,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ADDCORPUSREQUEST']._serialized_end=403
   _globals['_ADDCORPUSRESPONSE']._serialized_start=405
   _globals['_ADDCORPUSRESPONSE']._serialized_end=466
-  _globals['_DRAFTSERVICEGETSERVERINFOREQUEST']._serialized_start=468
-  _globals['_DRAFTSERVICEGETSERVERINFOREQUEST']._serialized_end=502
-  _globals['_DRAFTSERVICEGETSERVERINFORESPONSE']._serialized_start=505
-  _globals['_DRAFTSERVICEGETSERVERINFORESPONSE']._serialized_end=882
-  _globals['_DRAFTSERVICEGETSERVERINFORESPONSE_ARGUMENTSENTRY']._serialized_start=834
-  _globals['_DRAFTSERVICEGETSERVERINFORESPONSE_ARGUMENTSENTRY']._serialized_end=882
-  _globals['_VERIFYLINK']._serialized_start=885
-  _globals['_VERIFYLINK']._serialized_end=1050
-  _globals['_DRAFTSERVICE']._serialized_start=1205
-  _globals['_DRAFTSERVICE']._serialized_end=1479
+  _globals['_REMOVECORPUSREQUEST']._serialized_start=468
+  _globals['_REMOVECORPUSREQUEST']._serialized_end=530
+  _globals['_REMOVECORPUSRESPONSE']._serialized_start=532
+  _globals['_REMOVECORPUSRESPONSE']._serialized_end=598
+  _globals['_DRAFTSERVICEGETSERVERINFOREQUEST']._serialized_start=600
+  _globals['_DRAFTSERVICEGETSERVERINFOREQUEST']._serialized_end=634
+  _globals['_DRAFTSERVICEGETSERVERINFORESPONSE']._serialized_start=637
+  _globals['_DRAFTSERVICEGETSERVERINFORESPONSE']._serialized_end=1056
+  _globals['_DRAFTSERVICEGETSERVERINFORESPONSE_ARGUMENTSENTRY']._serialized_start=1008
+  _globals['_DRAFTSERVICEGETSERVERINFORESPONSE_ARGUMENTSENTRY']._serialized_end=1056
+  _globals['_CORPUSINFO']._serialized_start=1058
+  _globals['_CORPUSINFO']._serialized_end=1127
+  _globals['_VERIFYLINK']._serialized_start=1130
+  _globals['_VERIFYLINK']._serialized_end=1295
+  _globals['_DRAFTSERVICE']._serialized_start=1450
+  _globals['_DRAFTSERVICE']._serialized_end=1809
 # @@protoc_insertion_point(module_scope)

@@ -63,12 +63,28 @@ class AddCorpusResponse(_message.Message):
     nodes_used: int
     def __init__(self, tokens_added: _Optional[int] = ..., nodes_used: _Optional[int] = ...) -> None: ...
 
+class RemoveCorpusRequest(_message.Message):
+    __slots__ = ("corpus_id", "corpus_scope")
+    CORPUS_ID_FIELD_NUMBER: _ClassVar[int]
+    CORPUS_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    corpus_id: str
+    corpus_scope: str
+    def __init__(self, corpus_id: _Optional[str] = ..., corpus_scope: _Optional[str] = ...) -> None: ...
+
+class RemoveCorpusResponse(_message.Message):
+    __slots__ = ("tokens_removed", "nodes_used")
+    TOKENS_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    NODES_USED_FIELD_NUMBER: _ClassVar[int]
+    tokens_removed: int
+    nodes_used: int
+    def __init__(self, tokens_removed: _Optional[int] = ..., nodes_used: _Optional[int] = ...) -> None: ...
+
 class DraftServiceGetServerInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class DraftServiceGetServerInfoResponse(_message.Message):
-    __slots__ = ("version", "wire_version", "algorithm", "draft_model", "drafter_id", "links", "arguments", "corpus_nodes", "corpus_capacity")
+    __slots__ = ("version", "wire_version", "algorithm", "draft_model", "drafter_id", "links", "arguments", "corpus_nodes", "corpus_capacity", "corpora")
     class ArgumentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +101,7 @@ class DraftServiceGetServerInfoResponse(_message.Message):
     ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     CORPUS_NODES_FIELD_NUMBER: _ClassVar[int]
     CORPUS_CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    CORPORA_FIELD_NUMBER: _ClassVar[int]
     version: str
     wire_version: int
     algorithm: _common_pb2.Algorithm
@@ -94,7 +111,18 @@ class DraftServiceGetServerInfoResponse(_message.Message):
     arguments: _containers.ScalarMap[str, str]
     corpus_nodes: int
     corpus_capacity: int
-    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., algorithm: _Optional[_Union[_common_pb2.Algorithm, str]] = ..., draft_model: _Optional[str] = ..., drafter_id: _Optional[str] = ..., links: _Optional[_Iterable[_Union[VerifyLink, _Mapping]]] = ..., arguments: _Optional[_Mapping[str, str]] = ..., corpus_nodes: _Optional[int] = ..., corpus_capacity: _Optional[int] = ...) -> None: ...
+    corpora: _containers.RepeatedCompositeFieldContainer[CorpusInfo]
+    def __init__(self, version: _Optional[str] = ..., wire_version: _Optional[int] = ..., algorithm: _Optional[_Union[_common_pb2.Algorithm, str]] = ..., draft_model: _Optional[str] = ..., drafter_id: _Optional[str] = ..., links: _Optional[_Iterable[_Union[VerifyLink, _Mapping]]] = ..., arguments: _Optional[_Mapping[str, str]] = ..., corpus_nodes: _Optional[int] = ..., corpus_capacity: _Optional[int] = ..., corpora: _Optional[_Iterable[_Union[CorpusInfo, _Mapping]]] = ...) -> None: ...
+
+class CorpusInfo(_message.Message):
+    __slots__ = ("corpus_id", "corpus_scope", "tokens")
+    CORPUS_ID_FIELD_NUMBER: _ClassVar[int]
+    CORPUS_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    corpus_id: str
+    corpus_scope: str
+    tokens: int
+    def __init__(self, corpus_id: _Optional[str] = ..., corpus_scope: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class VerifyLink(_message.Message):
     __slots__ = ("address", "state", "sessions", "proposals", "rounds", "connects", "last_error")

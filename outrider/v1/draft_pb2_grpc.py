@@ -45,6 +45,11 @@ class DraftServiceStub:
                 request_serializer=outrider_dot_v1_dot_draft__pb2.AddCorpusRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_draft__pb2.AddCorpusResponse.FromString,
                 _registered_method=True)
+        self.RemoveCorpus = channel.unary_unary(
+                '/outrider.v1.DraftService/RemoveCorpus',
+                request_serializer=outrider_dot_v1_dot_draft__pb2.RemoveCorpusRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_draft__pb2.RemoveCorpusResponse.FromString,
+                _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/outrider.v1.DraftService/GetServerInfo',
                 request_serializer=outrider_dot_v1_dot_draft__pb2.DraftServiceGetServerInfoRequest.SerializeToString,
@@ -64,7 +69,14 @@ class DraftServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AddCorpus(self, request_iterator, context):
-        """NGRAM: adds text to draw drafts from. The stream's messages form one corpus.
+        """NGRAM: adds text to draw drafts from. The stream's messages form one corpus; one that is there grows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveCorpus(self, request, context):
+        """NGRAM: takes a corpus out again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -89,6 +101,11 @@ def add_DraftServiceServicer_to_server(servicer, server):
                     servicer.AddCorpus,
                     request_deserializer=outrider_dot_v1_dot_draft__pb2.AddCorpusRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_draft__pb2.AddCorpusResponse.SerializeToString,
+            ),
+            'RemoveCorpus': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveCorpus,
+                    request_deserializer=outrider_dot_v1_dot_draft__pb2.RemoveCorpusRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_draft__pb2.RemoveCorpusResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
@@ -151,6 +168,33 @@ class DraftService:
             '/outrider.v1.DraftService/AddCorpus',
             outrider_dot_v1_dot_draft__pb2.AddCorpusRequest.SerializeToString,
             outrider_dot_v1_dot_draft__pb2.AddCorpusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveCorpus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.DraftService/RemoveCorpus',
+            outrider_dot_v1_dot_draft__pb2.RemoveCorpusRequest.SerializeToString,
+            outrider_dot_v1_dot_draft__pb2.RemoveCorpusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,7 +36,9 @@ class DraftServiceStub:
     Propose: _grpc.UnaryUnaryMultiCallable[_draft_pb2.ProposeRequest, _draft_pb2.ProposeResponse]
     """One tree for given tokens, without a session."""
     AddCorpus: _grpc.StreamUnaryMultiCallable[_draft_pb2.AddCorpusRequest, _draft_pb2.AddCorpusResponse]
-    """NGRAM: adds text to draw drafts from. The stream's messages form one corpus."""
+    """NGRAM: adds text to draw drafts from. The stream's messages form one corpus; one that is there grows."""
+    RemoveCorpus: _grpc.UnaryUnaryMultiCallable[_draft_pb2.RemoveCorpusRequest, _draft_pb2.RemoveCorpusResponse]
+    """NGRAM: takes a corpus out again."""
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceGetServerInfoRequest, _draft_pb2.DraftServiceGetServerInfoResponse]
     """What it drafts with, and counters since start."""
 
@@ -48,7 +50,9 @@ class DraftServiceAsyncStub(DraftServiceStub):
     Propose: _aio.UnaryUnaryMultiCallable[_draft_pb2.ProposeRequest, _draft_pb2.ProposeResponse]  # type: ignore[assignment]
     """One tree for given tokens, without a session."""
     AddCorpus: _aio.StreamUnaryMultiCallable[_draft_pb2.AddCorpusRequest, _draft_pb2.AddCorpusResponse]  # type: ignore[assignment]
-    """NGRAM: adds text to draw drafts from. The stream's messages form one corpus."""
+    """NGRAM: adds text to draw drafts from. The stream's messages form one corpus; one that is there grows."""
+    RemoveCorpus: _aio.UnaryUnaryMultiCallable[_draft_pb2.RemoveCorpusRequest, _draft_pb2.RemoveCorpusResponse]  # type: ignore[assignment]
+    """NGRAM: takes a corpus out again."""
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceGetServerInfoRequest, _draft_pb2.DraftServiceGetServerInfoResponse]  # type: ignore[assignment]
     """What it drafts with, and counters since start."""
 
@@ -69,7 +73,15 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_draft_pb2.AddCorpusRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_draft_pb2.AddCorpusResponse, _abc.Awaitable[_draft_pb2.AddCorpusResponse]]:
-        """NGRAM: adds text to draw drafts from. The stream's messages form one corpus."""
+        """NGRAM: adds text to draw drafts from. The stream's messages form one corpus; one that is there grows."""
+
+    @_abc_1.abstractmethod
+    def RemoveCorpus(
+        self,
+        request: _draft_pb2.RemoveCorpusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_draft_pb2.RemoveCorpusResponse, _abc.Awaitable[_draft_pb2.RemoveCorpusResponse]]:
+        """NGRAM: takes a corpus out again."""
 
     @_abc_1.abstractmethod
     def GetServerInfo(

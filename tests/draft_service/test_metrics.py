@@ -51,6 +51,7 @@ async def test_the_numbers_are_those_of_what_was_done(tmp_path: Path) -> None:
             assert (value("outrider_draft_seconds_count", kind=kind) or 0) > 0
         assert (value("outrider_ngram_nodes") or 0) > 0
         assert value("outrider_ngram_capacity_nodes") == 50_000
+        assert value("outrider_ngram_dropped_tokens_total") == 0
         stream.end()
         await sleeps.next()
         await verify.stream()  # the table goes with its stream, its counts stay

@@ -98,6 +98,42 @@ async def test_a_corpus_is_drawn_from_within_its_scope(tmp_path: Path) -> None:
         assert await service.propose([1], corpus_scope="me") == ([9, 2, 3], [-1, -1, 1])
 
 
+async def test_a_corpus_is_taken_out_by_its_id(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        await service.add(text(1, 2, 3, corpus_id="one"), text(5, 6))
+        await service.add(text(1, 4, corpus_id="two", corpus_scope="me"))
+        info = await service.stub.GetServerInfo(draft_pb2.DraftServiceGetServerInfoRequest())
+        assert [(one.corpus_id, one.corpus_scope, one.tokens) for one in info.corpora] == [
+            ("one", "", 5), ("two", "me", 2),
+        ]  # fmt: skip
+        removed = await service.stub.RemoveCorpus(draft_pb2.RemoveCorpusRequest(corpus_id="one"))
+        assert removed.tokens_removed == 5
+        assert await service.propose([1], corpus_scope="me") == ([4], [-1])
+        for fields, code in (
+            ({"corpus_id": "one"}, grpc.StatusCode.NOT_FOUND),
+            ({"corpus_id": "two"}, grpc.StatusCode.NOT_FOUND),
+            ({}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"corpus_id": "two", "corpus_scope": "x" * 257}, grpc.StatusCode.INVALID_ARGUMENT),
+        ):
+            call = service.stub.RemoveCorpus(draft_pb2.RemoveCorpusRequest(**fields))
+            assert await call.code() is code
+        await service.stub.RemoveCorpus(draft_pb2.RemoveCorpusRequest(corpus_id="two", corpus_scope="me"))
+        info = await service.stub.GetServerInfo(draft_pb2.DraftServiceGetServerInfoRequest())
+        assert not info.corpora
+
+
+async def test_a_drafter_with_a_model_has_no_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as service:
+        monkeypatch.setattr(service.drafter, "corpora", None)
+        with pytest.raises(grpc.aio.AioRpcError, match="only NGRAM draws from a corpus") as failure:
+            await service.add(text(1, 2, corpus_id="one"))
+        assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        call = service.stub.RemoveCorpus(draft_pb2.RemoveCorpusRequest(corpus_id="one"))
+        assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+        info = await service.stub.GetServerInfo(draft_pb2.DraftServiceGetServerInfoRequest())
+        assert (info.corpus_nodes, len(info.corpora)) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

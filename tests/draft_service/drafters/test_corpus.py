@@ -88,6 +88,17 @@ def test_the_name_longest_without_insertion_goes_first(corpus: Corpus) -> None:
     assert [bool(found(corpus, [name], 1)) for name in names] == [True, False, False, True, True, True]
 
 
+def test_corpora_go_after_all_others(corpus: Corpus) -> None:
+    names: list[Name] = [("text", str(number)) for number in range(6)]
+    corpus.load(A, ids(1, 2)).result()
+    for name in names:
+        corpus.insert(name, ids(1, 2)).result()
+    assert found(corpus, [A], 1) == [2]
+    assert [bool(found(corpus, [name], 1)) for name in names] == [False, False, False, True, True, True]
+    corpus.unload(A).result()
+    assert found(corpus, [A], 1) == []
+
+
 def test_more_roots_than_the_trie_has_room_for_push_out_the_oldest() -> None:
     corpus = Corpus(NgramTrie(8, branch_length=4), max_pending_tokens=100)
     for number in range(6):

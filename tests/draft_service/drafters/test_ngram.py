@@ -12,11 +12,12 @@ import pytest
 
 from draft_service.drafters import trie_match, trie_nodes
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
+from draft_service.drafters.corpora import MAX_PER_SCOPE, CorpusSize
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.session import Extension, Session, Wishes
 from draft_service.sessions import InVerification
 from outrider.args import DraftArgs
-from outrider.errors import ResourceExhausted
+from outrider.errors import NotFound, ResourceExhausted
 from outrider.tree import TokenTree
 from outrider.v1 import verify_pb2
 
@@ -56,6 +57,10 @@ def opened(drafter: NgramDrafter, tokens: list[int], **more: Any) -> Session:
     drafter.open([found])
     drafter.corpus.flush()
     return found
+
+
+def load(drafter: NgramDrafter, scope: str, corpus_id: str, *tokens: int) -> None:
+    drafter.corpora.load(scope, corpus_id, ids(*tokens)).result()
 
 
 def commit(drafter: NgramDrafter, target: Session, tokens: list[int]) -> None:
@@ -192,8 +197,8 @@ def test_drafting_ahead_guesses_a_token_that_the_tree_does_not_offer(make: Any) 
 @pytest.mark.asyncio
 async def test_a_text_is_continued_from_itself_prediction_and_corpora_without_a_trace(make: Any) -> None:
     drafter = make()
-    await drafter.add_text("", ids(8, 80, 81))
-    await drafter.add_text("a", ids(8, 90))
+    load(drafter, "", "one", 8, 80, 81)
+    load(drafter, "a", "one", 8, 90)
     before = drafter.corpus.num_nodes
     request = TextRequest(ids(8, 70, 8), prediction=ids(8, 60))
     found = await drafter.propose(request)
@@ -207,22 +212,57 @@ async def test_a_text_is_continued_from_itself_prediction_and_corpora_without_a_
     assert drafter.corpus.num_nodes == before
 
 
-@pytest.mark.asyncio
-async def test_sessions_read_corpora_of_their_scope_and_everyones(make: Any) -> None:
+def test_sessions_read_corpora_of_their_scope_and_everyones(make: Any) -> None:
     drafter = make(speculative_ngram_scope="session")
-    await drafter.add_text("", ids(8, 80))
-    await drafter.add_text("a", ids(8, 90))
+    load(drafter, "", "one", 8, 80)
+    load(drafter, "a", "one", 8, 90)
     assert draft(drafter, opened(drafter, [8], corpus_scope="a")).tokens.tolist() == [90, 80]
     assert draft(drafter, opened(drafter, [8])).tokens.tolist() == [80]
 
 
-@pytest.mark.asyncio
-async def test_corpora_are_bounded(make: Any) -> None:
-    drafter = make(speculative_ngram_external_corpus_max_tokens=5)
-    await drafter.add_text("", ids(1, 2, 3))
-    with pytest.raises(ResourceExhausted, match="at most 5"):
-        await drafter.add_text("", ids(1, 2, 3))
-    await drafter.add_text("", ids(4, 5))
+def test_a_corpus_that_is_taken_out_is_drawn_from_no_more(make: Any) -> None:
+    drafter = make(speculative_ngram_external_corpus_max_tokens=9)
+    load(drafter, "", "one", 8, 80)
+    load(drafter, "", "two", 8, 81)
+    load(drafter, "a", "one", 8, 90)
+    load(drafter, "", "one", 7, 70)
+    assert drafter.corpora.sizes() == [CorpusSize("", "one", 4), CorpusSize("", "two", 2), CorpusSize("a", "one", 2)]
+    with pytest.raises(ResourceExhausted, match="8 corpus tokens are held and 2 more are to come; at most 9"):
+        load(drafter, "b", "one", 1, 2)
+    size, gone = drafter.corpora.unload("", "one")
+    gone.result()
+    assert size == 4
+    assert draft(drafter, opened(drafter, [8], corpus_scope="a")).tokens.tolist() == [90, 81]
+    assert draft(drafter, opened(drafter, [7])).tokens.tolist() == []
+    with pytest.raises(NotFound, match="no corpus 'one' in the scope of everyone"):
+        drafter.corpora.unload("", "one")
+    with pytest.raises(NotFound, match="no corpus 'two' in scope 'a'"):
+        drafter.corpora.unload("a", "two")
+    load(drafter, "b", "one", 1, 2)
+    for scope, corpus_id in (("", "two"), ("a", "one"), ("b", "one")):
+        drafter.corpora.unload(scope, corpus_id)[1].result()
+    assert drafter.corpora.sizes() == []
+
+
+def test_what_is_taken_out_at_once_leaves_nothing(make: Any) -> None:
+    drafter = make()
+    before = drafter.corpus.num_nodes
+    loaded = drafter.corpora.load("", "long", np.arange(5_000, dtype=np.int32))
+    drafter.corpora.unload("", "long")[1].result()
+    assert loaded.done()
+    assert drafter.corpus.num_nodes == before
+
+
+def test_corpora_are_counted(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = make()
+    for number in range(MAX_PER_SCOPE):
+        load(drafter, "a", str(number), 1, 2)
+    with pytest.raises(ResourceExhausted, match="'more' is new, and its scope has 12 corpora; at most 12"):
+        load(drafter, "a", "more", 1, 2)
+    load(drafter, "a", "0", 1, 3)
+    monkeypatch.setattr("draft_service.drafters.corpora.MAX_CORPORA", MAX_PER_SCOPE)
+    with pytest.raises(ResourceExhausted, match="there are 12 corpora; at most 12"):
+        load(drafter, "", "more", 1, 2)
 
 
 @pytest.mark.asyncio
