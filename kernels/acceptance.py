@@ -45,6 +45,16 @@ class AcceptedBatch(NamedTuple):
     """int64 [B]."""
 
 
+def settled(outcome: Accepted, tokens: Sequence[int]) -> Accepted | None:
+    """The outcome without a bonus that its row did not have: the last accepted token is the target's own as well.
+
+    None where there is no token at all.
+    """
+    if outcome.bonus != NO_TOKEN:
+        return outcome
+    return Accepted(outcome.nodes[:-1], tokens[outcome.nodes[-1]]) if outcome.nodes else None
+
+
 def walk(children: Mapping[int, Mapping[int, int]], draw: Callable[[int], int]) -> Accepted:
     """The coupled rule; `draw(row)` gives the target's token (-1: none) and is called for visited rows only, once each.
 

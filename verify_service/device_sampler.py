@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from kernels import acceptance, sampling_torch
-from kernels.acceptance import Accepted, AcceptedBatch
+from kernels.acceptance import Accepted, AcceptedBatch, settled
 from kernels.logprobs import token_logprobs
 from kernels.penalties import RowEdits
-from kernels.sampling import NO_TOKEN, Filters
+from kernels.sampling import Filters
 from kernels.sampling_torch import RowFilters, filtered_probs_rows
 from kernels.shaping import apply_bitmasks, apply_edits
 from kernels.transfer import Readback, to_device
@@ -118,10 +118,10 @@ class DeviceSampler:
             return outcomes
         nodes, counts, bonuses = arrays[mark : mark + 3]
         for index, each in enumerate(drawn):
-            bonus = int(bonuses[index])
-            if bonus == NO_TOKEN:
+            outcome = settled(Accepted(nodes[index, : counts[index]].tolist(), int(bonuses[index])), each.tree.words)
+            outcomes[each.index] = outcome
+            if outcome is None:
                 continue
-            outcomes[each.index] = outcome = Accepted(nodes[index, : counts[index]].tolist(), bonus)
             if index in tree_marks:
                 each.work.probabilities = np.exp(arrays[tree_marks[index]]).tolist()
             if index in score_marks:

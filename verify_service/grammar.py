@@ -34,18 +34,22 @@ _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separa
 
 
 class GrammarState:
-    """Where one session stands in its grammar; follows committed tokens and looks ahead along tree paths."""
+    """Where one session stands in its grammar; follows committed tokens and looks ahead along tree paths.
+
+    A matcher that was led past its grammar's end stays in error for good, and a draft may do that: looking ahead is for
+    a copy.
+    """
 
     def __init__(self, matcher: LLMatcher, kind: str, vocab_size: int) -> None:
         self._matcher = matcher
         self._kind = kind
         self._vocab_size = vocab_size
-        self._path: list[int] = []  # tokens consumed beyond the committed ones
+        self._ahead: LLMatcher | None = None
+        self._path: list[int] = []  # tokens that it consumed beyond the committed ones
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing may follow what is committed."""
-        self._go_to([])
         return self._matcher.is_stopped()
 
     def dead_end(self) -> InvalidArgument | None:
@@ -56,28 +60,25 @@ class GrammarState:
 
     def commit(self, token: int) -> bool:
         """Takes in a committed token; False when the grammar forbids it."""
-        self._go_to([])
+        self._ahead = None
         return self._matcher.consume_token(token)
 
     def forbid(self, row: NDArray[np.float32], path: list[int]) -> None:
         """Sets the logits float32 [V] of tokens that may not follow `path` to -inf, in place."""
-        self._go_to(path)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        bits = np.frombuffer(self._at(path).compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size]
         row[: len(allowed)][allowed == 0] = -math.inf
         row[len(allowed) :] = -math.inf
 
     def mask_words(self, path: list[int]) -> NDArray[np.int32]:
         """int32 [ceil(V / 32)]: bit t % 32 of word t // 32 is set when token t may follow `path`."""
-        self._go_to(path)
         words = np.zeros(-(-self._vocab_size // 32), np.int32)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: words.nbytes]
+        bits = np.frombuffer(self._at(path).compute_bitmask(), np.uint8)[: words.nbytes]
         words.view(np.uint8)[: len(bits)] = bits
         return words
 
     def allowed_nodes(self, tree: TokenTree) -> NDArray[np.int32]:
         """Indices, ascending, of the nodes whose whole path the grammar allows."""
-        self._go_to([])
         allowed = np.zeros(len(tree), np.bool_)
         has_children = set(tree.parents.tolist())
         for leaf in range(len(tree)):
@@ -86,14 +87,20 @@ class GrammarState:
                 allowed[path[: self._matcher.validate_tokens(tree.tokens[path].tolist())]] = True
         return np.flatnonzero(allowed).astype(np.int32)
 
-    def _go_to(self, path: list[int]) -> None:
+    def _at(self, path: list[int]) -> LLMatcher:
+        """A matcher that has consumed `path` beyond what is committed."""
+        if not path:
+            return self._matcher
+        if self._ahead is None or self._ahead.is_error():
+            self._ahead, self._path = self._matcher.deep_copy(), []
         shared = 0
         while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
             shared += 1
         if len(self._path) > shared:
-            self._matcher.rollback(len(self._path) - shared)
-        self._matcher.consume_tokens(path[shared:])
+            self._ahead.rollback(len(self._path) - shared)
+        self._ahead.consume_tokens(path[shared:])
         self._path = list(path)
+        return self._ahead
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernels.acceptance import Accepted, accept_thresholds, walk
+from kernels.acceptance import Accepted, accept_thresholds, settled, walk
 from kernels.penalties import History, Penalties, penalise, row_edits
 from kernels.philox import COIN_LANE, FINAL_LANE, uniform_one
 from kernels.sampling import NO_TOKEN, Filters, draw, filtered_row
@@ -219,8 +219,8 @@ class Sampler:
         tree = work.match.tree if work.match is not None else _EMPTY
         own = rows if rows is _UNSEEN else rows[-(len(tree) + 1) :]
         named = None if likeliest is None else likeliest[-(len(tree) + 1) :]
-        outcome = session.sampler.accept(own, tree, session.output_len, named)
-        if outcome.bonus == NO_TOKEN:
+        outcome = settled(session.sampler.accept(own, tree, session.output_len, named), tree.words)
+        if outcome is None:
             return None
         if session.include_trees and len(tree):
             work.probabilities = session.sampler.node_probabilities(own, tree)

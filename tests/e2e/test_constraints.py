@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,51 @@ def test_json_schema_through_the_openai_client(stack: Stack, temperature: float)
     assert set(person["tags"]) <= {"red", "green", "blue"}
     assert [ask(speculate=True) for _ in range(4)] == [plain] * 4
     assert temperature or max(accepted) > 5  # drafts go on inside a grammar; on a busy machine some come late
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("min_tokens", [0, 20])
+@pytest.mark.parametrize(
+    ("answer", "constraint"),
+    [
+        ("555-1234", {"regex": "555-1234"}),
+        ("555-1234", {"regex": "[0-9]{3}-[0-9]{4,6}"}),
+        ("yes", {"ebnf": 'root ::= "yes" | "no"'}),
+        (
+            '{"capital": "Paris"}',
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "city",
+                        "schema": {
+                            "type": "object", "properties": {"capital": {"type": "string"}}, "required": ["capital"],
+                            "additionalProperties": False,
+                        },
+                    },
+                }
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_drafts_may_go_past_the_end(stack: Stack, answer: str, constraint: dict[str, Any], min_tokens: int) -> None:
+    """Where the conversation holds the answer, what follows it there is drafted too."""
+    question, given = {"role": "user", "content": "And in short?"}, {"role": "assistant", "content": answer}
+    body = {
+        "messages": [question, given] * 2 + [question],
+        "temperature": 0,
+        "max_tokens": 40,
+        "min_tokens": min_tokens,
+    }
+
+    def ask(**speculative: Any) -> str:
+        response = stack.http.post("/v1/chat/completions", json={**body, **constraint, "speculative": speculative})
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]["message"]["content"]
+
+    plain = ask(enabled=False)
+    assert [ask() for _ in range(2)] == [plain] * 2
+    assert [ask(num_steps=5, topk=4, num_draft_tokens=32) for _ in range(2)] == [plain] * 2
 
 
 @pytest.mark.slow

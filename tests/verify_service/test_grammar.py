@@ -113,6 +113,25 @@ def test_look_ahead_leaves_no_trace(compiler: GrammarCompiler, tokenizer: Tokeni
             return
 
 
+@pytest.mark.parametrize("regex", ["abc", "abc+"])
+def test_looking_past_the_end_leaves_no_trace(compiler: GrammarCompiler, tokenizer: Tokenizer, regex: str) -> None:
+    """A draft may go on where nothing may follow, and it may go wrong."""
+    word, vocab_size = _id(tokenizer, "abc"), tokenizer.get_vocab_size()
+    state, plain = compiler.compile(common_pb2.Grammar(regex=regex)), compiler.compile(common_pb2.Grammar(regex=regex))
+    tree = TokenTree.chain(np.array([word, EOS, EOS, word], np.int32))
+    pruned(tree, state)
+    for path in ([word], [word, EOS], [word, EOS, EOS], [word, EOS, word], [EOS], [word], []):
+        state.forbid(np.zeros(vocab_size, np.float32), path)
+        state.mask_words(path)
+        assert state.dead_end() is None
+    assert _allowed(state, [], vocab_size) == _allowed(plain, [], vocab_size)
+    assert state.commit(word)
+    assert plain.commit(word)
+    assert _allowed(state, [], vocab_size) == _allowed(plain, [], vocab_size)
+    assert state.is_complete == plain.is_complete == (regex == "abc")
+    assert state.dead_end() is None
+
+
 @pytest.mark.parametrize(
     "grammar",
     [

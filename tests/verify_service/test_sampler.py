@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from kernels.acceptance import Accepted
 from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
+from outrider.v1 import common_pb2
 from tests.drafter_view import Draft
 from tests.fake_drafters import random_draft
 from tests.fakes import ToyModel, toy_config
@@ -119,6 +121,26 @@ def test_rows_that_the_walk_does_not_visit_are_not_looked_at() -> None:
     assert make_sampler(SamplingParams(temperature=0.0), [5], []).accept(rows, tree, 0).bonus >= 0
 
 
+@pytest.mark.parametrize("thresholds", [{}, {"accept_threshold_single": 0.01}])
+def test_a_row_without_a_distribution_takes_nothing_from_the_tokens_before_it(thresholds: dict[str, float]) -> None:
+    """What was accepted may end the output, and then nobody asks that row."""
+    params = SamplingParams(temperature=0.0 if not thresholds else 1.0, seed=1)
+    rows = np.zeros((3, VOCAB), np.float32)
+    rows[0, 4] = rows[1, 5] = 50.0
+    rows[2] = math.nan
+    work = make_work(params, 1, draft=Draft([4, 5], [-1, 0]), **thresholds)
+    work.session.logprobs = True
+    (outcome,) = Sampler().accept([work], torch.from_numpy(rows))
+    assert outcome == ([0], 5)
+    assert [found.token for found in work.logprobs] == [4, 5]
+    rows[1] = math.nan
+    work = make_work(params, 1, draft=Draft([4, 5], [-1, 0]), **thresholds)
+    assert Sampler().accept([work], torch.from_numpy(rows)) == [([], 4)]
+    rows[0] = math.nan
+    work = make_work(params, 1, draft=Draft([4, 5], [-1, 0]), **thresholds)
+    assert Sampler().accept([work], torch.from_numpy(rows)) == [None]
+
+
 def test_lower_thresholds_accept_more_than_the_coin_does_but_greedy_ignores_them() -> None:
     tree = TokenTree.chain(np.array([4, 4, 4], np.int32))
     rows = np.zeros((4, VOCAB), np.float32)
@@ -139,8 +161,12 @@ def test_node_probabilities_are_those_of_each_token_given_its_path() -> None:
     assert shown == pytest.approx([float(given_root[3]), float(given_three[4]), float(given_root[5])])
 
 
-def make_work(params: SamplingParams, rows: int, *, samples: bool = True, draft: Draft | None = None) -> Work:
-    (session,) = build_factory(toy_config(VOCAB, CONTEXT)).build(request([1] * rows, params))
+def make_work(
+    params: SamplingParams, rows: int, *, samples: bool = True, draft: Draft | None = None, **speculative: Any
+) -> Work:
+    ask = request([1] * rows, params)
+    ask.speculative.CopyFrom(common_pb2.SpeculativeParams(**speculative))
+    (session,) = build_factory(toy_config(VOCAB, CONTEXT)).build(ask)
     work = Work(session, range(rows), samples)
     if draft is not None:
         prepare(session)
