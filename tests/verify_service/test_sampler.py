@@ -121,23 +121,23 @@ def test_rows_that_the_walk_does_not_visit_are_not_looked_at() -> None:
     assert make_sampler(SamplingParams(temperature=0.0), [5], []).accept(rows, tree, 0).bonus >= 0
 
 
-@pytest.mark.parametrize("thresholds", [{}, {"accept_threshold_single": 0.01}])
-def test_a_row_without_a_distribution_takes_nothing_from_the_tokens_before_it(thresholds: dict[str, float]) -> None:
+@pytest.mark.parametrize("threshold", [1.0, 0.01])
+def test_a_row_without_a_distribution_takes_nothing_from_the_tokens_before_it(threshold: float) -> None:
     """What was accepted may end the output, and then nobody asks that row."""
-    params = SamplingParams(temperature=0.0 if not thresholds else 1.0, seed=1)
+    params = SamplingParams(temperature=0.0 if threshold == 1.0 else 1.0, seed=1)
     rows = np.zeros((3, VOCAB), np.float32)
     rows[0, 4] = rows[1, 5] = 50.0
     rows[2] = math.nan
-    work = make_work(params, 1, draft=Draft([4, 5], [-1, 0]), **thresholds)
+    work = make_work(params, 1, draft=Draft([4, 5], [-1, 0]), accept_threshold_single=threshold)
     work.session.logprobs = True
     (outcome,) = Sampler().accept([work], torch.from_numpy(rows))
     assert outcome == ([0], 5)
     assert [found.token for found in work.logprobs] == [4, 5]
     rows[1] = math.nan
-    work = make_work(params, 1, draft=Draft([4, 5], [-1, 0]), **thresholds)
+    work = make_work(params, 1, draft=Draft([4, 5], [-1, 0]), accept_threshold_single=threshold)
     assert Sampler().accept([work], torch.from_numpy(rows)) == [([], 4)]
     rows[0] = math.nan
-    work = make_work(params, 1, draft=Draft([4, 5], [-1, 0]), **thresholds)
+    work = make_work(params, 1, draft=Draft([4, 5], [-1, 0]), accept_threshold_single=threshold)
     assert Sampler().accept([work], torch.from_numpy(rows)) == [None]
 
 
