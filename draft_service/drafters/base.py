@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_service.drafters.corpora import Corpora
 from draft_service.session import Extension, Grown, Session, Wishes
 from draft_service.sessions import InVerification
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
+
+if TYPE_CHECKING:  # it brings numba, and whoever reads flags wants none of it
+    from draft_service.drafters.corpora import Corpora
 
 MAX_PROPOSE_TOKENS = 262_144
 
