@@ -13,7 +13,7 @@ import grpc.aio
 from draft_service.drafters.base import MAX_PROPOSE_TOKENS, Drafter, TextRequest
 from draft_service.drafters.corpora import Corpora
 from draft_service.link import Identity
-from draft_service.session import MAX_PREDICTION_TOKENS, MAX_WISH, Wishes
+from draft_service.session import MAX_PREDICTION_TOKENS, Wishes
 from draft_service.worker import Worker
 from outrider import __version__
 from outrider.args import DraftArgs
@@ -21,6 +21,8 @@ from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from outrider.wire import WIRE_VERSION, Ids, check_token_ids, pack_ids, pack_scores, unpack_ids
 
+MAX_WISH = 256  # steps, branches or nodes that Propose grows
+MAX_ROWS = 1024  # steps times branches: sessions wait while a model grows them
 MAX_CORPUS_ID_CHARS = 256
 MAX_SCOPE_CHARS = 256
 MAX_CALLS = 64  # of each kind at once: they hold a message each, and those of Propose are answered one by one
@@ -169,6 +171,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 raise InvalidArgument(
                     f"speculative.{name} is {value}; it must be from {least} to {MAX_WISH}", field=f"speculative.{name}"
                 )
+        rows = max(1, params.num_steps) * max(1, params.topk)
+        if rows > MAX_ROWS:
+            raise InvalidArgument(
+                f"speculative.num_steps times speculative.topk is {rows}; it must be at most {MAX_ROWS}",
+                field="speculative.topk",
+            )
         return Wishes.from_proto(params)
 
 

@@ -143,9 +143,10 @@ async def test_a_drafter_with_a_model_has_no_corpora(tmp_path: Path, monkeypatch
         ({"tokens": pack_ids([1] * 262_145)}, ["tokens", "262145", "262144"]),
         ({"prediction_tokens": pack_ids([-1])}, ["prediction_tokens[0]", "-1"]),
         ({"corpus_scope": "x" * 257}, ["corpus_scope", "257", "256"]),
-        ({"speculative": common_pb2.SpeculativeParams(num_steps=0)}, ["speculative.num_steps", "0", "1 to 4096"]),
-        ({"speculative": common_pb2.SpeculativeParams(topk=5000)}, ["speculative.topk", "5000", "4096"]),
-        ({"speculative": common_pb2.SpeculativeParams(num_draft_tokens=1)}, ["num_draft_tokens", "1", "2 to 4096"]),
+        ({"speculative": common_pb2.SpeculativeParams(num_steps=0)}, ["speculative.num_steps", "0", "1 to 256"]),
+        ({"speculative": common_pb2.SpeculativeParams(topk=5000)}, ["speculative.topk", "5000", "256"]),
+        ({"speculative": common_pb2.SpeculativeParams(num_draft_tokens=1)}, ["num_draft_tokens", "1", "2 to 256"]),
+        ({"speculative": common_pb2.SpeculativeParams(num_steps=256, topk=5)}, ["num_steps times", "1280", "1024"]),
         (
             {"speculative": common_pb2.SpeculativeParams(algorithm="ALGORITHM_EAGLE")},
             ["speculative.algorithm", "ALGORITHM_NGRAM"],
