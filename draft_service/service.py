@@ -79,6 +79,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             while (request := await _next(requests)) is not None:
                 if scope is None:
                     scope, corpus_id = _names(request)
+                _check_same(request, scope, corpus_id)
                 tokens = self._ids(request.tokens, "tokens", 1, _INT31)
                 await asyncio.wrap_future(corpora.load(scope, corpus_id, tokens))
                 num_tokens += len(tokens)
@@ -193,6 +194,15 @@ def _names(request: draft_pb2.AddCorpusRequest | draft_pb2.RemoveCorpusRequest) 
     """Scope and id of a corpus."""
     corpus_id = _short(request.corpus_id, "corpus_id", MAX_CORPUS_ID_CHARS, required=True)
     return _short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS), corpus_id
+
+
+def _check_same(request: draft_pb2.AddCorpusRequest, scope: str, corpus_id: str) -> None:
+    """That a message after the first names no other corpus."""
+    for field, told, first in (
+        ("corpus_id", request.corpus_id, corpus_id), ("corpus_scope", request.corpus_scope, scope)
+    ):  # fmt: skip
+        if told and told != first:
+            raise InvalidArgument(f"{field} differs from the first message's; a stream has one corpus", field=field)
 
 
 def _short(text: str, field: str, max_chars: int, *, required: bool = False) -> str:

@@ -22,6 +22,7 @@ from outrider.statuses import code_of, error_of
 from outrider.telemetry import get_logger
 from outrider.tracing import TRACEPARENT, call_metadata, metadata_value
 from outrider.v1 import verify_pb2, verify_pb2_grpc
+from outrider.wire import MAX_ENTRIES
 
 log = get_logger(__name__)
 
@@ -222,10 +223,10 @@ class _Stream:
 
     def _frame(self) -> verify_pb2.GenerateManyRequest:
         """What waits, or as much of it as one message should hold."""
-        frame = verify_pb2.GenerateManyRequest(cancel=self._cancel)
-        self._cancel.clear()
+        frame = verify_pb2.GenerateManyRequest(cancel=self._cancel[:MAX_ENTRIES])
+        del self._cancel[:MAX_ENTRIES]
         size = 0
-        while self._begin and size < _FRAME_BYTES:
+        while self._begin and size < _FRAME_BYTES and len(frame.begin) + len(frame.cancel) < MAX_ENTRIES:
             begin = self._begin.pop(0)
             size += begin.ByteSize()
             frame.begin.append(begin)

@@ -24,7 +24,7 @@ log = get_logger(__name__)
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 _KEY = "authorization"
-_SCHEME = "Bearer "
+_SCHEME = "bearer"  # in any case, as RFC 9110 has it
 _SHORTEST = 16
 _OPEN = ("/grpc.health.v1.Health/",)
 
@@ -47,14 +47,15 @@ class TokenFile:
         self._refresh()
         given = next((value for key, value in metadata or () if key == _KEY), "")
         text = given.decode(errors="replace") if isinstance(given, bytes) else given
-        digest = _digest(text.removeprefix(_SCHEME))
-        matches = [hmac.compare_digest(digest, _digest(token)) for token in self._tokens]
-        return text.startswith(_SCHEME) and any(matches)
+        scheme, _, token = text.partition(" ")
+        digest = _digest(token)
+        matches = [hmac.compare_digest(digest, _digest(known)) for known in self._tokens]
+        return scheme.lower() == _SCHEME and any(matches)
 
     def metadata(self) -> Metadata:
         """What a call sends along."""
         self._refresh()
-        return ((_KEY, _SCHEME + self._tokens[0]),)
+        return ((_KEY, f"Bearer {self._tokens[0]}"),)
 
     def _refresh(self) -> None:
         try:

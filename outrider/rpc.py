@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import _async as health_aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -173,11 +174,25 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         if not (inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)):
             return handler  # a library's own synchronous handler
         make = getattr(grpc, f"{kind}_rpc_method_handler")
+        read = handler.request_deserializer
         return make(
             wrap(behaviour, handler_call_details.method, self._on_call),
-            request_deserializer=handler.request_deserializer,
+            # Of a stream's messages, reading fails where the handler asks for the next.
+            request_deserializer=read if read is None or handler.request_streaming else _readable(read),
             response_serializer=handler.response_serializer,
         )
+
+
+def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Gives the error instead of a message that cannot be read, for the handler to raise: gRPC would log it."""
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return error
+
+    return read
 
 
 class _Unread:
@@ -208,6 +223,8 @@ def _wrap_unary(
         if on_call is not None:
             on_call(context.peer())
         try:
+            if isinstance(request, DecodeError):
+                raise request
             return await behaviour(request, context)
         except Exception as error:
             await _abort(context, error, method)
@@ -229,6 +246,8 @@ def _wrap_stream(
         if on_call is not None:
             on_call(context.peer())
         try:
+            if isinstance(request, DecodeError):
+                raise request
             async for response in behaviour(request, context):
                 yield response
         except Exception as error:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from outrider.errors import BY_STATUS, DeadlineExceeded, Internal, OutriderError, ResourceExhausted
+from outrider.errors import BY_STATUS, DeadlineExceeded, Internal, InvalidArgument, OutriderError, ResourceExhausted
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -32,6 +33,8 @@ def told_error(error: Exception, method: str) -> OutriderError:
         return error
     if isinstance(error, asyncio.TimeoutError):
         return DeadlineExceeded("the deadline passed")
+    if isinstance(error, DecodeError):  # of what the caller sent: nothing else is decoded while a call is handled
+        return InvalidArgument("the bytes sent are no message of this method, or hold a string that is not UTF-8")
     log.error("unexpected error in handler", method=method, exc_info=error)
     return Internal("internal error; the server's log has it")
 

@@ -6,6 +6,10 @@ import asyncio
 import signal
 from collections.abc import Callable
 
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -22,8 +26,13 @@ class Stopping:
 
 def on_signals(stop: Callable[[], object]) -> None:
     """Has SIGTERM and SIGINT call `stop` in the running loop, each time that they come."""
+
+    def take(number: signal.Signals) -> None:
+        log.info("asked to stop", signal=number.name)
+        stop()
+
     for number in _SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+        asyncio.get_running_loop().add_signal_handler(number, take, number)
 
 
 def stopped_by_signals() -> Stopping:

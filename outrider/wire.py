@@ -16,6 +16,7 @@ from outrider.errors import InvalidArgument
 
 WIRE_VERSION = 1
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_ENTRIES = 16_384  # of a message: calls that are begun and given up, proposals, releases
 MAX_GRAMMAR_BYTES = 64 * 1024  # of a request's JSON schema, regular expression or grammar
 INLINE_FEATURE_BYTES = 256 * 1024
 

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from outrider.auth import TokenFile
-from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, Unauthenticated
+from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, ResourceExhausted, Unauthenticated
 from outrider.statuses import details_of, told_error
 from outrider.tracing import TRACEPARENT
 from outrider.v1 import verify_pb2
+from outrider.wire import MAX_ENTRIES
 from verify_service.calls import Call, Calls
 
 MAX_WAITING = 4096  # outputs; while more wait to be written, nothing is read
@@ -98,6 +99,11 @@ class CallStream:
 
     async def _read(self, requests: AsyncIterator[verify_pb2.GenerateManyRequest]) -> None:
         async for request in requests:
+            num_entries = len(request.begin) + len(request.cancel)
+            if num_entries > MAX_ENTRIES:
+                raise ResourceExhausted(
+                    f"a message begins and cancels {num_entries} calls; at most {MAX_ENTRIES} are taken"
+                )
             for place, begin in enumerate(request.begin, start=1):
                 if begin.call <= self._last:
                     raise InvalidArgument(f"call is {begin.call} after {self._last}; numbers grow", field="begin.call")

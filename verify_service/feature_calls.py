@@ -52,8 +52,10 @@ class FeatureCalls:
         """The rows in pieces of at most 256 KiB, read when they are sent."""
         self._check(request)
         reader = self._readers.get(request.features_token)
-        if reader is None:
-            raise NotFound("features_token is no enlisted drafter's", field="features_token")
+        if reader is None or request.drafter_id != reader.drafter.drafter_id:
+            raise NotFound(
+                "features_token is not that of an enlisted drafter of this drafter_id", field="features_token"
+            )
         for open_calls, most, whose in (
             (reader.num_calls, MAX_CALLS_PER_DRAFTER, "of this drafter"),
             (self._num_calls, MAX_CALLS, "of all drafters"),

@@ -56,7 +56,8 @@ class GrammarState:
         """What to tell the client when what is committed cannot go on, nor end, as the grammar says."""
         if not self._matcher.is_error():
             return None
-        return _refused(self._kind, "it leads to where nothing can follow, nor the output end")
+        reason = self._matcher.get_error().partition("\n")[0] or "nothing can follow, nor the output end"
+        return _refused(self._kind, f"it leads to where it cannot go on: {reason}")
 
     def commit(self, token: int) -> bool:
         """Takes in a committed token; False when the grammar forbids it."""
@@ -132,11 +133,7 @@ class GrammarCompiler:
             raise InvalidArgument("sampling.grammar has no kind", field="sampling.grammar")
         source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
         if len(source.encode()) > MAX_GRAMMAR_BYTES:
-            raise InvalidArgument(
-                f"the grammar has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken",
-                field="sampling.grammar",
-                code="invalid_json_schema",
-            )
+            raise _refused(kind, f"it has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
         with self._lock:
             matcher = self._compiled.get((kind, source))
             if matcher is None:
@@ -164,7 +161,9 @@ class GrammarCompiler:
     def _compile(self, kind: str, source: str) -> LLMatcher:
         try:
             matcher = LLMatcher(self._load_tokenizer(), _lark_of(kind, source), log_level=0)
-        except (ValueError, RecursionError) as error:
+        except RecursionError:
+            raise _refused(kind, "it is nested too deeply") from None
+        except ValueError as error:
             raise _refused(kind, str(error)) from error
         if matcher.is_error():
             raise _refused(kind, matcher.get_error())
@@ -226,11 +225,16 @@ def _lark_of(kind: str, source: str) -> str:
         schema = json.loads(source)
         if not isinstance(schema, dict | bool):
             raise ValueError("a schema must be an object or a boolean")
+        if schema is False:
+            raise ValueError("nothing satisfies it")
+        source = "{}" if schema is True else source
         return LLMatcher.grammar_from_json_schema(source, defaults=_JSON_STYLE)  # type: ignore[arg-type]
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     try:
         return LLMatcher.grammar_from_lark(any_to_lark(source))
+    except RecursionError:
+        raise
     except Exception as error:  # the library's converter raises nothing more specific
         raise ValueError(str(error)) from error
 

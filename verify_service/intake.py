@@ -13,15 +13,19 @@ from verify_service.proposals import Refusal
 
 log = get_logger(__name__)
 
+_RELEASE_REASONS = {number: name for name, number in verify_pb2.ReleaseReason.items()}
+_MAX_DETAIL_CHARS = 256
+
 
 def take_proposals(drafters: Drafters, drafter: Drafter, proposals: list[Arrived]) -> None:
     """Keeps proposals for later matching; a malformed one quarantines its session from this drafter."""
     drafter.missed_in_a_row = 0
     for arrived in proposals:
         if drafter.refusals >= MAX_REFUSALS:
-            _expel(drafters, drafter)
             break
         _take(drafters, drafter, arrived)
+    if drafter.refusals >= MAX_REFUSALS:
+        _expel(drafters, drafter)
     drafter.taken()
     if drafter.outbox.num_bytes:  # refusals; waking the event loop for nothing costs the step that may start now
         drafter.wake()
@@ -33,6 +37,10 @@ def take_releases(drafters: Drafters, drafter: Drafter, releases: list[verify_pb
         assignment = drafter.find(release.session, release.generation)
         if assignment is not None:
             drafter.counts["released"] += 1
+            reason, detail = _RELEASE_REASONS.get(release.reason), release.detail[:_MAX_DETAIL_CHARS]
+            log.debug(
+                "session released", drafter=drafter.drafter_id, session=release.session, reason=reason, detail=detail
+            )
             drafters.close(assignment.session, verify_pb2.CLOSE_REASON_REASSIGNED, bar=True)
             continue
         drafter.refusals += 1

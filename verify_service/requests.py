@@ -121,14 +121,20 @@ class SessionFactory:
             raise InvalidArgument(
                 f"num_choices is {num_choices}; it must be from 1 to {self._bounds.max_choices}", field="num_choices"
             )
-        if request.first_choice_index > 2**31 - 1 - num_choices:
+        last = 2**31 - 1 - num_choices
+        if request.first_choice_index > last:
             raise InvalidArgument(
-                f"first_choice_index is {request.first_choice_index}; it is too large", field="first_choice_index"
+                f"first_choice_index is {request.first_choice_index}; with num_choices {num_choices} it must be at "
+                f"most {last}",
+                field="first_choice_index",
             )
         if resumed_len and num_choices != 1:
             raise InvalidArgument("resumed_tokens needs num_choices = 1", field="resumed_tokens")
         if len(request.request_id) > MAX_REQUEST_ID_CHARS:
-            raise InvalidArgument(f"request_id is longer than {MAX_REQUEST_ID_CHARS} characters", field="request_id")
+            raise InvalidArgument(
+                f"request_id has {len(request.request_id)} characters; it must have at most {MAX_REQUEST_ID_CHARS}",
+                field="request_id",
+            )
         if len(request.corpus_scope) > MAX_SCOPE_CHARS:
             raise InvalidArgument(
                 f"corpus_scope has {len(request.corpus_scope)} characters; it must have at most {MAX_SCOPE_CHARS}",
@@ -197,11 +203,12 @@ class SessionFactory:
                     field=f"speculative.{name}",
                 )
         thresholds: list[float] = []
-        for name in ("accept_threshold_single", "accept_threshold_acc"):
+        for name, with_zero in (("accept_threshold_single", True), ("accept_threshold_acc", False)):
             value = getattr(pb, name) if pb.HasField(name) else 1.0
-            if not 0.0 <= value <= 1.0:
+            if not 0.0 <= value <= 1.0 or (value == 0.0 and not with_zero):
+                bounds = "from 0 to 1" if with_zero else "above 0, and at most 1"
                 raise InvalidArgument(
-                    f"speculative.{name} is {value}; it must be from 0 to 1", field=f"speculative.{name}"
+                    f"speculative.{name} is {value}; it must be {bounds}", field=f"speculative.{name}"
                 )
             thresholds.append(value)
         wire = common_pb2.SpeculativeParams()

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from outrider.args import VerifyArgs
 from outrider.busy_poll import BusyPoll
-from outrider.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from outrider.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted
 from outrider.row_ring import HEADER_BYTES, RowRing, host_id
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import WIRE_VERSION
+from outrider.wire import MAX_ENTRIES, WIRE_VERSION
 from verify_service.commands import Arrived, DrafterJoined, DrafterLeft, Inbox, ProposalsArrived, Released
 from verify_service.drafters import Drafter
 from verify_service.feature_calls import FeatureCalls
@@ -29,9 +29,10 @@ ENLIST_TIMEOUT_S = 10.0
 FRAMES_IN_FLIGHT = 64
 BYTES_IN_FLIGHT = 8 * 2**20  # of memory
 _BYTES_OF_PROPOSAL, _BYTES_PER_BYTE = 1024, 32  # of memory, and on the wire: as measured, about
-MAX_PROPOSALS_PER_FRAME = 16_384  # releases too
 FRESH_FRAMES = 64  # without an early proposal, after which none is thought to come
 PROPOSALS_PER_TURN = 64  # of one frame; then other streams have theirs
+_MAX_NAME_CHARS = 256  # of what others are told, or what is kept while the drafter stays
+_NAMES = {"drafter_id": 1, "draft_model": 0, "host_id": 0, "boot_id": 0}  # and the least that each must have
 Write = Callable[[verify_pb2.SpeculateResponse], Awaitable[object]]
 _shown = reprlib.Repr()
 _shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
@@ -137,6 +138,8 @@ class DrafterStream:
     async def _first_frame(self, requests: AsyncIterator[verify_pb2.SpeculateRequest]) -> verify_pb2.Enlist:
         try:
             frame = await asyncio.wait_for(anext(aiter(requests)), ENLIST_TIMEOUT_S)
+        except TimeoutError:
+            raise DeadlineExceeded(f"no `enlist` came in {ENLIST_TIMEOUT_S:g} s") from None
         except StopAsyncIteration:
             raise InvalidArgument("the stream ended before `enlist`", field="message") from None
         if frame.WhichOneof("message") != "enlist":
@@ -150,13 +153,12 @@ class DrafterStream:
         if enlist.algorithm not in common_pb2.Algorithm.values()[1:]:
             known = ", ".join(common_pb2.Algorithm.keys()[1:])
             raise InvalidArgument(f"algorithm is {enlist.algorithm}; known are {known}", field="enlist.algorithm")
-        if not 1 <= len(enlist.drafter_id) <= 256:
-            raise InvalidArgument("drafter_id must have 1 to 256 characters", field="enlist.drafter_id")
-        if len(enlist.draft_model) > 256:  # everybody who asks what is served is told of it
-            raise InvalidArgument(
-                f"draft_model has {len(enlist.draft_model)} characters; it must have at most 256",
-                field="enlist.draft_model",
-            )
+        for name, least in _NAMES.items():
+            size = len(getattr(enlist, name))
+            if not least <= size <= _MAX_NAME_CHARS:
+                raise InvalidArgument(
+                    f"{name} has {size} characters; it must have {least} to {_MAX_NAME_CHARS}", field=f"enlist.{name}"
+                )
         if enlist.max_sessions < 1:
             raise InvalidArgument("max_sessions is 0; it must be at least 1", field="enlist.max_sessions")
         model, theirs = self._target.model, enlist.target
@@ -174,6 +176,8 @@ class DrafterStream:
             _same("hidden_size", theirs.hidden_size, model.hidden_size)
             _same("features.kind", common_pb2.FeatureKind.Name(kind), common_pb2.FeatureKind.Name(ours.kind))
             _same("features.aux_layers", list(enlist.features.aux_layers), list(ours.aux_layers))
+            _same("features.width", enlist.features.width or ours.width, ours.width)
+            _same("features.dtype", enlist.features.dtype or ours.dtype, ours.dtype)
         return Drafter(
             drafter_id=enlist.drafter_id,
             algorithm=enlist.algorithm,
@@ -227,9 +231,9 @@ class DrafterStream:
             match frame.WhichOneof("message"):
                 case "proposals":
                     proposals = frame.proposals.proposals
-                    if len(proposals) > MAX_PROPOSALS_PER_FRAME:
+                    if len(proposals) > MAX_ENTRIES:
                         raise ResourceExhausted(
-                            f"a frame has {len(proposals)} proposals; at most {MAX_PROPOSALS_PER_FRAME} are taken"
+                            f"a frame has {len(proposals)} proposals; at most {MAX_ENTRIES} are taken"
                         )
                     if drafter.ring is not None and frame.proposals.HasField("shared_memory_nonce"):
                         drafter.ring.prove(frame.proposals.shared_memory_nonce)
@@ -238,9 +242,9 @@ class DrafterStream:
                     await asyncio.sleep(0)  # what that led to is sent first: asking gRPC for the next one takes a while
                 case "releases":
                     releases = frame.releases.releases
-                    if len(releases) > MAX_PROPOSALS_PER_FRAME:
+                    if len(releases) > MAX_ENTRIES:
                         raise ResourceExhausted(
-                            f"a frame has {len(releases)} releases; at most {MAX_PROPOSALS_PER_FRAME} are taken"
+                            f"a frame has {len(releases)} releases; at most {MAX_ENTRIES} are taken"
                         )
                     self._inbox.put(Released(drafter, list(releases)))
                 case "enlist":

@@ -42,7 +42,7 @@ class _Outcome:
 
 
 class Preempted(Exception):
-    """A verdict has come, and a session needs other drafts than those under way."""
+    """Nobody needs the drafts under way any more: a verdict came that left them, or who asked has gone."""
 
 
 def trees_ahead(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Start | None]) -> list[list[Draft]]:

@@ -22,6 +22,7 @@ from draft_service.drafters.features import (
     read_together,
 )
 from draft_service.drafters.features import warm_up as warm_up_reading
+from draft_service.drafters.growing import Check
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import HeadModel
@@ -69,11 +70,14 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
             )
             self._catch_up(list(dict.fromkeys(states)))
 
-    def _propose(self, request: TextRequest, features: torch.Tensor | None = None) -> Draft:
-        return super()._propose(request, self._rows_of(request))
+    def _propose(self, request: TextRequest, check: Check, features: torch.Tensor | None = None) -> Draft:
+        return super()._propose(request, check, self._rows_of(request))
 
     def _rows_of(self, request: TextRequest) -> torch.Tensor:
         """The target's rows [len(tokens) - 1, width] that came with a text."""
+        if len(request.tokens) < 2:
+            name = common_pb2.Algorithm.Name(self.algorithm)
+            raise InvalidArgument(f"tokens has 1 token; {name} drafts from 2 or more", field="tokens")
         if request.features is None:
             raise InvalidArgument(
                 f"features: {common_pb2.Algorithm.Name(self.algorithm)} drafts from the target's hidden states of all "

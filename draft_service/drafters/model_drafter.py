@@ -10,15 +10,17 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 from typing import Generic
 
 import numpy as np
 import torch
 
-from draft_service.drafters.ahead import trees_ahead
+from draft_service.drafters.ahead import Preempted, trees_ahead
 from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.features import Piece, joined
+from draft_service.drafters.growing import Check
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.models import DraftModel, Tip
@@ -141,8 +143,12 @@ class ModelDrafter(ABC, Generic[StateT]):
             self._propose_now(text, self._blank_rows(1))
 
     async def propose(self, request: TextRequest) -> Draft:
-        """A tree without a session."""
-        return await asyncio.to_thread(self._propose, request)
+        """A tree without a session. Where nobody waits for it any more, it ends before the model's next step."""
+        given_up = threading.Event()
+        try:
+            return await asyncio.to_thread(self._propose, request, partial(_go_on_unless, given_up))
+        finally:
+            given_up.set()
 
     def close_down(self) -> None:
         """Frees what it holds; no call follows."""
@@ -227,7 +233,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     # ---- trees
 
-    def _trees(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+    def _trees(self, requests: Sequence[DraftRequest], check: Check | None = None) -> list[Draft]:
         drafts = [NO_DRAFT] * len(requests)
         wanted: dict[int, Wanted] = {}
         for index, request in enumerate(requests):
@@ -241,7 +247,7 @@ class ModelDrafter(ABC, Generic[StateT]):
                 if tree.start.num_behind:
                     self._model.cache.append(state.rows, tree.start.num_behind)
                 wanted[index] = tree
-        for index, draft in zip(wanted, self._grower.grow(list(wanted.values())), strict=True):
+        for index, draft in zip(wanted, self._grower.grow(list(wanted.values()), check), strict=True):
             drafts[index] = draft
         return drafts
 
@@ -291,20 +297,24 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     # ---- without a session
 
-    def _propose(self, request: TextRequest, features: torch.Tensor | None = None) -> Draft:
+    def _propose(self, request: TextRequest, check: Check, features: torch.Tensor | None = None) -> Draft:
         """A tree for a text, as for a session that is opened, drafted for once and closed. Any thread may call it."""
         with self._lock, torch.inference_mode():
-            return self._propose_now(request, features)
+            return self._propose_now(request, features, check)
 
-    def _propose_now(self, request: TextRequest, features: torch.Tensor | None) -> Draft:
+    def _propose_now(self, request: TextRequest, features: torch.Tensor | None, check: Check | None = None) -> Draft:
         session = _text_session(request)
         state = self._served.admit(session, self._new_state)
-        if state is not None and features is not None:
-            self._take_rows(state, features)
-        while state is not None and self._num_runnable(state) > state.rows.num_rows and session in self._served:
-            self._catch_up([state])
-        draft = self._trees([DraftRequest(session, self.num_nodes(request.wishes))])[0]
-        self._served.forget(session)
+        try:
+            if state is not None and features is not None:
+                self._take_rows(state, features)
+            while state is not None and self._num_runnable(state) > state.rows.num_rows and session in self._served:
+                if check is not None:
+                    check()
+                self._catch_up([state])
+            draft = self._trees([DraftRequest(session, self.num_nodes(request.wishes))], check)[0]
+        finally:
+            self._served.forget(session)
         refused = self._served.take_given_up_of(session)
         if refused is None:
             return draft
@@ -318,6 +328,11 @@ class ModelDrafter(ABC, Generic[StateT]):
     def _blank_rows(self, count: int) -> torch.Tensor | None:
         """Rows of zeros as the target's might be; None for a model that reads none."""
         return None
+
+
+def _go_on_unless(given_up: threading.Event) -> None:
+    if given_up.is_set():
+        raise Preempted
 
 
 def _text_session(request: TextRequest) -> Session:

@@ -17,6 +17,7 @@ import torch
 from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, DraftRequest
 from draft_service.drafters.eagle import HeadDrafter, HeadState
 from draft_service.drafters.features import FeatureBuffer
+from draft_service.drafters.growing import Check
 from draft_service.drafters.kv import NoRoom
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import MAX_ROWS_PER_CALL
@@ -108,7 +109,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
             state.drafted.append(token)
             state.chances.append(chance)
 
-    def _trees(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+    def _trees(self, requests: Sequence[DraftRequest], check: Check | None = None) -> list[Draft]:
         grown = Grown(1, self._grower.shape.num_steps)  # together, whatever each takes of it
         return [self._chain(request, grown) for request in requests]
 

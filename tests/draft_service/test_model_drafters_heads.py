@@ -439,6 +439,8 @@ async def test_propose_needs_features_and_leaves_no_trace(any_side: Side) -> Non
         await drafter.propose(TextRequest(text, features=tensor(features)))
     with pytest.raises(InvalidArgument, match="numbers a row are needed"):
         await drafter.propose(TextRequest(text, features=tensor(features[:-1, :-1])))
+    with pytest.raises(InvalidArgument, match=r"tokens has 1 token; .* drafts from 2 or more"):
+        await drafter.propose(TextRequest(text[:1]))
     with pytest.raises(InvalidArgument, match="token 80 is outside"):
         await drafter.propose(TextRequest(np.array([80, 1], np.int32), features=tensor(features[:1])))
     long = torch.zeros(200, features.shape[1])

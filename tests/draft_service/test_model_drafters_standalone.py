@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -428,6 +430,38 @@ async def test_propose_leaves_no_trace(folder: Path, target: Target) -> None:
     assert_empty(drafter)
     assert drafter.take_given_up() == []
     drafter.close_down()
+
+
+@pytest.mark.asyncio
+async def test_a_proposal_that_nobody_waits_for_ends_before_the_next_step(
+    folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = make(folder)
+    reached, left = asyncio.Event(), threading.Event()
+    loop, run = asyncio.get_running_loop(), drafter._model.run
+    calls: list[int] = []
+
+    def held(*arguments: Any) -> Any:
+        calls.append(len(calls))
+        if len(calls) == 3:  # the text, and two steps
+            loop.call_soon_threadsafe(reached.set)
+            left.wait()
+        return run(*arguments)
+
+    monkeypatch.setattr(drafter._model, "run", held)
+    wishes = Wishes(num_steps=20, topk=1, num_draft_tokens=21)
+    asked = asyncio.create_task(drafter.propose(TextRequest(np.array(PROMPTS[2], np.int32), wishes=wishes)))
+    await reached.wait()
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    left.set()
+    with drafter._lock:  # the one that was under way has it until it ends
+        assert len(calls) == 3
+    assert_empty(drafter)
+    monkeypatch.undo()
+    again = await drafter.propose(TextRequest(np.array(PROMPTS[2], np.int32)))
+    assert again.tokens[0] == target.next(PROMPTS[2])
 
 
 # ---- From flags

@@ -98,6 +98,33 @@ async def test_a_corpus_is_drawn_from_within_its_scope(tmp_path: Path) -> None:
         assert await service.propose([1], corpus_scope="me") == ([9, 2, 3], [-1, -1, 1])
 
 
+async def test_a_stream_adds_to_one_corpus(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        first = text(1, 2, corpus_id="mine", corpus_scope="me")
+        await service.add(first, text(3, 4), text(5, 6, corpus_id="mine", corpus_scope="me"))
+        for field, other in (("corpus_id", text(7, 8, corpus_id="else")), ("corpus_scope", text(7, corpus_scope="x"))):
+            with pytest.raises(grpc.aio.AioRpcError, match=f"{field} differs from the first") as failure:
+                await service.add(first, other)
+            assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        info = await service.stub.GetServerInfo(draft_pb2.DraftServiceGetServerInfoRequest())
+        assert [(one.corpus_id, one.tokens) for one in info.corpora] == [("mine", 10)]
+
+
+async def test_bytes_that_are_no_message_are_refused_and_fill_no_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    no_utf8 = bytes([0x2A, 1, 0xFF])  # field 5, corpus_scope
+    async with serving(tmp_path) as service:
+        capfd.readouterr()
+        for method, data in (("Propose", b"\xff\xff\xff"), ("Propose", no_utf8), ("RemoveCorpus", b"\xff")):
+            call = service.channel.unary_unary(f"/{SERVICE}/{method}", None, None)(data)
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "no message of this method" in await call.details()
+        call = service.channel.stream_unary(f"/{SERVICE}/AddCorpus", None, None)(iter([b"\xff\xff\xff"]))
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "".join(capfd.readouterr()) == ""
+
+
 async def test_a_corpus_is_taken_out_by_its_id(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await service.add(text(1, 2, 3, corpus_id="one"), text(5, 6))

@@ -64,6 +64,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     responses_sent: int = 0
     knows_many: bool = True
     streams: int = 0  # of GenerateMany
+    entries: list[int] = field(default_factory=list)  # of each message on these
     is_late: bool = False  # never answers to GetServerInfo
     release: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -130,7 +131,13 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
         if not self.knows_many:
             raise Unimplemented("Method not found!")
         self.streams += 1
-        async with contextlib.aclosing(multiplexed(self.Generate, request_iterator)) as frames:
+
+        async def counted() -> AsyncGenerator[verify_pb2.GenerateManyRequest]:
+            async for message in request_iterator:
+                self.entries.append(len(message.begin) + len(message.cancel))
+                yield message
+
+        async with contextlib.aclosing(multiplexed(self.Generate, counted())) as frames:
             async for frame in frames:
                 yield frame
 

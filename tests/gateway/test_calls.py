@@ -67,6 +67,27 @@ async def test_calls_share_a_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_message_begins_and_cancels_no_more_calls_than_verify_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "MAX_ENTRIES", 3)
+    verify = fake(tmp_path, hold_after=1)
+    async with calls_to(verify, tmp_path) as made:
+        begun = [made.begin(ask(), 60) for _ in range(10)]
+        for call in begun:
+            await call.take()
+        for call in begun[:8]:
+            call.close()
+        while verify.cancelled < 8:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        verify.release.set()
+        for call in begun[8:]:
+            await read(call)
+    assert max(verify.entries) == 3
+    assert sum(verify.entries) == 18
+
+
+@pytest.mark.asyncio
 async def test_a_call_that_nobody_reads_holds_up_no_other(tmp_path: Path) -> None:
     verify = fake(tmp_path, context_length=10_000)
     verify.say = lambda request, choice: LONG if request.request_id else [7] * 9_000

@@ -161,7 +161,7 @@ async def test_a_call_without_a_token_is_refused_before_it_is_read(tmp_path: Pat
         async with Dialer(tokens=TokenFile(str(path), "--token-file"))(address) as channel:
             assert await echo(channel) == b"hello"
         async with rpc.create_channel(address) as channel:
-            values = ("Bearer ", FIRST, f"Bearer {FIRST}x", f"bearer {FIRST}")
+            values = ("Bearer ", FIRST, f"Bearer {FIRST}x", f"Basic {FIRST}")
             wrong = [(), (("x-authorization", f"Bearer {FIRST}"),), *((("authorization", value),) for value in values)]
             call = cast(Any, channel).unary_unary(f"/{SERVICE}/Echo")
             with capture_logs() as logs:
@@ -178,7 +178,8 @@ async def test_a_call_without_a_token_is_refused_before_it_is_read(tmp_path: Pat
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED  # strangers learn no names
             stream = cast(Any, channel).stream_stream(f"/{SERVICE}/EchoAll")()
             assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED  # nothing was written
-            assert await call(b"x", metadata=(("authorization", f"Bearer {SECOND}"),)) == b"x"
+            for scheme in ("Bearer", "bearer"):
+                assert await call(b"x", metadata=(("authorization", f"{scheme} {SECOND}"),)) == b"x"
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 

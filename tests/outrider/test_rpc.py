@@ -194,7 +194,7 @@ async def test_bytes_that_are_no_message_are_an_error_and_the_channel_goes_on(tm
         send = channel.unary_unary(f"/{SERVICE}/Method", None, None)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await send(b"\xff\xff\xff")
-        assert isinstance(rpc.error_from_rpc(failed.value), errors.Internal)
+        assert isinstance(rpc.error_from_rpc(failed.value), InvalidArgument)
         assert await send(b"") == b""
 
 
@@ -323,5 +323,5 @@ async def test_a_caller_that_is_gone_is_no_error(tmp_path: Path, capfd: pytest.C
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await call(channel, "unary")
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
-    told = capfd.readouterr()
-    assert "error" not in (told.out + told.err).lower()
+    told = "".join(capfd.readouterr()).lower().splitlines()
+    assert not [line for line in told if "error" in line and "got goaway" not in line]  # which gRPC says of its own

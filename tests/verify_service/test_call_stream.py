@@ -114,6 +114,19 @@ async def test_calls_on_a_stream_are_what_they_are_alone(serve: Serve) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_message_of_too_many_calls_ends_the_stream(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_stream, "MAX_ENTRIES", 3)
+    service = await serve(MODEL)
+    caller = Caller(service.stub)
+    await caller.begin(*[request([1, 2, 3], GREEDY)] * 3)
+    await caller.until_ended(1, 2, 3)
+    await caller.rpc.write(verify_pb2.GenerateManyRequest(cancel=[1, 2, 3, 4]))
+    with pytest.raises(grpc.aio.AioRpcError, match="begins and cancels 4 calls; at most 3") as caught:
+        await caller.rpc.read()
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.asyncio
 async def test_what_a_step_says_to_all_is_one_message(serve: Serve) -> None:
     service = await serve(MODEL)
     service.gate.close()

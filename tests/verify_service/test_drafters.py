@@ -227,7 +227,7 @@ def test_a_flood_ends_the_stream_and_the_rest_of_it_is_not_even_looked_at(kind: 
     take_proposals(everybody, bad, flood)
     assert len(ends(bad)) == 1
     assert everybody.of(one) is None
-    assert bad.counts[kind] <= MAX_REFUSALS + 1
+    assert bad.counts[kind] <= MAX_REFUSALS
     assert len(everybody) == 0
 
 

@@ -80,6 +80,14 @@ async def test_who_enlists_is_told_the_target_and_its_own_limits(serve: Serve) -
             "features.kind",
             ("FEATURE_KIND_LAST", "FEATURE_KIND_AUX"),
         ),
+        (
+            {
+                "target": common_pb2.ModelInfo(hidden_size=8),
+                "features": common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_LAST, width=24),
+            },
+            "features.width",
+            (8, 24),
+        ),
     ],
 )
 async def test_who_does_not_fit_is_refused_with_both_values(
@@ -104,6 +112,7 @@ async def test_who_does_not_fit_is_refused_with_both_values(
         ({"name": "x" * 257}, "enlist.drafter_id"),
         ({"max_sessions": 0}, "enlist.max_sessions"),
         ({"draft_model": "x" * 257}, "enlist.draft_model"),
+        ({"host": "x" * 257}, "enlist.host_id"),
     ],
 )
 async def test_nonsense_in_enlist_is_named(serve: Serve, settings: dict[str, Any], field: str) -> None:
@@ -111,6 +120,16 @@ async def test_nonsense_in_enlist_is_named(serve: Serve, settings: dict[str, Any
     error = await refusal(service, **settings)
     assert isinstance(error, InvalidArgument)
     assert error.field == field
+
+
+@pytest.mark.asyncio
+async def test_who_says_nothing_is_told_what_was_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculate, "ENLIST_TIMEOUT_S", 0.05)
+    service = await serve(MODEL)
+    call = cast(Any, service.stub).Speculate()
+    with pytest.raises(grpc.aio.AioRpcError, match=r"no `enlist` came in 0\.05 s") as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @pytest.mark.asyncio

@@ -145,6 +145,11 @@ def asking(service: Service, drafter: FakeDrafter, **fields: object) -> verify_p
     return verify_pb2.StreamFeaturesRequest(**{**sound, **fields})
 
 
+def shown_by(drafter: FakeDrafter) -> dict[str, object]:
+    """What names a drafter in its calls."""
+    return {"drafter_id": drafter.enlist.drafter_id, "features_token": drafter.enlisted.features_token}
+
+
 async def fetch(service: Service, asked: verify_pb2.StreamFeaturesRequest) -> list[verify_pb2.StreamFeaturesResponse]:
     """All pieces, with the engine going on a step for each."""
 
@@ -233,6 +238,7 @@ async def test_rows_too_many_for_a_frame_are_announced_and_fetched_in_pieces(ser
         ({"generation": 2}, grpc.StatusCode.NOT_FOUND),
         ({"features_token": b""}, grpc.StatusCode.NOT_FOUND),
         ({"features_token": bytes(16)}, grpc.StatusCode.NOT_FOUND),
+        ({"drafter_id": "another"}, grpc.StatusCode.NOT_FOUND),
         ({"first_pos": 150}, grpc.StatusCode.NOT_FOUND),
         ({"first_pos": 2**32 - 1}, grpc.StatusCode.NOT_FOUND),
         ({"count": 0}, grpc.StatusCode.INVALID_ARGUMENT),
@@ -258,7 +264,7 @@ async def test_reads_without_end_do_not_lengthen_a_step(serve: Serve) -> None:
     others = [await head(service, NARROW, name=f"other-{n}") for n in range(5)]
     reads: list[asyncio.Task[int]] = []
     for drafter in (held.drafter, *others):
-        asked = asking(service, held.drafter, count=2, features_token=drafter.enlisted.features_token)
+        asked = asking(service, held.drafter, count=2, **shown_by(drafter))
         reads += [asyncio.create_task(num_rows(service, asked)) for _ in range(MAX_CALLS_PER_DRAFTER)]
     await service.inbox.until(lambda: service.inbox.kinds.count(ReadFeatures) >= MAX_FEATURE_READS)
     await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())  # all reads have come before it
@@ -316,7 +322,7 @@ async def test_calls_for_rows_are_bounded_for_each_drafter_and_for_all(serve: Se
     gone = drafter
     for n in range(MAX_CALLS // MAX_CALLS_PER_DRAFTER):
         gone = await head(service, NARROW, name=f"other-{n}")
-        asked = asking(service, drafter, features_token=gone.enlisted.features_token)
+        asked = asking(service, drafter, **shown_by(gone))
         calls += [service.stub.StreamFeatures(asked) for _ in range(MAX_CALLS_PER_DRAFTER)]
         await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())  # all have come before it
         assert await refused(asked) == "8 StreamFeatures calls of this drafter are open; at most 8 may be"

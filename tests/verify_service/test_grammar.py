@@ -145,6 +145,7 @@ def test_looking_past_the_end_leaves_no_trace(compiler: GrammarCompiler, tokeniz
         common_pb2.Grammar(json_schema='{"$ref": "http://example.com/schema"}'),
         common_pb2.Grammar(json_schema=json.dumps({"description": "x" * MAX_GRAMMAR_BYTES})),
         common_pb2.Grammar(json_schema="[" * 30_000),
+        common_pb2.Grammar(json_schema="false"),
         common_pb2.Grammar(regex="("),
         common_pb2.Grammar(ebnf="root ::= missing"),
     ],
@@ -199,6 +200,24 @@ def test_a_schema_that_can_only_go_deeper_is_found_out_on_the_way(
     found = state.dead_end()
     assert found is not None
     assert (found.field, found.code) == ("sampling.grammar", "invalid_json_schema")
+
+
+def test_what_is_too_large_is_said_to_be(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidArgument, match=r"sampling\.grammar\.ebnf: it is nested too deeply"):
+        compiler.compile(common_pb2.Grammar(ebnf="root ::= " + "(" * 3000 + '"a"' + ")" * 3000))
+    with pytest.raises(InvalidArgument, match="it has 65537 bytes; at most 65536") as refused:
+        compiler.compile(common_pb2.Grammar(regex="a" * 65_537))
+    assert refused.value.code == "invalid_grammar"
+    state = compiler.compile(common_pb2.Grammar(regex="(a{1000}){1000}"))
+    while (found := state.dead_end()) is None:
+        state.commit(min(_allowed(state, [], tokenizer.get_vocab_size())))
+    assert "cannot go on: lexer error: too many expressions" in found.message
+
+
+def test_a_schema_may_be_true(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    state = compiler.compile(common_pb2.Grammar(json_schema="true"))
+    texts = {tokenizer.decode([token])[:1] for token in _allowed(state, [], tokenizer.get_vocab_size())}
+    assert {"{", "[", '"', "t", "1"} <= texts
 
 
 def test_ebnf(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:

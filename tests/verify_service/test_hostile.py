@@ -224,7 +224,7 @@ async def test_what_a_stream_held_goes_with_it_and_waits_for_no_collector(serve:
 
 @pytest.mark.asyncio
 async def test_a_frame_of_too_many_releases_ends_the_stream(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculate, "MAX_PROPOSALS_PER_FRAME", 10)
+    monkeypatch.setattr(speculate, "MAX_ENTRIES", 10)
     service = await serve(MODEL, max_draft_wait_ms=0.0)
     held = await hold(service)
     held.drafter.send_frame(
@@ -262,7 +262,7 @@ async def test_large_frames_wait_outside_while_the_engine_is_busy(
 
 @pytest.mark.asyncio
 async def test_a_frame_of_too_many_proposals_ends_the_stream(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculate, "MAX_PROPOSALS_PER_FRAME", 10)
+    monkeypatch.setattr(speculate, "MAX_ENTRIES", 10)
     service = await serve(MODEL, max_draft_wait_ms=0.0)
     held = await hold(service)
     held.drafter.send(*(proposal(held) for _ in range(11)))
@@ -286,7 +286,8 @@ async def test_bytes_that_are_no_frame_end_the_stream_and_the_session_goes_on(se
     assert verify_pb2.SpeculateResponse.FromString(answer).HasField("enlisted")
     await service.inbox.until(lambda: DrafterJoined in service.inbox.kinds)
     await call.write(b"\xff\xff\xff\xff")
-    with pytest.raises(grpc.aio.AioRpcError):
+    with pytest.raises(grpc.aio.AioRpcError, match="no message of this method") as caught:
         await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     await service.inbox.until(lambda: DrafterLeft in service.inbox.kinds)
     assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]

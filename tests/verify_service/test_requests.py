@@ -54,7 +54,12 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (make(num_choices=MAX_CHOICES + 1), "num_choices", f"num_choices is {MAX_CHOICES + 1}"),
     (make(num_choices=2**32 - 1), "num_choices", "num_choices is 4294967295"),
     (make(first_choice_index=2**32 - 1), "first_choice_index", "4294967295"),
-    (make(request_id="x" * 257), "request_id", "256 characters"),
+    (
+        make(first_choice_index=2**31 - 1, num_choices=3),
+        "first_choice_index",
+        "num_choices 3 it must be at most 2147483644",
+    ),
+    (make(request_id="x" * 257), "request_id", "request_id has 257 characters; it must have at most 256"),
     (make(corpus_scope="x" * 257), "corpus_scope", "corpus_scope has 257 characters; it must have at most 256"),
     (make(cache_salt="x" * 257), "cache_salt", "cache_salt has 257 characters; it must have at most 256"),
     (make(logprobs=True, top_logprobs=21), "top_logprobs", "top_logprobs is 21; it must be from 0 to 20"),
@@ -86,6 +91,7 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (speculative(num_draft_tokens=1), "speculative.num_draft_tokens", "1; it must be from 2 to"),
     (speculative(num_draft_tokens=MAX_NODES + 2), "speculative.num_draft_tokens", f"to {MAX_NODES + 1}"),
     (speculative(accept_threshold_single=1.1), "speculative.accept_threshold_single", "from 0 to 1"),
+    (speculative(accept_threshold_acc=0.0), "speculative.accept_threshold_acc", "0.0; it must be above 0"),
     (speculative(accept_threshold_acc=math.nan), "speculative.accept_threshold_acc", "nan"),
 ]
 
