@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx
 
 from bench._prompts import Prompt
-from bench._stream import Answer, Asked, ask
+from bench._stream import Answer, Asked, ServerRefused, ask
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,10 @@ def open_client(url: str, *, api_key: str | None = None, timeout_s: float = 600)
 
 
 async def model_of(client: httpx.AsyncClient) -> str:
-    """The first model that the server says it has."""
+    """The first model that the server says it has. ServerRefused where it says none."""
     response = await client.get("/v1/models")
     response.raise_for_status()
-    return response.json()["data"][0]["id"]
+    try:
+        return response.json()["data"][0]["id"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ServerRefused("/v1/models names no model") from error

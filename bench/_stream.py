@@ -109,10 +109,17 @@ async def ask(client: httpx.AsyncClient, prompt: Prompt, asked: Asked) -> Answer
                     ended, finish_reason = now, choice["finish_reason"]
     if not usage or not ended:
         raise ServerRefused(f"{route}: the stream ended without its {'finish reason' if usage else 'usage'}")
+    prompt_tokens, completion_tokens = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
     return Answer(
-        prompt, sent, tuple(chunk_times), ended, usage["prompt_tokens"], usage["completion_tokens"], finish_reason,
-        verify_steps,
-    )  # fmt: skip
+        prompt, sent, tuple(chunk_times), ended, prompt_tokens, completion_tokens, finish_reason, verify_steps
+    )
+
+
+def _count(usage: dict[str, Any], name: str) -> int:
+    value = usage.get(name)
+    if not isinstance(value, int) or value < 0:
+        raise ServerRefused(f"the server's usage has {name} {value!r}, which is no count")
+    return value
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:

@@ -19,7 +19,17 @@ import httpx
 
 from bench._drive import Batch, Plan, drive, num_prompts
 from bench._figures import SCHEMA, Figures, request_rows, table
-from bench._flags import counts, json_object, natural, not_below_zero, output_file, positive, rates
+from bench._flags import (
+    counts,
+    key,
+    natural,
+    not_below_zero,
+    output_file,
+    positive,
+    rates,
+    request_fields,
+    server_url,
+)
 from bench._load import Load, Run, model_of, open_client
 from bench._plot import check_plot, plot
 from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
@@ -31,9 +41,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(prog="outrider bench serve", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:8000", help="the server; an OpenAI base URL will do")
+    add("--url", type=server_url, default="http://127.0.0.1:8000", help="the server; an OpenAI base URL will do")
     add("--model", help="model to ask for; default: the first that the server has")
-    add("--api-key", help="sent as a bearer token")
+    add("--api-key", type=key, help="sent as a bearer token")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
     source.add_argument(
@@ -46,7 +56,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
     add("--temperature", type=not_below_zero, default=0.0)
     add("--ignore-eos", action="store_true", help="every answer runs to --max-tokens")
-    add("--extra-body", type=json_object, default={}, metavar="JSON", help="more fields for each request")
+    add("--extra-body", type=request_fields, default={}, metavar="JSON", help="more fields for each request")
     add("--warm-up", type=natural, default=2, metavar="N", help="short requests before anything is measured")
     add("--seed", type=int, default=0, help="of random prompts and of the moments of sending")
     add("--output", type=output_file, help="file for the figures, as JSON")

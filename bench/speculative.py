@@ -35,6 +35,8 @@ from bench._systems import OURS_READY, Launch
 from outrider.args import ServeArgs
 from outrider.errors import StartupError
 
+_OWN_WORDS = ["--host=127.0.0.1", "--port=1"]  # that the server's are told from
+
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The command line, and the words that are the server's."""
@@ -68,7 +70,13 @@ def server_flags(args: argparse.Namespace, settings: Sequence[Setting], rest: Se
     if speculating:
         words.append(f"--speculative-num-draft-tokens={max(setting.num_draft_tokens for setting in speculating)}")
     words += rest
-    ServeArgs.parse(words)
+    served = ServeArgs.parse([*_OWN_WORDS, *words])
+    own = ServeArgs.parse(_OWN_WORDS)
+    for name in ("host", "port", "api_key", "api_key_file", "ssl_certfile"):
+        if getattr(served, name) != getattr(own, name):
+            raise StartupError(
+                f"--{name.replace('_', '-')} is not for this benchmark, which is its server's one client"
+            )
     return words
 
 

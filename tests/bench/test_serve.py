@@ -99,7 +99,14 @@ def test_accept_length_from_sglangs_info(tmp_path: Path) -> None:
     assert document["loads"][0]["accept_length"] == 2.25
 
 
-@pytest.mark.parametrize(("stand_in", "says"), [(StandIn(status=429), "429"), (StandIn(cut=True), "without its usage")])
+@pytest.mark.parametrize(
+    ("stand_in", "says"),
+    [
+        (StandIn(status=429), "429"),
+        (StandIn(cut=True), "without its usage"),
+        (StandIn(usage={"completion_tokens": None}), "completion_tokens None, which is no count"),
+    ],
+)
 def test_a_failed_request_fails_the_run(stand_in: StandIn, says: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=says):
         measured(stand_in, tmp_path, "--concurrency", "2", "--warm-up", "0")
@@ -129,7 +136,21 @@ def test_bad_prompts_are_refused(text: str, says: str, tmp_path: Path) -> None:
         serve.main(["--url", url, "--prompts", str(tmp_path / "prompts.jsonl")])
 
 
-@pytest.mark.parametrize("flags", [["--concurrency", "0"], ["--request-rate", "-1"], ["--extra-body", "[]"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--concurrency", "0"],
+        ["--request-rate", "-1"],
+        ["--extra-body", "[]"],
+        ["--extra-body", '{"n": 2}'],
+        ["--extra-body", '{"stream": false}'],
+        ["--url", "htp:/x"],
+        ["--url", "http://[x]:80"],
+        ["--url", "127.0.0.1:8000"],
+        ["--api-key", "schlüssel"],
+        ["--api-key", "a\nb"],
+    ],
+)
 def test_bad_flags_are_refused(flags: list[str]) -> None:
     with pytest.raises(SystemExit):
         serve.parse(flags)

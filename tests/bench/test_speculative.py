@@ -40,6 +40,13 @@ def test_settings_as_requests_and_flags() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("words", [["--port=8000"], ["--host", "0.0.0.0"], ["--api-key", "k"], ["--api-key-file", "f"]])
+def test_what_would_keep_the_benchmark_out_is_refused(words: list[str]) -> None:
+    args, rest = speculative.parse(words)
+    with pytest.raises(StartupError, match=f"{words[0].partition('=')[0]} is not for this benchmark"):
+        speculative.server_flags(args, [Setting(1, 0, 0, 0)], rest)
+
+
 def test_the_best_of_each_batch_size() -> None:
     rows = [{"batch_size": batch, "speed": speed} for batch, speed in ((1, 2.0), (1, 3.0), (8, 1.0))]
     assert best(rows) == {1: rows[1], 8: rows[2]}
