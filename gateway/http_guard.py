@@ -96,6 +96,8 @@ class GuardedProtocol(HttpToolsProtocol):
         names = [name for name, _ in self.headers]
         if b"transfer-encoding" in names and b"content-length" in names:
             self._stop_parsing(HttpError(400, "A request has Content-Length or Transfer-Encoding, not both."))
+        if names.count(b"host") != 1 and self.parser.get_http_version() == "1.1":
+            self._stop_parsing(HttpError(400, "A request of HTTP/1.1 has one Host header."))  # RFC 9112, 3.2
         extensions, before = self.scope.setdefault("extensions", {}), self.cycle
         super().on_headers_complete()
         if self.cycle is not before:

@@ -405,6 +405,20 @@ def test_huge_headers(gateway: RunningGateway, size: int, ended: bool) -> None:
     assert httpx.get(f"{gateway.url}/health").status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (b"GET /version HTTP/1.1\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nhost: x\r\nhost: y\r\n", 400),
+        (b"GET /version HTTP/1.0\r\n", 200),
+    ],
+)
+def test_a_request_names_one_host(gateway: RunningGateway, request_head: bytes, status: int) -> None:
+    with raw(gateway) as connection:
+        connection.sendall(request_head + b"\r\n")
+        assert read_status(connection) == status
+
+
 def test_a_kept_connection_gets_its_time_again(gateway: RunningGateway) -> None:
     with raw(gateway) as connection:
         for _ in range(2):
