@@ -6,7 +6,7 @@ Knows files, not models: which tensors there must be is engine/loader.py's busin
 from __future__ import annotations
 
 import json
-import pickle
+import math
 import struct
 import zlib
 from abc import ABC, abstractmethod
@@ -19,10 +19,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.config import read_json
-from outrider.errors import StartupError
+from outrider.errors import StartupError, reason_of
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_MAX_DIMS = 16
 # A header is some 100 bytes a tensor; the format's own readers stop at the same size.
 MAX_HEADER_BYTES = 100 * 10**6
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
@@ -70,7 +71,9 @@ class SafetensorsCheckpoint(Checkpoint):
     def tensor(self, name: str) -> torch.Tensor:
         dtype = self._headers[name]["dtype"]
         if dtype not in DTYPES:
-            raise StartupError(f"tensor {name} is stored as {dtype}; {', '.join(DTYPES)} can be read")
+            raise StartupError(
+                f"{self.files[0].parent}: tensor {name} is stored as {dtype}; {', '.join(DTYPES)} can be read"
+            )
         return self._file_of[name].get_tensor(name)
 
 
@@ -86,8 +89,9 @@ class TensorsCheckpoint(Checkpoint):
 
     def tensor(self, name: str) -> torch.Tensor:
         if not self._tensors[name].is_floating_point():
+            where = f"{self.files[0].parent}: " if self.files else ""
             raise StartupError(
-                f"tensor {name} is stored as {self._tensors[name].dtype}; a floating-point type is needed"
+                f"{where}tensor {name} is stored as {self._tensors[name].dtype}; a floating-point type is needed"
             )
         return self._tensors[name]
 
@@ -139,6 +143,8 @@ def open_checkpoint(folder: Path, *, load_format: str) -> Checkpoint:
 def read_header(path: Path) -> dict[str, dict[str, Any]]:
     """A safetensors file's tensors: name -> dtype, shape, data_offsets. Raises StartupError unless it all adds up."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise StartupError(f"{path} is no file")
         size = path.stat().st_size
         with path.open("rb") as file:
             prefix = file.read(8)
@@ -164,13 +170,12 @@ def _check_entries(path: Path, header: dict[str, Any], data_bytes: int) -> None:
         try:
             begin, end = entry["data_offsets"]
             numbers = [begin, end, *entry["shape"]]
-            count = 1
-            for dim in entry["shape"]:
-                count *= dim
-            wanted = count * DTYPE_BYTES[entry["dtype"]]
+            if len(numbers) > 2 + _MAX_DIMS or any(type(number) is not int or number < 0 for number in numbers):
+                raise ValueError("no shape and offsets of a tensor")
+            wanted = math.prod(entry["shape"]) * DTYPE_BYTES[entry["dtype"]]
         except (KeyError, TypeError, ValueError) as error:
             raise StartupError(f"{path}: tensor {name!r} has a damaged entry: {error!r}") from error
-        if any(type(number) is not int or number < 0 for number in numbers) or end - begin != wanted:
+        if end - begin != wanted:
             raise StartupError(f"{path}: tensor {name!r} claims bytes {begin} to {end} for shape {entry['shape']}")
         spans.append((begin, end, name))
     position = 0
@@ -195,7 +200,10 @@ def _indexed_files(folder: Path) -> list[Path]:
 
 def _is_inside(folder: Path, name: str) -> bool:
     """Whether a shard stays in the model's folder, links followed; the hub's cache links to `blobs` two levels up."""
-    target = (folder / name).resolve()
+    try:
+        target = (folder / name).resolve()
+    except ValueError:  # of what no file can be called
+        return False
     homes = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":
         homes.append(folder.resolve().parent.parent / "blobs")
@@ -215,9 +223,11 @@ def _open_pickled(folder: Path) -> Checkpoint:
     for path in files:
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise StartupError(f"{path} cannot be read as plain tensors: {error}") from error
-        if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
+        except Exception as error:  # damaged pickles raise whatever their bytes happen to mean
+            raise StartupError(f"{path} cannot be read as plain tensors: {reason_of(error)}") from error
+        if not isinstance(loaded, dict) or not all(
+            isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in loaded.items()
+        ):
             raise StartupError(f"{path} holds something else than named tensors")
         tensors.update(loaded)
     return TensorsCheckpoint(tensors, files)

@@ -6,7 +6,7 @@ Knows no tensors. Anything that would change the arithmetic and is not understoo
 from __future__ import annotations
 
 import json
-import math
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -114,10 +114,12 @@ class ModelConfig:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of a model folder; StartupError when absent or damaged."""
+    if not path.exists():
+        raise StartupError(f"{path} does not exist; a model folder needs it")
+    if not path.is_file():  # a pipe would be waited for
+        raise StartupError(f"{path} is no file")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise StartupError(f"{path} does not exist; a model folder needs it") from None
     except (OSError, ValueError, RecursionError) as error:
         raise StartupError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
@@ -180,7 +182,7 @@ class ConfigReader:
             qk_norm=architecture == "Qwen3ForCausalLM",
             rope_scaling=scaling,
             checkpoint_dtype=str(self.raw.get("dtype") or self.raw.get("torch_dtype") or "float32"),
-            bos_token_id=self._token_id("bos_token_id", self.raw),
+            bos_token_id=_token_id("bos_token_id", self.raw, self.path),
             eos_token_ids=self._eos_token_ids(generation),
             windows=self._windows(architecture),
         )
@@ -228,6 +230,8 @@ class ConfigReader:
             self._fail("rope_parameters must be an object")
         theta = self._number("rope_theta", self._number("rope_theta", 10000.0, self.raw), rope)
         kind = rope.get("rope_type") or rope.get("type") or "default"
+        if not isinstance(kind, str):
+            self._fail(f"rope_type is {kind!r}; it must be a name")
         if kind == "default":
             return theta, None
         if kind not in {"linear", "llama3"}:
@@ -244,21 +248,13 @@ class ConfigReader:
 
     def _eos_token_ids(self, generation: dict[str, Any]) -> tuple[int, ...]:
         """End ids: generation_config.json's where it has any, else config.json's; one id or a list."""
-        for source in (generation, self.raw):
+        for path, source in ((self.path.with_name("generation_config.json"), generation), (self.path, self.raw)):
             value = source.get("eos_token_id")
             if value is not None:
                 items = value if isinstance(value, list) else [value]
-                ids = [self._token_id("eos_token_id", {"eos_token_id": item}) or 0 for item in items]
-                return possible_ends(ids, self._count("vocab_size"), self.path)
+                ids = [_token_id("eos_token_id", {"eos_token_id": item}, path) or 0 for item in items]
+                return possible_ends(ids, self._count("vocab_size"), path)
         return ()
-
-    def _token_id(self, key: str, source: dict[str, Any]) -> int | None:
-        value = source.get(key)
-        if value is None:
-            return None
-        if type(value) is not int or not 0 <= value < LIMITS["vocab_size"]:
-            self._fail(f"{key} is {value!r}; it must be a token id")
-        return value
 
     def _count(self, key: str, default: int | None = None) -> int:
         value = self.raw.get(key)
@@ -271,7 +267,7 @@ class ConfigReader:
     def _number(self, key: str, default: float | None, source: dict[str, Any]) -> float:
         value = source.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
             self._fail(f"{key} is {value!r}; it must be a finite number above 0")
         return float(value)
 
@@ -287,6 +283,15 @@ class ConfigReader:
 
     def _fail(self, message: str) -> NoReturn:
         raise StartupError(f"{self.path}: {message}")
+
+
+def _token_id(key: str, source: dict[str, Any], path: Path) -> int | None:
+    value = source.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value < LIMITS["vocab_size"]:
+        raise StartupError(f"{path}: {key} is {value!r}; it must be a token id")
+    return value
 
 
 def possible_ends(ids: list[int], vocab_size: int, path: Path) -> tuple[int, ...]:

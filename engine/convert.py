@@ -20,7 +20,7 @@ from engine.config import read_json
 from engine.models.heads.config import RawConfig
 from engine.models.heads.eagle import EagleConfig
 from engine.models.heads.eagle3 import Eagle3Config
-from engine.models.heads.load import HeadFolder, flattened, tensors_of
+from engine.models.heads.load import HeadFolder, flattened, own_tokens, tensors_of
 from engine.models.heads.names import DRAFT_TO_TARGET, TARGET_TO_DRAFT, published_name
 from engine.models.heads.token_map import target_tokens
 from engine.saving import save_tensors
@@ -80,7 +80,9 @@ def convert_head(source: Path, destination: Path) -> Converted:
             work.mkdir()
             save_tensors(tensors, work / "model.safetensors")
             (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            HeadFolder.open(work)
+            written = HeadFolder.open(work)
+            if isinstance(written.config, Eagle3Config):
+                own_tokens(written, written.config)
             num_bytes = sum(path.stat().st_size for path in work.iterdir())
             for path in work.iterdir():
                 _flush(path)

@@ -20,6 +20,7 @@ from outrider.telemetry import get_logger
 HUB_PATTERNS = ("*.json", "*.jinja")
 # Older exports carry the rotary table, which we compute.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 PREDICTION_PREFIX = "model.mtp_layers."
 
 log = get_logger(__name__)
@@ -78,7 +79,8 @@ def load_checkpoint(
     else:
         checkpoint = open_checkpoint(folder, load_format=load_format)
     _check_shapes(folder, checkpoint.shapes(), shapes)
-    return checkpoint, _finite_tensors(checkpoint, shapes)
+    _check_tied(folder, checkpoint, shapes)
+    return checkpoint, _finite_tensors(folder, checkpoint, shapes)
 
 
 def _check_shapes(folder: Path, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:
@@ -94,17 +96,31 @@ def _check_shapes(folder: Path, found: Mapping[str, tuple[int, ...]], wanted: Ma
         raise StartupError(f"{folder}: {len(wrong)} tensors have the wrong shape: {_first_five(wrong)}")
     extra = [name for name in found if name not in wanted and not name.endswith(IGNORED_SUFFIXES)]
     # A tied model's head is its embedding, and some files store it twice; prediction layers are a drafter's.
-    extra = [name for name in extra if name != "lm_head.weight" and not name.startswith(PREDICTION_PREFIX)]
+    extra = [name for name in extra if name != HEAD and not name.startswith(PREDICTION_PREFIX)]
     if extra:
         log.warning("tensors not used", folder=str(folder), count=len(extra), first=extra[:5])
 
 
-def _finite_tensors(checkpoint: Checkpoint, names: Mapping[str, object]) -> Iterator[tuple[str, torch.Tensor]]:
+def _check_tied(folder: Path, checkpoint: Checkpoint, wanted: Mapping[str, object]) -> None:
+    """StartupError where a model is tied by its config and not by its weights: which is meant, only its owner knows."""
+    if HEAD in wanted or not {HEAD, EMBEDDING} <= checkpoint.shapes().keys():
+        return
+    head, embedding = checkpoint.tensor(HEAD), checkpoint.tensor(EMBEDDING)
+    if head.dtype != embedding.dtype or not torch.equal(head, embedding):
+        raise StartupError(
+            f"{folder}: {HEAD} is not {EMBEDDING}, though config.json has tie_word_embeddings true. Set that to false "
+            "for the head that is stored, or take it out of the weights"
+        )
+
+
+def _finite_tensors(
+    folder: Path, checkpoint: Checkpoint, names: Mapping[str, object]
+) -> Iterator[tuple[str, torch.Tensor]]:
     for name in names:
         tensor = checkpoint.tensor(name)
         # NaN passes through both; fifty times as fast as isfinite.
         if not all(math.isfinite(bound) for bound in torch.aminmax(tensor)):
-            raise StartupError(f"tensor {name} holds NaN or infinity")
+            raise StartupError(f"{folder}: tensor {name} holds NaN or infinity")
         yield name, tensor
 
 
@@ -117,5 +133,6 @@ def compute_dtype(name: str, config: ModelConfig) -> torch.dtype:
     dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
     wanted = config.checkpoint_dtype.removeprefix("torch.") if name == "auto" else name
     if wanted not in dtypes:
-        raise StartupError(f"dtype {wanted!r} is not supported; {', '.join(dtypes)} are")
+        whose = "the dtype of config.json" if name == "auto" else "--dtype"
+        raise StartupError(f"{whose} is {wanted!r}; {', '.join(dtypes)} are supported")
     return dtypes[wanted]

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from gateway import template_worker
-from gateway.template_worker import Failed, Load, Loaded, Render, Rendered, Reply, frame
+from outrider import template_worker
 from outrider.errors import InvalidArgument, OutriderError, StartupError
 from outrider.telemetry import get_logger
+from outrider.template_worker import Failed, Load, Loaded, Render, Rendered, Reply, frame
 
 log = get_logger(__name__)
 
@@ -137,11 +137,16 @@ class ChatTemplate:
     async def start(self) -> None:
         """Compiles the template and renders a first conversation; StartupError (code template_error) when it cannot."""
         try:
-            self._idle.append(await self._spawn())
-            await self.render(_SELF_TEST, _SELF_TEST_CHARS)
+            worker = await self._spawn()
+            self._idle.append(worker)
+            reply = await self._ask(worker, Render(_SELF_TEST, _SELF_TEST_CHARS))
         except OutriderError as error:
             await self.close()
             raise StartupError(f"the chat template does not work: {error.message}", code="template_error") from error
+        if isinstance(reply, Failed):
+            await self.close()
+            reason = reply.message or "it writes without end"
+            raise StartupError(f"the chat template does not work: {reason}", code="template_error")
 
     async def render(self, context: dict[str, Any], max_chars: int) -> str:
         """The conversation as text. InvalidArgument when the template refuses it or `max_chars` is passed."""

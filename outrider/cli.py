@@ -139,6 +139,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "version": Command("Print the versions of the release and of the wire.", _version),
     },
 }
+_MAX_ERROR_CHARS = 4000  # what a file holds may be quoted in it
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
@@ -162,7 +163,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except StartupError as error:
-        print(f"outrider {name}: {error}", file=sys.stderr)
+        text = str(error)
+        shown = text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]} ..."
+        print(f"outrider {name}: {shown}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -20,6 +20,14 @@ import grpc
 
 # The code of Unavailable where a verify service's engine has failed: its sessions may have been the cause.
 ENGINE_FAILED = "engine_failed"
+_MAX_REASON_CHARS = 300  # libraries add advice, and pages of it
+
+
+def reason_of(error: BaseException) -> str:
+    """What a library's error says, in one line."""
+    text = repr(error) if isinstance(error, KeyError) else str(error)
+    words = " ".join(text.split())
+    return (words if len(words) <= _MAX_REASON_CHARS else f"{words[:_MAX_REASON_CHARS]} ...") or type(error).__name__
 
 
 class OutriderError(Exception):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.config import LIMITS, ModelConfig, possible_ends, read_json
-from outrider.errors import StartupError
+from outrider.errors import StartupError, reason_of
 from outrider.telemetry import get_logger
 
 # Rotary tables of these change with the longest sequence of a step beyond this many positions, and with it would every
@@ -41,8 +41,6 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
         raise StartupError(
             f"{folder}: {names} is served through transformers, which is missing: pip install 'outrider[models]'"
         ) from error
-    from huggingface_hub.errors import StrictDataclassError
-
     if raw.get("quantization_config") is not None:
         _fail(folder, "the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
     if "auto_map" in raw and not trust_remote_code and not _is_known(raw):
@@ -51,12 +49,9 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
         config = transformers.AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-    except (
-        ValueError, KeyError, TypeError, AttributeError, OSError, ImportError, StrictDataclassError,
-    ) as error:  # fmt: skip
-        raise StartupError(
-            f"{folder / 'config.json'}: {_name(raw)} is left to transformers, which does not take it: {error}"
-        ) from error
+    except Exception as error:  # each model's code has its own
+        reason = f"{_name(raw)} is left to transformers, which does not take it: {reason_of(error)}"
+        raise StartupError(f"{folder / 'config.json'}: {reason}") from error
     if not _is_decoder(config, raw, trust_remote_code):
         _fail(folder, f"architecture {_name(raw)!r} is not supported: transformers has no causal language model for it")
     return config
@@ -64,7 +59,16 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
 
 def model_config(folder: Path, config: Any) -> ModelConfig:
     """Its numbers, checked."""
-    text = config.get_text_config()
+    try:
+        return _numbers(folder, config.get_text_config())
+    except StartupError:
+        raise
+    except Exception as error:  # of a config whose layers have numbers of their own
+        name = _name(read_json(folder / "config.json"))
+        _fail(folder, f"architecture {name!r} is not supported: {reason_of(error)}")
+
+
+def _numbers(folder: Path, text: Any) -> ModelConfig:
     name = _name(read_json(folder / "config.json"))
     absent = [key for _, key in _SIZES if getattr(text, key, None) is None]
     if absent:

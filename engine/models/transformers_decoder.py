@@ -81,7 +81,12 @@ class TransformersDecoder:
             max_tokens=count,
         )  # fmt: skip
         segment = Segment(0, 0, tokens, np.arange(count, dtype=np.int32), num_logits=count)
-        ours = self.forward(buffers.fill([segment]))
+        try:
+            ours = self.forward(buffers.fill([segment]))
+        except StartupError:
+            raise
+        except Exception as error:  # attention of a kind that does not come to ours, or comes in another way
+            refuse(self.config.architecture, f"its code does not run over the pool: {error!r}")
         layers = sorted(self._paged.seen)
         if layers != list(range(self.config.num_layers)):
             refuse(

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
-from engine.models.transformers_attention import NAME, attend
+from engine.models.transformers_attention import NAME, attend, refuse
 from engine.models.transformers_config import load_config
 from engine.quantization import head_maker, linear_maker
-from outrider.errors import StartupError
+from outrider.errors import StartupError, reason_of
 
 
 def load_transformers_model(
@@ -46,8 +46,15 @@ def load_transformers_model(
                 )  # fmt: skip
                 model, found = loaded
                 _check_loaded(folder, found)
-        except (ValueError, OSError, RuntimeError, ImportError, AttributeError) as error:
-            raise StartupError(f"{folder}: transformers cannot load it: {error}") from error
+        except StartupError:
+            raise
+        except KeyError as error:
+            if error.args == (NAME,):  # code that looks its attention up in a table of its own
+                names = getattr(config, "architectures", None) or [type(config).__name__]
+                refuse(str(names[0]), "transformers' code for it takes no attention but its own")
+            raise StartupError(f"{folder}: transformers cannot load it: {reason_of(error)}") from error
+        except Exception as error:  # each model's code has its own
+            raise StartupError(f"{folder}: transformers cannot load it: {reason_of(error)}") from error
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not all(bound.isfinite() for bound in torch.aminmax(parameter)):
             raise StartupError(f"{folder}: tensor {name} holds NaN or infinity")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,8 @@ def test_rope_in_both_spellings(tmp_path: Path) -> None:
         ({"head_dim": 15}, "odd"),
         ({"rms_norm_eps": 0}, "rms_norm_eps"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+        ({"rope_scaling": {"type": ["llama3"]}}, "rope_type is .'llama3'.; it must be a name"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"attention_bias": 1}, "attention_bias"),
@@ -161,6 +164,17 @@ def test_damaged_files(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(StartupError, match=r"config\.json"):
         ModelConfig.from_folder(tmp_path)
+
+
+def test_a_pipe_is_no_config(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(StartupError, match=r"config\.json is no file"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_the_file_that_is_wrong_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"generation_config\.json: eos_token_id is '2'"):
+        read(tmp_path, {"eos_token_id": "2"})
 
 
 def test_no_config(tmp_path: Path) -> None:

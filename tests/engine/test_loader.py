@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -77,6 +78,20 @@ def test_wrong_shapes_are_named_with_both_shapes(folder: Path) -> None:
     refused(folder, r"model\.norm\.weight is \[95\], config\.json calls for \[96\]")
 
 
+def test_a_tied_model_has_one_head(tmp_path: Path) -> None:
+    save_model("llama-tied", tmp_path)
+    assert "lm_head.weight" not in load(tmp_path)
+
+    def store(head: torch.Tensor) -> None:
+        change(tmp_path, lambda tensors: tensors.update({"lm_head.weight": head}))
+
+    embedding = load(tmp_path)["model.embed_tokens.weight"]
+    store(embedding.clone())
+    assert torch.equal(load(tmp_path)["model.embed_tokens.weight"], embedding)
+    store(embedding + 1)
+    refused(tmp_path, r"lm_head\.weight is not model\.embed_tokens\.weight, though .* tie_word_embeddings true")
+
+
 def test_extra_tensors_do_not_stop_it(folder: Path) -> None:
     change(folder, lambda tensors: tensors.update({"model.layers.7.extra": torch.ones(3)}))
     assert "model.layers.7.extra" not in load(folder)
@@ -88,7 +103,8 @@ def test_weights_that_are_not_finite(folder: Path, value: float) -> None:
         tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = value
 
     change(folder, edit)
-    refused(folder, r"model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinity")
+    message = refused(folder, r"model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinity")
+    assert str(folder) in message
 
 
 def test_integers_are_no_weights(folder: Path) -> None:
@@ -124,6 +140,7 @@ def damage(folder: Path, edit: Any) -> None:
         lambda entry: entry.update(data_offsets="all"),
         lambda entry: entry.update(shape=[-96]),
         lambda entry: entry.update(shape=[96.0]),
+        lambda entry: entry.update(shape=[2**63] * 100_000),
         lambda entry: entry.update(dtype="F7"),
         lambda entry: entry.pop("dtype"),
     ],
@@ -178,7 +195,15 @@ def test_shards(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside.safetensors", "/etc/outside.safetensors", "weights.bin", "link.safetensors"]
+    "name",
+    [
+        "../outside.safetensors",
+        "/etc/outside.safetensors",
+        "weights.bin",
+        "link.safetensors",
+        "a\0b.safetensors",
+        "\ud800.safetensors",
+    ],
 )
 def test_shards_that_leave_the_folder(folder: Path, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside") / "w.safetensors"
@@ -236,10 +261,25 @@ def test_consent_does_not_run_code(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert not (folder / "ran").exists()
 
 
-def test_pickled_things_that_are_no_tensors(folder: Path) -> None:
+@pytest.mark.parametrize("things", [{"epoch": 3}, {1: torch.ones(2)}])
+def test_pickled_things_that_are_no_named_tensors(folder: Path, things: object) -> None:
     (folder / WEIGHTS).unlink()
-    torch.save({"epoch": 3}, folder / "pytorch_model.bin")
+    torch.save(things, folder / "pytorch_model.bin")
     refused(folder, "something else", "pt")
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02hello", b"PK\x03\x04"])
+def test_damaged_pickles(folder: Path, data: bytes) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes(data)
+    message = refused(folder, "cannot be read as plain tensors: .", "pt")
+    assert "\n" not in message
+
+
+def test_a_pipe_is_no_file_of_weights(folder: Path) -> None:
+    os.mkfifo(folder / "a.safetensors")
+    shard(folder, {"model.norm.weight": "a.safetensors"})
+    refused(folder, r"a\.safetensors is no file")
 
 
 def test_consent_without_pickled_weights(folder: Path) -> None:

@@ -212,6 +212,12 @@ REFUSED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     r"DeepseekV3ForCausalLM.*keys of 6 heads of 32": lambda: transformers.DeepseekV3Config(**LATENT),
     r"GptOssForCausalLM.*s_aux": lambda: transformers.GptOssConfig(**SINKS),
+    r"GPTJForCausalLM.*takes no attention but its own": lambda: transformers.GPTJConfig(
+        **SMALL, n_layer=1, n_head=2, rotary_dim=8, n_positions=64, bos_token_id=1, eos_token_id=2
+    ),
+    r"FalconForCausalLM.*takes no attention but its own": lambda: transformers.FalconConfig(
+        **SMALL, num_hidden_layers=1, num_attention_heads=2, bos_token_id=1, eos_token_id=2
+    ),
     r"BloomForCausalLM.*max_position_embeddings": lambda: transformers.BloomConfig(**SMALL, n_layer=2, n_head=2),
 }
 

@@ -200,7 +200,7 @@ def _vocabulary(opened: HeadFolder, target: TargetShape, target_load_format: str
     if isinstance(opened.config, Eagle3Config):
         if token_map is not None:
             log.warning("token map ignored: an EAGLE-3 head has its own", token_map=token_map)
-        tokens = _own_tokens(opened, opened.config)
+        tokens = own_tokens(opened, opened.config)
         if OUTPUT_HEAD in own:
             head = opened.tensor(OUTPUT_HEAD)
         else:
@@ -214,7 +214,7 @@ def _vocabulary(opened: HeadFolder, target: TargetShape, target_load_format: str
     return Vocabulary(embedding, head, tokens)
 
 
-def _own_tokens(opened: HeadFolder, config: Eagle3Config) -> torch.Tensor | None:
+def own_tokens(opened: HeadFolder, config: Eagle3Config) -> torch.Tensor | None:
     """The target's ids of an EAGLE-3 head's output rows; None where they are the same."""
     own, vocab_size = opened.names.stored, config.block.vocab_size
     drafted = config.draft_vocab_size or vocab_size

@@ -5,13 +5,12 @@ A map is checked when it is read: an id that is out of range or named twice woul
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from outrider.errors import StartupError
+from outrider.errors import StartupError, reason_of
 
 TENSOR_NAME = "token_map"
 
@@ -32,6 +31,8 @@ def load_token_map(path: str, vocab_size: int) -> torch.Tensor:
 
 def target_tokens(d2t: torch.Tensor, t2d: torch.Tensor | None, vocab_size: int, where: str) -> torch.Tensor:
     """int64 [n] from EAGLE-3's tensors: d2t [n] holds target id - draft id; t2d bool [vocab] marks the target ids."""
+    if d2t.ndim != 1 or not torch.equal(d2t, d2t.round()):
+        raise StartupError(f"{where}: d2t is {d2t.dtype} {list(d2t.shape)}; a list of whole numbers is needed")
     tokens = check_tokens(d2t.long() + torch.arange(len(d2t)), vocab_size, f"{where}: d2t")
     if t2d is None:
         return tokens
@@ -69,8 +70,8 @@ def _from_pickle(path: Path) -> torch.Tensor:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         return loaded if isinstance(loaded, torch.Tensor) else torch.tensor(loaded)
-    except (OSError, RuntimeError, EOFError, ValueError, TypeError, pickle.UnpicklingError) as error:
-        raise StartupError(f"token map {path} cannot be read as a list of token ids: {error}") from error
+    except Exception as error:  # damaged pickles raise whatever their bytes happen to mean
+        raise StartupError(f"token map {path} cannot be read as a list of token ids: {reason_of(error)}") from error
 
 
 def _fetch(path: str) -> Path:

@@ -118,10 +118,18 @@ def test_nothing_appears_when_the_source_is_bad(tmp_path: Path) -> None:
     bad = make.rewrite(make.eagle(tmp_path / "source"), drop=("layers.0.mlp.up_proj.weight",))
     with pytest.raises(StartupError, match="missing"):
         convert_head(bad.folder, tmp_path / "out")
+    part = make.rewrite(make.eagle3(tmp_path / "part"), drop=("d2t", "t2d"))
+    with pytest.raises(StartupError, match="d2t is missing"):
+        convert_head(part.folder, tmp_path / "out")
+    broken = make.eagle3(tmp_path / "broken")
+    d2t = broken.tensors["d2t"] + 0.5
+    make.write(broken.folder, broken.config, {**broken.tensors, "d2t": d2t})
+    with pytest.raises(StartupError, match="a list of whole numbers is needed"):
+        convert_head(broken.folder, tmp_path / "out")
     target = make.add_nextn(make.write_target(tmp_path / "target"))
     with pytest.raises(StartupError, match="nothing to convert"):
         convert_head(target.folder, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "part", "source", "target"]
 
 
 def test_an_existing_destination_is_left_alone(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A process that renders one chat template. The template is code from a model folder, so it runs here and not in the
-gateway: sandboxed, with bounded memory, and ended by the kernel when a render takes too long.
+gateway or in what makes training data: sandboxed, with bounded memory, and ended by the kernel when a render takes too
+long.
 
 Frames in both directions: 4 bytes of length, then JSON. The file runs alone (`python -I template_worker.py`) and
 imports nothing of ours.
@@ -202,7 +203,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(ConnectionError):  # the gateway was killed, with an answer of ours unread
+    with contextlib.suppress(ConnectionError):  # whom we render for was killed, with an answer of ours unread
         _serve(sys.stdin.buffer, sys.stdout.buffer)
 
 
