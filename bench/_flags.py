@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 
 def positive(text: str) -> int:
     """A whole number from 1."""
@@ -78,31 +76,19 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+_OWN_FIELDS = (
+    "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "ignore_eos", "stream",
+    "stream_options", "n", "best_of",
+)  # fmt: skip
+
+
 def request_fields(text: str) -> dict[str, Any]:
     """A JSON object of a request's fields, but for those that the figures count on."""
     fields = json_object(text)
-    for name in ("stream", "stream_options", "n", "best_of"):
+    for name in _OWN_FIELDS:
         if name in fields:
-            raise argparse.ArgumentTypeError(f"{name} is the benchmark's own: it times one streamed answer a request")
+            raise argparse.ArgumentTypeError(f"{name} is the benchmark's own: a flag says it, or the figures do")
     return fields
-
-
-def server_url(text: str) -> str:
-    """An address of HTTP or HTTPS."""
-    try:
-        url = httpx.URL(text)
-    except httpx.InvalidURL as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address: {error}") from error
-    if url.scheme not in ("http", "https") or not url.host:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form http://HOST:PORT")
-    return text
-
-
-def key(text: str) -> str:
-    """What a header can hold."""
-    if not (text.isascii() and text.isprintable() and text.strip() == text and text):
-        raise argparse.ArgumentTypeError("a key is printable ASCII, without space at its ends")
-    return text
 
 
 def setting(args: argparse.Namespace) -> dict[str, Any]:

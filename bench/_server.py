@@ -67,7 +67,7 @@ def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[
         trouble = _until_healthy(process, url, timeout_s, ready)
         if trouble:
             tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
-            raise StartupError(f"{' '.join(launch.command[:4])} ... {trouble}; {log} ends with:\n{tail}")
+            raise StartupError(f"{' '.join(launch.command[:4])} ... {trouble}; its log ends with:\n{tail}")
         yield Served(url, process.pid)
     finally:
         _end(process)

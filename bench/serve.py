@@ -21,29 +21,28 @@ from bench._drive import Batch, Plan, drive, num_prompts
 from bench._figures import SCHEMA, Figures, request_rows, table
 from bench._flags import (
     counts,
-    key,
     natural,
     not_below_zero,
     output_file,
     positive,
     rates,
     request_fields,
-    server_url,
 )
 from bench._load import Load, Run, model_of, open_client
 from bench._plot import check_plot, plot
 from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
 from bench._stream import Asked, ServerRefused
 from outrider.errors import StartupError
+from outrider.flags import check_key, check_url
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(prog="outrider bench serve", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--url", type=server_url, default="http://127.0.0.1:8000", help="the server; an OpenAI base URL will do")
+    add("--url", default="http://127.0.0.1:8000", help="the server; an OpenAI base URL will do")
     add("--model", help="model to ask for; default: the first that the server has")
-    add("--api-key", type=key, help="sent as a bearer token")
+    add("--api-key", help="sent as a bearer token")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
     source.add_argument(
@@ -62,6 +61,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=output_file, help="file for the figures, as JSON")
     add("--plot", type=output_file, help="file for a picture of them (.png, .svg or .pdf)")
     args = parser.parse_args(argv)
+    check_url("--url", args.url, "http://127.0.0.1:8000")
+    if args.api_key is not None:
+        check_key("--api-key", args.api_key)
     check_plot(args.plot)
     return args
 

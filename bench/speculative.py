@@ -43,7 +43,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="outrider bench speculative", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--speculative-algorithm", default="NGRAM", help="how drafts are made")
-    add("--batch-size", type=int, nargs="+", default=BATCH_SIZES, help="streams at once")
+    add("--batch-size", type=positive, nargs="+", default=BATCH_SIZES, help="streams at once")
     add("--steps", type=int, nargs="+", default=STEPS, help="depths of a tree; 0, with the two others: plain decoding")
     add("--topk", type=int, nargs="+", default=TOPKS, help="branches of a node")
     add("--num-draft-tokens", type=int, nargs="+", default=DRAFT_TOKENS, help="nodes of a tree, root included")
@@ -51,9 +51,14 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add("--end", type=int, help="the one not measured any more")
     add("--num-prompts", type=positive, default=16, help="requests of a setting, at least the batch size")
     add("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
-    add("--max-tokens", type=positive, default=512, help="tokens of an answer")
+    add("--max-tokens", type=positive, default=512, help="tokens of an answer, at least 16")
     add("--output", type=output_file, default=Path("output.jsonl"), help="JSON Lines, a line added for each setting")
-    return parser.parse_known_args(argv)
+    args, rest = parser.parse_known_args(argv)
+    if args.speculative_algorithm.upper() == "NONE":
+        parser.error("--speculative-algorithm NONE has no settings to compare")
+    if args.max_tokens < 16:
+        parser.error(f"--max-tokens is {args.max_tokens}; an answer of less than 16 has too few steps to time")
+    return args, rest
 
 
 def server_flags(args: argparse.Namespace, settings: Sequence[Setting], rest: Sequence[str]) -> list[str]:
@@ -120,7 +125,10 @@ def main(argv: list[str] | None = None) -> int:
     """Measures, and prints the best."""
     args, rest = parse(argv)
     ngram = args.speculative_algorithm.upper() == "NGRAM"
-    settings = grid(args.batch_size, args.steps, args.topk, args.num_draft_tokens, ngram=ngram)[args.start : args.end]
+    found = grid(args.batch_size, args.steps, args.topk, args.num_draft_tokens, ngram=ngram)
+    settings = found[args.start : args.end]
+    if found and not settings:
+        raise StartupError(f"--start {args.start} and --end {args.end} leave none of {len(found)} settings")
     if not settings:
         raise StartupError("the grid holds no setting: SGLang's rules leave out trees that cannot hold their tokens")
     prompts = from_file(args.prompts) if args.prompts else mt_bench()

@@ -41,6 +41,7 @@ def main(args: DraftArgs) -> int:
         return describe(args)
     if args.inspect is not None:
         return inspect(args, args.inspect)
+    serving.check_free(args.listen)
     return uvloop.run(_serve_until_signals(args))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
 from draft_service.link import Identity, VerifyLink
-from outrider.args.links import check_verify_address
+from outrider.args.links import check_address
 from outrider.dialing import Dial
 from outrider.rpc import create_channel
 from outrider.telemetry import get_logger
@@ -44,7 +44,7 @@ class Worker:
         dial: Dial = create_channel, busy_poll: bool = False,
     ) -> None:  # fmt: skip
         for address in addresses:
-            check_verify_address(address)
+            check_address("--verify-address", address)
         self._addresses = tuple(addresses)
         self._drafting = drafting
         self._identity = identity

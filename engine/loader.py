@@ -34,9 +34,11 @@ def resolve_model(
     Of a hub id only files that may be used are fetched: pickled ones for `pt`, no weights for `dummy`, code if trusted.
     Raises StartupError when there is none.
     """
-    if model is None:
+    path = None if model is None else Path(model).expanduser()
+    if revision is not None and (path is None or path.exists()):
+        raise StartupError(f"--revision is of a hub id; the model is {path or 'the embedded one'}")
+    if model is None or path is None:
         return ensure_embedded_model()
-    path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
     if path.exists():

@@ -57,7 +57,9 @@ class Answer:
                     if not running:
                         return
         except OutriderError as error:
-            error.field = self._fields.get(error.field or "", error.field)
+            field, error.field = error.field, self._fields.get(error.field or "", error.field)
+            if field == "sampling.grammar":  # which the client sent under another name
+                error.message = f"{error.field}: {error.message.partition(': ')[2] or error.message}"
             raise
         finally:
             entry.end(self.completion_tokens, self.cached_tokens, self.speculation, complete=not running)

@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 from gateway.errors import HttpError
 from outrider.args import GatewayArgs
 from outrider.errors import ResourceExhausted, StartupError
+from outrider.flags import check_key
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
@@ -182,8 +183,6 @@ def _digest(key: bytes) -> bytes:
 def callers_of(args: GatewayArgs) -> Callers:
     """From the flags and the key file. StartupError for what cannot be read."""
     entries = [KeyEntry(key, f"key-{index}") for index, key in enumerate(args.api_key)]
-    if not all(entry.key for entry in entries):
-        raise StartupError("--api-key is empty")
     file = None if args.api_key_file is None else KeyFile(args.api_key_file)
     return Callers(entries, args.requests_per_minute, args.tokens_per_minute, file=file)
 
@@ -215,6 +214,7 @@ def _full(lines: Iterable[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]
 
 
 def _entry(key: str, settings: Sequence[str], where: str) -> KeyEntry:
+    check_key(where, key)
     name, limits = f"key-{_digest(key.encode()).hex()[:8]}", {}
     for setting in settings:
         word, _, value = setting.partition("=")

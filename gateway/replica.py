@@ -25,6 +25,7 @@ class Replica:
     info: ServerInfo | None = None
     serving: bool = False
     doubtful: bool = False
+    reasons: set[str] = field(default_factory=set)  # why it does not serve, as told since it last did
     late: int = 0  # probes in a row without an answer in time
     outstanding: int = 0
     others: int = 0  # sessions of other callers, when it was last asked

@@ -198,7 +198,7 @@ class ReplicaSet:
             replica.late = replica.late + 1 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else _MAX_LATE
             replica.doubtful = True
             if replica.late >= _MAX_LATE:
-                self._set_serving(replica, False, error.code().name)
+                self._set_serving(replica, False, error.code().name, error.details() or "")
             return False
         replica.learn(info)
         replica.late = 0
@@ -221,12 +221,19 @@ class ReplicaSet:
             return "its vocabulary differs from that of the replicas seen before"
         return None
 
-    def _set_serving(self, replica: Replica, serving: bool, reason: str) -> None:
-        if replica.serving == serving:
+    def _set_serving(self, replica: Replica, serving: bool, reason: str, detail: str = "") -> None:
+        """Says when it comes and goes; and of one that never came each reason once."""
+        if replica.serving == serving and (serving or reason in replica.reasons):
             return
-        replica.serving = serving
-        log.info("verify service " + ("up" if serving else "down"), address=replica.address, reason=reason)
-        self._tell_change()
+        state = "up" if serving else "down" if replica.serving else "not usable"
+        log.info(f"verify service {state}", address=replica.address, reason=reason, detail=detail)
+        if serving:
+            replica.reasons.clear()
+        else:
+            replica.reasons.add(reason)
+        if replica.serving != serving:
+            replica.serving = serving
+            self._tell_change()
 
     def _tell_change(self) -> None:
         self._changed.set()

@@ -29,6 +29,9 @@ def log_level() -> str:
     return level
 
 
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
 def early_proposals() -> bool | None:
     """OUTRIDER_ENABLE_SPEC_V2, or SGLang's name for it: draft for a step's likely outcomes while it runs.
 
@@ -39,6 +42,8 @@ def early_proposals() -> bool | None:
     )
     if ours == "auto" or not (ours or theirs):
         return None
+    if ours not in {"", *_WORDS}:
+        raise StartupError(f"OUTRIDER_ENABLE_SPEC_V2 is {ours!r}; it must be auto, true or false")
     return flag("OUTRIDER_ENABLE_SPEC_V2", sglang_spec_v2())
 
 
@@ -50,8 +55,8 @@ def sglang_spec_v2() -> bool:
 def flag(name: str, default: bool) -> bool:
     """A boolean variable: 1/true/yes/on or 0/false/no/off."""
     value = os.environ.get(name, "").strip().lower()
-    if value in {"", "1", "true", "yes", "on", "0", "false", "no", "off"}:
-        return default if not value else value in {"1", "true", "yes", "on"}
+    if value in {"", *_WORDS}:
+        return _WORDS.get(value, default)
     raise StartupError(f"{name} is {value!r}; it must be true or false")
 
 

@@ -153,6 +153,12 @@ def check_url(flag: str, url: str, example: str) -> None:
         raise StartupError(f"{flag} is {url!r}; it must be a URL, such as {example}")
 
 
+def check_key(flag: str, key: str) -> None:
+    """StartupError unless a header can hold it; the key is not told."""
+    if not (key and key.isascii() and key.isprintable() and key == key.strip()):
+        raise StartupError(f"{flag} must be printable ASCII without space around it: no HTTP header may hold others")
+
+
 def is_text(words: str) -> bool:
     """Whether they came as UTF-8: Python keeps other bytes of a command line or a terminal as lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in words)

@@ -43,7 +43,7 @@ async def grpc_health(address: str, timeout_s: float, dial: Dial = create_channe
         try:
             reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            return f"{address}: {error.code().name}"
+            return f"{address}: {error.code().name}: {error.details()}"
     if reply.status == _SERVING:
         return None
     return f"{address}: {health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)}"

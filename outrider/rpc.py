@@ -130,7 +130,7 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
         else:
             port = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise StartupError(f"cannot listen on {address}: {error}") from error
+        raise StartupError(f"cannot listen on {address}: {str(error).partition(';')[0]}") from error
     if is_socket:
         return address
     if port == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Sequence
 
 import grpc.aio
@@ -10,6 +11,7 @@ import grpc.aio
 from outrider import rpc
 from outrider.args.links import ServingArgs, is_socket
 from outrider.auth import AuthInterceptor, TokenFile, token_file
+from outrider.errors import StartupError
 from outrider.slices import let_grpc_in_first
 from outrider.strangers import Strangers
 from outrider.telemetry import get_logger
@@ -52,6 +54,19 @@ def listen(server: grpc.aio.Server, args: ServingArgs, *addresses: str) -> list[
         if missing:
             log.warning(f"other machines can reach {address} without " + " and without ".join(missing))
     return bound
+
+
+def check_free(*addresses: str) -> None:
+    """StartupError for a TCP address that cannot be listened on: asked before a model is loaded, and said in words."""
+    for address in addresses:
+        if is_socket(address):
+            continue
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        try:
+            socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+        except OSError as error:
+            raise StartupError(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
 def is_loopback(address: str) -> bool:

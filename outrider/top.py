@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from outrider.args.top import TopArgs
 from outrider.errors import OutriderError, Unavailable
 from outrider.scrape import Scrape, Span, fetch
-from outrider.top_frame import frame
+from outrider.top_frame import frame, is_draft, is_verify
 
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -18,7 +18,7 @@ Fetch = Callable[[str, float], Scrape]
 
 
 def main(args: TopArgs) -> int:
-    """Shows frames until Ctrl-C, or one with --once, then 1 where a process did not answer."""
+    """Shows frames until Ctrl-C, or one with --once: then 1 where one did not answer, 2 where one is no service."""
     live = sys.stdout.isatty() and not args.once
     view = View(args.metrics)
     view.look()
@@ -30,16 +30,18 @@ def main(args: TopArgs) -> int:
         else:
             print(_HOME + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines) + _CLEAR_BELOW, end="", flush=True)
         if args.once:
-            return int(bool(view.failed))
+            return 1 if view.failed else 2 if view.strangers else 0
 
 
 class View:
-    """Looks at all processes again and again. `failed`: those that did not answer last time, and why."""
+    """Looks at all processes again and again. `failed`: those that did not answer last time, and why; `strangers`:
+    those that answered as neither of our services."""
 
     def __init__(
         self, urls: Sequence[str], fetch: Fetch = fetch, clock: Callable[[], float] = time.monotonic
     ) -> None:  # fmt: skip
         self.failed: dict[str, OutriderError] = {}
+        self.strangers: list[str] = []
         self._urls = list(dict.fromkeys(urls))
         self._fetch = fetch
         self._clock = clock
@@ -53,6 +55,7 @@ class View:
         scrapes = {url: scrape for url, scrape in found.items() if isinstance(scrape, Scrape)}
         spans = {url: Span(self._before[url], scrape) for url, scrape in scrapes.items() if url in self._before}
         self._before = scrapes
+        self.strangers = [url for url, scrape in scrapes.items() if not (is_verify(scrape) or is_draft(scrape))]
         return frame(spans, {url: error.message for url, error in self.failed.items()})
 
     def _try(self, url: str) -> Scrape | Unavailable:

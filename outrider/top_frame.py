@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from outrider.scrape import Span
+from outrider.scrape import Scrape, Span
 
 _PHASES = ("forward", "wait", "plan", "tell", "commit", "idle")
 _BAR = 30  # characters
 
 
+def is_verify(scrape: Scrape) -> bool:
+    """Whether a verify service said it."""
+    return scrape.has("outrider_steps_total")
+
+
+def is_draft(scrape: Scrape) -> bool:
+    """Whether a draft service said it."""
+    return scrape.has("outrider_draft_links")
+
+
 def frame(spans: Mapping[str, Span], failed: Mapping[str, str]) -> list[str]:
     """Lines for each process by its URL: verify services, drafters, then what did not answer."""
     lines: list[str] = []
-    verifying = {url: span for url, span in spans.items() if span.now.has("outrider_steps_total")}
-    drafting = {url: span for url, span in spans.items() if span.now.has("outrider_draft_links")}
+    verifying = {url: span for url, span in spans.items() if is_verify(span.now)}
+    drafting = {url: span for url, span in spans.items() if is_draft(span.now)}
     for url, span in verifying.items():
         lines += [*_verify(url, span), ""]
     for url, span in drafting.items():

@@ -19,6 +19,9 @@ from engine.quantization import check_quantization
 from engine.runner import pick_device
 from outrider.args import HEAD_ALGORITHMS, VerifyArgs
 from outrider.errors import StartupError
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
 
 # Of a CPU's free memory: what the pool takes by itself at most, for other things run there too; and all of it together.
 _CPU_POOL_SHARE = 0.25
@@ -55,7 +58,7 @@ def choose_sizes(
     """
     context = args.context_length or config.max_position
     if context > config.max_position:
-        raise StartupError(f"--context-length is {context}; the model's own is {config.max_position}")
+        raise StartupError(f"--context-length is {context}; it must be at most the model's own, {config.max_position}")
     device = pick_device(args.device)
     chunk = args.chunked_prefill_size or _CHUNK[device.type]
     budget = _budget(args, config, shapes, chunk, device, memory or device_memory(device))
@@ -69,6 +72,8 @@ def choose_sizes(
             f"--max-total-tokens is {total}, of {budget.token_bytes} bytes each, and {budget.most_tokens} fit: {budget}"
         )
     total -= total % args.page_size
+    if total < context:
+        log.warning("context cut to what the KV pool holds", tokens=total, of=context)
     return Sizes(total, min(context, total), chunk)
 
 

@@ -105,7 +105,8 @@ class DrafterStream:
             await write(verify_pb2.SpeculateResponse(enlisted=self._enlisted(drafter, token)))
             self.drafter = drafter
             self._inbox.put(DrafterJoined(drafter))
-            log.info("drafter enlisted", drafter=drafter.drafter_id, algorithm=drafter.algorithm)
+            algorithm = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
+            log.info("drafter enlisted", drafter=drafter.drafter_id, algorithm=algorithm)
             reader = asyncio.create_task(self._read(requests, drafter))
             reader.add_done_callback(lambda _: self._ready.set())
             while not reader.done():

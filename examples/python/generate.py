@@ -13,8 +13,11 @@ PROMPT = [504, 3575, 282, 4649, 314]
 
 
 def main() -> int:
-    """Returns 0, or 1 after an error of the service."""
-    address, *words = sys.argv[1:]
+    """Returns 0, 1 after an error of the service, or 2 for wrong words."""
+    address, *words = sys.argv[1:] or [""]
+    if not address or not all(word.isdecimal() for word in words):
+        print(__doc__, file=sys.stderr)
+        return 2
     ids = [int(word) for word in words] or PROMPT
     request = verify_pb2.GenerateRequest(
         prompt_tokens=struct.pack(f"<{len(ids)}i", *ids),

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from outrider.args.links import DialingArgs, ServingArgs, check_tls_is_used
+from outrider.args.links import DialingArgs, ServingArgs, check_address, check_tls_is_used
 from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import SpeculativeArgs
 from outrider.args.verify import check_graphs
+from outrider.errors import StartupError
 from outrider.flags import arg, at_least, at_most
 
 
@@ -19,6 +20,9 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     command: ClassVar[str] = "draft"
     summary: ClassVar[str] = "Serve drafts: dials verify services and proposes token trees for their sessions."
 
+    speculative_algorithm: str | None = arg(
+        None, "speculation", "NGRAM, STANDALONE, EAGLE, EAGLE3, or NEXTN (the same as EAGLE). Default: NGRAM."
+    )
     listen: str = arg("127.0.0.1:50052", "network", "Address to serve gRPC on: host:port or unix:/path.")
     verify_address: tuple[str, ...] = arg(
         ("127.0.0.1:50051",), "network", "Verify service to enlist with; a DNS name may stand for several. Repeatable."
@@ -75,7 +79,9 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
         ObservingArgs.check(self)
         ServingArgs.check(self)
         DialingArgs.check(self)
+        self.check_corpora(self.speculative_algorithm or "NGRAM")
         if self.listen:
+            check_address("--listen", self.listen, least_port=0)
             check_tls_is_used("--ssl-certfile", self.ssl_certfile, (self.listen,))
             check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_most(self, 1024, "threads")  # many more end the process
@@ -84,3 +90,10 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
         )  # fmt: skip
         check_graphs(self)
         at_least(self, 0, "shutdown_grace_s", "speculative_ngram_external_corpus_max_tokens")
+
+    def check_corpora(self, algorithm: str) -> None:
+        """StartupError for files to draft from where a model drafts."""
+        if self.speculative_ngram_external_corpus_path and algorithm.upper() != "NGRAM":
+            raise StartupError(
+                f"--speculative-ngram-external-corpus-path is for NGRAM; --speculative-algorithm is {algorithm}"
+            )

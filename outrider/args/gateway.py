@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
-from outrider.args.links import DialingArgs, ServingArgs, check_tls_is_used, check_verify_address
+from outrider.args.links import DialingArgs, ServingArgs, check_address, check_tls_is_used
 from outrider.args.observing import ObservingArgs
 from outrider.errors import StartupError
-from outrider.flags import arg, at_least, at_most
+from outrider.flags import arg, at_least, at_most, check_key
 from outrider.wire import MAX_GRAMMAR_BYTES
 
 
@@ -84,7 +85,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
             raise StartupError("--ssl-certfile is for --host and --port; --uds goes without TLS")
         for address in self.verify_address:
             if not address.startswith("file:"):
-                check_verify_address(address)
+                check_address("--verify-address", address)
         check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_least(
             self, 0, "port", "shutdown_grace_s", "drain_delay_s", "receive_timeout_s", "request_timeout_s",
@@ -95,3 +96,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
             "tokens_per_minute", "max_prompt_tokens", "max_schema_bytes",
         )  # fmt: skip
         at_most(self, MAX_GRAMMAR_BYTES, "max_schema_bytes")
+        for key in self.api_key:
+            check_key("--api-key", key)
+        if self.chat_template is not None and not Path(self.chat_template).is_file():
+            raise StartupError(f"--chat-template is {self.chat_template!r}, which is no file")

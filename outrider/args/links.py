@@ -67,14 +67,17 @@ def is_socket(address: str) -> bool:
     return address.startswith(("unix:", "unix-abstract:"))
 
 
-def check_verify_address(address: str) -> None:
+def check_address(flag: str, address: str, *, least_port: int = 1) -> None:
     """StartupError unless it is host:port, unix:/path or unix-abstract:name; an IPv6 host stands in brackets."""
     host, _, port = address.rpartition(":")
     is_host = host and (":" not in host or (host[0], host[-1]) == ("[", "]"))
-    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    is_port = port.isascii() and port.isdigit() and least_port <= int(port) < 65536
     if (is_socket(address) and port) or (is_host and is_port):
         return
-    raise StartupError(f"--verify-address is {address!r}; it must be host:port, unix:/path or unix-abstract:name")
+    raise StartupError(
+        f"{flag} is {address!r}; it must be host:port (ports are {least_port} to 65535), unix:/path or "
+        "unix-abstract:name"
+    )
 
 
 def check_tls_is_used(flag: str, given: str | None, addresses: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from outrider.args.links import DialingArgs
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, at_least, check_url, is_text
+from outrider.flags import Args, arg, at_least, check_key, check_url, is_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ class ChatArgs(Args):
         at_least(self, 1, "max_tokens")
         at_least(self, 0, "temperature")
         check_url("--url", self.url, "http://127.0.0.1:8000")
-        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
-            raise StartupError("--api-key has characters that no HTTP header may have")
+        if self.api_key is not None:
+            check_key("--api-key", self.api_key)
         for name in ("model", "prompt", "system"):
             if not is_text(getattr(self, name) or ""):
                 raise StartupError(f"--{name} is not valid UTF-8")

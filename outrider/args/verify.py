@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from outrider.args.links import ServingArgs, check_tls_is_used
+from outrider.args.links import ServingArgs, check_address, check_tls_is_used
 from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import check_algorithm
 from outrider.errors import StartupError
@@ -129,6 +129,9 @@ class VerifyArgs(ObservingArgs, ServingArgs):
         """Bounds."""
         ObservingArgs.check(self)
         ServingArgs.check(self)
+        for name, address in (("--listen", self.listen), ("--grpc-address", self.grpc_address)):
+            if address:
+                check_address(name, address, least_port=0)
         addresses = tuple(address for address in (self.listen, self.grpc_address) if address)
         if self.listen:
             check_tls_is_used("--ssl-certfile", self.ssl_certfile, addresses)

@@ -61,7 +61,7 @@ def test_an_empty_grid_is_refused() -> None:
 
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "output.jsonl"
-    words = ["--batch-size", "1", "--num-draft-tokens", "0", "4", "--num-prompts", "1", "--max-tokens", "8"]
+    words = ["--batch-size", "1", "--num-draft-tokens", "0", "4", "--num-prompts", "1", "--max-tokens", "16"]
     assert speculative.main([*words, "--output", str(output)]) == 0
     rows = [json.loads(row) for row in output.read_text().splitlines()]
     assert [row["num_draft_tokens"] for row in rows] == [0, 4]
@@ -69,7 +69,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert list(row) == [
             "batch_size", "steps", "topk", "num_draft_tokens", "acc_length", "step_time", "speed", "completion_tokens",
         ]  # fmt: skip
-        assert row["completion_tokens"] == 8
+        assert row["completion_tokens"] == 16
         assert row["speed"] == pytest.approx(row["acc_length"] / row["step_time"], rel=0.01)
     assert rows[0]["acc_length"] == 1.0
     assert "--speculative-algorithm" in capsys.readouterr().out

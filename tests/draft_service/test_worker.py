@@ -23,7 +23,7 @@ from draft_service.sessions import SessionTable
 from draft_service.worker import Worker, resolve_address
 from outrider import rpc
 from outrider.args import DraftArgs, GatewayArgs
-from outrider.args.links import check_verify_address
+from outrider.args.links import check_address
 from outrider.errors import FailedPrecondition, ResourceExhausted, StartupError
 from outrider.v1 import common_pb2, draft_pb2
 from outrider.v1 import verify_pb2 as pb
@@ -503,7 +503,7 @@ async def test_what_is_brief_is_drafted_on_the_event_loop(reads: bool, monkeypat
     ],
 )
 async def test_addresses_that_stand_for_themselves(address: str, endpoints: list[str]) -> None:
-    check_verify_address(address)
+    check_address("--verify-address", address)
     assert await resolve_address(address) == endpoints
 
 
@@ -516,7 +516,7 @@ async def test_a_name_is_resolved() -> None:
 )
 async def test_wrong_addresses_are_refused(address: str) -> None:
     with pytest.raises(StartupError, match="verify-address"):
-        check_verify_address(address)
+        check_address("--verify-address", address)
     with pytest.raises(StartupError, match="verify-address"):
         GatewayArgs.parse(["--verify-address", address])
 

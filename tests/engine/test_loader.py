@@ -310,6 +310,12 @@ def test_resolve_model(folder: Path, tmp_path_factory: pytest.TempPathFactory) -
         resolve_model("absent")
 
 
+def test_a_revision_is_of_a_hub_id(folder: Path) -> None:
+    for model in (None, folder):
+        with pytest.raises(StartupError, match="--revision is of a hub id; the model is"):
+            resolve_model(model, revision="abc")
+
+
 def test_a_hub_id_without_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     import huggingface_hub.constants
 

@@ -361,12 +361,20 @@ async def test_a_name_stands_for_several_addresses(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.asyncio
-async def test_a_replica_that_is_not_there_yet_is_found(tmp_path: Path) -> None:
+async def test_a_replica_that_is_not_there_yet_is_found_and_until_then_the_log_says_why_not(tmp_path: Path) -> None:
     replicas = ReplicaSet([f"unix:{tmp_path}/later"], FAST_PROBE)
-    await replicas.start()
-    try:
+    with capture_logs() as logs:
+        await replicas.start()
         await replicas.wait_for_change(0.05)
+        for replica in replicas._replicas.values():
+            for _ in range(3):
+                await replicas._probe(replica)
+    try:
         assert not replicas.serving
+        ((event, reason, detail),) = {(log["event"], log["reason"], log["detail"]) for log in logs}
+        assert (event, reason) == ("verify service not usable", "UNAVAILABLE")
+        assert "later" in detail
+        assert len(logs) == 1
         async with serving(fake(tmp_path), f"unix:{tmp_path}/later"):
             await until_up(replicas, 1)
         await until_up(replicas, 0)

@@ -141,6 +141,10 @@ def test_keys_change_without_a_restart(tmp_path: Path) -> None:
 
 
 def test_keys_that_are_empty_or_cannot_be_read(tmp_path: Path) -> None:
-    for args in (GatewayArgs(api_key=("",)), GatewayArgs(api_key_file=str(tmp_path / "none"))):
-        with pytest.raises(StartupError, match="--api-key"):
-            callers_of(args)
+    with pytest.raises(StartupError, match="--api-key"):
+        GatewayArgs(api_key=("",))
+    with pytest.raises(StartupError, match="--api-key-file"):
+        callers_of(GatewayArgs(api_key_file=str(tmp_path / "none")))
+    (tmp_path / "keys").write_text("fine\nschl\u00fcssel\n")
+    with pytest.raises(StartupError, match=r"keys, line 2 must be printable ASCII"):
+        callers_of(GatewayArgs(api_key_file=str(tmp_path / "keys")))

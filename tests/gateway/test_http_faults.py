@@ -314,7 +314,7 @@ def plain_fake(folder: Path, tokenizer: Tokenizer, **settings: Any) -> FakeVerif
 
 def test_keys(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# ours\nfrom-file\n\n")
-    args = {"api_key": ("first", "sécond"), "api_key_file": str(tmp_path / "keys")}
+    args = {"api_key": ("first", "second"), "api_key_file": str(tmp_path / "keys")}
     with running(args, lambda: [plain_fake(folder, tokenizer)], tmp_path) as gateway:
         url = gateway.url
         for header in (None, "Bearer", "Bearer wrong", "first", "Basic first", "Bearer first x",

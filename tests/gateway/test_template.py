@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gateway import template_worker
 from gateway.template import ChatTemplate, TemplateTimeout, find_template, token_variables
+from outrider import template_worker
 from outrider.errors import InvalidArgument, StartupError
 from tests.gateway.models import CHATML
 

@@ -148,8 +148,8 @@ def test_an_answer_that_breaks_off(fake_gateway: FakeGateway, capsys: pytest.Cap
         (["--url", "http://127.0.0.1:99999"], "--url is"),
         (["--prompt", "a\udcff"], "--prompt is not valid UTF-8"),
         (["--system", "a\udcff"], "--system is not valid UTF-8"),
-        (["--api-key", "schl\u00fcssel"], "--api-key has characters"),
-        (["--api-key", "a\nb"], "--api-key has characters"),
+        (["--api-key", "schl\u00fcssel"], "--api-key must be printable"),
+        (["--api-key", "a\nb"], "--api-key must be printable"),
     ],
 )
 def test_words_that_no_server_could_be_sent(words: list[str], match: str) -> None:

@@ -41,6 +41,14 @@ def test_sglangs_name_for_early_proposals(monkeypatch: pytest.MonkeyPatch) -> No
     assert not env.early_proposals()
 
 
+def test_early_proposals_may_be_left_to_what_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", "auto")
+    assert env.early_proposals() is None
+    monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", "maybe")
+    with pytest.raises(StartupError, match="OUTRIDER_ENABLE_SPEC_V2 is 'maybe'; it must be auto, true or false"):
+        env.early_proposals()
+
+
 def test_a_child_knows_its_parent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_PARENT_PID", env.for_child()["OUTRIDER_PARENT_PID"])
     assert env.take_parent_pid() == os.getpid()

@@ -112,12 +112,16 @@ def test_a_view_shows_processes_from_their_second_answer_on() -> None:
             raise answer
         return answer
 
+    other = View(["u"], lambda url, at_s: parse("a_total 1\n", at_s), lambda: 0.0)
+    other.look()
+    assert (other.strangers, other.failed) == (["u"], {})
     view = View(["u"], next_answer, lambda: 0.0)
     assert view.look() == []
     assert view.look() == ["no answer: u: gone"]
     assert view.failed
     assert view.look() == []
     assert view.look()[0] == "draft  EAGLE3  u"
+    assert not view.strangers
 
 
 @pytest.mark.asyncio
