@@ -222,11 +222,12 @@ class ChoiceText:
             self._held.clear()
 
     def _give_text(self, text: str) -> None:
-        """Text that the detokenizer had kept back belongs to the last token."""
-        if self._held:
-            self._held[-1].text += text
-        else:
-            self._held.append(Piece(None, text, self._step, 0, None, None))
+        """Text that the detokenizer had kept back belongs to the last token, but for one that ended the output."""
+        for piece in reversed(self._held):
+            if not piece.ends:
+                piece.text += text
+                return
+        self._held.appendleft(Piece(None, text, self._step, 0, None, None))
 
     # ---- Counting
 

@@ -52,16 +52,6 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is always taken."""
-        return self.temperature == 0.0 or self.top_k == 1
-
-    @property
-    def penalised(self) -> bool:
-        """Whether logits depend on what was said before."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
-
     def check_vocab(self, vocab_size: int) -> None:
         """InvalidArgument for an id outside [0, vocab_size)."""
         for name, ids in (("stop_token_ids", self.stop_token_ids), ("logit_bias", self.logit_bias)):

@@ -62,6 +62,7 @@ FAMILIES = (
     ),
     Family("outrider_draft_waits_total", "counter", "Waits of the engine for drafts."),
     Family("outrider_drafts_missing_total", "counter", "Sessions that ran plainly because a draft had not come."),
+    Family("outrider_steps_parted_total", "counter", "Steps that left sessions out, whose drafts or turn were to come."),
     Family("outrider_brake_decisions_total", "counter", "Sessions silenced, and tried again.", ("decision",)),
     Family("outrider_brake_silent_sessions", "gauge", "Sessions whose drafters are silenced now.", ("algorithm",)),
     Family(
@@ -123,6 +124,7 @@ def _read_steps(reading: Reading, engine: StepLoop) -> None:
         reading.add("outrider_step_phase_seconds_total", spent_ns / 1e9, phase)
     reading.add("outrider_draft_waits_total", counters.waits)
     reading.add("outrider_drafts_missing_total", counters.missing)
+    reading.add("outrider_steps_parted_total", engine.halves.num_parted)
     reading.add("outrider_brake_decisions_total", counters.silenced, "silence")
     reading.add("outrider_brake_decisions_total", counters.probes, "probe")
 

@@ -21,6 +21,7 @@ MAX_REQUEST_ID_CHARS = 256
 MAX_SCOPE_CHARS = 256
 MAX_SALT_CHARS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_TREE_WISH = 4096
 # Those of a prompt come in one message: the room in it, and what one takes at most.
 _LOGPROB_ROOM, _LOGPROB_BYTES = MAX_MESSAGE_BYTES - 2**21, 15
 
@@ -195,13 +196,18 @@ class SessionFactory:
             raise InvalidArgument(
                 f"speculative.algorithm is {algorithm}; known are {known}", field="speculative.algorithm"
             )
+        wire = common_pb2.SpeculativeParams()
+        wire.CopyFrom(pb)
+        wire.DiscardUnknownFields()  # drafters are sent it, and none of what has no limit
         for name, minimum in (("num_steps", 1), ("topk", 1), ("num_draft_tokens", 2)):
-            if pb.HasField(name) and not minimum <= getattr(pb, name) <= self._bounds.max_verify_nodes + 1:
+            value = getattr(pb, name)
+            if pb.HasField(name) and not minimum <= value <= MAX_TREE_WISH:
                 raise InvalidArgument(
-                    f"speculative.{name} is {getattr(pb, name)}; it must be from {minimum} "
-                    f"to {self._bounds.max_verify_nodes + 1}",
+                    f"speculative.{name} is {value}; it must be from {minimum} to {MAX_TREE_WISH}",
                     field=f"speculative.{name}",
                 )
+            if pb.HasField(name):  # a wish, which a replica with smaller limits must not fail on
+                setattr(wire, name, min(value, self._bounds.max_verify_nodes + 1))
         thresholds: list[float] = []
         for name, with_zero in (("accept_threshold_single", True), ("accept_threshold_acc", False)):
             value = getattr(pb, name) if pb.HasField(name) else 1.0
@@ -211,13 +217,10 @@ class SessionFactory:
                     f"speculative.{name} is {value}; it must be {bounds}", field=f"speculative.{name}"
                 )
             thresholds.append(value)
-        wire = common_pb2.SpeculativeParams()
-        wire.CopyFrom(pb)
-        wire.DiscardUnknownFields()  # drafters are sent it, and none of what has no limit
         return Speculation(
             enabled=pb.enabled if pb.HasField("enabled") else True,
             algorithm=algorithm,
-            num_draft_tokens=pb.num_draft_tokens if pb.HasField("num_draft_tokens") else None,
+            num_draft_tokens=wire.num_draft_tokens if pb.HasField("num_draft_tokens") else None,
             accept_threshold_single=thresholds[0],
             accept_threshold_acc=thresholds[1],
             wire=wire,

@@ -106,6 +106,7 @@ class StepLoop:
             scheduler, drafters, self._planner, self._teller, costs=costs, counters=self.counters, obey=self._obey,
             rest=self.flush,
         )  # fmt: skip
+        self.halves = self._gatherer.halves
         self._committer = Committer(
             scheduler, drafters, self._features, self.stats, self._responses, by_algorithm=self.counters.by_algorithm
         )

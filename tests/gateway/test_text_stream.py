@@ -132,6 +132,16 @@ def test_the_token_that_ends_an_output_is_counted_and_not_written() -> None:
         assert choice.completion_tokens == len(ids("ok")) + 1
 
 
+def test_half_a_character_before_the_end_is_told_with_its_token() -> None:
+    half = ids("\u4f60")[0]
+    for stops in ((), ("never",)):
+        choice = ChoiceText(0, rules(*stops, origins=True))
+        deltas = feed(choice, response([half], start=start()), response([EOS], finish=finish(stopped=True)))
+        pieces = [piece for delta in deltas for piece in delta.pieces or () if not piece.ends]
+        assert "".join(delta.text for delta in deltas) == "\ufffd"
+        assert [(piece.token, piece.text) for piece in pieces] == [(half, "\ufffd")]
+
+
 def test_verifys_own_count_is_taken() -> None:
     choice = ChoiceText(0, rules())
     feed(choice, response([40], start=start(7)), response([41, 42], 1),

@@ -58,15 +58,6 @@ def test_absent_on_the_wire_means_the_default() -> None:
     assert SamplingParams.from_proto(common_pb2.SamplingParams(), vocab_size=VOCAB_SIZE) == SamplingParams()
 
 
-def test_greedy_and_penalised() -> None:
-    assert SamplingParams(temperature=0.0).greedy
-    assert SamplingParams(top_k=1).greedy
-    assert not SamplingParams().greedy
-    assert not SamplingParams().penalised
-    assert SamplingParams(repetition_penalty=1.1).penalised
-    assert SamplingParams(presence_penalty=-1.0).penalised
-
-
 floats32 = st.floats(0.0, 1.0, width=32)
 
 

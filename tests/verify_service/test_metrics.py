@@ -69,6 +69,7 @@ async def test_the_numbers_are_those_of_what_was_done(serve: Serve) -> None:
     phases = {s.labels["phase"]: s.value for s in samples(registry, "outrider_step_phase_seconds_total")}
     assert phases.keys() == {"idle", "plan", "wait", "tell", "forward", "commit"}
     assert phases["forward"] > 0
+    assert value(registry, "outrider_steps_parted_total") == service.engine.halves.num_parted
     steps = [value(registry, "outrider_step_seconds_count", kind=kind) for kind in ("decode", "prefill")]
     assert sum(steps) == value(registry, "outrider_steps_total") == service.engine.counters.steps
     pages = {s.labels["state"]: s.value for s in samples(registry, "outrider_kv_pages")}

@@ -86,10 +86,10 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (sampling(grammar=common_pb2.Grammar()), "sampling.grammar", "no kind"),
     (sampling(grammar=common_pb2.Grammar(regex="a" * 70_000)), "sampling.grammar", "at most 65536"),
     (speculative(algorithm=99), "speculative.algorithm", "algorithm is 99; known are .*NGRAM"),
-    (speculative(num_steps=0), "speculative.num_steps", f"num_steps is 0; it must be from 1 to {MAX_NODES + 1}"),
+    (speculative(num_steps=0), "speculative.num_steps", "num_steps is 0; it must be from 1 to 4096"),
     (speculative(topk=0), "speculative.topk", "topk is 0"),
     (speculative(num_draft_tokens=1), "speculative.num_draft_tokens", "1; it must be from 2 to"),
-    (speculative(num_draft_tokens=MAX_NODES + 2), "speculative.num_draft_tokens", f"to {MAX_NODES + 1}"),
+    (speculative(num_draft_tokens=4097), "speculative.num_draft_tokens", "4097; it must be from 2 to 4096"),
     (speculative(accept_threshold_single=1.1), "speculative.accept_threshold_single", "from 0 to 1"),
     (speculative(accept_threshold_acc=0.0), "speculative.accept_threshold_acc", "0.0; it must be above 0"),
     (speculative(accept_threshold_acc=math.nan), "speculative.accept_threshold_acc", "nan"),
@@ -127,6 +127,13 @@ def test_drafters_are_told_what_is_asked_of_speculation_and_nothing_else() -> No
     asked.MergeFromString(b"\xba\x3e\x03abc")  # a field of a later version, or of somebody who wants it carried around
     (session,) = factory().build(make(speculative=asked))
     assert session.speculation.wire.SerializeToString() == common_pb2.SpeculativeParams(topk=2).SerializeToString()
+
+
+def test_a_tree_larger_than_is_verified_here_is_wished_for_as_large_as_is() -> None:
+    (session,) = factory().build(speculative(num_steps=4096, topk=3, num_draft_tokens=MAX_NODES + 2))
+    assert session.speculation.num_draft_tokens == MAX_NODES + 1
+    wire = session.speculation.wire
+    assert (wire.num_steps, wire.topk, wire.num_draft_tokens) == (MAX_NODES + 1, 3, MAX_NODES + 1)
 
 
 def test_logprobs_of_a_prompt_fit_one_message() -> None:
