@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from engine.runner import ModelRunner
-from outrider.errors import StartupError
 from training.chat_format import ChatFormat
 from training.data.completer import Completer, Completion, Conversation
+from training.data.given import read_first_turns
 from training.data.store import Example
 
 
@@ -49,20 +49,6 @@ def greedy_answers(
         rows = [[a.category, a.example.answers[0][0], a.example.tokens.tolist()] for a in answers]
         kept.write_text(json.dumps({"facts": facts, "answers": rows}), encoding="utf-8")
     return answers
-
-
-def read_first_turns(path: Path) -> list[tuple[str, str]]:
-    """Category and first turn of each line with `turns` (MT-bench's form) or `prompt`."""
-    found = []
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            found.append((str(row.get("category", "all")), str(row["turns"][0] if "turns" in row else row["prompt"])))
-    except (OSError, ValueError, KeyError, AttributeError, IndexError) as error:
-        raise StartupError(f"{path} is no JSONL file of prompts with `turns` or `prompt`: {error!r}") from error
-    if not found:
-        raise StartupError(f"{path} holds no prompts")
-    return found
 
 
 def _answered(index: int, prompt: list[int], max_tokens: int, stops: frozenset[int]) -> Conversation:

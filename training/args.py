@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 # In a source tree the benchmark that heads are judged by lies here.
 MT_BENCH = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
+
+
+_MOST_SLOTS = 2**31 - 1  # what a pool can number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,11 @@ class DataArgs(TargetArgs):
             raise StartupError("--output is needed: the folder to keep the data in")
         at_least(self, 1, "tokens", "batch_size")
         at_least(self, 256, "max_len")
+        if (self.batch_size + 1) * self.max_len > _MOST_SLOTS:
+            raise StartupError(
+                f"--batch-size {self.batch_size} and --max-len {self.max_len} ask for {self.batch_size + 1} times "
+                f"{self.max_len} tokens at a time; there must be at most {_MOST_SLOTS}"
+            )
         at_least(self, 0, "seed")
         for name in ("sampled_share", "passage_share", "greedy_share", "more_turns_share"):
             if not 0 <= getattr(self, name) <= 1:
@@ -91,10 +100,11 @@ class DataArgs(TargetArgs):
 
     def share_of(self) -> tuple[int, int]:
         """Which conversations are ours: (k, n), k from 1 to n."""
-        number, _, count = self.share.partition("/")
-        if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", self.share, re.ASCII)
+        number, count = (int(digits) for digits in found.groups()) if found else (0, 0)
+        if not 1 <= number <= count:
             raise StartupError(f"--share is {self.share!r}; it must be K/N, K from 1 to N")
-        return int(number), int(count)
+        return number, count
 
     def exclude_paths(self) -> list[Path]:
         """The files of prompts that must not be asked."""
@@ -191,12 +201,11 @@ class HeadArgs(TargetArgs):
         if not self.data or not self.output:
             raise StartupError("--data and --output are needed: the folder with the data, and the one for the head")
         at_least(
-            self, 1, "draft_vocab_size", "num_kv_heads", "num_layers", "tokens", "batch_tokens", "accumulate", "unroll",
-            "unroll_every",
-            "eval_every", "eval_conversations", "eval_answer_tokens", "save_every",
+            self, 1, "num_kv_heads", "num_layers", "tokens", "accumulate", "unroll", "unroll_every", "eval_every",
+            "eval_conversations", "eval_answer_tokens", "save_every",
         )  # fmt: skip
         at_least(self, 0, "warmup_tokens", "average_tokens", "seed", "weight_decay", "token_loss", "feature_loss")
-        at_least(self, 16, "max_len")
+        at_least(self, 16, "max_len", "batch_tokens", "draft_vocab_size")
         if self.learning_rate <= 0 or self.clip_norm <= 0:
             raise StartupError("--learning-rate and --clip-norm must be above 0")
 

@@ -41,13 +41,17 @@ def card(checkpoint: Checkpoint, target: str, figures: Figures | None = None) ->
         "",
         "## Making it again",
         "",
-        f"Target weights `{facts['target']}`. Data by `outrider train data --output data`, then",
+        f"{_weights(facts)}Data by `outrider train data --output data`, then",
         "",
         "```console",
         f"$ {_command(facts, checkpoint.seen)}",
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _weights(facts: dict[str, Any]) -> str:
+    return f"Target weights `{facts['target']}`. " if "target" in facts else ""
 
 
 def _by_category(figures: Figures) -> list[str]:

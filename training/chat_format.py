@@ -1,21 +1,20 @@
 """Conversations as ids, in the target's own chat template, and the marks between turns.
 
-The template is the user's own model's and is rendered in a sandbox; templates that need more than messages are refused.
+The template is code from a model folder: a process of its own renders it; templates that need more than messages are
+refused.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from engine.config import ModelConfig
-from outrider.errors import StartupError
+from engine.config import ModelConfig, read_json
+from outrider.errors import StartupError, reason_of
+from training.template_process import TemplateProcess
 
 _MARK = "\u2402turn\u2403"
 Message = dict[str, str]
@@ -24,13 +23,10 @@ Message = dict[str, str]
 class ChatFormat:
     """A model's tokenizer and template. `stops`: ids that end an answer or a user's turn."""
 
-    def __init__(self, tokenizer: Tokenizer, source: str, variables: dict[str, str], stops: frozenset[int]) -> None:
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _refuse
+    def __init__(self, tokenizer: Tokenizer, template: TemplateProcess, stops: frozenset[int]) -> None:
         self.tokenizer = tokenizer
         self.stops = stops
-        self._template = environment.from_string(source)
-        self._variables = variables
+        self._template = template
         before, _, after = self._render([{"role": "user", "content": _MARK}], add_generation_prompt=False).partition(
             _MARK
         )
@@ -41,19 +37,18 @@ class ChatFormat:
 
     @classmethod
     def of_model(cls, folder: Path) -> ChatFormat:
-        """From a model folder. StartupError when it has no tokenizer or no chat template."""
+        """From a model folder. StartupError when it has no tokenizer or no chat template, or one that does not work."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"no tokenizer at {path}; training data is made of text")
-        config = _json(folder / "tokenizer_config.json")
-        beside = folder / "chat_template.jinja"
-        source: Any = beside.read_text(encoding="utf-8") if beside.is_file() else config.get("chat_template")
-        if isinstance(source, list):
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
-        if not isinstance(source, str):
-            raise StartupError(f"{folder} has no chat template; heads are trained on conversations")
+        config = read_json(folder / "tokenizer_config.json")
+        place, source = _template_of(folder, config)
         stops = frozenset(ModelConfig.from_folder(folder).eos_token_ids)
-        return cls(Tokenizer.from_file(str(path)), source, _token_variables(config), stops)
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception for damaged files
+            raise StartupError(f"{path} cannot be read: {reason_of(error)}") from error
+        return cls(tokenizer, TemplateProcess(str(place), source, _token_variables(config)), stops)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it stands."""
@@ -73,12 +68,23 @@ class ChatFormat:
         return self.encode(text.partition(_MARK)[0] + opener)
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        return self._template.render({"messages": list(messages), "add_generation_prompt": add_generation_prompt})
+
+
+def _template_of(folder: Path, config: dict[str, Any]) -> tuple[Path, str]:
+    """The file that has the template, and the template."""
+    beside, source = folder / "chat_template.jinja", config.get("chat_template")
+    if beside.is_file():
         try:
-            return self._template.render(
-                messages=list(messages), add_generation_prompt=add_generation_prompt, **self._variables
-            )
-        except TemplateError as error:
-            raise StartupError(f"the chat template cannot be rendered: {error}") from error
+            return beside, beside.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartupError(f"{beside} cannot be read: {reason_of(error)}") from error
+    if isinstance(source, list):  # several, by name
+        named = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        raise StartupError(f"{folder} has no chat template; heads are trained on conversations")
+    return folder / "tokenizer_config.json", source
 
 
 def _token_variables(config: dict[str, Any]) -> dict[str, str]:
@@ -88,14 +94,3 @@ def _token_variables(config: dict[str, Any]) -> dict[str, str]:
         if name.endswith("_token") and isinstance(text, str):
             found[name] = text
     return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{path} cannot be read: {error}") from error
-
-
-def _refuse(message: str) -> None:
-    raise TemplateError(message)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from outrider.errors import StartupError
+from outrider.errors import StartupError, reason_of
 from training.batches import Plan
 
 LAST: Final = "checkpoint.pt"
@@ -44,19 +43,41 @@ class Checkpoint:
         partial = path.with_suffix(".partial")
         values = {"format": FORMAT, "plan": asdict(self.plan)}
         values |= {name: getattr(self, name) for name in self.__slots__ if name != "plan"}
-        torch.save(values, partial)
-        os.replace(partial, path)
+        try:
+            torch.save(values, partial)
+            os.replace(partial, path)
+        except (OSError, RuntimeError) as error:  # torch has the latter for a file that it cannot open
+            raise StartupError(f"the checkpoint cannot be written to {path}: {reason_of(error)}") from error
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
         """StartupError when it cannot be read. Tensors come to the CPU."""
         try:
-            values = torch.load(path, map_location="cpu", weights_only=True)
-            if values.pop("format") != FORMAT:
-                raise StartupError(f"{path} is a checkpoint of another version")
-            return cls(**(values | {"plan": Plan(**values["plan"])}))
-        except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
-            raise StartupError(f"checkpoint {path} cannot be read: {error}") from error
+            values: Any = torch.load(path, map_location="cpu", weights_only=True)
+        except OSError as error:
+            raise StartupError(f"checkpoint {path} cannot be read: {reason_of(error)}") from error
+        except Exception as error:  # of damaged bytes the unpickler makes what they say, and fails in every way
+            raise StartupError(
+                f"{path} is no checkpoint, or is damaged ({type(error).__name__}); {_remedy(path)}"
+            ) from error
+        if not isinstance(values, dict) or "format" not in values:
+            raise StartupError(f"{path} is no checkpoint of `train head`; {_remedy(path)}")
+        if values.pop("format") != FORMAT:
+            raise StartupError(f"{path} is a checkpoint of another version")
+        try:
+            values["plan"] = Plan(**values["plan"])
+            return cls(**values).checked()
+        except (KeyError, TypeError) as error:
+            raise StartupError(f"{path} is a checkpoint with parts missing or wrong; {_remedy(path)}") from error
+
+    def checked(self) -> Checkpoint:
+        """Itself. TypeError where a part is not of its kind."""
+        for part in (self.tensors, self.averaged):
+            if not isinstance(part, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in part.values()):
+                raise TypeError("tensors are wanted")
+        if not isinstance(self.facts, dict) or not isinstance(self.drafted, torch.Tensor):
+            raise TypeError("facts and the draft vocabulary are wanted")
+        return self
 
     def check(self, facts: dict[str, Any], path: Path) -> None:
         """StartupError unless it was made with these facts; one that it does not know counts as off."""
@@ -65,3 +86,8 @@ class Checkpoint:
                 raise StartupError(
                     f"{path} was trained with {name} {self.facts.get(name)!r}, now {value!r}; name another --output"
                 )
+
+
+def _remedy(path: Path) -> str:
+    best = path.with_name(BEST)
+    return "remove it to begin anew" + (f", or put {best} in its place" if path != best and best.is_file() else "")

@@ -23,11 +23,13 @@ from kernels.linear import Linear
 from outrider.errors import StartupError
 from outrider.telemetry import announce
 from training.accept_length import Rounds, Tree, chain_rounds, tree_rounds
-from training.answers import greedy_answers, read_first_turns
+from training.answers import greedy_answers
 from training.args import EvalArgs
 from training.checkpoints import LAST, Checkpoint
+from training.data.given import read_first_turns
 from training.export import export, kind_of
 from training.kinds import EAGLE, EAGLE3, NEXTN, STANDALONE, Kind, ShallowConfig
+from training.outputs import check_file, write_file
 from training.served import ask_all
 from training.target_states import TargetStates
 
@@ -56,8 +58,10 @@ class Published:
 
 def main(args: EvalArgs) -> int:
     """Measures, prints a table, and writes the figures where they are wanted."""
+    if args.output is not None:
+        check_file(Path(args.output), "the figures")
     target = resolve_model(args.model_path, revision=args.revision)
-    folder = _exported(Path(args.head), target)
+    folder = _exported(Path(args.head), target, args.load_format)
     figures = _served(args, folder) if args.serve else _computed(args, folder, target)
     total = Figures()
     for found in figures.values():
@@ -71,7 +75,8 @@ def main(args: EvalArgs) -> int:
                    (("chain", found.chain), ("tree", found.tree))}
             for name, found in figures.items()
         }  # fmt: skip
-        Path(args.output).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(rows, indent=1) + "\n"
+        write_file(Path(args.output), "the figures", lambda path: path.write_text(text, encoding="utf-8"))
     return 0
 
 
@@ -96,7 +101,7 @@ def _computed(args: EvalArgs, folder: Path, target_folder: Path) -> dict[str, Fi
         target_folder, shape, dtype=args.dtype, device=args.device, load_format=args.load_format,
         max_tokens=max(2048, longest), max_len=longest, threads=args.threads,
     )  # fmt: skip
-    network = load_published(folder, target, max_len=longest + args.tree_steps)
+    network = load_published(folder, target, max_len=longest + max(args.steps, args.tree_steps))
     tree = Tree(args.tree_steps, args.tree_topk, args.tree_tokens)
     figures: dict[str, Figures] = defaultdict(Figures)
     for answer in tqdm(answers, desc="Answers", disable=not sys.stderr.isatty()):
@@ -159,11 +164,12 @@ def _is_standalone(folder: Path) -> bool:
     return isinstance(names, list) and names[0] in ARCHITECTURES
 
 
-def _exported(folder: Path, target: Path) -> Path:
+def _exported(folder: Path, target: Path, load_format: str) -> Path:
     """The folder itself, or the export of the training whose output it is."""
     if not (folder / LAST).is_file():
         return folder
     checkpoint = Checkpoint.load(folder / LAST)
     output = folder / "export"
-    export(kind_of(checkpoint, target), checkpoint, output, target=target)
+    kind = kind_of(checkpoint, target, load_format)
+    export(kind, checkpoint, output, target=target, load_format=load_format)
     return output

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.loader import resolve_model
+from outrider.errors import StartupError
 from training.accept_length import chain_rounds, tree_rounds
 from training.answers import greedy_answers
 from training.args import HeadArgs
@@ -56,6 +57,12 @@ class Evaluation:
                 answer_tokens=args.eval_answer_tokens, kept=Path(args.output) / "eval_answers.json",
             )  # fmt: skip
             self._prompts = [answer.example for answer in answers]
+            longest, most = max(len(one.tokens) for one in self._prompts), min(args.max_len, args.batch_tokens)
+            if longest > most:
+                raise StartupError(
+                    f"an answer to --eval-prompts ends after {longest} tokens; --max-len and --batch-tokens must be "
+                    "at least that"
+                )
 
     def __call__(self, network: DraftNetwork) -> dict[str, float]:
         """chain and tree on what is held out; prompts_chain and prompts_tree on the prompts."""

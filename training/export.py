@@ -13,38 +13,43 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from engine.loader import resolve_model
 from engine.models.heads.names import published_name
 from engine.models.heads.target import EMBEDDING, TargetShape, shared_tensor
 from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
 from engine.saving import save_tensors
-from outrider.errors import StartupError
+from outrider.errors import StartupError, reason_of
 from outrider.telemetry import announce
 from training.args import ExportArgs
 from training.card import Figures, card
 from training.checkpoints import BEST, LAST, Checkpoint
 from training.kinds import EAGLE3, NEXTN, STANDALONE, Kind, make_kind
+from training.target_states import target_id
 
 # Of a target's files, what a whole draft model needs beside its weights.
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
+# All that an export writes, so all that may be replaced by one.
+_FILES = {"config.json", "model.safetensors", "README.md", *_TEXT_FILES}
 _NEXTN_NAMES = {"norm.weight": "shared_head.norm.weight"}
 
 
 def main(args: ExportArgs) -> int:
     """Exports a checkpoint."""
     folder, output = Path(args.checkpoint), Path(args.output)
+    check_replaceable(output)
     checkpoint = Checkpoint.load(folder / (BEST if args.best else LAST))
     target = resolve_model(args.model_path, revision=args.revision)
-    kind = kind_of(checkpoint, target)
+    kind = kind_of(checkpoint, target, args.load_format)
     figures = None if args.figures is None else _figures(Path(args.figures))
     export(kind, checkpoint, output, target=target, load_format=args.load_format, figures=figures)
     announce(f"{output}: {kind.algorithm} after {checkpoint.seen:,} tokens")
     return 0
 
 
-def kind_of(checkpoint: Checkpoint, target: Path) -> Kind:
-    """What a checkpoint is of. StartupError when it was made for another target's shapes."""
+def kind_of(checkpoint: Checkpoint, target: Path, load_format: str = "auto") -> Kind:
+    """What a checkpoint is of. StartupError when it was made for another target."""
     facts = checkpoint.facts
     kind = make_kind(
         facts["algorithm"], target, draft_vocab_size=facts["draft_vocab_size"], num_kv_heads=facts["num_kv_heads"],
@@ -54,6 +59,9 @@ def kind_of(checkpoint: Checkpoint, target: Path) -> Kind:
     found = {name: tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
     if found != wanted:
         raise StartupError(f"the checkpoint was made for another target than {target}: its tensors have other shapes")
+    trained, given = facts.get("target"), target_id(target, load_format)
+    if trained not in (None, given):
+        raise StartupError(f"the checkpoint was made for another target than {target}: {trained}, not {given}")
     return kind
 
 
@@ -61,12 +69,15 @@ def export(
     kind: Kind, checkpoint: Checkpoint, folder: Path, *, target: Path, load_format: str = "auto",
     figures: Figures | None = None,
 ) -> None:  # fmt: skip
-    """Writes the head and its card to `folder`, which is replaced as a whole."""
+    """Writes the head and its card to `folder`, which is replaced as a whole if it is an export's."""
+    folder = folder.resolve()
+    check_replaceable(folder, target)
     drafted = checkpoint.drafted
     stored = published(kind, checkpoint.measured, drafted, target=target, load_format=load_format)
     partial = folder.with_name(folder.name + ".partial")
+    check_replaceable(partial)
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         partial.mkdir(parents=True)
         values = kind.values | ({"draft_vocab_size": len(drafted)} if kind.algorithm == EAGLE3 else {})
         (partial / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
@@ -75,10 +86,33 @@ def export(
         for name in _TEXT_FILES if kind.algorithm == STANDALONE else ():
             if (target / name).is_file():
                 shutil.copyfile(target / name, partial / name)
-        shutil.rmtree(folder, ignore_errors=True)
+        check_replaceable(folder, target)
+        _remove(folder)
         os.rename(partial, folder)
+    except (OSError, SafetensorError) as error:
+        raise StartupError(f"the head cannot be written to {folder}: {reason_of(error)}") from error
+
+
+def check_replaceable(folder: Path, target: Path | None = None) -> None:
+    """StartupError unless an export may take the folder's place: it is not there, or holds an export and no more."""
+    try:
+        if target is not None and folder.exists() and folder.samefile(target):
+            raise StartupError(f"{folder} is the target's own folder; name another for the head")
+        if folder.exists() and not folder.is_dir():
+            raise StartupError(f"{folder} is a file; the head needs a folder")
+        for entry in sorted(folder.iterdir()) if folder.exists() else ():
+            if entry.name not in _FILES or entry.is_symlink() or not entry.is_file():
+                raise StartupError(f"{folder} holds {entry.name}, which is no export's; name another folder")
     except OSError as error:
-        raise StartupError(f"the head cannot be written to {folder}: {error}") from error
+        raise StartupError(f"the head cannot be written to {folder}: {reason_of(error)}") from error
+
+
+def _remove(folder: Path) -> None:
+    """An export; OSError where something else came to lie there meanwhile."""
+    if folder.is_dir():
+        for name in _FILES:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
 
 
 def _figures(path: Path) -> Figures:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
+from engine.saving import save_tensors
 from outrider.errors import StartupError
 from outrider.telemetry import announce
 from training.args import TokenMapArgs
 from training.data.store import META, read_examples, read_facts, shard_paths
+from training.outputs import check_file, write_file
 
 
 def answer_counts(folder: Path) -> np.ndarray:
@@ -24,7 +25,10 @@ def answer_counts(folder: Path) -> np.ndarray:
     for path in paths:
         for example in read_examples(path):
             for start, end in example.answers:
-                counts += np.bincount(example.tokens[start:end], minlength=vocab_size)
+                found = np.bincount(example.tokens[start:end], minlength=vocab_size)
+                if len(found) > vocab_size:
+                    raise StartupError(f"{path} holds token {len(found) - 1}; {META} beside it has {vocab_size} tokens")
+                counts += found
     return counts
 
 
@@ -35,17 +39,18 @@ def hot_tokens(counts: np.ndarray, size: int) -> np.ndarray:
 
 def main(args: TokenMapArgs) -> int:
     """Writes the map: most frequent first, as FR-Spec's are (Zhao et al., 2025)."""
+    path = Path(args.output)
+    check_file(path, "the map")
     counts = answer_counts(Path(args.data))
     tokens = torch.from_numpy(hot_tokens(counts, args.size))
-    path = Path(args.output)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(partial: Path) -> None:
         if path.suffix == ".pt":
-            torch.save(tokens.tolist(), path)
+            torch.save(tokens.tolist(), partial)
         else:
-            save_file({"token_map": tokens}, path)
-    except OSError as error:
-        raise StartupError(f"the map cannot be written to {path}: {error}") from error
+            save_tensors({"token_map": tokens}, partial)
+
+    write_file(path, "the map", write)
     covered = counts[tokens.numpy()].sum() / max(1, counts.sum())
     announce(f"{path}: {len(tokens)} tokens, {covered:.2%} of {counts.sum():,} answer tokens")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -15,18 +16,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from engine.checkpoint import open_checkpoint
 from engine.config import ModelConfig
-from engine.fingerprint import numerics_id
 from engine.loader import resolve_model
 from engine.models.heads.target import EMBEDDING, OUTPUT_HEAD
+from outrider.errors import StartupError
 from outrider.telemetry import announce, get_logger
+from training.accept_length import CHAIN_STEPS, Tree
 from training.args import HeadArgs
 from training.averages import Averages
 from training.batches import Batch, Dataset
 from training.checkpoints import BEST, LAST, Checkpoint
+from training.data.store import check_target
 from training.evaluation import Evaluation
-from training.export import export
+from training.export import check_replaceable, export
 from training.exported import exported_tensors, initial_folder
 from training.frequencies import answer_counts, hot_tokens
 from training.initial import first_tensors
@@ -34,11 +36,12 @@ from training.kinds import Kind, make_kind
 from training.losses import Report, Weights, batch_loss
 from training.network import DraftNetwork
 from training.optimizers import Optimizers, clip, schedule
+from training.outputs import made_folder
 from training.plot import plot
 from training.ranks import Ranks, join
 from training.state_store import StateStore, stored_layers
 from training.stopping import Stopping
-from training.target_states import States, TargetStates
+from training.target_states import States, TargetStates, target_id
 from training.writer import Writer, writer_of
 
 EXPORT_FOLDER = "export"
@@ -56,12 +59,13 @@ log = get_logger(__name__)
 
 def main(args: HeadArgs) -> int:
     """Trains, or goes on training, until enough tokens are seen or a signal asks for an end; then exports."""
+    stopping = Stopping("finishing the set-up, or the step under way; once more to end at once")
     ranks = join(args.device)
     try:
         with contextlib.ExitStack() as stack:
             trainer = Trainer(args, ranks)
             writer = stack.enter_context(writer_of(args, ranks, trainer.checkpoint.step))
-            trainer.run(writer)
+            trainer.run(writer, stopping)
     finally:
         ranks.close()
     return 0
@@ -72,8 +76,8 @@ class Trainer:
 
     def __init__(self, args: HeadArgs, ranks: Ranks) -> None:
         self.args, self.ranks = args, ranks
-        self.folder = Path(args.output)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = made_folder(Path(args.output), "the head")
+        check_replaceable(self.folder / EXPORT_FOLDER)
         torch.manual_seed(args.seed)
         model_path = resolve_model(args.model_path, revision=args.revision)
         self.kind = make_kind(
@@ -90,10 +94,13 @@ class Trainer:
             Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
             num_ranks=ranks.num_ranks,
         )  # fmt: skip
+        facts = facts_of(args, model_path)
+        check_target(self.dataset.folder, facts["target"], self.target.config.vocab_size)
         self.store = StateStore(Path(stored), self.target, self.dataset) if stored else None
-        self.checkpoint = self._begin_or_resume(facts_of(args, model_path))
+        self.checkpoint = self._begin_or_resume(facts)
         self.network = _network(self.kind, self.checkpoint, self.target, args)
-        self.module = ranks.wrapped(_LossModule(self.network, args))
+        self._loss = _LossModule(self.network, args)
+        self.module = ranks.wrapped(self._loss)
         self.optimizers = Optimizers(
             self.network, learning_rate=args.learning_rate, weight_decay=args.weight_decay,
             use_muon=args.optimizer == "muon",
@@ -104,14 +111,15 @@ class Trainer:
         if args.average_tokens:
             self.averages = Averages(self.network, self.checkpoint.averaged, args.average_tokens)
         self._losses: deque[float] = deque(maxlen=_LAST_STEPS)
+        self._last_batch: Batch | None = None
         self.evaluation = Evaluation(args, self.target, self.dataset) if ranks.is_first else None
 
-    def run(self, writer: Writer) -> None:
-        """Steps until the end, evaluating and saving on the way."""
-        args, at = self.args, self.checkpoint
-        batches, stopping = self.dataset.batches(at.plan), Stopping()
+    def run(self, writer: Writer, stopping: Stopping | None = None) -> None:
+        """Steps until the end, evaluating and saving on the way. StartupError where the loss is no number any more."""
+        args, at, stopping = self.args, self.checkpoint, stopping or Stopping()
+        batches = self.dataset.batches(at.plan)
         saved = evaluated = at.seen
-        if not at.history:
+        if not at.history and not stopping.asked:
             self._evaluate(writer)
         with tqdm(total=args.tokens, initial=min(at.seen, args.tokens), unit="tok", unit_scale=True,
                   disable=not (sys.stderr.isatty() and self.ranks.is_first)) as bar:  # fmt: skip
@@ -138,10 +146,11 @@ class Trainer:
         args, at, count = self.args, self.checkpoint, 0
         for index in range(args.accumulate):
             batch = next(batches).to(self.target.device)
-            states = self._states(batch)
+            self._last_batch, states = batch, self._states(batch)
             last = index == args.accumulate - 1
             with contextlib.nullcontext() if last else _no_sync(self.module):
                 report: Report = self.module(batch, states)
+                self._check_losses(report)
                 (report.loss / args.accumulate).backward()
             count += batch.num_tokens
         clip(self.network, args.clip_norm)
@@ -174,11 +183,35 @@ class Trainer:
     def _save(self, name: str) -> None:
         if not self.ranks.is_first:
             return
+        self._check_parameters()
         at = self.checkpoint
         at.tensors = {key: tensor.cpu() for key, tensor in self.network.trained().items()}
         at.averaged = {} if self.averages is None else {k: t.cpu() for k, t in self.averages.tensors.items()}
         at.optimizers = self.optimizers.state_dict()
         at.save(self.folder / name)
+
+    def _check_parameters(self) -> None:
+        """As _check_losses, of what is to be kept: the loss of the step before was of the parameters before it."""
+        if self._last_batch is None:
+            return
+        with torch.no_grad():
+            batch = self._last_batch
+            self._check_losses(self._loss(batch, self._states(batch)))
+        for tensors in (self.network.trained(), {} if self.averages is None else self.averages.tensors):
+            for name, tensor in tensors.items():
+                if not tensor.isfinite().all():
+                    raise self._diverged(f"{name} is not finite")
+
+    def _check_losses(self, report: Report) -> None:
+        for loss in (*report.token_losses, *report.feature_losses):
+            if not math.isfinite(loss):
+                raise self._diverged(f"the loss is {loss}")
+
+    def _diverged(self, what: str) -> StartupError:
+        return StartupError(
+            f"{what} after {self.checkpoint.seen:,} tokens; lower --learning-rate, which is "
+            f"{self.args.learning_rate:g}. What was saved before stays in {self.folder}"
+        )
 
     def _begin_or_resume(self, facts: dict[str, Any]) -> Checkpoint:
         path = self.folder / LAST
@@ -199,6 +232,11 @@ class Trainer:
             return exported_tensors(self.kind, folder, drafted)
         longest = min(args.max_len, args.batch_tokens)
         first = self.dataset.examples(1, held_out=False)[:8]
+        if not first:
+            raise StartupError(
+                f"no answer in {self.dataset.folder} begins within the first {longest} tokens of its conversation; "
+                "--max-len and --batch-tokens must be higher"
+            )
         batches = (batch.to(self.target.device) for batch in self.dataset.once())
         tensors = first_tensors(
             self.kind, self.target, drafted, [example.tokens[:longest] for example in first],
@@ -216,29 +254,29 @@ class _LossModule(nn.Module):
     def __init__(self, network: DraftNetwork, args: HeadArgs) -> None:
         super().__init__()
         self.network = network
-        self._num_steps = args.unroll
-        self._every = args.unroll_every
-        self._weights = Weights(args.token_loss, args.feature_loss)
+        self._args = args
 
     def forward(self, batch: Batch, states: States) -> Report:
         """See losses."""
+        args = self._args
         return batch_loss(
-            self.network, batch, states, num_steps=self._num_steps, weights=self._weights, unroll_every=self._every
-        )
+            self.network, batch, states, num_steps=args.unroll, unroll_every=args.unroll_every,
+            weights=Weights(args.token_loss, args.feature_loss),
+        )  # fmt: skip
 
 
 def facts_of(args: HeadArgs, model_path: Path) -> dict[str, Any]:
     """What must not change when training goes on."""
     own = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name not in _FREE}
-    if args.load_format == "dummy":
-        return own | {"target": "dummy"}
-    return own | {"target": numerics_id(open_checkpoint(model_path, load_format=args.load_format).files)}
+    return own | {"target": target_id(model_path, args.load_format)}
 
 
 def _network(kind: Kind, checkpoint: Checkpoint, target: TargetStates, args: HeadArgs) -> DraftNetwork:
+    # Rows near a conversation's end go on past it, in training and where accept length is measured.
+    max_len = args.max_len + max(args.unroll, CHAIN_STEPS, Tree().num_steps)
     head = target.vocabulary_rows(OUTPUT_HEAD)[checkpoint.drafted]
     network = DraftNetwork(
-        kind, checkpoint.tensors, target.vocabulary_rows(EMBEDDING), head, checkpoint.drafted, max_len=args.max_len,
+        kind, checkpoint.tensors, target.vocabulary_rows(EMBEDDING), head, checkpoint.drafted, max_len=max_len,
         dtype=getattr(torch, args.train_dtype), train_output_head=args.train_output_head,
     )  # fmt: skip
     return network.to(target.device)

@@ -17,6 +17,7 @@ from engine.batch import Segment
 from engine.checkpoint import DummyCheckpoint, open_checkpoint
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
+from engine.fingerprint import numerics_id
 from engine.models.heads.target import TargetShape, shared_tensor
 from engine.models.llama_weights import tensor_shapes
 from engine.runner import ModelRunner
@@ -115,6 +116,13 @@ class TargetStates:
         """bool [B, L]: where a conversation has a token."""
         lengths = torch.tensor([len(tokens) for tokens in conversations], device=self.device)
         return torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
+
+
+def target_id(model_path: Path, load_format: str) -> str:
+    """What data and checkpoints name a target by: its weight files' id, or `dummy`."""
+    if load_format == "dummy":
+        return "dummy"
+    return numerics_id(open_checkpoint(model_path, load_format=load_format).files)
 
 
 def tensor_of(model_path: Path, name: str, load_format: str) -> torch.Tensor:

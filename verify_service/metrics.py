@@ -62,7 +62,7 @@ FAMILIES = (
     ),
     Family("outrider_draft_waits_total", "counter", "Waits of the engine for drafts."),
     Family("outrider_drafts_missing_total", "counter", "Sessions that ran plainly because a draft had not come."),
-    Family("outrider_steps_parted_total", "counter", "Steps that left sessions out, whose drafts or turn were to come."),
+    Family("outrider_steps_parted_total", "counter", "Steps that left out sessions whose drafts or turn were to come."),
     Family("outrider_brake_decisions_total", "counter", "Sessions silenced, and tried again.", ("decision",)),
     Family("outrider_brake_silent_sessions", "gauge", "Sessions whose drafters are silenced now.", ("algorithm",)),
     Family(

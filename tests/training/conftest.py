@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return rig.make_data(tmp_path_factory.mktemp("data"), target)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Signal handlers as they were."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import load_file, save_file
 
 from engine.runner import ModelRunner
 from tests.engine.tiny import save_model
@@ -16,6 +19,7 @@ from training.data.conversations import COMPOSED, Record
 from training.data.material import Material
 from training.data.store import DataFolder
 from training.data.templates import Composer
+from training.target_states import target_id
 
 VOCAB_SIZE = 420
 MAX_LEN = 160
@@ -25,6 +29,15 @@ def make_target(folder: Path) -> Path:
     """A random Llama with a byte-level tokenizer and a chat template."""
     save_model("llama", folder, vocab_size=VOCAB_SIZE)
     return write_folder(folder, byte_level())
+
+
+def with_other_weights(target: Path, folder: Path) -> Path:
+    """A target of the same shape that writes something else."""
+    shutil.copytree(target, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def make_runner(target: Path, num_rows: int = 4, max_len: int = MAX_LEN) -> ModelRunner:
@@ -46,19 +59,21 @@ def make_chat(target: Path) -> ChatFormat:
     return ChatFormat.of_model(target)
 
 
-def make_data(folder: Path, target: Path, *, count: int = 16, answer_tokens: int = 24, start: int = 0) -> Path:
+def make_data(
+    folder: Path, target: Path, *, count: int = 16, answer_tokens: int = 24, start: int = 0, num_asked: int = 8
+) -> Path:  # fmt: skip
     """Greedy answers of the target to random ids, in one more shard."""
-    store = DataFolder(folder, {"format": 1, "seed": 0, "target": "tiny", "vocab_size": VOCAB_SIZE})
+    store = DataFolder(folder, {"format": 1, "seed": 0, "target": target_id(target, "auto"), "vocab_size": VOCAB_SIZE})
     for index, record in Completer(make_runner(target, 8)).run(
-        _conversation(index, answer_tokens) for index in range(start, start + count)
+        _conversation(index, answer_tokens, num_asked) for index in range(start, start + count)
     ):
         store.add(index, [record])
     store.flush()
     return folder
 
 
-def _conversation(index: int, answer_tokens: int) -> Conversation:
-    prompt = random.Random(index).choices(range(3, VOCAB_SIZE), k=8)
+def _conversation(index: int, answer_tokens: int, num_asked: int) -> Conversation:
+    prompt = random.Random(index).choices(range(3, VOCAB_SIZE), k=num_asked)
     done = yield Completion(prompt, answer_tokens, frozenset({2}), cuts_loops=False)
     tokens = [*prompt, *done.tokens]
     return index, Record(index, COMPOSED, 0.0, tokens, [(len(prompt), len(tokens))], key=index)

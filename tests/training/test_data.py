@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
-import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from kernels.sampling import Filters
 from outrider.errors import StartupError
@@ -21,12 +21,12 @@ from training.chat_format import ChatFormat, Message
 from training.data import build
 from training.data.completer import Completed, Completer, Completion, Conversation, is_looping
 from training.data.conversations import COMPOSED, GIVEN, Mix, Record, Script, prompt_key
-from training.data.given import read_conversations
 from training.data.material import Material
 from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages, docstrings, documents, is_prose
 from training.data.quality import is_sensible
-from training.data.store import DataFolder, read_examples, read_facts, shard_paths
+from training.data.store import DataFolder, read_examples, read_facts, shard_paths, shard_size
+from training.memory import memory_for
 
 FACTS = {"format": 1, "seed": 0, "target": "tiny", "vocab_size": VOCAB_SIZE}
 
@@ -240,30 +240,6 @@ def test_a_model_without_a_template_is_refused(target: Path, tmp_path: Path) -> 
         ChatFormat.of_model(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
-        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-        {"turns": ["Hi"]},
-        {"prompt": "Hi"},
-        "Hi",
-    ],
-)
-def test_a_users_own_prompts(line: Any, tmp_path: Path) -> None:
-    path = tmp_path / "own.jsonl"
-    path.write_text(json.dumps(line) + "\n\n")
-    ((first, *_),) = read_conversations(path)
-    assert first == {"role": "user", "content": "Hi"}
-
-
-def test_a_line_that_is_no_conversation_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "own.jsonl"
-    path.write_text('"Hi"\n{"text": 1}\n')
-    with pytest.raises(StartupError, match="line 2"):
-        read_conversations(path)
-
-
 # ---- On disk
 
 
@@ -299,7 +275,7 @@ def test_several_processes_fill_a_folder(tmp_path: Path) -> None:
     found = [example.tokens.tolist() for path in shard_paths(tmp_path) for example in read_examples(path)]
     assert found == [[5, 6], [5, 8]]
     assert DataArgs(output="x", share="2/3").share_of() == (2, 3)
-    for wrong in ("0/3", "4/3", "2", "a/b"):
+    for wrong in ("0/3", "4/3", "2", "a/b", "1/²", "1/" + "9" * 5000):
         with pytest.raises(StartupError, match="--share is"):
             DataArgs(output="x", share=wrong)
 
@@ -310,13 +286,56 @@ def test_data_of_another_seed_or_target_is_not_added_to(tmp_path: Path) -> None:
         DataFolder(tmp_path, FACTS | {"seed": 1})
 
 
-@pytest.fixture
-def signals() -> Iterator[None]:
-    """Signal handlers as they were."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in kept.items():
-        signal.signal(number, handler)
+@pytest.mark.parametrize("text", ["[]", "{}", "5", '{"target": "x"}', "{", "[" * 100_000])
+def test_a_folder_that_does_not_say_what_made_its_data_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text(text)
+    with pytest.raises(StartupError, match=f"{tmp_path}"):
+        read_facts(tmp_path)
+    with pytest.raises(StartupError, match=f"{tmp_path}"):
+        DataFolder(tmp_path, FACTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *[({name: None}, f"it has no {name} of") for name in ("tokens", "offsets", "answers", "keys", "ended")],
+        ({"answers": np.zeros(3, np.int64)}, "it has no answers of 2 dimensions"),
+        ({"answers": np.array([[5, 0, 1]])}, "do not fit one another"),
+        ({"offsets": np.array([0, 9])}, "do not fit one another"),
+        ({"sources": np.array([99], np.uint8)}, "do not fit one another"),
+    ],
+)
+def test_a_shard_with_parts_missing_or_wrong_is_refused(
+    change: dict[str, np.ndarray | None], message: str, tmp_path: Path
+) -> None:
+    store = DataFolder(tmp_path, FACTS)
+    store.add(0, [Record(0, COMPOSED, 0.0, [5, 6], [(1, 2)], key=1)])
+    store.flush()
+    (path,) = shard_paths(tmp_path)
+    assert shard_size(path) == (2, 1)
+    tensors = load_file(path) | change
+    save_file({name: value for name, value in tensors.items() if value is not None}, path)
+    with pytest.raises(StartupError, match=f"{path} .*{message}"):
+        list(read_examples(path))
+    with pytest.raises(StartupError, match=f"{path} .*{message}"):
+        DataFolder(tmp_path, FACTS)
+    if "tokens" in change:
+        with pytest.raises(StartupError, match=f"{path} cannot be read"):
+            shard_size(path)
+
+
+def test_data_that_does_not_fit_in_memory_is_told_with_its_flags() -> None:
+    with pytest.raises(StartupError, match=r"--batch-size 1000000000 and --max-len 1024 ask for"):
+        DataArgs(output="x", batch_size=1_000_000_000)
+    for error in (
+        MemoryError(),
+        OSError(errno.ENOMEM, "no"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ):
+        with pytest.raises(StartupError, match="not enough memory for --batch-size 5"), memory_for("--batch-size 5"):
+            raise error
+    with pytest.raises(RuntimeError, match="something else"), memory_for("--batch-size 5"):
+        raise RuntimeError("something else")
 
 
 @pytest.mark.usefixtures("signals")

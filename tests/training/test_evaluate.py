@@ -72,6 +72,20 @@ def test_the_services_commit_what_was_computed(target: Path, data: Path, prompts
     assert served["num_committed"] == pytest.approx(computed["num_committed"], abs=2)
 
 
+def test_figures_that_cannot_be_written_are_refused_before_anything_is_measured(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.evaluate.resolve_model", None)
+    for output in ("/proc/x.json", str(tmp_path), f"{prompts}/x.json"):
+        with pytest.raises(StartupError, match="the figures cannot be written to"):
+            main(eval_args(target, tmp_path, prompts, output=output))
+
+
+def test_chains_may_be_longer_than_trees_are_deep(target: Path, data: Path, prompts: Path, tmp_path: Path) -> None:
+    trained("NEXTN", target, data, tmp_path)
+    assert main(eval_args(target, tmp_path, prompts, steps=9, tree_steps=2, tree_topk=2, tree_tokens=4)) == 0
+
+
 def test_a_head_is_packed_for_shipping(target: Path, data: Path, tmp_path: Path) -> None:
     trained("NEXTN", target, data, tmp_path)
     words = ["train", "export", f"--model-path={target}", f"--checkpoint={tmp_path}", f"--output={tmp_path / 'head'}"]

@@ -15,16 +15,18 @@ from engine.models.heads.load import HeadFolder, load_head
 from engine.models.heads.token_map import load_token_map, target_tokens
 from outrider.errors import StartupError
 from tests.engine.tiny import save_model
-from tests.training.rig import VOCAB_SIZE, head_args
+from tests.training.rig import VOCAB_SIZE, head_args, with_other_weights
 from training.args import ExportArgs, HeadArgs, TokenMapArgs
 from training.batches import Batch
 from training.card import card
+from training.export import export
 from training.export import main as export_main
 from training.frequencies import main as token_map_main
 from training.kinds import EAGLE3
 from training.loop import Trainer, facts_of
 from training.losses import unrolled
 from training.ranks import Ranks
+from training.target_states import target_id
 
 # Six heads as the target has, and three that copy, of 16.
 HIDDEN, FFN, QUERY, DRAFTED = 96, 160, 144, 200
@@ -173,3 +175,83 @@ def test_a_token_map_is_the_most_frequent_tokens_of_the_answers(suffix: str, dat
 def test_a_map_needs_data(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="no training data"):
         token_map_main(TokenMapArgs(data=str(tmp_path), output=str(tmp_path / "map.pt")))
+
+
+def untouched(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "README.md/notes.txt", "src/model.safetensors"])
+def test_a_folder_that_holds_anything_else_is_not_replaced(name: str, target: Path, data: Path, tmp_path: Path) -> None:
+    trainer, _, _ = exported("NEXTN", target, data, tmp_path)
+    folder = tmp_path / "mine"
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).write_text("years of work")
+    (folder / "config.json").write_text("{}")
+    (tmp_path / "export").symlink_to(folder)
+    before, first = untouched(folder), name.partition("/")[0]
+    with pytest.raises(StartupError, match=rf"{folder} holds {first}, which is no export's"):
+        export(trainer.kind, trainer.checkpoint, folder, target=target)
+    # Before anything is read: there is no checkpoint.
+    with pytest.raises(StartupError, match=rf"{folder} holds {first}"):
+        export_main(ExportArgs(model_path=str(target), checkpoint=str(tmp_path / "none"), output=str(folder)))
+    with pytest.raises(StartupError, match=rf"{tmp_path}/export holds {first}"):
+        Trainer(head_args("NEXTN", target, data, tmp_path), Ranks(0, 1, "cpu"))
+    assert untouched(folder) == before
+
+
+def test_what_is_no_export_is_not_replaced(target: Path, data: Path, tmp_path: Path) -> None:
+    trainer, _, _ = exported("NEXTN", target, data, tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "head.partial").mkdir()
+    (tmp_path / "head.partial" / "notes.txt").write_text("mine")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "config.json").symlink_to(target / "config.json")
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (own / name).write_bytes((target / name).read_bytes())
+    before = untouched(tmp_path)
+    for name, message in (
+        ("file", "is a file; the head needs a folder"),
+        ("head", "head.partial holds notes.txt"),
+        ("linked", "linked holds config.json"),
+        ("own", "is the target's own folder"),
+    ):
+        with pytest.raises(StartupError, match=message):
+            export(trainer.kind, trainer.checkpoint, tmp_path / name, target=own)
+    assert untouched(tmp_path) == before
+
+
+def test_an_export_is_replaced_and_others_files_may_come_meanwhile(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _, _ = exported("STANDALONE", target, data, tmp_path)
+    folder = tmp_path / "published"
+    (folder / "config.json").write_text("stale")
+    export(trainer.kind, trainer.checkpoint, folder, target=target)
+    assert json.loads((folder / "config.json").read_text())["num_hidden_layers"] == 2
+    monkeypatch.setattr("training.export.card", lambda *_: (folder / "notes.txt").write_text("mine") and "")
+    with pytest.raises(StartupError, match=r"published holds notes.txt"):
+        export(trainer.kind, trainer.checkpoint, folder, target=target)
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_a_checkpoint_of_a_target_with_other_weights_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    trainer, _, _ = exported("EAGLE", target, data, tmp_path / "head")
+    other = with_other_weights(target, tmp_path / "other")
+    args = ExportArgs(model_path=str(other), checkpoint=str(tmp_path / "head"), output=str(tmp_path / "x"))
+    mine, theirs = trainer.checkpoint.facts["target"], target_id(other, "auto")
+    with pytest.raises(StartupError, match=f"another target than .*other: {mine}, not {theirs}"):
+        export_main(args)
+    del trainer.checkpoint.facts["target"]  # older ones have none
+    trainer._save("checkpoint.pt")
+    assert export_main(args) == 0
+
+
+def test_a_map_that_cannot_be_written_is_told_in_one_line(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder.pt").mkdir()
+    for output in ("/proc/x.pt", "/proc/x.safetensors", str(tmp_path / "folder.pt")):
+        with pytest.raises(StartupError, match=f"the map cannot be written to {Path(output).parent}"):
+            token_map_main(TokenMapArgs(data=str(data), output=output))

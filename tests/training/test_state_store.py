@@ -10,7 +10,7 @@ import torch
 
 from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
-from tests.training.rig import MAX_LEN, head_args
+from tests.training.rig import MAX_LEN, VOCAB_SIZE, head_args
 from training.batches import Batch
 from training.data.completer import Completer, Completion, Conversation
 from training.data.conversations import COMPOSED, Record
@@ -18,9 +18,9 @@ from training.data.store import DataFolder
 from training.loop import Trainer
 from training.ranks import Ranks
 from training.state_store import StateFiles, stored_layers
+from training.target_states import target_id
 
 ALONE = Ranks(0, 1, "cpu")
-FACTS = {"format": 1, "seed": 0, "target": "tiny", "vocab_size": 420}
 
 
 def two_turns(index: int, *, keeps: bool) -> Conversation:
@@ -43,7 +43,8 @@ def made(target: Path, tmp_path: Path) -> Path:
     )  # fmt: skip
     assert stored_layers(runner.config.num_layers) == layers
     data = tmp_path / "data"
-    folder = DataFolder(data, FACTS, StateFiles(tmp_path / "states", runner, layers, data))
+    facts = {"format": 1, "seed": 0, "target": target_id(target, "auto"), "vocab_size": VOCAB_SIZE}
+    folder = DataFolder(data, facts, StateFiles(tmp_path / "states", runner, layers, data))
     talks = (two_turns(index, keeps=index % 3 > 0) for index in range(12))
     for index, record in Completer(runner, shared=[3, 4]).run(talks):
         folder.add(index, [record])

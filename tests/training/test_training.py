@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,12 @@ import torch
 
 from engine.models.heads.load import HeadFolder
 from outrider.errors import StartupError
-from tests.training.rig import head_args, make_data
+from tests.training.rig import head_args, make_data, with_other_weights
+from training.batches import is_held_out
 from training.checkpoints import BEST, LAST, Checkpoint
-from training.kinds import ALGORITHMS, OUTPUT_HEAD
-from training.loop import Trainer, main
+from training.data.store import read_examples, shard_paths
+from training.kinds import ALGORITHMS, OUTPUT_HEAD, Kind, make_kind
+from training.loop import EXPORT_FOLDER, Trainer, main
 from training.losses import Report
 from training.ranks import Ranks
 from training.writer import Writer
@@ -223,3 +228,111 @@ def test_batches_may_be_smaller_than_what_a_head_begins_from(
 ) -> None:
     trainer = Trainer(head_args(algorithm, target, data, tmp_path, batch_tokens=32, tokens=64), ALONE)
     assert all(tensor.isfinite().all() for tensor in trainer.network.parameters())
+
+
+@pytest.fixture(scope="module")
+def long(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations of 32 tokens, some of them held out."""
+    data = make_data(tmp_path_factory.mktemp("long"), target, count=180)
+    examples = [example for path in shard_paths(data) for example in read_examples(path)]
+    assert {is_held_out(example) for example in examples if len(example.tokens) == 32} == {True, False}
+    return data
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "NEXTN", "STANDALONE"])
+@pytest.mark.parametrize("unroll", [1, 7])
+def test_conversations_may_be_as_long_as_they_are_cut(
+    algorithm: str, unroll: int, target: Path, long: Path, tmp_path: Path
+) -> None:
+    changes = {"max_len": 32, "unroll": unroll, "tokens": 600, "eval_conversations": 4}
+    at, reports = trained(algorithm, target, long, tmp_path, **changes)
+    assert at.history[-1]["chain"] >= 1
+    assert reports
+
+
+def test_data_that_another_target_wrote_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    other = with_other_weights(target, tmp_path / "other")
+    with pytest.raises(StartupError, match=r"holds what target [0-9a-f]{16} \(420 tokens\) wrote, not [0-9a-f]{16} "):
+        Trainer(head_args("EAGLE", other, data, tmp_path / "head"), ALONE)
+    with pytest.raises(StartupError, match=r"wrote, not dummy \(420 tokens\)"):
+        Trainer(head_args("EAGLE", target, data, tmp_path / "head", load_format="dummy"), ALONE)
+
+
+@pytest.mark.parametrize("tokens", [300, 4000])
+def test_a_training_whose_loss_is_no_number_ends_and_keeps_what_there_was(
+    tokens: int, target: Path, data: Path, tmp_path: Path
+) -> None:
+    good, _ = trained("EAGLE3", target, data, tmp_path, tokens=1)
+    before = {name: (tmp_path / name).read_bytes() for name in (LAST, BEST, f"{EXPORT_FOLDER}/model.safetensors")}
+    trainer = Trainer(head_args("EAGLE3", target, data, tmp_path, tokens=tokens), ALONE)
+    trainer.optimizers._learning_rate = 1e30
+    with pytest.raises(StartupError, match=r"after \d[\d,]* tokens; lower --learning-rate, which is 0.01"):
+        trainer.run(Heard())
+    assert before == {name: (tmp_path / name).read_bytes() for name in before}
+    assert_same(Checkpoint.load(tmp_path / LAST), good)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_signal_while_it_sets_up_ends_it_in_good_order(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_kind_at_last(*words: Any, **options: Any) -> Kind:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return make_kind(*words, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("training.loop.make_kind", make_kind_at_last)
+        assert main(head_args("EAGLE", target, data, tmp_path, tokens=600)) == 0
+    assert Checkpoint.load(tmp_path / LAST).step == 0
+    assert main(head_args("EAGLE", target, data, tmp_path, tokens=600)) == 0
+    at = Checkpoint.load(tmp_path / LAST)
+    assert at.seen >= 600
+    assert at.history[0]["seen"] == 0
+
+
+@pytest.mark.parametrize("output", ["/proc/x", "{}/file", "{}/file/head"])
+def test_a_head_that_cannot_be_written_is_told_in_one_line(
+    output: str, target: Path, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    output = output.format(tmp_path)
+    with pytest.raises(StartupError, match=f"the head cannot be written to {output}"):
+        Trainer(head_args("EAGLE", target, data, Path(output)), ALONE)
+
+
+def test_a_damaged_checkpoint_is_told_with_what_to_do(target: Path, data: Path, tmp_path: Path) -> None:
+    trained("NEXTN", target, data, tmp_path, tokens=300)
+    whole = (tmp_path / LAST).read_bytes()
+    rng = random.Random(0)
+    for content in (b"", whole[:1000], b"\x80\x02}q\x00.", *(rng.randbytes(60) for _ in range(20))):
+        (tmp_path / LAST).write_bytes(content)
+        with pytest.raises(StartupError, match=f"remove it to begin anew, or put {tmp_path}/best.pt in its place"):
+            Trainer(head_args("NEXTN", target, data, tmp_path), ALONE)
+    values = torch.load(tmp_path / BEST, weights_only=True)
+    for name, value in (("tensors", [1]), ("facts", None), ("plan", {"era": 1}), ("more", 1), ("format", 0)):
+        torch.save(values | {name: value}, tmp_path / LAST)
+        with pytest.raises(StartupError, match=r"parts missing or wrong|another version"):
+            Checkpoint.load(tmp_path / LAST)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_smallest_batches_and_vocabularies(algorithm: str, target: Path, data: Path, tmp_path: Path) -> None:
+    words = algorithm, target, data, tmp_path
+    changes = {"batch_tokens": 16, "draft_vocab_size": 16, "tokens": 64}
+    assert trained(*words, **changes)[0].seen >= 64
+    for name in changes.keys() - {"tokens"}:
+        with pytest.raises(StartupError, match=rf"--{name.replace('_', '-')} is 15; it must be at least 16"):
+            head_args(*words, **{name: 15})
+
+
+def test_answers_that_are_cut_off_wholly_are_told(target: Path, tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data", target, count=4, num_asked=20)
+    with pytest.raises(StartupError, match="begins within the first 16 tokens"):
+        Trainer(head_args("EAGLE3", target, data, tmp_path / "head", max_len=16), ALONE)
+
+
+def test_prompts_that_no_batch_holds_are_told(target: Path, data: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"turns": ["Hello, world! " * 30]}) + "\n")
+    with pytest.raises(StartupError, match="an answer to --eval-prompts ends after"):
+        Trainer(head_args("EAGLE", target, data, tmp_path / "head", eval_prompts=str(prompts)), ALONE)

@@ -11,10 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from engine.checkpoint import open_checkpoint
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
-from engine.fingerprint import numerics_id
 from engine.loader import resolve_model
 from engine.runner import ModelRunner
 from outrider.telemetry import announce
@@ -28,8 +26,10 @@ from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages
 from training.data.store import DataFolder
 from training.data.templates import Composer
+from training.memory import memory_for
 from training.state_store import StateFiles, stored_layers
 from training.stopping import Stopping
+from training.target_states import target_id
 
 SHARD_TOKENS = 50_000
 SHARD_SECONDS = 300.0
@@ -40,11 +40,12 @@ def main(args: DataArgs) -> int:
     stopping = Stopping("finishing the conversations under way; once more to end at once")
     model_path = resolve_model(args.model_path, revision=args.revision)
     layers = () if args.store_states is None else stored_layers(ModelConfig.from_folder(model_path).num_layers)
-    runner = ModelRunner.load(
-        model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,
-        num_slots=(args.batch_size + 1) * args.max_len, max_sessions=args.batch_size, load_format=args.load_format,
-        quantization=args.quantization, features=FeatureSpec("aux", layers) if layers else None,
-    )  # fmt: skip
+    with memory_for(f"--batch-size {args.batch_size} and --max-len {args.max_len}"):
+        runner = ModelRunner.load(
+            model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,
+            num_slots=(args.batch_size + 1) * args.max_len, max_sessions=args.batch_size, load_format=args.load_format,
+            quantization=args.quantization, features=FeatureSpec("aux", layers) if layers else None,
+        )  # fmt: skip
     chat = ChatFormat.of_model(model_path)
     output, kept = Path(args.output), args.store_states
     states = None if kept is None else StateFiles(Path(kept), runner, layers, output)
@@ -77,8 +78,7 @@ def make_script(args: DataArgs, chat: ChatFormat, folder: DataFolder) -> Script:
 
 def data_facts(args: DataArgs, model_path: Path, vocab_size: int) -> dict[str, Any]:
     """What must stay the same when data is added to."""
-    weights = "dummy" if args.load_format == "dummy" else open_checkpoint(model_path, load_format=args.load_format)
-    target = weights if isinstance(weights, str) else numerics_id(weights.files)
+    target = target_id(model_path, args.load_format)
     return {"format": 1, "seed": args.seed, "target": target, "vocab_size": vocab_size}
 
 

@@ -2,43 +2,106 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import StartupError
+from outrider.flags import is_text
 from training.chat_format import Message
+from training.data.jsonl import WrongLine, read_values, said_as, wrong
 
 _ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_KEYS = ("messages", "conversations", "turns", "prompt")
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
     """One conversation a line: `messages` (OpenAI), `conversations` (ShareGPT), `turns`, `prompt`, or a string."""
     found = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"prompts cannot be read from {path}: {error}") from error
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, value in read_values(path):
         try:
-            messages = _messages(json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StartupError(f"{path}, line {number} is no conversation: {error!r}") from error
+            messages = _messages(value)
+        except WrongLine as error:
+            raise wrong(path, number, error) from error
         if any(message["role"] == "user" for message in messages):
             found.append(messages)
     return found
 
 
+def read_first_turns(path: Path) -> list[tuple[str, str]]:
+    """Category and first turn of each line with `turns` (MT-bench's form) or `prompt`."""
+    found = []
+    for number, value in read_values(path):
+        try:
+            if not isinstance(value, dict):
+                raise WrongLine(f"it is {said_as(value)}; it must be an object with `turns` or `prompt`")
+            found.append((str(value.get("category", "all")), _turns(value)[0]["content"]))
+        except WrongLine as error:
+            raise wrong(path, number, error) from error
+    if not found:
+        raise StartupError(f"{path} holds no prompts")
+    return found
+
+
 def _messages(value: Any) -> list[Message]:
     if isinstance(value, str):
-        return [{"role": "user", "content": value}]
+        return [_from_user(value, "the prompt")]
+    if not isinstance(value, dict):
+        raise WrongLine(f"it is {said_as(value)}; it must be a string, or an object with one of {', '.join(_KEYS)}")
     for key in ("messages", "conversations"):
         if key in value:
-            return [
-                {"role": _ROLES[item.get("role") or item["from"]], "content": str(item.get("content") or item["value"])}
-                for item in value[key]
-            ]
-    turns = value["turns"] if "turns" in value else [value["prompt"]]
-    return [{"role": "user", "content": str(turn)} for turn in turns]
+            return [_message(item, f"{key}[{index}]") for index, item in enumerate(_list(value[key], key))]
+    return _turns(value)
+
+
+def _turns(value: dict[str, Any]) -> list[Message]:
+    if "turns" in value:
+        return [_from_user(turn, f"turns[{index}]") for index, turn in enumerate(_list(value["turns"], "turns"))]
+    if "prompt" not in value:
+        raise WrongLine(f"it has none of {', '.join(_KEYS)}")
+    return [_from_user(value["prompt"], "prompt")]
+
+
+def _message(item: Any, name: str) -> Message:
+    if not isinstance(item, dict):
+        raise WrongLine(f"{name} is {said_as(item)}; it must be an object with a role and a text")
+    role = item.get("role", item.get("from"))
+    if not isinstance(role, str) or role not in _ROLES:
+        raise WrongLine(f"{name} has the role {_shown(role)}; it must be one of {', '.join(_ROLES)}")
+    key = "content" if "content" in item else "value"
+    return {"role": _ROLES[role], "content": _text(_joined(item.get(key), f"{name}.{key}"), f"{name}.{key}")}
+
+
+def _from_user(value: Any, name: str) -> Message:
+    return {"role": "user", "content": _text(value, name)}
+
+
+def _joined(content: Any, name: str) -> Any:
+    """OpenAI's list of text parts as one text; anything else as it is."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise WrongLine(f"{name} has a part that is no text; all must be of type `text`")
+    return "".join(part["text"] for part in content)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise WrongLine(f"{name} is {said_as(value)}; it must be a string")
+    if not value.strip():
+        raise WrongLine(f"{name} is empty; it must be a text")
+    if not is_text(value):
+        raise WrongLine(f"{name} is not Unicode text: it has half of a surrogate pair")
+    return value
+
+
+def _list(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        raise WrongLine(
+            f"{name} is {'empty' if value == [] else said_as(value)}; it must be a list with something in it"
+        )
+    return value
+
+
+def _shown(role: Any) -> str:
+    return f"{role[:40]!a}" if isinstance(role, str) else said_as(role)

@@ -6,12 +6,12 @@ refused when they occur as a whole.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from outrider.errors import StartupError
+from training.data.jsonl import read_values
 from training.data.quality import words
 
 NGRAM: Final = 8
@@ -46,10 +46,9 @@ class OverlapFilter:
 def read_prompts(path: Path) -> list[str]:
     """Every text of a JSONL file of prompts: MT-bench's `turns`, `prompt`, `question`, `messages` or plain strings."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        return [text for line in lines if line.strip() for text in _texts(json.loads(line))]
-    except (OSError, ValueError) as error:
-        raise StartupError(f"prompts to exclude cannot be read from {path}: {error}") from error
+        return [text for _, value in read_values(path) for text in _texts(value)]
+    except RecursionError as error:
+        raise StartupError(f"{path} holds brackets that are nested too deeply") from error
 
 
 def _texts(value: Any) -> Iterator[str]:

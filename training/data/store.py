@@ -26,7 +26,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
-from outrider.errors import StartupError
+from outrider.errors import StartupError, reason_of
 from training.data.conversations import COMPOSED, GIVEN, PASSAGE, SAMPLED, Record
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 SOURCES: Final = (SAMPLED, COMPOSED, PASSAGE, GIVEN)
 META = "data.json"
+_FACTS: Final = {"format": int, "seed": int, "target": str, "vocab_size": int}
+_TENSORS: Final = {"tokens": 1, "offsets": 1, "answers": 2, "sources": 1, "temperatures": 1, "keys": 1, "ended": 1}
+"""Of a shard, and how many dimensions each has."""
 
 
 class Origin(NamedTuple):
@@ -127,7 +130,7 @@ class DataFolder:
         """Reads the shards that are new to us."""
         for path in shard_paths(self.folder):
             if path.name not in self._known:
-                shard = load_file(path)
+                shard = _shard(path)
                 self._known.add(path.name)
                 self.ended.update(shard["ended"].tolist())
                 self.keys.update(shard["keys"].tolist())
@@ -158,11 +161,24 @@ class DataFolder:
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What the data of a folder was begun with."""
+    """What the data of a folder was begun with. StartupError where that is not said."""
     try:
-        return json.loads((folder / META).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{folder} is no folder of training data: {error}") from error
+        facts = json.loads((folder / META).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StartupError(f"{folder} is no folder of training data: {reason_of(error)}") from error
+    if not isinstance(facts, dict) or not all(type(facts.get(name)) is kind for name, kind in _FACTS.items()):
+        raise StartupError(f"{folder / META} does not say what the data was made with: {', '.join(_FACTS)}")
+    return facts
+
+
+def check_target(folder: Path, target: str, vocab_size: int) -> None:
+    """StartupError unless a data folder was made with that target, by `target_states.target_id`."""
+    facts = read_facts(folder)
+    if (facts["target"], facts["vocab_size"]) != (target, vocab_size):
+        raise StartupError(
+            f"{folder} holds what target {facts['target']} ({facts['vocab_size']} tokens) wrote, not {target} "
+            f"({vocab_size} tokens); a head is trained on what its own target writes"
+        )
 
 
 def shard_paths(folder: Path) -> list[Path]:
@@ -172,10 +188,7 @@ def shard_paths(folder: Path) -> list[Path]:
 
 def read_examples(path: Path, number: int = 0) -> Iterator[Example]:
     """The conversations of a shard, which is that number of its folder's. StartupError when it is damaged."""
-    try:
-        shard = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise StartupError(f"training data {path} cannot be read: {error}") from error
+    shard = _shard(path)
     tokens, offsets, answers = shard["tokens"], shard["offsets"], shard["answers"]
     spans: list[list[tuple[int, int]]] = [[] for _ in range(len(offsets) - 1)]
     for index, start, end in answers.tolist():
@@ -189,8 +202,32 @@ def read_examples(path: Path, number: int = 0) -> Iterator[Example]:
 
 def shard_size(path: Path) -> tuple[int, int]:
     """Tokens and conversations of a shard; only its header is read."""
-    with safe_open(path, framework="np") as file:
-        return file.get_slice("tokens").get_shape()[0], file.get_slice("offsets").get_shape()[0] - 1
+    try:
+        with safe_open(path, framework="np") as file:
+            return file.get_slice("tokens").get_shape()[0], file.get_slice("offsets").get_shape()[0] - 1
+    except (SafetensorError, OSError, IndexError) as error:
+        raise StartupError(f"training data {path} cannot be read: {reason_of(error)}") from error
+
+
+def _shard(path: Path) -> dict[str, np.ndarray]:
+    """A shard's tensors. StartupError when one is missing, or they do not fit one another."""
+    try:
+        shard = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise StartupError(f"training data {path} cannot be read: {reason_of(error)}") from error
+    for name, ndim in _TENSORS.items():
+        if name not in shard or shard[name].ndim != ndim:
+            raise StartupError(f"training data {path} is no shard: it has no {name} of {ndim} dimensions")
+    offsets, answers, count = shard["offsets"], shard["answers"], len(shard["sources"])
+    sound = (
+        len(offsets) == count + 1 and offsets[0] == 0 and offsets[-1] == len(shard["tokens"])
+        and (np.diff(offsets) >= 0).all() and len(shard["temperatures"]) == count
+        and answers.shape[1] == 3 and ((answers >= 0) & (answers[:, :1] < count)).all()
+        and (shard["sources"] < len(SOURCES)).all()
+    )  # fmt: skip
+    if not sound:
+        raise StartupError(f"training data {path} is damaged: its parts do not fit one another")
+    return shard
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,0 +1,90 @@
+"""Prompts that users bring: every form of them is read, and what is wrong is told with file, line and reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.errors import StartupError
+from training.data.given import read_conversations, read_first_turns
+from training.data.overlap import read_prompts
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]},
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+        {"turns": ["Hi"]},
+        {"prompt": "Hi"},
+        "Hi",
+    ],
+)
+def test_a_users_own_prompts(line: Any, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps(line) + "\n\n")
+    ((first, *_),) = read_conversations(path)
+    assert first == {"role": "user", "content": "Hi"}
+
+
+def test_texts_may_come_in_parts_and_hold_any_line_break(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    parts = [{"type": "text", "text": "Do whales"}, {"type": "text", "text": " sing?"}]
+    row = {"messages": [{"role": "user", "content": parts}], "turns": 5}
+    path.write_text(json.dumps(row) + '\r\n\n"One\u2028line\x85of\\ntext"\n', encoding="utf-8")
+    found = [message["content"] for (message,) in read_conversations(path)]
+    assert found == ["Do whales sing?", "One\u2028line\x85of\ntext"]
+    path.write_text('{"question": "One\u2028line", "turns": [["Two"]]}\n"Three"\n', encoding="utf-8")
+    assert read_prompts(path) == ["Two", "One\u2028line", "Three"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "it is not JSON"),
+        ("[" * 100_000, "its brackets are nested too deeply"),
+        ("5", "it is a number; it must be a string, or an object with one of messages"),
+        ('{"text": 1}', "it has none of messages, conversations, turns, prompt"),
+        ('{"prompt": null}', "prompt is null; it must be a string"),
+        ('{"prompt": ["Hi"]}', "prompt is a list; it must be a string"),
+        ('{"prompt": " "}', "prompt is empty"),
+        ('""', "the prompt is empty"),
+        ('"\\ud800"', "the prompt is not Unicode text"),
+        ('{"turns": "Hi"}', "turns is a string; it must be a list"),
+        ('{"turns": []}', "turns is empty; it must be a list"),
+        ('{"turns": ["Hi", 5]}', r"turns\[1\] is a number; it must be a string"),
+        ('{"messages": {}}', "messages is an object; it must be a list"),
+        ('{"messages": ["Hi"]}', r"messages\[0\] is a string; it must be an object"),
+        ('{"messages": [{"role": "tool", "content": "Hi"}]}', r"messages\[0\] has the role 'tool'; it must be one of"),
+        ('{"messages": [{"content": "Hi"}]}', r"messages\[0\] has the role null"),
+        ('{"messages": [{"role": "user"}]}', r"messages\[0\].value is null"),
+        ('{"messages": [{"role": "user", "content": true}]}', r"content is true or false; it must be a string"),
+        ('{"messages": [{"role": "user", "content": []}]}', r"content is empty"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "content has a part that is no text"),
+        ('{"conversations": [{"from": "human", "value": 7}]}', r"conversations\[0\].value is a number"),
+    ],
+)
+def test_a_line_that_is_no_conversation_is_told_with_the_reason(line: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(f'"Hi"\n{line}\n')
+    with pytest.raises(StartupError, match=f"{path}, line 2: .*{reason}"):
+        read_conversations(path)
+
+
+def test_prompts_of_an_evaluation_and_of_a_benchmark_are_read_as_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    for line, reason in (
+        ("[]", "it is a list; it must be an object"), ('{"turns": 5}', "turns is a number"),
+        ('{"turns": [null]}', r"turns\[0\] is null"), ("[" * 100_000, "nested too deeply"),
+    ):  # fmt: skip
+        path.write_text(f"\n{line}\n")
+        with pytest.raises(StartupError, match=f"{path}, line 2: .*{reason}"):
+            read_first_turns(path)
+    with pytest.raises(StartupError, match=f"{path}, line 2: .*nested too deeply"):
+        read_prompts(path)
+    path.write_text("[" * 5000 + "]" * 5000)
+    with pytest.raises(StartupError, match="nested too deeply"):
+        read_prompts(path)

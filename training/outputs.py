@@ -1,0 +1,38 @@
+"""Where commands write: refused before any work is done when nothing can be written there."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from outrider.errors import StartupError, reason_of
+
+
+def made_folder(path: Path, what: str) -> Path:
+    """The folder, made where there is none. StartupError when it is a file, or nothing can be written to it."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise StartupError(f"{what} cannot be written to {path}: {reason_of(error)}") from error
+    return path
+
+
+def check_file(path: Path, what: str) -> None:
+    """Makes the folder of a file that is to be written. StartupError when it cannot be."""
+    made_folder(path.parent, what)
+    if path.is_dir():
+        raise StartupError(f"{what} cannot be written to {path}: it is a folder; it must be a file")
+
+
+def write_file(path: Path, what: str, write: Callable[[Path], object]) -> None:
+    """Has a file written, whole or not at all. StartupError when it cannot be."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:  # torch has the latter for a file that it cannot open
+        raise StartupError(f"{what} cannot be written to {path}: {reason_of(error)}") from error
