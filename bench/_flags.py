@@ -8,9 +8,23 @@ from pathlib import Path
 from typing import Any
 
 
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
 def positive(text: str) -> int:
     """A whole number from 1."""
-    value = int(text)
+    value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
@@ -18,7 +32,7 @@ def positive(text: str) -> int:
 
 def natural(text: str) -> int:
     """A whole number from 0."""
-    value = int(text)
+    value = _whole(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is below 0")
     return value
@@ -26,7 +40,7 @@ def natural(text: str) -> int:
 
 def above_zero(text: str) -> float:
     """A finite number above 0."""
-    value = float(text)
+    value = _number(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
@@ -34,7 +48,7 @@ def above_zero(text: str) -> float:
 
 def not_below_zero(text: str) -> float:
     """A finite number from 0."""
-    value = float(text)
+    value = _number(text)
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a number from 0")
     return value
@@ -57,7 +71,7 @@ def counts(text: str) -> list[int]:
 
 def rates(text: str) -> list[float]:
     """Numbers above 0, joined by commas."""
-    values = [float(part) for part in text.split(",")]
+    values = [_number(part) for part in text.split(",")]
     if not all(0 < value < float("inf") for value in values):
         raise argparse.ArgumentTypeError(f"{text} holds a rate that is not above 0")
     return values
@@ -70,7 +84,10 @@ def names(text: str) -> list[str]:
 
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object."""
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("not a JSON object")
     return value

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench._flags import output_file
+from bench._flags import counts, output_file, positive
 from draft_service.drafters.base import DraftRequest
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import pack_rows
@@ -163,10 +163,6 @@ def feature_rows(drafter: ModelDrafter[Any], first_pos: int, count: int) -> comm
     return common_pb2.FeatureRows(first_pos=first_pos, count=count, rows=rows)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(item) for item in text.split(","))
-
-
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to."""
     parser = argparse.ArgumentParser(prog="outrider bench drafting", description=(__doc__ or "").partition("\n")[0])
@@ -176,16 +172,16 @@ def main(argv: Sequence[str]) -> int:
         "--head", default=None, help="folder of a head or draft model to use instead of random ones, or `shipped`"
     )
     parser.add_argument("--trees", default="3,1,4/3,4,8/5,4,8", help="steps,topk,tokens/...; default: %(default)s")
-    parser.add_argument("--batch", type=_numbers, default=(1, 8), help="sessions in a round; default: 1,8")
+    parser.add_argument("--batch", type=counts, default=(1, 8), help="sessions in a round; default: 1,8")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--threads", type=positive, default=None)
     parser.add_argument("--output", type=output_file, default=None, help="file for the figures as JSON")
     args = parser.parse_args(argv)
     target = resolve_model(args.model)
     rows: list[Row] = []
     for algorithm in args.algorithms.upper().split(","):
-        for steps, topk, tokens in map(_numbers, args.trees.split("/")):
+        for steps, topk, tokens in map(counts, args.trees.split("/")):
             drafter = build(args, target, algorithm, (steps, topk, tokens))
             for batch in args.batch:
                 row = measure(drafter, (steps, topk, tokens), algorithm, batch)

@@ -13,9 +13,9 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 
-from bench._flags import output_file
+from bench._flags import output_file, positive
 from bench._metered import metered
-from bench.mt_bench import WARM_UP, ask_outrider, choose
+from bench.mt_bench import WARM_UP, answer_tokens, ask_outrider, choose
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
 from outrider.fastest import USUAL
@@ -36,8 +36,8 @@ class Found:
 def main(argv: list[str] | None = None) -> int:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(prog="outrider bench early", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--per-category", type=int, default=1, help="questions of each of the eight categories")
-    parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
+    parser.add_argument("--per-category", type=positive, default=1, help="questions of each of the eight categories")
+    parser.add_argument("--tokens", type=answer_tokens, default=96, help="most tokens of an answer")
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
     every = [

@@ -27,7 +27,7 @@ from pathlib import Path
 import grpc.aio
 import httpx
 
-from bench._flags import output_file
+from bench._flags import not_below_zero, output_file, positive
 from bench._gguf import ensure_gguf
 from bench._load import model_of, open_client
 from bench._server import Served, free_port, serving
@@ -173,12 +173,12 @@ def beside_vllm(args: argparse.Namespace, model_path: Path) -> Cost:
 def main(words: list[str] | None = None) -> int:
     """Prints the table, and writes it as JSON where asked."""
     parser = argparse.ArgumentParser(prog="outrider bench gateway", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--tokens", type=int, default=1000, help="tokens of a long answer")
-    parser.add_argument("--requests", type=int, default=64, help="long answers")
-    parser.add_argument("--short-requests", type=int, default=512, help="answers of one token")
-    parser.add_argument("--streams", type=int, default=32, help="requests at once")
-    parser.add_argument("--steps", type=int, nargs="+", default=[1, 4], help="tokens in a response")
-    parser.add_argument("--step-ms", type=float, default=5.0, help="time of a step of the verify service")
+    parser.add_argument("--tokens", type=positive, default=1000, help="tokens of a long answer")
+    parser.add_argument("--requests", type=positive, default=64, help="long answers")
+    parser.add_argument("--short-requests", type=positive, default=512, help="answers of one token")
+    parser.add_argument("--streams", type=positive, default=32, help="requests at once")
+    parser.add_argument("--steps", type=positive, nargs="+", default=[1, 4], help="tokens in a response")
+    parser.add_argument("--step-ms", type=not_below_zero, default=5.0, help="time of a step of the verify service")
     parser.add_argument("--vllm-python", type=Path, help="interpreter of an environment with vLLM")
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
     args = parser.parse_args(words)

@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from bench._flags import output_file
+from bench._flags import output_file, positive
 from outrider.errors import StartupError
 
 QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
@@ -171,9 +171,10 @@ def measure(systems: dict[str, Ask], questions: list[dict], max_tokens: int) -> 
 
 def answer_tokens(text: str) -> int:
     """Of a flag: tokens of an answer that has a speed."""
-    if int(text) < FEWEST_TOKENS:
-        raise argparse.ArgumentTypeError(f"{text}; answers of fewer than {FEWEST_TOKENS} tokens have no speed")
-    return int(text)
+    value = positive(text)
+    if value < FEWEST_TOKENS:
+        raise argparse.ArgumentTypeError(f"{value}; answers of fewer than {FEWEST_TOKENS} tokens have no speed")
+    return value
 
 
 def table(results: list[Result]) -> str:
@@ -196,7 +197,7 @@ def table(results: list[Result]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Runs the comparison."""
     parser = argparse.ArgumentParser(prog="outrider bench mt_bench", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
+    parser.add_argument("--per-category", type=positive, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
     parser.add_argument("--alone", action="store_true", help="leave transformers out")
     parser.add_argument("--output", type=output_file, help="file for all results, as JSON")

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from bench._flags import output_file
+from bench._flags import output_file, positive
 from draft_service.drafters.base import DraftRequest
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.session import Session, Wishes
@@ -144,9 +144,9 @@ def prompt_lookup() -> Way:
 def main(argv: list[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to."""
     parser = argparse.ArgumentParser(prog="outrider bench ngram", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--tokens", type=int, default=1_000_000, help="length of the text")
+    parser.add_argument("--tokens", type=positive, default=1_000_000, help="length of the text")
     parser.add_argument("--model", default=None, help="folder or hub id whose tokenizer is used; default: embedded")
-    parser.add_argument("--capacity", type=int, default=10_000_000, help="nodes of the trie")
+    parser.add_argument("--capacity", type=positive, default=10_000_000, help="nodes of the trie")
     parser.add_argument("--output", type=output_file, default=None, help="file for the figures as JSON")
     args = parser.parse_args(argv)
     text = read_text(args.tokens, args.model)

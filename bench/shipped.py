@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench._flags import output_file
+from bench._flags import output_file, positive
 from bench.mt_bench import answer_tokens
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
@@ -31,7 +31,7 @@ from outrider.fastest import SPEEDS, USUAL, section
 def main(argv: list[str] | None = None) -> int:
     """Measures, prints a table and writes it."""
     parser = argparse.ArgumentParser(prog="outrider bench shipped", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--per-category", type=int, default=2, help="questions of each of the eight categories")
+    parser.add_argument("--per-category", type=positive, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
     parser.add_argument("--output", type=output_file, default=SPEEDS, help="file for the table")
     args, serve_flags = parser.parse_known_args(argv)

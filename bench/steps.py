@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from bench._flags import output_file
+from bench._flags import counts, output_file
 from outrider.args import VerifyArgs
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
@@ -115,15 +115,11 @@ def _request(prompt: np.ndarray) -> verify_pb2.GenerateRequest:
     )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(item) for item in text.split(","))
-
-
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to. Other flags are those of `outrider verify`."""
     parser = argparse.ArgumentParser(prog="outrider bench steps", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--batch", type=_numbers, default=(1, 8, 32), help="sessions; default: 1,8,32")
-    parser.add_argument("--context", type=_numbers, default=(128, 1024), help="tokens of each; default: 128,1024")
+    parser.add_argument("--batch", type=counts, default=(1, 8, 32), help="sessions; default: 1,8,32")
+    parser.add_argument("--context", type=counts, default=(128, 1024), help="tokens of each; default: 128,1024")
     parser.add_argument("--output", type=output_file, default=None, help="file for the figures as JSON")
     options, verify_flags = parser.parse_known_args(argv)
     tokens = max(options.batch) * (max(options.context) + 3 * STEPS)

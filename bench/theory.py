@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 from bench._flags import output_file, positive
 from bench._metered import metered
-from bench.mt_bench import WARM_UP, Answer, ask_outrider, choose
+from bench.mt_bench import WARM_UP, Answer, answer_tokens, ask_outrider, choose
 from outrider.scrape import Span
 
 
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     """Measures and prints a table."""
     parser = argparse.ArgumentParser(prog="outrider bench theory", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--per-category", type=positive, default=1, help="questions of each of the eight categories")
-    parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
+    parser.add_argument("--tokens", type=answer_tokens, default=96, help="most tokens of an answer")
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
     found = gain_of(*_measured(args, serve_flags))

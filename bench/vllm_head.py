@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bench._flags import positive
 from engine.loader import resolve_model
 from training.accept_length import CHAIN_STEPS, chain_rounds
 from training.answers import read_first_turns
@@ -54,8 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--python", required=True, help="a Python that has vLLM")
     parser.add_argument("--method", default="eagle3", help="vLLM's name for the kind of head: eagle3, eagle")
     parser.add_argument("--model-path", help="the target (default: the embedded model)")
-    parser.add_argument("--prompts", type=int, default=8, help="questions, spread over MT-bench")
-    parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument("--prompts", type=positive, default=8, help="questions, spread over MT-bench")
+    parser.add_argument("--tokens", type=positive, default=64, help="most tokens of an answer")
     args = parser.parse_args(argv)
     target = resolve_model(args.model_path)
     chat, texts = ChatFormat.of_model(target), read_first_turns(MT_BENCH)

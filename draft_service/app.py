@@ -41,7 +41,7 @@ def main(args: DraftArgs) -> int:
         return describe(args)
     if args.inspect is not None:
         return inspect(args, args.inspect)
-    serving.check_free(args.listen)
+    serving.check_free(args.listen, *args.metrics_addresses)
     return uvloop.run(_serve_until_signals(args))
 
 

@@ -30,7 +30,7 @@ from gateway.service import Gateway
 from outrider.args import GatewayArgs
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
-from outrider.serving import is_loopback
+from outrider.serving import check_free, is_loopback
 from outrider.steady import keep_steady
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
@@ -170,6 +170,7 @@ def main(args: GatewayArgs) -> int:
         server.fail(error)
 
     app = create_app(args, on_failure=fail, on_ready=keep_steady)
+    check_free(*args.metrics_addresses)
     listener, address = listen(args)
     strangers = Strangers("a connection ended before TLS was agreed on") if args.ssl_certfile else None
     config = uvicorn_config(app, args, None if strangers is None else strangers.note)

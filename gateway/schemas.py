@@ -31,7 +31,7 @@ StopStrings = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS
 TokenId = Annotated[int, Meta(ge=0, le=_INT31)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=64)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
-LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)]
+LogitBias = Annotated[dict[str, float], Meta(max_length=1024)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
 StartLen = Annotated[int, Meta(ge=-1, le=_INT31)]

@@ -78,7 +78,7 @@ async def _list(
         say(f"{address}: no drafter is enlisted")
     for algorithm in found.disabled_algorithms:
         say(f"{address}: {algorithm_name(algorithm)} is disabled")
-    return [_row(address, drafter) for drafter in found.drafters]
+    return [_row(address, drafter, drafter.algorithm in found.disabled_algorithms) for drafter in found.drafters]
 
 
 async def _switch(
@@ -96,10 +96,11 @@ async def _switch(
     say(f"{address}: {algorithm_name(algorithm)} is {action}d{_moved(moved)}")
 
 
-def _row(address: str, drafter: admin_pb2.ManagedDrafter) -> tuple[str, ...]:
+def _row(address: str, drafter: admin_pb2.ManagedDrafter, off: bool) -> tuple[str, ...]:
     share = f"{drafter.accepted_tokens / drafter.draft_tokens:.0%}" if drafter.draft_tokens else "-"
     return (
-        address, drafter.drafter_id, algorithm_name(drafter.algorithm), _mode(drafter.mode),
+        address, drafter.drafter_id, algorithm_name(drafter.algorithm),
+        "algorithm-off" if off else _mode(drafter.mode),
         f"{drafter.sessions}/{drafter.max_sessions}", str(drafter.silent_sessions), share, drafter.draft_model or "-",
     )  # fmt: skip
 

@@ -66,7 +66,7 @@ _GRAPH_SESSIONS = 160  # SGLang's most
 def main(args: VerifyArgs) -> int:
     """Runs the process; returns its exit code."""
     configure_logging("verify")
-    serving.check_free(args.listen, *([args.grpc_address] if args.grpc_address else []))
+    serving.check_free(args.listen, *([args.grpc_address] if args.grpc_address else []), *args.metrics_addresses)
     engine = load_engine(args)
     keep_steady()
     return uvloop.run(_serve_until_signals(args, engine))

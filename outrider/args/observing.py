@@ -26,6 +26,14 @@ class ObservingArgs(Args):
         0.01, "observing", "Share of the requests that are traced, of those whose caller does not say."
     )
 
+    @property
+    def metrics_addresses(self) -> tuple[str, ...]:
+        """Where metrics are served, for whoever looks whether it is free."""
+        if not self.metrics_port:
+            return ()
+        host = f"[{self.metrics_host}]" if ":" in self.metrics_host else self.metrics_host
+        return (f"{host}:{self.metrics_port}",)
+
     def check(self) -> None:
         """Bounds."""
         endpoint, ratio = self.otlp_traces_endpoint, self.otlp_traces_sample_ratio

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench import layers, wire
-from bench._flags import above_zero, natural, not_below_zero, output_file, setting
+from bench._flags import above_zero, counts, json_object, natural, not_below_zero, output_file, rates, setting
 from bench._prompts import from_file
 from bench.goodput import trees
 from outrider.errors import StartupError
@@ -25,10 +27,16 @@ def test_a_time_is_above_zero(text: str) -> None:
 def test_zero_may_be_told_where_nothing_may_be_wanted() -> None:
     assert (natural("0"), not_below_zero("0")) == (0, 0.0)
     for text in ("-1", "nan"):
-        with pytest.raises((argparse.ArgumentTypeError, ValueError)):
+        with pytest.raises(argparse.ArgumentTypeError):
             natural(text)
         with pytest.raises(argparse.ArgumentTypeError):
             not_below_zero(text)
+
+
+@pytest.mark.parametrize("kind", [counts, rates, natural, above_zero, json_object])
+def test_what_is_of_another_kind_is_said_in_words(kind: Callable[[str], Any]) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="not a "):
+        kind("many")
 
 
 def test_figures_go_to_a_file_in_a_folder_that_is_there(tmp_path: Path) -> None:

@@ -226,10 +226,13 @@ def test_unix_socket(
     assert not path.exists()
 
 
-def test_a_port_in_use(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
+def test_a_port_in_use(start: Start, tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        process = start(f"--port={taken.getsockname()[1]}")
+        process = start(f"{flag}={taken.getsockname()[1]}")
         assert process.wait(30) == 2
+        assert process.stdout is not None
+        assert "listens" not in process.stdout.read()
     assert "cannot listen on 127.0.0.1" in (tmp_path / "errors").read_text()
 
 
