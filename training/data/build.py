@@ -39,6 +39,7 @@ def main(args: DataArgs) -> int:
     """Makes or goes on making data; SIGINT and SIGTERM end it with what there is written out."""
     stopping = Stopping("finishing the conversations under way; once more to end at once")
     model_path = resolve_model(args.model_path, revision=args.revision)
+    chat = ChatFormat.of_model(model_path)
     layers = () if args.store_states is None else stored_layers(ModelConfig.from_folder(model_path).num_layers)
     with memory_for(f"--batch-size {args.batch_size} and --max-len {args.max_len}"):
         runner = ModelRunner.load(
@@ -46,7 +47,6 @@ def main(args: DataArgs) -> int:
             num_slots=(args.batch_size + 1) * args.max_len, max_sessions=args.batch_size, load_format=args.load_format,
             quantization=args.quantization, features=FeatureSpec("aux", layers) if layers else None,
         )  # fmt: skip
-    chat = ChatFormat.of_model(model_path)
     output, kept = Path(args.output), args.store_states
     states = None if kept is None else StateFiles(Path(kept), runner, layers, output)
     folder = DataFolder(output, data_facts(args, model_path, runner.config.vocab_size), states)
