@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from functools import cache
+
 import torch
 
 
@@ -11,6 +14,20 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     The statistics are in fp32 whatever x's dtype is; the normalised x is rounded to x's dtype before the weight is
     applied, as the published models were trained.
     """
+    if runs_triton(x) and weight.dim() == 1 and x.dim() in {2, 3} and weight.dtype is x.dtype:
+        from kernels import norm_triton
+
+        return norm_triton.rms_norm(x, weight, eps)
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight
+
+
+def runs_triton(x: torch.Tensor) -> bool:
+    """Whether kernels without a gradient, which torch.compile cannot see into, may take x."""
+    return x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling() and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None

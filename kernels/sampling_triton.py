@@ -16,8 +16,9 @@ import triton.language as tl
 from kernels.sampling_torch import RowFilters
 
 jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
-# Of the vocabulary at a time: 8 numbers a thread.
-_VOCAB_BLOCK = 1024
+# Of the vocabulary at a time, and warps for it: a row of 128k is drawn greedily in 23 us on an H200, with 1,024 and 4
+# warps in 73; sampled at temperature 1 in 237 and 527.
+_VOCAB_BLOCK, _NUM_WARPS = 8192, 16
 # Weights in float64 lie in memory between passes: 128 rows of 128k take 128 MB.
 _ROWS_AT_ONCE = 128
 
@@ -32,7 +33,7 @@ def draw_rows(logits: torch.Tensor, rows: torch.Tensor, filters: RowFilters, u: 
         part = slice(first, first + _ROWS_AT_ONCE)
         _draw_row[(len(rows[part]),)](
             logits, rows[part], *filters.rows(part)[:4], u[part], scratch, tokens[part], LOGIT_ROW=logits.stride(0),
-            VOCAB=vocab, BLOCK=_VOCAB_BLOCK, num_warps=4, enable_fp_fusion=False,
+            VOCAB=vocab, BLOCK=_VOCAB_BLOCK, num_warps=_NUM_WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return tokens
 

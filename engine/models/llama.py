@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear
 
 from engine.attention import Attention
 from engine.batch import Batch
@@ -23,6 +23,7 @@ from engine.models.llama_weights import LayerWeights, LlamaWeights
 from engine.quantization import MakeLinear, head_maker, linear_maker
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.pool import store
+from kernels.gating import gated
 from kernels.norm import rms_norm
 from kernels.rope import apply_rope, rope_table
 from kernels.transfer import to_device
@@ -83,8 +84,7 @@ class Layer:
         """The layer's output [T, hidden] from its input x and what attention made of it, [T, heads, head_dim]."""
         config = self.config
         x = x + self.output(mixed.reshape(len(x), config.q_size))
-        gate, up = self.gate_up(rms_norm(x, self.post_norm, config.rms_eps)).chunk(2, dim=-1)
-        return x + self.down(silu(gate) * up)
+        return x + self.down(gated(self.gate_up(rms_norm(x, self.post_norm, config.rms_eps))))
 
 
 class TorchLlama:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import silu
 
 from engine.config import ModelConfig
 from engine.models.heads.base import Attend, MakeLinear, Shapes, Tensors
 from engine.models.llama_weights import tensor_shapes
+from kernels.gating import gated
 from kernels.norm import rms_norm
 from kernels.rope import apply_rope
 
@@ -57,8 +57,7 @@ class Block:
 
     def mlp(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, hidden] plus its MLP."""
-        gate, up = self.gate_up(rms_norm(x, self.post_norm, self.config.rms_eps)).chunk(2, dim=-1)
-        return x + self.down(silu(gate) * up)
+        return x + self.down(gated(self.gate_up(rms_norm(x, self.post_norm, self.config.rms_eps))))
 
 
 def within(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
