@@ -82,6 +82,7 @@ class Bench:
         )  # fmt: skip
         self.model = opened
         self._sequence = opened.cache.open()
+        self._features = torch.zeros(max(1, round(args.accept_length)), opened.feature_width, dtype=self.runner.dtype)
         self._prefill(room)
 
     def _head(self, args: argparse.Namespace, target: Path, head: Path, room: int) -> tuple[HeadModel, FeatureSpec]:
@@ -134,12 +135,11 @@ class Bench:
 
     def draft(self, nodes: int) -> None:
         """What follows a verdict: the head over the accepted rows, and a tree of `nodes`."""
-        accepted, sequence, cache = max(1, round(self.args.accept_length)), self._sequence, self.model.cache
+        accepted, sequence, cache = len(self._features), self._sequence, self.model.cache
         words = np.full(accepted, 7, np.int32)
-        features = torch.zeros(accepted, self.model.feature_width, dtype=self.runner.dtype)
         first, slots = sequence.num_rows, cache.append(sequence, accepted)
         segment = Segment(sequence.table_row, first, words, slots, num_logits=1)
-        tips = self.model.run([segment], self.model.fuse(features), self.args.topk)
+        tips = self.model.run([segment], self.model.fuse(self._features), self.args.topk)
         grow(self.model, [sequence], tips, num_steps=self.args.num_steps, topk=self.args.topk, num_nodes=[nodes])
         cache.truncate(sequence, first)
 

@@ -215,7 +215,11 @@ class HeadModel:
         if states is None:
             raise ValueError("a draft head goes on from states")
         step = self._runner.forward(segments, states, stage, rows)
-        found = self._likeliest(step.logits[:, : self._limit], num_top)
+        top, is_whole = step.top, self._limit == self._runner.num_drafted
+        if top is not None and is_whole and num_top <= top[0].shape[1]:
+            found = top[0][:, :num_top], top[1][:, :num_top]
+        else:
+            found = self._likeliest(step.logits[:, : self._limit], num_top)
         return Tips(*_named(found, self._runner.head.tokens), step.carried)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:

@@ -107,7 +107,7 @@ def pack(
     # Last, so that what is copied can end where the prefixes do.
     table_at = sections.add(table, 0)
     room = bucket.num_segments * -(-bucket.max_prefix_len // page_size) if bucket else 0
-    size = max(sections.size, table_at + room)
+    size = max(sections.size, table_at + room + -room % _ALIGNED)  # even: mask bits are read as int64
     return Packed(sections.joined(), size, launches, segments, slots, positions, masks_at, words, table_at)
 
 

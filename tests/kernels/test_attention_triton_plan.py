@@ -157,3 +157,10 @@ def test_tiles_hold_the_group_and_divide_words_and_pieces(dtype: torch.dtype, he
     sizes = blocks_for(Heads(2 * group, 2, head_dim, dtype))
     assert all(blocks.rows >= group and 64 % blocks.keys == 0 and MIN_PIECE % blocks.keys == 0 for blocks in sizes)
     assert [blocks.rows for blocks in sizes] == sorted(blocks.rows for blocks in sizes)
+
+
+@pytest.mark.parametrize("max_len", [541, 542, 600])
+def test_mask_bits_can_be_read_as_int64(max_len: int) -> None:
+    packed = pack(layout_of([Piece(40, 1)]), HEADS[0], 1, Bucket(1, 1, max_len, has_masks=False))
+    assert packed.masks % 2 == 0
+    assert packed.size % 2 == 0

@@ -19,6 +19,10 @@ from engine.models.llama import StepRows
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_plan import Bucket
+from kernels.likeliest import likeliest
+
+# Of each row, found within the graph: launched one by one, what finds them takes the host as long as the head's step.
+_NUM_TOP = 16
 
 
 class GraphedHead:
@@ -40,6 +44,9 @@ class GraphedHead:
         self._states = torch.zeros((num_rows, hidden), dtype=head.dtype, device=head.device)
         self._logits = torch.zeros((num_logits, head.num_drafted), device=head.device)
         self._carried = torch.zeros((num_logits, hidden), dtype=head.dtype, device=head.device)
+        num_top = min(max(_NUM_TOP, sizes.last_logits), head.num_drafted)
+        self._chances = torch.zeros((num_logits, num_top), device=head.device)
+        self._likeliest = torch.zeros((num_logits, num_top), dtype=torch.int64, device=head.device)
 
     def capture(self) -> None:
         """Captures all stages' graphs."""
@@ -54,13 +61,19 @@ class GraphedHead:
         self._states[: len(states)].copy_(states)
         self._stages[stage].replay(graph, batch)
         count = len(batch.logit_rows)
-        # Sessions keep what they carry on; logits are read at once.
-        return HeadStep(self._logits[:count], self._carried[:count].clone())
+        # Sessions keep what they carry on, and what is likeliest; logits are read at once.
+        top = self._chances[:count].clone(), self._likeliest[:count].clone()
+        return HeadStep(self._logits[:count], self._carried[:count].clone(), top)
 
     def _step(self, stage: int, rows: StepRows, layout: AttentionLayout) -> None:
         step = self._run(rows, self._states[: len(rows.tokens)], layout, stage)
-        self._logits[: len(step.logits)].copy_(step.logits)
-        self._carried[: len(step.carried)].copy_(step.carried)
+        count = len(step.logits)
+        self._logits[:count].copy_(step.logits)
+        self._carried[:count].copy_(step.carried)
+        if count:
+            chances, ids = likeliest(step.logits, self._chances.shape[1])
+            self._chances[:count].copy_(chances)
+            self._likeliest[:count].copy_(ids)
 
 
 def with_cuda_graphs(head: Head, run: RunRows, attention: object, sizes: GraphSizes, pool: KVPool) -> GraphedHead:

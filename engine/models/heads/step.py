@@ -17,6 +17,8 @@ class HeadStep(NamedTuple):
     """fp32 [L, drafted], good until the next step."""
     carried: torch.Tensor
     """[L, hidden]: the states of the rows that go on from these."""
+    top: tuple[torch.Tensor, torch.Tensor] | None = None
+    """Of each row the likeliest output rows, as kernels.likeliest has them, [L, T] each; None: not looked for."""
 
 
 class RunRows(Protocol):

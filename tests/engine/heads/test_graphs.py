@@ -20,6 +20,7 @@ from engine.models.heads.runner import HeadRunner
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_plan import Bucket
+from kernels.likeliest import likeliest
 from outrider.errors import StartupError
 from tests.engine.heads import make
 from tests.engine.heads.make import VOCAB, Written
@@ -79,7 +80,8 @@ def drafted(runner: HeadRunner, seed: int, num_steps: int = 6) -> list[torch.Ten
     def step(segments: list[Segment], stage: int) -> None:
         count = sum(len(segment.tokens) for segment in segments)
         states = torch.randn((count, hidden), generator=generator).to(device, runner.head.dtype)
-        found.extend(tensor.cpu().clone() for tensor in runner.forward(segments, states, stage))
+        made = runner.forward(segments, states, stage)
+        found.extend(tensor.cpu().clone() for tensor in (made.logits, made.carried))
 
     step([s.segment(rng.integers(0, VOCAB, 9).tolist(), 0) for s in everyone], 0)
     for index in range(num_steps):
@@ -122,6 +124,20 @@ def test_what_is_carried_on_outlives_the_next_step(tmp_path: Path) -> None:
     kept = first.carried.clone()
     runner.forward([session.segment([2])], -torch.ones(1, hidden))
     assert torch.equal(first.carried, kept)
+
+
+def test_the_likeliest_are_found_with_the_step(tmp_path: Path) -> None:
+    runner = build("eagle3", tmp_path, attention="torch_native")
+    put_in_buckets(runner, counted([]))
+    session, hidden = three(runner)[0], runner.head.config.block.hidden_size
+    step = runner.forward([session.segment([1])], torch.ones(1, hidden))
+    assert step.top is not None
+    chances, ids = likeliest(step.logits, step.top[0].shape[1])
+    kept = step.top[0].clone()
+    torch.testing.assert_close(kept, chances)
+    assert torch.equal(step.top[1], ids)
+    runner.forward([session.segment([2])], -torch.ones(1, hidden))
+    assert torch.equal(step.top[0], kept)
 
 
 def test_a_step_goes_where_its_logits_fit(tmp_path: Path) -> None:
