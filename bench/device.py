@@ -3,8 +3,9 @@
     outrider bench device --context 512 --nodes 8,16,32 --num-steps 5 --topk 4 --accept-length 3.69 --output device.json
 
 Shapes are Llama-3.1-8B's and those of its published EAGLE-3 head with 32,000 draft tokens, weights random (--model-path
-and --head name folders of others). A round is done as the services do it, without the wire: the target's step over root
-and nodes, drawing and the walk, one copy to the host, then the head over the accepted rows and the tree's growth.
+and --head name folders of others). Both are loaded as the services load them. A round is what they compute, without
+sessions and wire: the target's step over root and nodes, drawing and the walk by the sampler's kernels, one copy to the
+host, then the head over the accepted rows and the tree's growth.
 
     roofline_share      bytes that a plain step must read, over what reading a large array takes, over the step's time
     overhead_ms         of a round: what it took beyond its kernels, by the profiler; host and launches
@@ -22,24 +23,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from bench._flags import above_zero, counts, output_file, positive
 from draft_service.drafters.growing import grow, most_nodes, slots_needed
+from draft_service.drafters.heads import features_needed, make_drafter
 from draft_service.drafters.models import HeadModel
 from engine.batch import Segment
-from engine.execution import Execution, GraphSizes
-from engine.feature_spec import FeatureSpec
-from engine.models.heads.load import load_head
-from engine.models.heads.runner import HeadRunner
-from engine.runner import ModelRunner, pick_device
-from kernels.linear import Linear
+from engine.runner import pick_device
 from kernels.sampling import Filters
 from kernels.sampling_torch import RowFilters
 from kernels.transfer import Readback, to_device
+from outrider.args import HEAD_ALGORITHMS, DraftArgs, VerifyArgs
+from verify_service.app import load_engine
 from verify_service.device_sampler import kernels_for
 
 LLAMA_8B: dict[str, Any] = {
@@ -51,7 +50,7 @@ LLAMA_8B: dict[str, Any] = {
 EAGLE3_8B = LLAMA_8B | {
     "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000,
 }  # fmt: skip
-_PREFILL = 512
+_PREFILL = 256
 _PROFILED = 5
 
 
@@ -70,35 +69,32 @@ class Bench:
     """Both networks, loaded, each with one session of `context` tokens (the target with --batch of them)."""
 
     def __init__(self, args: argparse.Namespace, target: Path, head: Path) -> None:
+        most, sessions = max(args.nodes), max(args.batch)
+        room = args.context + most + 1
+        draft = DraftArgs(
+            speculative_algorithm=args.speculative_algorithm, model_path=str(target), load_format=args.load_format,
+            speculative_draft_model_path=str(head), device=args.device, max_sessions=1,
+            draft_max_total_tokens=room + args.num_steps + slots_needed(args.num_steps, args.topk) + 8,
+            speculative_num_steps=args.num_steps, speculative_eagle_topk=args.topk,
+            speculative_num_draft_tokens=1 + min(most, most_nodes(args.num_steps, args.topk)),
+        )  # fmt: skip
+        verify = VerifyArgs(
+            model_path=str(target), load_format=args.load_format, device=args.device, context_length=room,
+            max_running_requests=sessions, max_total_tokens=sessions * room, max_verify_nodes=most,
+            features=str(features_needed(draft)),
+        )  # fmt: skip
         self.args, self.device = args, pick_device(args.device)
-        most = max(args.nodes) + 1
-        sessions, room = max(args.batch), args.context + most
         self._kernels = kernels_for(self.device)
-        opened, spec = self._head(args, target, head, room)
-        self.runner = ModelRunner.load(
-            target, device=args.device, num_slots=sessions * room, max_sessions=sessions, max_len=room,
-            load_format=args.load_format, features=spec, max_batch_tokens=max(_PREFILL, sessions * most),
-            execution=Execution(graphs=GraphSizes(sessions, most)),
-        )  # fmt: skip
-        self.model = opened
-        self._sequence = opened.cache.open()
-        self._features = torch.zeros(max(1, round(args.accept_length)), opened.feature_width, dtype=self.runner.dtype)
-        self._prefill(room)
+        self.model = cast("HeadModel", make_drafter(draft)._model)
+        self.runner = load_engine(verify).runner
+        self._sequence = self.model.cache.open()
+        accepted = max(1, round(args.accept_length))
+        self._features = torch.zeros(accepted, self.model.feature_width, dtype=self.runner.dtype)
+        self._prefill()
 
-    def _head(self, args: argparse.Namespace, target: Path, head: Path, room: int) -> tuple[HeadModel, FeatureSpec]:
-        slots = room + args.num_steps + slots_needed(args.num_steps, args.topk) + 8
-        loaded, spec = load_head(
-            head, target, max_len=slots, dtype="auto", device=self.device, load_format=args.load_format,
-            target_load_format=args.load_format, token_map=None, make_linear=Linear,
-        )  # fmt: skip
-        graphs = GraphSizes(1, max(args.num_steps + 1, args.topk * (args.num_steps - 1)), last_logits=args.topk)
-        runner = HeadRunner(loaded, num_slots=slots, max_sessions=2, graphs=graphs)
-        return HeadModel(runner, slots, max_batch_tokens=4096), spec
-
-    def _prefill(self, room: int) -> None:
+    def _prefill(self) -> None:
         rng, table = np.random.default_rng(0), self.runner.slot_table
         table[:] = rng.permutation(table.size).reshape(table.shape)
-        width = self.model.feature_width
         for first in range(0, self.args.context, _PREFILL):
             count = min(_PREFILL, self.args.context - first)
             words = rng.integers(0, self.model.num_read, count).astype(np.int32)
@@ -107,7 +103,7 @@ class Bench:
                     [Segment(row, first, words, table[row, first : first + count].copy(), num_logits=0)]
                 )
             slots = self.model.cache.append(self._sequence, count)
-            states = self.model.fuse(torch.zeros(count, width))
+            states = self.model.fuse(torch.zeros(count, self.model.feature_width))
             self.model.run([Segment(self._sequence.table_row, first, words, slots, num_logits=1)], states, 1)
 
     def verify(self, batch: int, nodes: int) -> None:
@@ -233,6 +229,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--model-path", type=Path, help="folder of the target; default: Llama-3.1-8B's shapes")
     add("--head", type=Path, help="folder of an EAGLE or EAGLE-3 head for it; default: EAGLE-3's shapes for that")
+    add("--speculative-algorithm", choices=HEAD_ALGORITHMS, default="EAGLE3", help="what the head is served as")
     add("--load-format", choices=("dummy", "auto"), default="dummy", help="random weights, or those in the folders")
     add("--device", default="auto", help="cpu, cuda or cuda:N")
     add("--context", type=positive, default=512, help="tokens in the caches")

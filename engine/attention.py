@@ -8,7 +8,6 @@ wide tiles or decode's narrow ones in triton, the prefill or the decode wrapper 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -18,6 +17,7 @@ import torch
 from kernels.attention import torch_native
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.split import SplitAttention
+from kernels.dispatch import has_triton
 from outrider.errors import StartupError
 
 BACKENDS = ("auto", "torch_native", "triton", "flashinfer")
@@ -135,7 +135,7 @@ def check_fp8(choice: AttentionChoice, dtype: torch.dtype, device: torch.device)
 def _resolved(name: str, device: torch.device) -> str:
     """The name of a backend that exists; auto's is the device's best."""
     if name == "auto":
-        return "triton" if device.type == "cuda" and _is_installed("triton") else "torch_native"
+        return "triton" if has_triton(device) else "torch_native"
     if name not in BACKENDS:
         known = "is SGLang's and not offered here" if name in _OF_SGLANG else "is unknown"
         raise StartupError(f"attention backend {name!r} {known}; there are {', '.join(BACKENDS)}")
@@ -145,7 +145,7 @@ def _resolved(name: str, device: torch.device) -> str:
 def _triton(device: torch.device, page_size: int, *, narrow_trees: bool = False) -> Attention:
     if device.type != "cuda":
         raise StartupError(f"attention backend triton needs a CUDA device; this one is {device}: use torch_native")
-    if not _is_installed("triton"):
+    if not has_triton(device):
         raise StartupError("attention backend triton needs the package triton, which comes with torch for CUDA")
     from kernels.attention.triton import TritonAttention
 
@@ -161,7 +161,3 @@ def _flashinfer(device: torch.device, *, alone: bool = False) -> Attention:
         raise StartupError(f"attention backend flashinfer needs the package flashinfer-python: {error}") from error
     except ValueError as error:
         raise StartupError(str(error)) from error
-
-
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None

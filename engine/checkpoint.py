@@ -96,9 +96,6 @@ class TensorsCheckpoint(Checkpoint):
         return self._tensors[name]
 
 
-_MOST_DRAWN = 16_777_213  # a prime: drawing the 8 billion numbers of a large model takes a minute
-
-
 class DummyCheckpoint(Checkpoint):
     """Random weights, the same in every process: each tensor's seed is its name's checksum.
 
@@ -114,22 +111,13 @@ class DummyCheckpoint(Checkpoint):
     def tensor(self, name: str) -> torch.Tensor:
         shape = self._shapes[name]
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        noise = _noise(shape, generator)
+        noise = torch.randn(shape, generator=generator)
         if name.endswith("norm.weight"):
             return 1.0 + 0.1 * noise
         if len(shape) == 1:
             return 0.1 * noise
         gain = 2.0 if name in {"lm_head.weight", "model.embed_tokens.weight"} else 1.0
         return noise * gain * shape[1] ** -0.5
-
-
-def _noise(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Normal numbers; of a large tensor a prime number of them again and again, so that no two rows are alike."""
-    size = math.prod(shape)
-    if size <= _MOST_DRAWN:
-        return torch.randn(shape, generator=generator)
-    drawn = torch.randn(_MOST_DRAWN, generator=generator)
-    return drawn.repeat(-(-size // _MOST_DRAWN))[:size].view(shape)
 
 
 def open_checkpoint(folder: Path, *, load_format: str) -> Checkpoint:

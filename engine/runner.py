@@ -29,6 +29,7 @@ from engine.models.llama_native import NativeLlama, is_supported
 from engine.models.llama_weights import LlamaWeights, tensor_shapes
 from engine.quantization import check_quantization, kernels_used
 from engine.smoothing import SmoothedWeights
+from kernels.dispatch import triton_version
 from kernels.native.build import build_key
 from kernels.rope import rope_frequencies
 from outrider.errors import StartupError
@@ -210,7 +211,7 @@ def _build_decoder(
     )  # fmt: skip
     sizes = usable_sizes(execution, device)
     facts = [f"torch {torch.__version__} {device.type} {torch.backends.cpu.get_cpu_capability()}"]
-    facts += [kernels_used(quantization, device)]
+    facts += [kernels_used(quantization, device), triton_version(device)]
     facts += [str(execution.attention.resolved(device)), str(pool.k.dtype)]
     facts += ["compiled"] * bool(execution.compile_max_batch) + ["graphs"] * (sizes is not None)
     facts += _digest(weights)

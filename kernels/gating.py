@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import silu
 
-from kernels.norm import runs_triton
+from kernels.dispatch import runs_triton
 
 
 def gated(gate_up: torch.Tensor) -> torch.Tensor:

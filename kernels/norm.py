@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
-
 import torch
+
+from kernels.dispatch import runs_triton
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -21,13 +20,3 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight
-
-
-def runs_triton(x: torch.Tensor) -> bool:
-    """Whether kernels without a gradient, which torch.compile cannot see into, may take x."""
-    return x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling() and _has_triton()
-
-
-@cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None

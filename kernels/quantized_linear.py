@@ -6,11 +6,11 @@ kernels.quantized_triton.
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import torch
 
+from kernels.dispatch import has_triton
 from kernels.quantize import GROUP, quantize_int4, quantize_int8
 
 # torch._int_mm on CUDA takes no fewer rows, and only multiples of 8 of everything.
@@ -19,7 +19,7 @@ _MIN_ROWS, _STEP = 32, 8
 
 def _fused(weight: torch.Tensor) -> ModuleType | None:
     """The kernels that widen weights within the product, where there are any."""
-    if not weight.is_cuda or importlib.util.find_spec("triton") is None:
+    if not has_triton(weight.device):
         return None
     from kernels import quantized_triton
 

@@ -10,7 +10,6 @@ siblings stand by falling probability. Equal scores go to the lower id, which ke
 probability 1. Probabilities that are NaN count as 0, so such nodes come last but still make a tree.
 """
 
-import importlib.util
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from kernels.dispatch import has_triton
 
 
 class Expansion(NamedTuple):
@@ -108,7 +109,7 @@ def build_tree(
 
     ValueError when the steps give fewer candidates. On a CUDA device Triton builds it, where it is installed.
     """
-    if root_tokens.device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+    if has_triton(root_tokens.device):
         from kernels import tree_build_triton
 
         return tree_build_triton.build_tree(root_tokens, root_positions, expansions, num_draft_tokens)

@@ -7,7 +7,6 @@ All rows of a tree are drawn, where the host would draw only those that it visit
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from kernels import acceptance, sampling_torch
 from kernels.acceptance import Accepted, AcceptedBatch, settled
+from kernels.dispatch import has_triton
 from kernels.logprobs import token_logprobs
 from kernels.penalties import RowEdits
 from kernels.sampling import Filters
@@ -64,7 +64,7 @@ TORCH = Kernels(sampling_torch.draw_rows, acceptance.accept_coupled_batch, accep
 
 def kernels_for(device: torch.device) -> Kernels:
     """Triton's on a CUDA device where it is installed, else torch's."""
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+    if not has_triton(device):
         return TORCH
     from kernels import acceptance_triton, sampling_triton
 

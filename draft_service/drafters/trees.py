@@ -12,9 +12,7 @@ from draft_service.drafters.models import DraftModel, Tips
 from draft_service.drafters.paths import Start
 from draft_service.drafters.shape import TreeShape
 from draft_service.session import Wishes
-
-# Tokens that a tip names: more than a tree's branches, so that one that no branch holds can be guessed.
-NUM_TOP = 16
+from engine.models.heads.step import NUM_TOP
 
 
 @dataclass(slots=True, eq=False)

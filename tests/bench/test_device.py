@@ -11,10 +11,18 @@ from bench import device
 from tests.engine.heads import make
 
 
-def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_figures(load_format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, head = make.write_target(tmp_path / "target"), make.eagle3(tmp_path / "head")
     output = tmp_path / "device.json"
-    words = ["--model-path", str(target.folder), "--head", str(head.folder), "--load-format=auto", "--device=cpu"]
+    words = [
+        "--model-path",
+        str(target.folder),
+        "--head",
+        str(head.folder),
+        f"--load-format={load_format}",
+        "--device=cpu",
+    ]
     words += ["--context=20", "--batch=1,2", "--nodes=3,6", "--num-steps=3", "--topk=2", "--seconds=0.01"]
     assert device.main([*words, f"--output={output}"]) == 0
     figures = json.loads(output.read_text())

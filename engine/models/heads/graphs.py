@@ -14,15 +14,12 @@ from engine.execution import GraphSizes
 from engine.graphs import Capture, CudaCapture, Prepare, StepGraphs
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Head
-from engine.models.heads.step import HeadStep, RunRows
+from engine.models.heads.step import NUM_TOP, HeadStep, RunRows
 from engine.models.llama import StepRows
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_plan import Bucket
 from kernels.likeliest import likeliest
-
-# Of each row, found within the graph: launched one by one, what finds them takes the host as long as the head's step.
-_NUM_TOP = 16
 
 
 class GraphedHead:
@@ -44,7 +41,7 @@ class GraphedHead:
         self._states = torch.zeros((num_rows, hidden), dtype=head.dtype, device=head.device)
         self._logits = torch.zeros((num_logits, head.num_drafted), device=head.device)
         self._carried = torch.zeros((num_logits, hidden), dtype=head.dtype, device=head.device)
-        num_top = min(max(_NUM_TOP, sizes.last_logits), head.num_drafted)
+        num_top = min(max(NUM_TOP, sizes.last_logits), head.num_drafted)
         self._chances = torch.zeros((num_logits, num_top), device=head.device)
         self._likeliest = torch.zeros((num_logits, num_top), dtype=torch.int64, device=head.device)
 
@@ -70,7 +67,7 @@ class GraphedHead:
         count = len(step.logits)
         self._logits[:count].copy_(step.logits)
         self._carried[:count].copy_(step.carried)
-        if count:
+        if count:  # within the graph: launched one by one, what finds them holds the host up
             chances, ids = likeliest(step.logits, self._chances.shape[1])
             self._chances[:count].copy_(chances)
             self._likeliest[:count].copy_(ids)

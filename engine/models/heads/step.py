@@ -9,6 +9,9 @@ import torch
 from engine.models.llama import StepRows
 from kernels.attention.layout import AttentionLayout
 
+# Of each row, for a drafter: more than a tree's branches, so that one that no branch holds can be guessed.
+NUM_TOP = 16
+
 
 class HeadStep(NamedTuple):
     """Of the rows whose logits were wanted, in the segments' order."""
