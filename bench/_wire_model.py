@@ -43,6 +43,7 @@ class ScriptedModel:
     num_drafted = VOCAB_SIZE
     num_stages = 1
     runs_apart = False
+    trees = None
 
     def __init__(self, setting: Setting) -> None:
         sessions = max(setting.batch, 2)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -57,8 +57,19 @@ Compute = Callable[[StepRows, AttentionLayout], None]
 """A step from rows in place on the device to wherever its results belong."""
 Prepare = Callable[[AttentionLayout, Bucket], object]
 """Tells attention of a step before its graph is captured or replayed."""
+See = Callable[[AttentionLayout, torch.Tensor], object]
+"""Tells attention, within a graph, who sees whom from here on (AttentionLayout.row_bits)."""
 Capture = Callable[[Step], Replay]
 """Makes a replay of a step that has run before."""
+
+
+class Capturing(NamedTuple):
+    """How steps over one pool are captured: for a model's single steps, and for more than one in one graph."""
+
+    prepare: Prepare
+    see: See
+    capture: Capture
+    padding_slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,7 @@ class StepGraphs:
         self.num_logits = max(map(self._num_logits, self._buckets))
         # Tokens, positions, slots and rows with logits one behind another, so that one copy takes a step to the device.
         self._inputs = torch.zeros(3 * self.num_rows + self.num_logits, dtype=torch.int32, device=device)
-        self._layout = self._idle_layout(1)
+        self._layout = idle_layout(1, padding_slot)
         self._graphs: list[Graph] = []
 
     def capture(self) -> None:
@@ -136,7 +147,7 @@ class StepGraphs:
         def step() -> None:
             self._compute(StepRows(tokens, positions, slots.long(), wanted), self._layout)
 
-        self._layout = self._idle_layout(bucket.num_segments)
+        self._layout = idle_layout(bucket.num_segments, self._padding)
         rows = np.arange(bucket.num_segments, dtype=np.int32)
         self._fill(np.zeros_like(rows), rows, self._layout, bucket)
         step()
@@ -151,21 +162,6 @@ class StepGraphs:
         numbers[3 * num_rows :][: len(logit_rows)] = logit_rows
         self._inputs[: numbers.size].copy_(to_device(numbers, self._device), non_blocking=True)
         self._prepare(layout, bucket)
-
-    def _idle_layout(self, num_segments: int) -> AttentionLayout:
-        """One row for each of some sessions without a past, in the slot of padding."""
-        count_up = np.arange(num_segments, dtype=np.int32)
-        return AttentionLayout(
-            slot_table=np.full((1, 1), self._padding, np.int32),
-            first_rows=count_up,
-            num_rows=np.ones(num_segments, np.int32),
-            prefix_lens=np.zeros(num_segments, np.int32),
-            table_rows=np.zeros(num_segments, np.int32),
-            slots=np.full(num_segments, self._padding, np.int32),
-            positions=np.zeros(num_segments, np.int32),
-            masks=np.zeros(0, np.bool_),
-            mask_starts=np.full(num_segments, -1, np.int64),
-        )
 
 
 class GraphedDecoder:
@@ -204,6 +200,22 @@ class GraphedDecoder:
     def _step(self, rows: StepRows, layout: AttentionLayout) -> None:
         logits = self._decoder.run(rows, layout)
         self._logits[: len(logits)].copy_(logits)
+
+
+def idle_layout(num_segments: int, padding_slot: int) -> AttentionLayout:
+    """One row for each of some sessions without a past, in the slot of padding: what a graph is captured with."""
+    count_up = np.arange(num_segments, dtype=np.int32)
+    return AttentionLayout(
+        slot_table=np.full((1, 1), padding_slot, np.int32),
+        first_rows=count_up,
+        num_rows=np.ones(num_segments, np.int32),
+        prefix_lens=np.zeros(num_segments, np.int32),
+        table_rows=np.zeros(num_segments, np.int32),
+        slots=np.full(num_segments, padding_slot, np.int32),
+        positions=np.zeros(num_segments, np.int32),
+        masks=np.zeros(0, np.bool_),
+        mask_starts=np.full(num_segments, -1, np.int64),
+    )
 
 
 def bucket_sizes(sizes: GraphSizes, max_len: int) -> list[Bucket]:

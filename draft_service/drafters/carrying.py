@@ -22,7 +22,7 @@ class _HasStates(Protocol):
     def states(self) -> torch.Tensor: ...
 
 
-class _Joined(NamedTuple):
+class Joined(NamedTuple):
     states: torch.Tensor
 
 
@@ -90,7 +90,7 @@ def joined_chain(
     states: of each step, none of a language model.
     """
     parents, entries = _chain(grown.num_steps)
-    kept = _Joined(torch.cat(states)) if states else None
+    kept = Joined(torch.cat(states)) if states else None
     return [
         Draft(
             words[i, :n], parents[:n], chances[i, :n],

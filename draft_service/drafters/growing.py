@@ -68,6 +68,11 @@ def grow(
         slots = np.array(taken, np.int32).reshape(len(sequences), count)
         with torch.inference_mode():
             if model.runs_apart:
+                graph = model.trees.find(num_steps, topk, len(sequences)) if model.trees is not None else None
+                if graph is not None:
+                    if check is not None:
+                        check()
+                    return graph.grow(sequences, tips, slots, counts)
                 run = grow_chains if topk == 1 else grow_trees
                 return run(model, sequences, tips, slots, num_steps, topk, counts, check)
             run = _grow_chains if topk == 1 else _grow_trees

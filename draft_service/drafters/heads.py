@@ -65,7 +65,10 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     )  # fmt: skip
     kind = MultiLayerDrafter if head.config.family == "multi-layer" else EagleDrafter
     return kind(
-        HeadModel(runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS), shape,
+        HeadModel(
+            runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS, shape=shape,
+            max_sessions=args.max_sessions,
+        ), shape,
         algorithm=_ALGORITHMS.get(head.config.family, common_pb2.ALGORITHM_MTP),
         draft_model=args.speculative_draft_model_path or str(folder),
         features=common_pb2.FeatureLayout(

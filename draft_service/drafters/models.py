@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from numpy.typing import NDArray
 
+from draft_service.drafters.growing_graphs import TreeGraphs
 from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import DraftCache
+from draft_service.drafters.shape import TreeShape
 from engine.batch import DeviceRows, Segment
 from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.runner import HeadRunner
@@ -113,6 +115,11 @@ class DraftModel(Protocol):
         """Grows trees of its nodes, where the C kernels can."""
         ...
 
+    @property
+    def trees(self) -> TreeGraphs | None:
+        """Whole trees as graphs, of a model that runs apart."""
+        ...
+
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The target's rows as states."""
         ...
@@ -127,6 +134,7 @@ class LanguageModel:
 
     reads_states = False
     grower = None
+    trees = None
 
     def __init__(
         self, runner: ModelRunner, num_slots: int, *, max_batch_tokens: int, token_map: torch.Tensor | None = None
@@ -179,11 +187,14 @@ class LanguageModel:
 
 
 class HeadModel:
-    """A draft head."""
+    """A draft head. shape: of the trees that it is to grow, for graphs where there are graphs."""
 
     reads_states = True
 
-    def __init__(self, runner: HeadRunner, num_slots: int, *, max_batch_tokens: int) -> None:
+    def __init__(
+        self, runner: HeadRunner, num_slots: int, *, max_batch_tokens: int, shape: TreeShape | None = None,
+        max_sessions: int = 1,
+    ) -> None:  # fmt: skip
         self.cache = DraftCache(runner.slot_table, num_slots)
         self.max_batch_tokens = max_batch_tokens
         self._runner = runner
@@ -196,11 +207,19 @@ class HeadModel:
         self.grower = None
         if runner.native is not None:
             self.grower = NativeGrower(runner, num_read=self.num_read)
+        self._trees: TreeGraphs | None = None
+        if runner.capturing is not None and shape is not None and runner.head.num_stages == 1:
+            self._trees = TreeGraphs(runner, runner.capturing, shape, max_sessions)
 
     @property
     def num_drafted(self) -> int:
         """See DraftModel."""
         return self._limit
+
+    @property
+    def trees(self) -> TreeGraphs | None:
+        """See DraftModel; they know of no limit."""
+        return self._trees if self._limit == self._runner.num_drafted else None
 
     @property
     def num_stages(self) -> int:

@@ -53,6 +53,11 @@ class AttentionLayout:
             self._plan.extend(self._segment_plan(index, device) for index in range(len(self.first_rows)))
         return self._plan
 
+    def see(self, bits: torch.Tensor) -> None:
+        """Other `row_bits` from here on; what was planned is forgotten."""
+        self.row_bits = bits
+        self._plan.clear()
+
     def _segment_plan(self, index: int, device: torch.device) -> SegmentPlan:
         first, count, prefix_len = (int(a[index]) for a in (self.first_rows, self.num_rows, self.prefix_lens))
         rows = slice(first, first + count)

@@ -59,6 +59,11 @@ class TritonAttention:
             plan.set_row_bits(layout.row_bits)
         self._layout, self._plan = layout, plan
 
+    def see(self, bits: torch.Tensor) -> None:
+        """Who sees whom from here on in the step that was prepared last, on the device's own word; can be captured."""
+        assert self._plan is not None
+        self._plan.set_row_bits(bits)
+
     def _bucket_plan(self, packed: Packed, heads: Heads) -> _Plan:
         """In memory that all buckets share, since one runs at a time; captured largest first, they need it once."""
         if self._room.numel() < packed.size:

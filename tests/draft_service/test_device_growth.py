@@ -85,7 +85,7 @@ def assert_same(ours: list[Draft], theirs: list[Draft]) -> None:
             found, expected = getattr(draft, name), getattr(reference, name)
             assert found.dtype == expected.dtype
             assert found.tolist() == expected.tolist()
-        np.testing.assert_allclose(draft.probabilities, reference.probabilities, rtol=1e-5)
+        np.testing.assert_allclose(draft.probabilities, reference.probabilities, rtol=1e-4)
         states, wanted = (cast("Carried | None", each.memo) for each in (draft, reference))
         assert (states is None) == (wanted is None)
         if states is None or wanted is None:
@@ -95,7 +95,7 @@ def assert_same(ours: list[Draft], theirs: list[Draft]) -> None:
         mine, other = states.rows(run), wanted.rows(run)
         assert mine is not None
         assert other is not None
-        torch.testing.assert_close(mine, other, atol=1e-5, rtol=0)
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("num_steps", "topk", "num_nodes"), SHAPES)

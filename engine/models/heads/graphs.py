@@ -11,28 +11,25 @@ import torch
 
 from engine.batch import Batch
 from engine.execution import GraphSizes
-from engine.graphs import Capture, CudaCapture, Prepare, StepGraphs
+from engine.graphs import Capturing, CudaCapture, StepGraphs
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Head
 from engine.models.heads.step import NUM_TOP, HeadStep, RunRows
 from engine.models.llama import StepRows
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_blocks import Heads
-from kernels.attention.triton_plan import Bucket
 from kernels.likeliest import likeliest
 
 
 class GraphedHead:
     """A head's steps as graphs; `run` computes a step whose rows are in place on the device."""
 
-    def __init__(
-        self, head: Head, run: RunRows, sizes: GraphSizes, *, padding_slot: int, prepare: Prepare, capture: Capture
-    ) -> None:
+    def __init__(self, head: Head, run: RunRows, sizes: GraphSizes, capturing: Capturing) -> None:
         self._run = run
         self._stages = [
             StepGraphs(
-                partial(self._step, stage), sizes, max_len=head.max_len, padding_slot=padding_slot, device=head.device,
-                prepare=prepare, capture=capture,
+                partial(self._step, stage), sizes, max_len=head.max_len, padding_slot=capturing.padding_slot,
+                device=head.device, prepare=capturing.prepare, capture=capturing.capture,
             )
             for stage in range(head.num_stages)
         ]  # fmt: skip
@@ -73,17 +70,16 @@ class GraphedHead:
             self._likeliest[:count].copy_(ids)
 
 
-def with_cuda_graphs(head: Head, run: RunRows, attention: object, sizes: GraphSizes, pool: KVPool) -> GraphedHead:
-    """A head on a CUDA device with Triton's attention, its graphs captured."""
+def on_cuda(head: Head, attention: object, pool: KVPool) -> Capturing:
+    """How a head's steps are captured on a CUDA device with Triton's attention."""
     from kernels.attention.triton import TritonAttention
 
     assert isinstance(attention, TritonAttention)
     block = head.config.block
     heads = Heads(block.num_heads, block.num_kv_heads, block.head_dim, head.dtype)
-
-    def prepare(layout: AttentionLayout, bucket: Bucket) -> None:
-        attention.prepare(layout, heads, bucket)
-
-    graphed = GraphedHead(head, run, sizes, padding_slot=pool.num_slots, prepare=prepare, capture=CudaCapture())
-    graphed.capture()
-    return graphed
+    return Capturing(
+        prepare=lambda layout, bucket: attention.prepare(layout, heads, bucket),
+        see=lambda layout, bits: attention.see(bits),
+        capture=CudaCapture(),
+        padding_slot=pool.num_slots,
+    )

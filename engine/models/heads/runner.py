@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from engine.attention import Attention, AttentionChoice, attention_backend
-from engine.batch import BatchBuffers, DeviceRows, Segment
+from engine.batch import Batch, BatchBuffers, DeviceRows, Segment
 from engine.cpu_kernels import cpu_kernels
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
-from engine.graphs import usable_sizes
+from engine.graphs import Capturing, usable_sizes
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Attend, Head
-from engine.models.heads.graphs import with_cuda_graphs
+from engine.models.heads.graphs import GraphedHead, on_cuda
 from engine.models.heads.native import NativeHead
 from engine.models.heads.step import HeadStep
 from engine.models.llama import StepRows
@@ -54,9 +54,13 @@ class HeadRunner:
         self._attention = _attention(attention, head)
         self._scale = block.head_dim**-0.5
         self.native: NativeHead | None = NativeHead.of(head, self.pool) if attention == "auto" else None
+        self.capturing: Capturing | None = None
+        """How graphs are made of its steps, where they are."""
         self._graphs = None
         if sizes is not None:
-            self._graphs = with_cuda_graphs(head, self.run, self._attention, sizes, self.pool)
+            self.capturing = on_cuda(head, self._attention, self.pool)
+            self._graphs = GraphedHead(head, self.run, sizes, self.capturing)
+            self._graphs.capture()
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """The target's feature rows [T, feature_width], in any dtype, as states [T, hidden]."""
@@ -81,6 +85,10 @@ class HeadRunner:
                 step = self.run(StepRows.of(batch, self.head.device), states, batch.layout, stage)
             self._buffers.remember(batch)
             return step
+
+    def laid_out(self, segments: Sequence[Segment]) -> Batch:
+        """Segments as rows, checked as forward does, for who runs them; good until the next step."""
+        return self._buffers.fill(segments)
 
     def run(self, rows: StepRows, states: torch.Tensor, layout: AttentionLayout, stage: int) -> HeadStep:
         """A step whose rows are in place on the device; those beyond the layout's are padding."""

@@ -13,6 +13,7 @@ import torch
 from engine.batch import Segment
 from engine.execution import GraphSizes
 from engine.feature_spec import FeatureSpec
+from engine.graphs import Capturing, Prepare, See
 from engine.kv_pool import KVPool
 from engine.models.heads.graphs import GraphedHead
 from engine.models.heads.load import load_head
@@ -51,13 +52,12 @@ def three(runner: HeadRunner, seed: int = 0) -> list[Session]:
     return sessions(runner, 3, seed)  # type: ignore[arg-type]
 
 
-def put_in_buckets(
-    runner: HeadRunner, prepare: Callable[[AttentionLayout, Bucket], object], sizes: GraphSizes = SIZES
-) -> None:
+def put_in_buckets(runner: HeadRunner, prepare: Prepare, sizes: GraphSizes = SIZES, see: See | None = None) -> None:
     """From now on the runner's steps go to eager graphs."""
     head = runner.head
     runner.pool = KVPool(head.config.block, FeatureSpec(), NUM_SLOTS, head.dtype, head.device, with_padding=True)
-    graphs = GraphedHead(head, runner.run, sizes, padding_slot=NUM_SLOTS, prepare=prepare, capture=lambda step: step)
+    runner.capturing = Capturing(prepare, see or AttentionLayout.see, lambda step: step, NUM_SLOTS)
+    graphs = GraphedHead(head, runner.run, sizes, runner.capturing)
     graphs.capture()
     runner._graphs = graphs
 

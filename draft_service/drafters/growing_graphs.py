@@ -1,0 +1,203 @@
+"""Whole draft trees as CUDA graphs: from what may follow the last rows to the finished candidates in one launch.
+
+What growing_device.py does step by step, whose host lays rows out and launches for each step: for a head of one layer
+that takes longer than its kernels. Here every step runs all of a tree's entries, those that are not known yet as rows
+that nobody sees, so that places, positions and the plan of attention are the same in all steps and go to the device
+once. A step more rows costs little, as its time is that of reading the weights.
+
+There is a graph for each shape and each of a few numbers of sequences; what none holds grows step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from draft_service.drafters.base import Draft
+from draft_service.drafters.carrying import Carried, Joined
+from draft_service.drafters.expansion import Growth, choose
+from draft_service.drafters.kv import Sequence
+from draft_service.drafters.shape import TreeShape
+from draft_service.session import Grown
+from engine.batch import Batch, Segment
+from engine.graphs import MAX_ROWS, Capturing, Replay, idle_layout
+from engine.models.heads.runner import HeadRunner
+from engine.models.llama import StepRows
+from engine.progress import Progress
+from kernels.attention.layout import WORD_BITS
+from kernels.attention.triton_plan import Bucket
+from kernels.likeliest import likeliest
+from kernels.transfer import to_device
+from kernels.tree_build import Expansion, expand_frontier, expand_root
+
+if TYPE_CHECKING:
+    from draft_service.drafters.models import Tips
+
+BATCHES = (1, 2, 4, 8)
+"""Sequences of a graph; more grow step by step, where launches matter less."""
+
+
+class _Key(NamedTuple):
+    num_steps: int
+    topk: int
+    batch: int
+
+    @property
+    def num_rows(self) -> int:
+        """Of each step."""
+        return self.batch * self.topk * (self.num_steps - 1)
+
+
+class TreeGraphs:
+    """A head's growths of trees no deeper than `shape`, with its branches and with one."""
+
+    def __init__(self, runner: HeadRunner, capturing: Capturing, shape: TreeShape, max_batch: int) -> None:
+        self._growths: dict[_Key, _Growth] = {}
+        keys = [
+            _Key(num_steps, topk, batch)
+            for num_steps in range(2, shape.num_steps + 1)
+            for topk in sorted({1, min(shape.topk, runner.num_drafted)})
+            for batch in BATCHES
+            if batch <= max(1, max_batch)
+        ]
+        keys = sorted((key for key in keys if key.num_rows <= MAX_ROWS), key=lambda key: -key.num_rows)
+        with Progress("Capturing trees", unit="graph") as progress, torch.inference_mode():
+            for done, key in enumerate(keys):
+                progress.at(done, len(keys))
+                self._growths[key] = _Growth(runner, capturing, key)
+            progress.at(len(keys), len(keys))
+
+    def find(self, num_steps: int, topk: int, batch: int) -> _Growth | None:
+        """What grows trees of that shape for so many sequences, or for a few more."""
+        size = next((size for size in BATCHES if size >= batch), 0)
+        return self._growths.get(_Key(num_steps, topk, size))
+
+
+class _Growth:
+    """Trees of S steps and K branches for B sequences, with E = K * (S - 1) entries each: places and a graph."""
+
+    def __init__(self, runner: HeadRunner, capturing: Capturing, key: _Key) -> None:
+        num_steps, topk, batch = self._key = key
+        head, entries = runner.head, topk * (num_steps - 1)
+        device, hidden = head.device, head.config.block.hidden_size
+        self._runner, self._capturing, self._entries = runner, capturing, entries
+        self._bucket = Bucket(batch, entries, head.max_len, has_masks=True)
+        self._depths = np.repeat(np.arange(num_steps - 1, dtype=np.int32), topk)
+        self._unknown, self._mask = np.zeros(entries, np.int32), np.eye(entries, dtype=np.bool_)
+        words = -(-entries // WORD_BITS)
+        own = np.zeros((entries, words), np.uint64)
+        places = np.arange(entries)
+        own[places, places // WORD_BITS] = np.uint64(1) << (places % WORD_BITS).astype(np.uint64)
+        self._own = torch.from_numpy(own.view(np.int64)).to(device)
+        newest = torch.arange(topk)[None, :] + entries * torch.arange(batch)[:, None]
+        self._newest = [(newest + step * topk).reshape(-1).to(device) for step in range(num_steps - 1)]
+        self._each = torch.arange(batch, device=device)[:, None]
+
+        self._rows = torch.zeros((2, batch * entries), dtype=torch.int32, device=device)  # positions and slots
+        self._chances = torch.zeros((batch, topk), device=device)
+        self._words = torch.zeros((batch, topk), dtype=torch.int64, device=device)
+        self._tokens = torch.zeros((batch, entries), dtype=torch.int64, device=device)
+        self._bits = torch.zeros((batch, entries, words), dtype=torch.int64, device=device)
+        self._inputs = torch.zeros((batch, entries, hidden), dtype=head.dtype, device=device)
+        self._states = torch.zeros((batch * (1 + entries), hidden), dtype=head.dtype, device=device)
+        self._most = topk + (num_steps - 1) * topk * topk
+        self._found = torch.zeros((batch, 2 * self._most + entries), dtype=torch.int64, device=device)
+
+        self._layout = idle_layout(batch, capturing.padding_slot)
+        self._rows[1] = capturing.padding_slot
+        capturing.prepare(self._layout, self._bucket)
+        self._compute()
+        self._replay: Replay = capturing.capture(self._compute)
+
+    def grow(
+        self, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], counts: Many[int]
+    ) -> list[Draft]:  # fmt: skip
+        """As growing_device.grow_trees; slots [len(sequences), E]."""
+        num_steps, topk, batch = self._key
+        count = len(sequences)
+        assert tips.states is not None
+        laid_out = self._runner.laid_out(
+            [
+                Segment(sequence.table_row, sequence.num_rows, self._unknown, own, self._depths, self._mask, topk)
+                for sequence, own in zip(sequences, slots, strict=True)
+            ]
+        )
+        self._fill(laid_out)
+        self._chances[:count] = tips.probabilities[:, :topk]
+        self._words[:count] = tips.tokens[:, :topk]
+        self._states[:count] = tips.states
+        self._replay()
+        kept, grown = Joined(self._states.clone()), Grown(topk, num_steps)
+        chosen = choose(self._growth(count), topk, list(counts))
+        return [
+            Draft(words[:n], parents[:n], chances[:n], memo=Carried(kept, batch, topk, i, entries[:n]), grown=grown)
+            for i, (n, words, parents, chances, entries) in enumerate(zip(counts, *chosen, strict=True))
+        ]
+
+    def _fill(self, laid_out: Batch) -> None:
+        layout, num_rows = laid_out.layout, laid_out.num_tokens
+        rows = np.zeros(self._rows.shape, np.int32)
+        rows[1] = self._capturing.padding_slot
+        rows[:, :num_rows] = layout.positions, layout.slots
+        self._rows.copy_(to_device(rows, self._rows.device), non_blocking=True)
+        self._layout = layout
+        self._capturing.prepare(layout, self._bucket)
+
+    def _growth(self, count: int) -> Growth:
+        """What was found of the first `count` trees, on the host: the one wait for the device."""
+        found, most = self._found[:count].cpu().numpy(), self._most
+        scores, words, frontier = found[:, :most], found[:, most : 2 * most], found[:, 2 * most :]
+        return Growth.empty(count, self._key.num_steps, self._key.topk)._replace(
+            scores=np.ascontiguousarray(scores).view(np.float64).astype(np.float32),
+            tokens=words.astype(np.int32),
+            frontier=frontier.astype(np.int32),
+        )
+
+    # ---- on the device, captured
+
+    def _compute(self) -> None:
+        newest = expand_root(self._chances, self._words)
+        expansions = [newest]
+        # Rows that are not known yet must be numbers: what nobody sees is multiplied by 0.
+        self._tokens.zero_()
+        self._inputs.zero_()
+        self._bits.copy_(self._own.expand_as(self._bits))
+        slots = self._rows[1].long()
+        for step in range(1, self._key.num_steps):
+            self._take(newest, step)
+            chances, words = self._run(step, slots)
+            newest = expand_frontier(newest, chances, words, step)
+            expansions.append(newest)
+        self._found[:, : self._most] = torch.cat([each.scores for each in expansions], dim=1).double().view(torch.int64)
+        self._found[:, self._most : 2 * self._most] = torch.cat([each.tokens for each in expansions], dim=1)
+        self._found[:, 2 * self._most :] = torch.cat([each.frontier_ids for each in expansions[:-1]], dim=1)
+
+    def _take(self, newest: Expansion, step: int) -> None:
+        """The entries that `step` goes on from: their tokens, whom they see, and what came out of their parents."""
+        topk, batch = self._key.topk, self._key.batch
+        first, end = (step - 1) * topk, step * topk
+        self._tokens[:, first:end] = newest.frontier_tokens
+        if step == 1:
+            above = self._each.expand(-1, topk)
+        else:
+            parents = newest.frontier_parents
+            seen = parents[:, :, None].expand(-1, -1, self._bits.shape[2])
+            self._bits[:, first:end] |= self._bits[:, first - topk : first].gather(1, seen)
+            above = parents + (batch * (1 + (step - 2) * topk) + topk * self._each)
+        self._inputs[:, first:end] = self._states.index_select(0, above.reshape(-1)).view(batch, topk, -1)
+        self._capturing.see(self._layout, self._bits.flatten(0, 1))
+
+    def _run(self, step: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The head over all entries: chances and the target's ids [B, K, K] of what follows the newest."""
+        topk, batch, head = self._key.topk, self._key.batch, self._runner.head
+        rows = StepRows(self._tokens.view(-1), self._rows[0], slots, self._newest[step - 1])
+        made = self._runner.run(rows, self._inputs.flatten(0, 1), self._layout, 0)
+        first = batch * (1 + (step - 1) * topk)
+        self._states[first : first + batch * topk] = made.carried
+        chances, ids = likeliest(made.logits, topk)
+        shape = (batch, topk, topk)
+        return chances.view(shape), (ids if head.tokens is None else head.tokens[ids]).view(shape)
