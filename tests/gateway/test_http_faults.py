@@ -76,6 +76,7 @@ def test_what_is_no_json(http: httpx.Client, body: bytes) -> None:
         ({"messages": [{"role": "alien", "content": "x"}]}, "'messages[0].role': \"alien\"."),
         ({"messages": [{"role": "r" * 900, "content": "x"}]}, "a string of 900."),
         ({"model": "other"}, 'The model "other" does not exist; small does.'),
+        ({"model": "m" * 126}, "The model with a name of 126 characters does not exist; small does."),
         ({"logit_bias": {"x": 1}}, '"x" is none'),
         ({"logit_bias": {"5": 101, "6": 1}}, "logit_bias[5] is 101.0; it must be from -100.0 to 100.0"),
         ({"logit_bias": {"5": "x"}}, "'logit_bias[...]'"),
@@ -84,7 +85,7 @@ def test_what_is_no_json(http: httpx.Client, body: bytes) -> None:
         ({"response_format": {"type": "xml"}}, 'not "xml".'),
         ({"prediction": {"type": "x", "content": "y"}}, 'not "x".'),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_messages_name_the_value(http: httpx.Client, fields: dict[str, Any], told: str) -> None:
     message = http.post(CHAT, json={"messages": USER, **fields}).json()["error"]["message"]

@@ -159,6 +159,24 @@ def test_settings_as_flags() -> None:
     assert flags["max-running-requests"] == "48"
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        VerifyArgs(),
+        VerifyArgs(features="aux:1,2", dtype="float32", context_length=77, disable_speculation_brake=True),
+        DraftArgs(verify_address=("a:1", "b:2"), speculative_algorithm="NGRAM", max_sessions=3),
+    ],
+    ids=range(3),
+)
+def test_flags_are_settings_again(args: Args) -> None:
+    assert args.from_flags(args.as_flags()) == dataclasses.asdict(args)
+
+
+def test_flags_of_another_version_stay_text() -> None:
+    told = VerifyArgs.from_flags({"new-flag": "12", "max-running-requests": "many"})
+    assert told == {"new_flag": "12", "max_running_requests": "many"}
+
+
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "NGRAM"])
 def test_data_parallel_attention_is_refused(algorithm: str) -> None:
     """SGLang refuses it with these two; here replicas take its place, whatever drafts."""
