@@ -16,8 +16,8 @@ SCHEMA = "outrider.bench.peers/1"
 class Measured:
     """One system in one round: answers to questions under each load, and long prompts under each."""
 
-    decode: Sequence[Figures]
-    prefill: Sequence[Figures]
+    decode: list[Figures]
+    prefill: list[Figures]
 
 
 Round = Mapping[str, Measured]

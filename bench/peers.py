@@ -3,31 +3,34 @@
     outrider bench peers --install peers --output peers.json --plot peers.png
     outrider bench peers --llama-server PATH --vllm-python PATH --systems outrider,vllm,llama.cpp,llama.cpp-q8@1
 
-In each round every system is started as a server, driven by `bench serve`'s code and ended; one is alive at a time. The
-order turns from round to round. Ratios are taken within a round, and their median is what counts.
+In each round every system is started as a server; then each load goes to one after the other, by `bench serve`'s code,
+so that what is compared was measured within a minute or two. The order turns from round to round. Ratios are taken
+within a round, and their median is what counts.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
 from bench._drive import Batch, Plan, drive, num_prompts
+from bench._figures import Figures
 from bench._flags import counts, output_file, positive
 from bench._install import install_llama, install_vllm
 from bench._load import Load, model_of, open_client
 from bench._plot import check_plot, plot
-from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
+from bench._prompts import Deck, from_file, mt_bench, random_ids
 from bench._ratios import SCHEMA, Measured, Round, medians, ratio_table, ratios, speed_table
 from bench._server import free_port, serving
 from bench._stream import Asked, ServerRefused
@@ -85,63 +88,97 @@ def setup_of(args: argparse.Namespace, entries: Sequence[Entry]) -> Setup:
     return setup
 
 
-def questions(args: argparse.Namespace, entries: Sequence[Entry]) -> dict[int, list[Prompt]]:
-    """Prompts for each number of streams, the same for every system and round."""
+@dataclass(frozen=True)
+class Stage:
+    """One load that every system is put under before the next one is: questions, or long prompts for one token each."""
+
+    figure: Literal["decode", "prefill"]
+    batch: Batch
+
+    async def measure(self, url: str, max_tokens: int) -> Figures:
+        """One server under it, warm."""
+        async with open_client(url) as client:
+            asked = Asked(await model_of(client), max_tokens if self.figure == "decode" else 1)
+            [(row, _)] = await drive(client, Plan(asked, [self.batch]))
+        return row
+
+
+def stages(args: argparse.Namespace, entries: Sequence[Entry]) -> list[Stage]:
+    """All loads of a round: the same prompts for every system and round."""
     deck = Deck(from_file(args.prompts) if args.prompts else mt_bench())
-    streams = sorted({number for entry in entries for number in entry.streams})
-    return {number: deck.deal(args.num_prompts or num_prompts(Load(number))) for number in streams}
+    loads = [Load(number) for number in sorted({number for entry in entries for number in entry.streams})]
+    found = [Stage("decode", Batch(load, deck.deal(args.num_prompts or num_prompts(load)))) for load in loads]
+    if args.prefill_tokens:
+        for load in loads:
+            streams = load.concurrency or 1
+            prompts = random_ids(max(streams, 4), args.prefill_tokens, seed=streams)
+            found.append(Stage("prefill", Batch(load, prompts)))
+    return found
 
 
-async def measure(url: str, entry: Entry, args: argparse.Namespace, prompts: Mapping[int, list[Prompt]]) -> Measured:
-    """Questions under each load, then long random prompts, of which one token is asked."""
-    async with open_client(url) as client:
-        asked = Asked(await model_of(client), args.max_tokens)
-        decode = await drive(client, Plan(asked, [Batch(Load(number), prompts[number]) for number in entry.streams]))
-        if not args.prefill_tokens:
-            return Measured([row for row, _ in decode], [])
-        long = [
-            Batch(Load(number), random_ids(max(number, 4), args.prefill_tokens, seed=number))
-            for number in entry.streams
-        ]
-        prefill = await drive(client, Plan(replace(asked, max_tokens=1), long, num_warm_up=0))
-    return Measured([row for row, _ in decode], [row for row, _ in prefill])
+class Turn:
+    """One round: all servers are up, and each load goes to one after the other, so that what is compared is near in
+    time. A system that fails is named in `failed`, ended, and left out from then on."""
 
+    def __init__(self, setup: Setup, args: argparse.Namespace, failed: dict[str, str]) -> None:
+        self._setup = setup
+        self._args = args
+        self._failed = failed
+        self._up: dict[str, tuple[Entry, str, contextlib.ExitStack]] = {}
 
-def measure_round(
-    entries: Sequence[Entry], setup: Setup, args: argparse.Namespace, prompts: Mapping[int, list[Prompt]],
-    failed: dict[str, str],
-) -> Round:  # fmt: skip
-    """Each system in turn; one that fails is named in `failed` and left out from then on."""
-    measured: dict[str, Measured] = {}
-    for entry in entries:
-        name = entry.system.name
-        if name in failed:
-            continue
-        began = time.monotonic()
-        try:
+    def measure(self, entries: Sequence[Entry], loads: Sequence[Stage]) -> Round:
+        """What each system that got through came to."""
+        measured = {entry.system.name: Measured([], []) for entry in entries}
+        with contextlib.ExitStack() as all_of_them:
+            for entry in entries:
+                self._start(entry, all_of_them)
+            for stage in loads:
+                for name in list(self._up):
+                    self._put_under(name, stage, measured[name])
+            return {name: measured[name] for name in self._up}
+
+    def _start(self, entry: Entry, all_of_them: contextlib.ExitStack) -> None:
+        name, args = entry.system.name, self._args
+        if name in self._failed:
+            return
+        with self._failing(name):
+            own = all_of_them.enter_context(contextlib.ExitStack())
             port = free_port()
-            launch = entry.system.launch(setup, port, max(entry.streams))
-            with serving(launch, port, args.logs / f"{name}.log", args.startup_timeout_s) as served:
-                ready = time.monotonic()
-                measured[name] = asyncio.run(measure(served.url, entry, args, prompts))
+            launch = entry.system.launch(self._setup, port, max(entry.streams))
+            began = time.monotonic()
+            served = own.enter_context(serving(launch, port, args.logs / f"{name}.log", args.startup_timeout_s))
+            self._up[name] = entry, served.url, own
+            print(f"  {name}: up in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+    def _put_under(self, name: str, stage: Stage, measured: Measured) -> None:
+        entry, url, own = self._up[name]
+        streams = stage.batch.load.concurrency
+        if streams not in entry.streams:
+            return
+        with self._failing(name):
+            row = asyncio.run(stage.measure(url, self._args.max_tokens))
+            getattr(measured, stage.figure).append(row)
+            speeds = f"{row.decode_tokens_per_s} a stream, {row.total_tokens_per_s} in all"
+            told = speeds if stage.figure == "decode" else f"{row.total_prefill_tokens_per_s} of prompts"
+            print(f"  {streams} streams, {name}: tokens/s {told}", file=sys.stderr, flush=True)
+        if name in self._failed:
+            del self._up[name]
+            own.close()
+
+    @contextlib.contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        try:
+            yield
         except (StartupError, httpx.HTTPError, ServerRefused) as error:
-            failed[name] = f"{type(error).__name__}: {error}"
-            print(f"{name} failed: {failed[name]}", file=sys.stderr, flush=True)
-        else:
-            took = f"up in {ready - began:.0f} s, measured in {time.monotonic() - ready:.0f} s"
-            speeds = ", ".join(
-                f"{row.concurrency}: {row.decode_tokens_per_s} a stream, {row.total_tokens_per_s} in all"
-                for row in measured[name].decode
-            )
-            print(f"  {name}: {took}; tokens/s at {speeds}", file=sys.stderr, flush=True)
-    return measured
+            self._failed[name] = f"{type(error).__name__}: {error}"
+            print(f"{name} failed: {self._failed[name]}", file=sys.stderr, flush=True)
 
 
 def measure_rounds(
     entries: Sequence[Entry], setup: Setup, args: argparse.Namespace
 ) -> tuple[list[Round], dict[str, str]]:
     """All rounds that there is time for, each from another system on; and what failed, by system."""
-    prompts = questions(args, entries)
+    loads = stages(args, entries)
     rounds: list[Round] = []
     failed: dict[str, str] = {}
     began = time.monotonic()
@@ -153,7 +190,7 @@ def measure_rounds(
             break
         print(f"round {turn + 1} of {args.rounds}", file=sys.stderr, flush=True)
         first = turn % len(entries)
-        rounds.append(measure_round([*entries[first:], *entries[:first]], setup, args, prompts, failed))
+        rounds.append(Turn(setup, args, failed).measure([*entries[first:], *entries[:first]], loads))
         longest_s = max(longest_s, time.monotonic() - round_began)
         if args.output:
             written = json.dumps(document(args, entries, rounds, failed), indent=1)
