@@ -38,6 +38,7 @@ class ScriptedModel:
     are grown as those of any head are here: by the C kernels where they can be had, with a network of the script's.
     """
 
+    device = torch.device("cpu")
     max_batch_tokens = MAX_BATCH_TOKENS
     num_read = VOCAB_SIZE
     num_drafted = VOCAB_SIZE

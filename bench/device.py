@@ -33,7 +33,7 @@ from draft_service.drafters.growing import grow, most_nodes, slots_needed
 from draft_service.drafters.heads import features_needed, make_drafter
 from draft_service.drafters.models import HeadModel
 from engine.batch import Segment
-from engine.runner import pick_device
+from engine.devices import pick_device
 from kernels.sampling import Filters
 from kernels.sampling_torch import RowFilters
 from kernels.transfer import Readback, to_device

@@ -89,7 +89,7 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
     from draft_service.rehearsal import rehearse
     from draft_service.service import DraftServicer
     from draft_service.worker import Worker
-    from engine.runner import pick_device
+    from engine.devices import pick_device
 
     identity = Identity(f"{socket.gethostname()}:{os.getpid()}", host_id(), secrets.token_hex(16))
     tracing = tracing_of(args, "draft")

@@ -9,7 +9,7 @@ from draft_service import repetition
 from draft_service.adaptive import AdaptivePlanner
 from draft_service.copying import DEFAULT_TOKENS, Copier
 from draft_service.drafters.base import Drafter
-from draft_service.drafters.shape import TreeShape
+from draft_service.drafters.shape import DEEPEST, TreeShape
 from draft_service.overlap import MAX_OUTCOMES, OverlapRule
 from draft_service.planning import CostPlanner, FixedPlanner, Plan, Planner
 from draft_service.tiers import first_steps, read_tiers
@@ -18,7 +18,6 @@ from outrider.args import DraftArgs
 from outrider.v1 import common_pb2
 
 _FEW_CORES = 4  # on which drafts made during a step mostly slow it down
-_DEEPEST = 7  # steps, and SGLang's largest candidate
 _NODES_A_STEP = 2  # of trees with branches; verify takes those that pay
 
 
@@ -74,7 +73,7 @@ def _overlap_only(overlap: OverlapRule) -> CostPlanner:
 
 def _most(drafter: Shaped) -> TreeShape:
     shape = drafter.shape
-    steps = max(shape.num_steps, _DEEPEST)
+    steps = max(shape.num_steps, DEEPEST)
     if getattr(drafter, "algorithm", None) == common_pb2.ALGORITHM_MTP:
         steps = shape.num_steps  # a head with a layer for each step has no more
     return TreeShape(steps, shape.topk, steps + 1 if shape.topk == 1 else _NODES_A_STEP * steps + 1)

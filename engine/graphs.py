@@ -34,6 +34,9 @@ from outrider.telemetry import get_logger
 MAX_ROWS = 512
 # Sessions: SGLang's sizes.
 _SMALL_BATCHES, _BATCH_STEP = (1, 2, 4), 8
+# A graph's rows for each that is wanted, of more rows than weights are read for anyway: one long session among many
+# short ones is better off without.
+_MOST_PADDING, _FEW_ROWS = 4, 128
 
 log = get_logger(__name__)
 
@@ -120,6 +123,8 @@ class StepGraphs:
         count, longest, has_trees = len(layout.num_rows), int(layout.num_rows.max()), (layout.mask_starts >= 0).any()
         for graph in self._graphs:
             bucket = graph.bucket
+            if bucket.num_rows > max(_FEW_ROWS, _MOST_PADDING * batch.num_tokens):
+                return None
             fits = count <= bucket.num_segments and longest <= bucket.rows_per_segment
             if fits and num_logits <= graph.num_logits and (bucket.has_masks or not has_trees):
                 return graph
@@ -239,7 +244,8 @@ class CudaCapture:
         step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Of this thread: another of the process may be at work, as verify is when a colocated drafter begins again.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         return graph.replay
 

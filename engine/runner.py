@@ -18,6 +18,7 @@ from engine.batch import Batch, BatchBuffers, DeviceRows, Segment
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import ModelConfig, RopeScaling
 from engine.cpu_kernels import cpu_kernels, warn_without_kernels
+from engine.devices import pick_device, take_device
 from engine.execution import Execution
 from engine.feature_spec import FeatureSpec
 from engine.fingerprint import config_facts, numerics_id
@@ -146,6 +147,7 @@ class ModelRunner:
         features = features or FeatureSpec()
         config = ModelConfig.from_folder(model_path, trust_remote_code=trust_remote_code)
         place, torch_dtype = pick_device(device), compute_dtype(dtype, config)
+        take_device(place)
         max_len = min(max_len, config.max_position)
         config = config.for_length(max_len)
         quantization, execution = check_quantization(quantization, place), execution or Execution()
@@ -294,21 +296,6 @@ def _cpu_kernels(
         return cpu_kernels()
     warn_without_kernels(reason)
     return None
-
-
-def pick_device(name: str) -> torch.device:
-    """auto: the first CUDA device where there is one. Raises StartupError for a device that is not there."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise StartupError(f"device {name!r} is unknown: {error}") from error
-    if device.type not in {"cpu", "cuda"}:
-        raise StartupError(f"device {name!r} is not supported; cpu and cuda are")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise StartupError(f"device {name!r} is not there; CUDA devices found: {torch.cuda.device_count()}")
-    return device
 
 
 def _frequencies(config: ModelConfig) -> torch.Tensor:

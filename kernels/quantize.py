@@ -12,6 +12,8 @@ import torch
 from torch.nn.functional import pad
 
 GROUP = 32
+MAX_FEW_ROWS = 64
+"""More rows are better off with weights widened first, on a GPU."""
 TILE = 32
 # The C kernels' formats of quantised matrices, by the method's name (linear.h).
 FORMATS = {"int8": 2, "int8_dynamic": 3, "int4": 4}

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from kernels.quantize import GROUP
+from kernels.quantize import GROUP, MAX_FEW_ROWS
 
 jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
-# Rows of a tile: the least that tensor cores take. More rows than MAX_ROWS are better off with weights widened first.
-_BLOCK_M, MAX_ROWS = 16, 64
+# Rows of a tile: the least that tensor cores take.
+_BLOCK_M = 16
 # Outputs and inputs of a tile: 4096 outputs are 128 programs, about one for each multiprocessor of a large GPU.
 _BLOCK_N, _BLOCK_K = 32, 128
 _OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -25,7 +25,7 @@ _OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float
 
 def takes(x: torch.Tensor) -> bool:
     """Whether these rows are better off here: few, and of a type that tensor cores multiply."""
-    return len(x) <= MAX_ROWS and x.dtype is not torch.float32
+    return len(x) <= MAX_FEW_ROWS and x.dtype is not torch.float32
 
 
 def int8_product(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from outrider import env
 from outrider.args import DraftArgs, VerifyArgs
 from outrider.errors import StartupError
 from outrider.in_memory import InMemoryServer
-from outrider.steady import keep_steady
+from outrider.steady import free_what_ended, keep_steady
 from outrider.stopping import Stopping, on_signals
 from outrider.telemetry import configure_logging, get_logger
 from outrider.v1 import verify_pb2_grpc
@@ -110,6 +110,7 @@ async def _keep_drafting(args: DraftArgs, draft: Any, stopping: Stopping, memory
                 await stopping.asked.wait()
                 return
         pause_s = min(2 * pause_s, _LAST_RESTART_S)
+        free_what_ended()
         try:
             failed = bool(await draft.serve(args, stopping, memory.dial))
         except Exception as error:

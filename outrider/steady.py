@@ -1,6 +1,6 @@
 """What makes a serving process answer evenly: no long collections of garbage, no memory asked for again and again.
 
-To be called once, when everything is loaded. Linux's C library is told of memory; another is left as it is.
+`keep_steady` is to be called when everything is loaded. Linux's C library is told of memory; another is left as it is.
 """
 
 from __future__ import annotations
@@ -27,3 +27,9 @@ def keep_steady() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, _MAPPED_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def free_what_ended() -> None:
+    """Collects also what was loaded before `keep_steady`: a part that failed, before it is loaded once more."""
+    gc.unfreeze()
+    gc.collect()

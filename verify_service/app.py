@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import torch
 import uvloop
 
 from engine.attention import AttentionChoice
 from engine.batch import Segment
 from engine.config import ModelConfig
+from engine.devices import take_device
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
 from engine.fingerprint import vocab_fingerprint
@@ -195,7 +197,8 @@ async def serve(
             ended.set()
             stop.asked.set()
 
-        thread = threading.Thread(target=_run, args=(step_loop, failed, partial(loop.call_soon_threadsafe, has_ended)))
+        on_end = partial(loop.call_soon_threadsafe, has_ended)
+        thread = threading.Thread(target=_run, args=(step_loop, engine.runner.device, failed, on_end))
         thread.start()
         try:
             await rpc.set_serving(health, [SERVICE], True)
@@ -295,8 +298,11 @@ def build_servicer(
     return servicer
 
 
-def _run(step_loop: StepLoop, failed: list[BaseException], on_end: Callable[[], object]) -> None:
+def _run(
+    step_loop: StepLoop, device: torch.device, failed: list[BaseException], on_end: Callable[[], object]
+) -> None:  # fmt: skip
     try:
+        take_device(device)
         step_loop.run()
     except Exception as error:
         failed.append(error)

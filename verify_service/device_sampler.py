@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _EMPTY = TokenTree.empty()
 _GREEDY = Filters(temperature=0.0)
+_BIASED_ROWS = 128  # of float64 over the vocabulary, several times over: 131 MB each of Llama 3's
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +144,18 @@ class DeviceSampler:
         tokens = self._kernels.draw_rows(logits, batch.flat_rows, filters, batch.draw_u)
         target = tokens[batch.flat_of]
         accepted = self._kernels.accept_coupled(batch.parents, batch.tokens, batch.num_nodes, target)
-        if not batch.biased:
-            return accepted
-        # Those with thresholds walk by them instead.
-        plans = [batch.drawn[index].plan for index in batch.biased]
-        chosen = self._up(np.array(batch.biased))
+        # Those with thresholds walk by them instead, a few at a time: their rows are whole distributions.
+        together = max(1, _BIASED_ROWS // (batch.tokens.shape[1] + 1))
+        for first in range(0, len(batch.biased), together):
+            self._walk_biased(batch, batch.biased[first : first + together], logits, accepted)
+        return accepted
+
+    def _walk_biased(
+        self, batch: _Batch, indices: list[int], logits: torch.Tensor, accepted: AcceptedBatch
+    ) -> None:  # fmt: skip
+        """Writes what the sessions at these indices accept into `accepted`."""
+        plans = [batch.drawn[index].plan for index in indices]
+        chosen = self._up(np.array(indices))
         width = batch.tokens.shape[1]
         per_row = RowFilters.of([plan.filters for plan in plans for _ in range(width + 1)], self._device)
         rows = batch.rows[chosen].flatten()
@@ -162,7 +170,6 @@ class DeviceSampler:
         )
         for whole, part in zip(accepted, by_threshold, strict=True):
             whole[chosen] = part
-        return accepted
 
     def _score_nodes(self, drawn: list[_Drawn], logits: torch.Tensor, read: Readback) -> dict[int, int]:
         """ln p of each node's token given its path, before anything is shaped, where trees are shown."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import ModelConfig
+from engine.devices import pick_device
 from engine.feature_spec import FeatureSpec
 from engine.kv_pool import kv_dtype
 from engine.loader import compute_dtype
 from engine.memory import GIB, Memory, device_memory, weight_bytes
 from engine.quantization import check_quantization
-from engine.runner import pick_device
 from outrider.args import HEAD_ALGORITHMS, VerifyArgs
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger

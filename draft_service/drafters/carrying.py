@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
 from draft_service.session import Grown
+from kernels.transfer import to_device
 from outrider.tree import ROOT
 from outrider.wire import Ids
 
@@ -52,7 +53,8 @@ class Carried:
                 return None
             step, place = divmod(entry, self.width)
             found.append(self.batch + (step * self.batch + self.index) * self.width + place)
-        return self.kept.states[found]
+        states = self.kept.states
+        return states.index_select(0, to_device(np.array(found), states.device))
 
 
 class TreeStates:

@@ -10,6 +10,7 @@ There is a graph for each shape and each of a few numbers of sequences; what non
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,6 @@ from draft_service.drafters.base import Draft
 from draft_service.drafters.carrying import Carried, Joined
 from draft_service.drafters.expansion import Growth, choose
 from draft_service.drafters.kv import Sequence
-from draft_service.drafters.shape import TreeShape
 from draft_service.session import Grown
 from engine.batch import Batch, Segment
 from engine.graphs import MAX_ROWS, Capturing, Replay, idle_layout
@@ -37,8 +37,18 @@ from kernels.tree_build import Expansion, expand_frontier, expand_root
 if TYPE_CHECKING:
     from draft_service.drafters.models import Tips
 
-BATCHES = (1, 2, 4, 8)
+_BATCHES = (1, 2, 4, 8, 16)
 """Sequences of a graph; more grow step by step, where launches matter less."""
+
+
+class TreeSizes(NamedTuple):
+    """Which trees there are graphs for: of so many steps, with `topk` branches or one, up to `max_trees` together."""
+
+    steps: tuple[int, ...]
+    topk: int
+    max_trees: int
+    max_rows: int = MAX_ROWS
+    """Of a step; with more, step by step is as good."""
 
 
 class _Key(NamedTuple):
@@ -53,18 +63,17 @@ class _Key(NamedTuple):
 
 
 class TreeGraphs:
-    """A head's growths of trees no deeper than `shape`, with its branches and with one."""
+    """A head's growths of trees, one for each of `sizes`."""
 
-    def __init__(self, runner: HeadRunner, capturing: Capturing, shape: TreeShape, max_batch: int) -> None:
+    def __init__(self, runner: HeadRunner, capturing: Capturing, sizes: TreeSizes) -> None:
         self._growths: dict[_Key, _Growth] = {}
         keys = [
             _Key(num_steps, topk, batch)
-            for num_steps in range(2, shape.num_steps + 1)
-            for topk in sorted({1, min(shape.topk, runner.num_drafted)})
-            for batch in BATCHES
-            if batch <= max(1, max_batch)
+            for num_steps in sizes.steps
+            for topk in sorted({1, min(sizes.topk, runner.num_drafted)})
+            for batch in _batches(sizes.max_trees)
         ]
-        keys = sorted((key for key in keys if key.num_rows <= MAX_ROWS), key=lambda key: -key.num_rows)
+        keys = sorted((key for key in keys if 0 < key.num_rows <= sizes.max_rows), key=lambda key: -key.num_rows)
         with Progress("Capturing trees", unit="graph") as progress, torch.inference_mode():
             for done, key in enumerate(keys):
                 progress.at(done, len(keys))
@@ -73,8 +82,13 @@ class TreeGraphs:
 
     def find(self, num_steps: int, topk: int, batch: int) -> _Growth | None:
         """What grows trees of that shape for so many sequences, or for a few more."""
-        size = next((size for size in BATCHES if size >= batch), 0)
+        size = next((size for size in _BATCHES if size >= batch), 0)
         return self._growths.get(_Key(num_steps, topk, size))
+
+
+def _batches(most: int) -> tuple[int, ...]:
+    """Those that are needed to hold up to `most` sequences."""
+    return _BATCHES[: bisect.bisect_left(_BATCHES, most) + 1]
 
 
 class _Growth:
@@ -162,9 +176,10 @@ class _Growth:
     def _compute(self) -> None:
         newest = expand_root(self._chances, self._words)
         expansions = [newest]
-        # Rows that are not known yet must be numbers: what nobody sees is multiplied by 0.
-        self._tokens.zero_()
-        self._inputs.zero_()
+        # Rows that are not known yet must be numbers, as what nobody sees is multiplied by 0: the first step's, since
+        # in half precision a head may turn what it never meets into infinities.
+        self._tokens.view(-1, self._key.num_steps - 1, self._key.topk)[:] = newest.frontier_tokens[:, None]
+        self._inputs[:] = self._states[: self._key.batch, None]
         self._bits.copy_(self._own.expand_as(self._bits))
         slots = self._rows[1].long()
         for step in range(1, self._key.num_steps):

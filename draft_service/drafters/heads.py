@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from draft_service.drafters.eagle import EagleDrafter
-from draft_service.drafters.graphs import graph_sizes
+from draft_service.drafters.graphs import graph_sizes, tree_sizes
 from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
-from draft_service.drafters.shape import TreeShape, tree_shape
+from draft_service.drafters.shape import TreeShape, possible_steps, tree_shape
 from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION
 from engine.cpu_kernels import cpu_kernels
+from engine.devices import pick_device, take_device
 from engine.feature_spec import FeatureSpec
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
@@ -19,7 +20,6 @@ from engine.models.heads.load import HeadFolder, load_head
 from engine.models.heads.runner import HeadRunner
 from engine.models.heads.target import TargetShape
 from engine.quantization import KernelLinears, check_quantization, draft_quantization
-from engine.runner import pick_device
 from engine.shipped import shipped_head, shipped_token_map, stored_quantization
 from engine.threads import share_cores
 from outrider.args import DraftArgs
@@ -43,6 +43,7 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     target_folder, folder, load_format = _folders(args)
     target = TargetShape.from_folder(target_folder)
     device = pick_device(args.device)
+    take_device(device)
     stored = stored_quantization(folder, device)
     method = check_quantization(
         draft_quantization(args.speculative_draft_model_quantization, args.quantization, stored=stored), device
@@ -58,16 +59,17 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     )  # fmt: skip
     _check_family(args, folder, head.config.family)
     shape = _shape(args, head, target)
+    steps = possible_steps(args, shape, has_layer_for_each=head.config.family not in _ALGORITHMS)
     runner = HeadRunner(
         head, num_slots=args.draft_max_total_tokens, max_sessions=ROWS_PER_SESSION * args.max_sessions,
         attention=args.speculative_draft_attention_backend or "auto", max_batch_tokens=MAX_BATCH_TOKENS,
-        graphs=graph_sizes(args, shape),
+        graphs=graph_sizes(args, steps, shape.topk),
     )  # fmt: skip
     kind = MultiLayerDrafter if head.config.family == "multi-layer" else EagleDrafter
     return kind(
         HeadModel(
-            runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS, shape=shape,
-            max_sessions=args.max_sessions,
+            runner, args.draft_max_total_tokens, max_batch_tokens=MAX_BATCH_TOKENS,
+            graphs=tree_sizes(args, steps, shape.topk, is_quantized=method is not None),
         ), shape,
         algorithm=_ALGORITHMS.get(head.config.family, common_pb2.ALGORITHM_MTP),
         draft_model=args.speculative_draft_model_path or str(folder),

@@ -30,6 +30,7 @@ from draft_service.drafters.shape import TreeShape
 from draft_service.drafters.trees import TreeGrower, Wanted
 from draft_service.session import Extension, Session, Wishes
 from engine.batch import Segment
+from engine.devices import DeviceLock
 from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
@@ -61,7 +62,7 @@ class ModelDrafter(ABC, Generic[StateT]):
         self._model = model
         self._grower = TreeGrower(model, shape)
         self._served = Roster[StateT](model)
-        self._lock = threading.Lock()
+        self._lock = DeviceLock(model.device)
 
     @property
     def shape(self) -> TreeShape:

@@ -9,18 +9,19 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from draft_service.drafters.growing_graphs import TreeGraphs
+from draft_service.drafters.growing_graphs import TreeGraphs, TreeSizes
 from draft_service.drafters.growing_native import NativeGrower
 from draft_service.drafters.kv import DraftCache
-from draft_service.drafters.shape import TreeShape
 from engine.batch import DeviceRows, Segment
 from engine.cpu_kernels import cpu_kernels
 from engine.models.heads.runner import HeadRunner
 from engine.runner import ModelRunner
 from kernels.likeliest import Likeliest, likeliest, native_likeliest
+from kernels.transfer import to_device
 
 
 class Tips(NamedTuple):
@@ -40,7 +41,7 @@ class Tips(NamedTuple):
         if all(tip.batch is batch for tip in tips):
             if rows == list(range(len(batch.tokens))):
                 return batch
-            index = torch.tensor(rows, device=batch.tokens.device)
+            index = to_device(np.array(rows), batch.tokens.device)
             states = None if batch.states is None else batch.states.index_select(0, index)
             return cls(batch.probabilities.index_select(0, index), batch.tokens.index_select(0, index), states)
         with_states = [state for tip in tips if (state := tip.states) is not None]
@@ -84,6 +85,7 @@ class DraftModel(Protocol):
     cache: DraftCache
     max_batch_tokens: int
     reads_states: bool
+    device: torch.device
 
     @property
     def num_read(self) -> int:
@@ -143,12 +145,13 @@ class LanguageModel:
         self.max_batch_tokens = max_batch_tokens
         if token_map is not None and runner.num_outputs != len(token_map):
             raise ValueError(f"a map of {len(token_map)} tokens for a runner of {runner.num_outputs} outputs")
+        self.device = runner.device
         self._runner = runner
         self._limit = runner.config.vocab_size
-        self._token_map = None if token_map is None else token_map.to(runner.device)
+        self._token_map = None if token_map is None else token_map.to(self.device)
         self._columns: torch.Tensor | None = None  # of the logits, where some of the map's ids are too high
-        self._likeliest = _likeliest_on(runner.device)
-        self.runs_apart = runner.device.type != "cpu" and runner.takes_device_rows
+        self._likeliest = _likeliest_on(self.device)
+        self.runs_apart = self.device.type != "cpu" and runner.takes_device_rows
 
     @property
     def num_read(self) -> int:
@@ -187,29 +190,29 @@ class LanguageModel:
 
 
 class HeadModel:
-    """A draft head. shape: of the trees that it is to grow, for graphs where there are graphs."""
+    """A draft head. graphs: of the trees that it is to grow, where it has graphs of its steps."""
 
     reads_states = True
 
     def __init__(
-        self, runner: HeadRunner, num_slots: int, *, max_batch_tokens: int, shape: TreeShape | None = None,
-        max_sessions: int = 1,
-    ) -> None:  # fmt: skip
+        self, runner: HeadRunner, num_slots: int, *, max_batch_tokens: int, graphs: TreeSizes | None = None
+    ) -> None:
         self.cache = DraftCache(runner.slot_table, num_slots)
         self.max_batch_tokens = max_batch_tokens
+        self.device = runner.head.device
         self._runner = runner
         self.num_read = len(runner.head.embedding)
         self.feature_width = runner.head.config.feature_width
         """Numbers in a feature row."""
         self._limit = runner.num_drafted
-        self._likeliest = _likeliest_on(runner.head.device)
-        self.runs_apart = runner.head.device.type != "cpu"
+        self._likeliest = _likeliest_on(self.device)
+        self.runs_apart = self.device.type != "cpu"
         self.grower = None
         if runner.native is not None:
             self.grower = NativeGrower(runner, num_read=self.num_read)
         self._trees: TreeGraphs | None = None
-        if runner.capturing is not None and shape is not None and runner.head.num_stages == 1:
-            self._trees = TreeGraphs(runner, runner.capturing, shape, max_sessions)
+        if runner.capturing is not None and graphs is not None and runner.head.num_stages == 1:
+            self._trees = TreeGraphs(runner, runner.capturing, graphs)
 
     @property
     def num_drafted(self) -> int:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draft_service.tiers import first_steps, read_tiers
+from draft_service.tiers import candidates, first_steps, read_tiers
 from outrider import env
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 
 CHAIN = (3, 1, 4)
+DEEPEST = 7
+"""Steps of a tree that is planned, at most, and SGLang's largest candidate."""
 # For targets of these architectures and a head; every other target, and a draft model, gets a chain.
 TREES = {
     "LlamaForCausalLM": (5, 4, 8),
@@ -64,3 +66,11 @@ def tree_shape(args: DraftArgs, *, is_head: bool, target_architecture: str = "")
             "root included: lower it, or raise --speculative-num-steps or --speculative-eagle-topk"
         )
     return TreeShape(steps, topk, tokens)
+
+
+def possible_steps(args: DraftArgs, shape: TreeShape, *, has_layer_for_each: bool = False) -> tuple[int, ...]:
+    """The steps that trees may come to have by themselves, ascending, where `shape` is what they begin with."""
+    if args.speculative_adaptive:
+        return tuple(sorted({max(steps, 1) for steps in candidates(read_tiers(args.speculative_adaptive_config))}))
+    is_fixed = args.speculative_num_steps is not None or has_layer_for_each
+    return tuple(range(1, 1 + (shape.num_steps if is_fixed else max(shape.num_steps, DEEPEST))))

@@ -13,16 +13,17 @@ from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import DraftModel, LanguageModel
 from draft_service.drafters.roster import State
-from draft_service.drafters.shape import TreeShape, tree_shape
+from draft_service.drafters.shape import TreeShape, possible_steps, tree_shape
 from draft_service.session import Session
 from engine.attention import AttentionChoice
 from engine.config import ModelConfig
+from engine.devices import pick_device
 from engine.execution import Execution
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.models.heads.token_map import load_token_map
 from engine.quantization import draft_quantization
-from engine.runner import ModelRunner, pick_device
+from engine.runner import ModelRunner
 from engine.shipped import is_shipped, shipped_head, shipped_token_map, stored_quantization
 from engine.threads import share_cores
 from outrider.args import DraftArgs
@@ -81,7 +82,8 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
             stored=stored_quantization(folder, pick_device(args.device)),
         ),
         execution=Execution(
-            AttentionChoice(args.speculative_draft_attention_backend or "auto"), graphs=graph_sizes(args, shape)
+            AttentionChoice(args.speculative_draft_attention_backend or "auto"),
+            graphs=graph_sizes(args, possible_steps(args, shape), shape.topk),
         ),
         trust_remote_code=args.trust_remote_code, output_rows=token_map,
     )  # fmt: skip

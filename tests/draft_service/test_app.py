@@ -66,14 +66,14 @@ def test_a_taken_address_stops_it_with_a_message(tmp_path: Path) -> None:
 def test_an_algorithm_that_it_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draft_service.app.configure_logging", lambda name: None)
     with pytest.raises(StartupError, match="--speculative-algorithm"):
-        main(DraftArgs(speculative_algorithm="NONE"))
+        main(DraftArgs(speculative_algorithm="NONE", listen="127.0.0.1:0"))
 
 
 def test_sessions_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     head, target = make.eagle(tmp_path / "head").folder, make.write_target(tmp_path / "target").folder
     words = [
         f"--speculative-draft-model-path={head}", f"--model-path={target}", "--speculative-algorithm=EAGLE",
-        "--device=cpu", "--max-sessions=2147483647",
+        "--device=cpu", "--max-sessions=2147483647", "--listen=127.0.0.1:0",
     ]  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-m", "outrider", "draft", *words],

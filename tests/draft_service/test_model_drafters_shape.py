@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from draft_service.drafters.factory import make_drafter
-from draft_service.drafters.graphs import graph_sizes
+from draft_service.drafters.graphs import graph_sizes, tree_sizes
+from draft_service.drafters.growing_graphs import TreeSizes
 from draft_service.drafters.ngram import NgramDrafter
-from draft_service.drafters.shape import TreeShape, tree_shape
+from draft_service.drafters.shape import TreeShape, possible_steps, tree_shape
 from engine.execution import GraphSizes
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
@@ -95,11 +96,32 @@ def test_a_wrong_flag_is_said_without_loading_torch() -> None:
 
 
 def test_which_steps_become_cuda_graphs() -> None:
+    steps = (1, 2, 3)
+    assert graph_sizes(DraftArgs(), (1, 2, 5), 4) == GraphSizes(64, 16, last_logits=4)
+    assert graph_sizes(DraftArgs(max_sessions=9), steps, 1) == GraphSizes(9, 4, last_logits=1)
+    assert graph_sizes(DraftArgs(cuda_graph_max_bs=80), steps, 1) == GraphSizes(80, 4, last_logits=1, required=True)
+    assert graph_sizes(DraftArgs(disable_cuda_graph=True), steps, 4) is None
+
+
+def test_which_trees_become_cuda_graphs() -> None:
+    sizes = tree_sizes(DraftArgs(max_sessions=4), (1, 2), 4, is_quantized=False)
+    assert sizes == TreeSizes((1, 2), 4, max_trees=8)
+    assert tree_sizes(DraftArgs(cuda_graph_max_bs=2), (1, 2), 4, is_quantized=True).max_trees == 4
+    assert tree_sizes(DraftArgs(), (1, 2), 4, is_quantized=True).max_rows < sizes.max_rows
+
+
+def test_how_deep_trees_may_come_to_be(tmp_path: Path) -> None:
     tree, chain = TreeShape(5, 4, 8), TreeShape(3, 1, 4)
-    assert graph_sizes(DraftArgs(), tree) == GraphSizes(64, 16, last_logits=4)
-    assert graph_sizes(DraftArgs(max_sessions=9), chain) == GraphSizes(9, 4, last_logits=1)
-    assert graph_sizes(DraftArgs(cuda_graph_max_bs=80), chain) == GraphSizes(80, 4, last_logits=1, required=True)
-    assert graph_sizes(DraftArgs(disable_cuda_graph=True), tree) is None
+    assert possible_steps(DraftArgs(), tree) == (1, 2, 3, 4, 5, 6, 7)
+    assert possible_steps(DraftArgs(), chain, has_layer_for_each=True) == (1, 2, 3)
+    assert possible_steps(DraftArgs(speculative_num_steps=3), chain) == (1, 2, 3)
+    assert possible_steps(DraftArgs(speculative_adaptive=True), chain) == (1, 3, 7)
+    tiers = tmp_path / "tiers.json"
+    tiers.write_text('{"1": {"candidate_steps": [0, 12]}, "4": {"candidate_steps": [0]}}', encoding="utf-8")
+    adaptive = DraftArgs(speculative_adaptive=True, speculative_adaptive_config=str(tiers))
+    assert possible_steps(adaptive, chain) == (1, 12)
+    tiers.write_text('{"1": {"candidate_steps": [0]}}', encoding="utf-8")
+    assert possible_steps(adaptive, chain) == (1,)
 
 
 @pytest.mark.parametrize("flags", [{"disable_cuda_graph": True}, {"cuda_graph_max_bs": 4}])

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from draft_service.drafters.growing import grow
-from draft_service.drafters.growing_graphs import TreeGraphs
+from draft_service.drafters.growing_graphs import TreeGraphs, TreeSizes
 from draft_service.drafters.models import HeadModel
-from draft_service.drafters.shape import TreeShape
 from engine.execution import GraphSizes
 from engine.models.heads.runner import HeadRunner
 from kernels.attention.triton_blocks import Heads
-from tests.draft_service.test_device_growth import NUM_SLOTS, NUM_TOP, assert_same, grown, head_model, opened
+from tests.draft_service.test_device_growth import NUM_SLOTS, NUM_TOP, SESSIONS, assert_same, grown, head_model, opened
 from tests.engine.heads.test_graphs import build, counted, put_in_buckets
 from tests.kernels.interpreted import kernel_device, run_under_the_interpreter
 
@@ -23,9 +22,9 @@ HEADS = ("eagle", "eagle3", "mimo")
 SHAPES = [(2, 1, 2), (3, 1, 3), (5, 4, 7), (5, 4, 60), (4, 4, 11), (5, 1, 9)]
 
 
-def graphed(runner: HeadRunner, max_sessions: int = 8) -> HeadModel:
+def graphed(runner: HeadRunner, max_trees: int = 8, max_rows: int = 512) -> HeadModel:
     return HeadModel(
-        runner, NUM_SLOTS, max_batch_tokens=NUM_SLOTS, shape=TreeShape(5, 4, 16), max_sessions=max_sessions
+        runner, NUM_SLOTS, max_batch_tokens=NUM_SLOTS, graphs=TreeSizes((1, 2, 3, 4, 5), 4, max_trees, max_rows)
     )
 
 
@@ -61,6 +60,22 @@ def test_the_same_trees(
     assert_same(grown(model, apart=True, **shape), reference)
 
 
+def test_more_entries_than_a_word_has_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "0")
+    runner = build("eagle3", tmp_path / "graphed", attention="torch_native")
+    put_in_buckets(runner, counted([]), GraphSizes(max_batch=4, max_rows=16, last_logits=4))
+    model = HeadModel(
+        runner, NUM_SLOTS, max_batch_tokens=NUM_SLOTS, graphs=TreeSizes((12,), 8, max_trees=SESSIONS)
+    )  # fmt: skip
+    assert model.trees is not None
+    assert model.trees.find(12, 8, SESSIONS) is not None
+    poison(model.trees)
+    shape: dict[str, Any] = {"num_steps": 12, "topk": 8, "num_nodes": 60}
+    assert_same(
+        grown(model, apart=True, **shape), grown(head_model("eagle3", tmp_path / "plain"), apart=False, **shape)
+    )
+
+
 @pytest.mark.parametrize(("num_steps", "topk"), [(6, 4), (1, 4), (4, 3)])
 def test_what_no_graph_holds_grows_step_by_step(
     num_steps: int, topk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -78,10 +93,12 @@ def test_what_no_graph_holds_grows_step_by_step(
 
 def test_graphs_are_for_as_many_as_there_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "0")
-    trees = eager("eagle3", tmp_path, max_sessions=2).trees
+    trees = eager("eagle3", tmp_path, max_trees=3, max_rows=48).trees
     assert trees is not None
+    assert trees.find(4, 4, 3) is not None
+    assert trees.find(4, 4, 5) is None
     assert trees.find(5, 4, 2) is not None
-    assert trees.find(5, 4, 3) is None
+    assert trees.find(5, 4, 3) is None  # 64 rows
 
 
 def test_a_smaller_vocabulary_of_the_target_has_no_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,9 +162,7 @@ def test_on_tritons_kernels(num_steps: int, topk: int, num_nodes: int, tmp_path:
         runner, lambda layout, bucket: attention.prepare(layout, heads, bucket), GraphSizes(4, 12, 4),
         see=lambda layout, bits: attention.see(bits),
     )  # fmt: skip
-    model = HeadModel(
-        runner, NUM_SLOTS, max_batch_tokens=NUM_SLOTS, shape=TreeShape(num_steps, topk, num_nodes + 1), max_sessions=4
-    )
+    model = HeadModel(runner, NUM_SLOTS, max_batch_tokens=NUM_SLOTS, graphs=TreeSizes((num_steps,), topk, max_trees=4))
     poison(model.trees)
     shape: dict[str, Any] = {"num_steps": num_steps, "topk": topk, "num_nodes": num_nodes}
     reference = grown(head_model("eagle3", tmp_path / "plain", str(device)), apart=False, **shape)
@@ -164,5 +179,8 @@ def test_replayed(family: str, num_steps: int, topk: int, num_nodes: int, tmp_pa
     assert model.trees is not None
     shape: dict[str, Any] = {"num_steps": num_steps, "topk": topk, "num_nodes": num_nodes}
     reference = grown(head_model(family, tmp_path / "plain", "cuda"), apart=False, **shape)
+    other: dict[str, Any] = {"num_steps": 4, "topk": 4, "num_nodes": 9}
     for _ in range(3):
+        poison(model.trees)
         assert_same(grown(model, apart=True, **shape), reference)
+        grown(model, apart=True, **other)

@@ -158,6 +158,21 @@ def test_a_drafters_steps_give_the_logits_of_last_rows(folder: Path) -> None:
     assert (used[-1].num_segments, used[-1].rows_per_segment) == (2, 4)
 
 
+def test_one_long_session_among_short_ones_is_not_padded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Bucket] = []
+    runner = build(folder, graphed(used))
+    everyone = sessions(runner, 4, 3)
+    segments = [session.segment([5] * (6 if row == 0 else 1)) for row, session in enumerate(everyone)]
+    for few_rows, most_padding in ((128, 1), (1, 4)):  # the graph's 24 rows are few, or no more than four times nine
+        monkeypatch.setattr("engine.graphs._FEW_ROWS", few_rows)
+        monkeypatch.setattr("engine.graphs._MOST_PADDING", most_padding)
+        runner.forward(segments)
+    assert len(used) == 2
+    monkeypatch.setattr("engine.graphs._MOST_PADDING", 2)
+    runner.forward(segments)
+    assert len(used) == 2
+
+
 def test_the_buckets() -> None:
     sizes = {(b.num_segments, b.rows_per_segment) for b in bucket_sizes(GraphSizes(20, 33), 100)}
     assert {batch for batch, _ in sizes} == {1, 2, 4, 8, 16, 20}

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint import INDEX_NAME, read_header
 from engine.config import ModelConfig
+from engine.devices import pick_device
 from engine.loader import compute_dtype, load_checkpoint, resolve_model
 from engine.models.llama_weights import tensor_shapes
-from engine.runner import ModelRunner, pick_device
+from engine.runner import ModelRunner
 from outrider.errors import StartupError
 from tests.engine.tiny import save_model, sessions
 

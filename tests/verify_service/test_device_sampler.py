@@ -130,6 +130,13 @@ def test_a_step_is_drawn_as_on_the_host(seeds: list[int], seed: int) -> None:
     check(TORCH, CPU, seeds, seed)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_distributions_are_made_a_few_sessions_at_a_time(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify_service.device_sampler._BIASED_ROWS", rows)
+    for seed in range(20):
+        check(TORCH, CPU, list(range(6 * seed, 6 * seed + 6)), seed)
+
+
 def test_warming_up_runs_every_width_that_trees_may_have() -> None:
     widths: list[int] = []
 
