@@ -14,10 +14,11 @@ def plot(path: Path, rows: Mapping[str, Sequence[Figures]], title: str) -> None:
     """Total and per-stream tokens/s over the load, a line for each system. The suffix of `path` says the format."""
     pyplot = _pyplot()
     picture, (total, stream) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for name, figures in rows.items():
+    for index, (name, figures) in enumerate(rows.items()):
+        look: dict[str, Any] = {"color": f"C{index % 10}", "marker": "osD^"[index // 10 % 4], "label": name}
         loads = [row.concurrency or row.request_rate for row in figures]
-        total.plot(loads, [row.total_tokens_per_s for row in figures], marker="o", label=name)
-        stream.plot(loads, [row.decode_tokens_per_s for row in figures], marker="o", label=name)
+        total.plot(loads, [row.total_tokens_per_s for row in figures], **look)
+        stream.plot(loads, [row.decode_tokens_per_s for row in figures], **look)
     by_rate = any(row.request_rate for figures in rows.values() for row in figures)
     ticks = sorted({row.concurrency or row.request_rate or 0 for figures in rows.values() for row in figures})
     for axes, label in ((total, "tokens/s in all"), (stream, "decode tokens/s a stream")):
