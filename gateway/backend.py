@@ -88,7 +88,7 @@ class Backend:
                 call = replica.begin(request, left_s, alone=alone)
                 try:
                     while responses := await call.take():
-                        replica.late = 0  # whatever its probes say
+                        replica.missed = 0  # whatever its probes say
                         for response in responses:
                             index = response.choice_index
                             if index not in given or index in ended:

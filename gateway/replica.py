@@ -26,7 +26,7 @@ class Replica:
     serving: bool = False
     doubtful: bool = False
     reasons: set[str] = field(default_factory=set)  # why it does not serve, as told since it last did
-    late: int = 0  # probes in a row without an answer in time
+    missed: int = 0  # for probes in a row that got no answer
     outstanding: int = 0
     others: int = 0  # sessions of other callers, when it was last asked
     look_again: asyncio.Event = field(default_factory=asyncio.Event)

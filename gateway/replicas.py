@@ -1,8 +1,8 @@
 """The verify services behind this gateway: their addresses, which of them serve, and which takes the next call.
 
 Names among the addresses are looked up again and again (gateway/addresses.py). Each replica is asked for its server
-info every second, and at once when a call to it broke. One that is late with its answer, or that broke a call, is in
-doubt: it gets new sessions only where no other is left, and none that go on from elsewhere.
+info every second, and at once when a call to it broke. One that missed to answer, or that broke a call, is in doubt: it
+gets new sessions only where no other is left, and none that go on from elsewhere. It is down when it misses again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
 _LAST_CALLS_S = 3600.0  # a name may go before its service; a dead one is found out by keepalive
-_MAX_LATE = 3  # probes in a row that ran out of time, as on a machine that is busy; then it is down
+# Probes without an answer, in a row, until a replica is down: three that ran out of time, as on a machine that is busy,
+# or two that broke. A connection that broke may be there again at once; a process that is gone is gone the next time too.
+_DOWN, _LATE, _BROKEN = 6, 2, 3
 _SLACK = 4  # sessions: what a prefill that is saved is worth, about
 
 
@@ -195,13 +197,13 @@ class ReplicaSet:
                 verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=self._times.timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            replica.late = replica.late + 1 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else _MAX_LATE
+            replica.missed += _LATE if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else _BROKEN
             replica.doubtful = True
-            if replica.late >= _MAX_LATE:
+            if replica.missed >= _DOWN:
                 self._set_serving(replica, False, error.code().name, error.details() or "")
             return False
         replica.learn(info)
-        replica.late = 0
+        replica.missed = 0
         if replica.doubtful:
             replica.doubtful = False
             self._tell_change()

@@ -159,7 +159,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 running_requests=len(scheduler.running),
                 queued_requests=len(scheduler.waiting),
                 total_pages=scheduler.pool.num_pages,
-                free_pages=scheduler.num_available,
+                free_pages=max(0, scheduler.num_available),  # counted while the engine moves pages
                 page_size=scheduler.pool.page_size,
                 generation_tokens_per_s=counters.tokens_per_s,
                 steps=counters.steps,

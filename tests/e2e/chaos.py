@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -50,6 +51,7 @@ class Outcome:
     memory_kib: dict[str, list[int]] = field(default_factory=dict)
     pages_kept: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)  # of processes, about themselves
+    comings: list[str] = field(default_factory=list)  # and goings of verify services, as the gateway saw them
 
     @property
     def grown_kib(self) -> dict[str, int]:
@@ -139,7 +141,7 @@ class Chaos:
             try:
                 said = await self.cluster.ask(question)
             except Lost as error:
-                self.outcome.lost.append(str(error)[:500])
+                self.outcome.lost.append(f"{datetime.now(UTC).time()} {error}"[:500])
             else:
                 if said != self.known[index]:
                     self.outcome.wrong.append(f"{question.name}: {said} instead of {self.known[index]}")
@@ -322,6 +324,7 @@ class Chaos:
                 self.outcome.pages_kept.append(f"{replica.address}: {info.state}")
             assert not any(drafter.sessions for drafter in info.drafters)
         self.outcome.complaints = self.cluster.complaints()
+        self.outcome.comings = [line for line in self.cluster.gateway.lines if '"event": "verify service' in line]
         self.outcome.broken_calls = sum("a generate call broke" in line for line in self.cluster.gateway.lines)
         self.outcome.rogues = {rogue.kind: [str(rogue.num_streams), *sorted(rogue.reasons)] for rogue in self._rogues}
         self.outcome.enlisted = {rogue.kind for rogue in self._rogues if rogue.num_enlisted}

@@ -13,8 +13,8 @@ from tests.e2e.rogues import KINDS
 @pytest.mark.timeout(600)
 async def test_whatever_goes_wrong_no_answer_does() -> None:
     outcome = await run(20.0, seed=3)
-    assert outcome.wrong == []
-    assert outcome.lost == []
+    assert not outcome.wrong, "\n".join(outcome.wrong)
+    assert not outcome.lost, "\n".join([*outcome.lost, *outcome.comings])
     assert outcome.pages_kept == []
     assert not outcome.complaints, "\n\n".join(outcome.complaints)
     assert outcome.answers > 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 import grpc.aio
 import uvicorn
 from starlette.applications import Starlette
@@ -66,6 +67,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     streams: int = 0  # of GenerateMany
     entries: list[int] = field(default_factory=list)  # of each message on these
     is_late: bool = False  # never answers to GetServerInfo
+    is_broken: bool = False  # nor does it then; as if the connection were lost
     release: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,6 +82,8 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
         """The test's limits."""
         if self.is_late:
             await asyncio.Event().wait()
+        if self.is_broken:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         return verify_pb2.VerifyServiceGetServerInfoResponse(
             version="0", wire_version=WIRE_VERSION, boot_id=self.boot_id,
             model=common_pb2.ModelInfo(

@@ -36,8 +36,9 @@ async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tm
 
 
 @pytest.mark.asyncio
-async def test_one_that_is_late_is_in_doubt_before_it_is_down(
-    folder: Path, tokenizer: Tokenizer, tmp_path: Path
+@pytest.mark.parametrize(("fault", "times"), [("is_late", 3), ("is_broken", 2)])
+async def test_one_that_does_not_answer_is_in_doubt_before_it_is_down(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, fault: str, times: int
 ) -> None:
     fakes = [FakeVerify(folder, tokenizer.get_vocab_size(), boot_id=f"boot{index}") for index in range(2)]
     async with serving(fakes[0], f"unix:{tmp_path}/0") as first, serving(fakes[1], f"unix:{tmp_path}/1") as second:
@@ -47,21 +48,23 @@ async def test_one_that_is_late_is_in_doubt_before_it_is_down(
             await until_serving(replicas, [first, second])
             one, two = replicas.serving
             for _ in range(2):
-                fakes[0].is_late = True
+                setattr(fakes[0], fault, True)
                 await replicas._probe(one)
                 assert replicas.pick() is two
                 replicas.broke(two)
                 assert replicas.pick() is one  # rather than none
                 with pytest.raises(Unavailable):
                     replicas.pick(sure=True)
-                fakes[0].is_late = False
+                setattr(fakes[0], fault, False)
                 await replicas._probe(one)
                 assert replicas.pick(sure=True) is one
                 await replicas._probe(two)
-            fakes[0].is_late = True
+            setattr(fakes[0], fault, True)
+            probes = 0
             while one.serving:
                 await replicas._probe(one)
-            assert one.late == 3
+                probes += 1
+            assert probes == times
             assert replicas.serving == [two]
         finally:
             await replicas.close()
