@@ -31,8 +31,8 @@ log = get_logger(__name__)
 _CALL_TIMEOUT_S = 30.0
 _LAST_CALLS_S = 3600.0  # a name may go before its service; a dead one is found out by keepalive
 # Probes without an answer, in a row, until a replica is down: three that ran out of time, as on a machine that is busy,
-# or two that broke. A connection that broke may be there again at once; a process that is gone is gone the next time too.
-_DOWN, _LATE, _BROKEN = 6, 2, 3
+# or two that broke. A connection that broke may be there again at once; a process that is gone is gone the next time.
+_LATE, _BROKEN, _DOWN = 2, 3, 6
 _SLACK = 4  # sessions: what a prefill that is saved is worth, about
 
 
