@@ -2,7 +2,7 @@
 
 Names among the addresses are looked up again and again (gateway/addresses.py). Each replica is asked for its server
 info every second, and at once when a call to it broke. One that missed to answer, or that broke a call, is in doubt: it
-gets new sessions only where no other is left, and none that go on from elsewhere. It is down when it misses again.
+gets new sessions only where no other is left, and none that go on from elsewhere. One that cannot be reached is down.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
 _LAST_CALLS_S = 3600.0  # a name may go before its service; a dead one is found out by keepalive
-# Probes without an answer, in a row, until a replica is down: three that ran out of time, as on a machine that is busy,
-# or two that broke. A connection that broke may be there again at once; a process that is gone is gone the next time.
-_LATE, _BROKEN, _DOWN = 2, 3, 6
+# What probes without an answer, in a row, add up to until a replica is down: three that ran out of time, as on a machine
+# that is busy; six, in about a second, that a connection lost; one where there is nothing to connect to.
+_LATE, _LOST, _DOWN = 2, 1, 6
 _SLACK = 4  # sessions: what a prefill that is saved is worth, about
 
 
@@ -197,7 +197,7 @@ class ReplicaSet:
                 verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=self._times.timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            replica.missed += _LATE if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else _BROKEN
+            replica.missed += _weight(error.code(), replica.channel.get_state())
             replica.doubtful = True
             if replica.missed >= _DOWN:
                 self._set_serving(replica, False, error.code().name, error.details() or "")
@@ -240,6 +240,14 @@ class ReplicaSet:
     def _tell_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _weight(code: grpc.StatusCode, state: grpc.ChannelConnectivity) -> int:
+    """What a probe that failed says against its replica."""
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return _LATE
+    lost = code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}
+    return _LOST if lost and state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE else _DOWN
 
 
 def _differs(replica: Replica, numerics_id: str | None) -> bool:

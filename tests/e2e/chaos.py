@@ -211,6 +211,12 @@ class Chaos:
         replica, _ = await self._spare()
         replica.front.cut()
 
+    async def networks_reset(self) -> None:
+        """Between the gateway and both, which are alive: that loses nothing either."""
+        await self.cluster.until_up(0, 1)
+        for replica in self.cluster.replicas:
+            self.rng.choice([replica.front.reset, replica.front.cut])()
+
     async def network_held(self) -> None:
         """Nothing passes between gateway and verify for a while."""
         replica, _ = await self._spare()
@@ -332,8 +338,9 @@ class Chaos:
 
 _FAULTS: list[Callable[[Chaos], Awaitable[None]]] = [
     Chaos.verify_killed, Chaos.verify_terminated, Chaos.verify_paused, Chaos.network_reset, Chaos.network_cut,
-    Chaos.network_held, Chaos.network_half_open, Chaos.network_down, Chaos.drafter_killed, Chaos.drafter_terminated,
-    Chaos.drafter_paused, Chaos.drafters_reset, Chaos.drafters_held, Chaos.drafters_half_open, Chaos.gateway_killed,
+    Chaos.networks_reset, Chaos.network_held, Chaos.network_half_open, Chaos.network_down, Chaos.drafter_killed,
+    Chaos.drafter_terminated, Chaos.drafter_paused, Chaos.drafters_reset, Chaos.drafters_held,
+    Chaos.drafters_half_open, Chaos.gateway_killed,
 ]  # fmt: skip
 
 

@@ -36,7 +36,7 @@ async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tm
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("fault", "times"), [("is_late", 3), ("is_broken", 2)])
+@pytest.mark.parametrize(("fault", "times"), [("is_late", 3), ("is_broken", 6)])
 async def test_one_that_does_not_answer_is_in_doubt_before_it_is_down(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path, fault: str, times: int
 ) -> None:
