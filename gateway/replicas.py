@@ -30,8 +30,8 @@ log = get_logger(__name__)
 
 _CALL_TIMEOUT_S = 30.0
 _LAST_CALLS_S = 3600.0  # a name may go before its service; a dead one is found out by keepalive
-# What probes without an answer, in a row, add up to until a replica is down: three that ran out of time, as on a machine
-# that is busy; six, in about a second, that a connection lost; one where there is nothing to connect to.
+# What probes without an answer, in a row, add up to until a replica is down: three that ran out of time, as on a busy
+# machine; six, in about a second, that a connection lost; one where there is nothing to connect to.
 _LATE, _LOST, _DOWN = 2, 1, 6
 _SLACK = 4  # sessions: what a prefill that is saved is worth, about
 

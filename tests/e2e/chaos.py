@@ -11,15 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -28,54 +26,13 @@ import httpx
 
 from tests.e2e.asking import Lost, Question, Said, ask, every_kind
 from tests.e2e.cluster import Cluster, Replica, open_client, running, until
+from tests.e2e.outcome import Outcome
 from tests.e2e.rogues import KINDS, Rogue
 from tests.e2e.small_model import write_small_model
 from tests.e2e.stack import Process
 
 NUM_STREAMS = 24
-_WARM = 0.3  # of the run: memory is compared from there on
 _PAGE_KIB = 4
-
-
-@dataclass
-class Outcome:
-    """What came of a run. `grown_kib` compares, process by process, its last third's memory with its second's."""
-
-    events: Counter[str] = field(default_factory=Counter)
-    answers: int = 0
-    wrong: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    broken_calls: int = 0  # that the gateway mended
-    rogues: dict[str, list[str]] = field(default_factory=dict)  # how often each came, and how its streams ended
-    enlisted: set[str] = field(default_factory=set)  # rogues that verify took
-    memory_kib: dict[str, list[int]] = field(default_factory=dict)
-    pages_kept: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)  # of processes, about themselves
-    comings: list[str] = field(default_factory=list)  # and goings of verify services, as the gateway saw them
-
-    @property
-    def grown_kib(self) -> dict[str, int]:
-        """Memory that a process has more at the end than once it was warm; those with few samples are left out."""
-        grown: dict[str, int] = {}
-        for name, samples in self.memory_kib.items():
-            warm = samples[int(len(samples) * _WARM) :]
-            if len(warm) >= 4:
-                half = len(warm) // 2
-                grown[name] = sorted(warm[half:])[half // 2] - sorted(warm[:half])[half // 2]
-        return grown
-
-    def report(self) -> str:
-        """As JSON."""
-        return json.dumps(
-            {
-                "answers": self.answers, "wrong": self.wrong, "lost": self.lost, "broken_calls": self.broken_calls,
-                "pages_kept": self.pages_kept, "complaints": self.complaints,
-                "events": dict(self.events), "rogues": self.rogues,
-                "memory_kib": {name: [samples[0], samples[-1]] for name, samples in self.memory_kib.items()},
-                "memory_grown_kib": self.grown_kib,
-            },
-            indent=1,
-        )  # fmt: skip
 
 
 class Chaos:
