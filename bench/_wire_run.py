@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from bench._wire_script import PROMPT_LEN, Script, Setting
+from gateway.calls import ReplicaCalls
 from outrider import env, rpc
 from outrider.errors import Unavailable
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -22,6 +23,7 @@ from outrider.wire import pack_ids
 
 WARM_SHARE = 0.15  # of the time, at the beginning, that is not measured
 _ENLIST_TIMEOUT_S = 60.0
+_CALL_TIMEOUT_S = 3600.0
 _POLL_S = 0.02
 _ENDING_S = 10.0  # after which a process that was told to end is killed
 
@@ -101,7 +103,9 @@ async def play(setting: Setting, folder: Path) -> Played:
     ):
         stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
         await _enlisted(stub)
-        streams = await asyncio.gather(*(_stream(stub, setting, 1 + i) for i in range(setting.batch)))
+        calls = ReplicaCalls(channel)
+        streams = await asyncio.gather(*(_stream(calls, setting, 1 + i) for i in range(setting.batch)))
+        calls.retire()
     verify, draft = (json.loads(report.read_text(encoding="utf-8")) for report in reports)
     return Played(setting, list(streams), verify, draft)
 
@@ -113,7 +117,8 @@ async def _enlisted(stub: verify_pb2_grpc.VerifyServiceAsyncStub) -> None:
             await asyncio.sleep(_POLL_S)
 
 
-async def _stream(stub: verify_pb2_grpc.VerifyServiceAsyncStub, setting: Setting, key: int) -> Stream:
+async def _stream(calls: ReplicaCalls, setting: Setting, key: int) -> Stream:
+    """Read as the gateway reads it: all sessions' answers come on one stream."""
     request = verify_pb2.GenerateRequest(
         prompt_tokens=pack_ids([key] * PROMPT_LEN),
         sampling=common_pb2.SamplingParams(max_tokens=setting.num_tokens, temperature=0.0, ignore_eos=True),
@@ -123,8 +128,10 @@ async def _stream(stub: verify_pb2_grpc.VerifyServiceAsyncStub, setting: Setting
     )  # fmt: skip
     stream = Stream(key, [], [])
     tokens: list[int] = []
-    async for response in stub.Generate(request):
-        tokens += response.tokens
+    call = calls.begin(request, _CALL_TIMEOUT_S)
+    while responses := await call.take():
+        for response in responses:
+            tokens += response.tokens
         stream.times_ns.append(time.monotonic_ns())
         stream.num_tokens.append(len(tokens))
     expected = Script(setting).text(key).tokens[PROMPT_LEN : PROMPT_LEN + len(tokens)].tolist()
