@@ -21,7 +21,12 @@ _LAST_RETRY_S = 0.5
 _CALL_TIMEOUT_S = 10.0
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it ended meanwhile; the next one is asked again
 # A child that starts is looked for often; outrider.rpc's back-off suits lost peers.
-_PROBE_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200))
+# gRPC's own retries, of a call that meets a server's end, can go round for ever and take all memory (1.85).
+_PROBE_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.enable_retries", 0),
+)
 
 
 async def wait_serving(address: str) -> None:
