@@ -55,12 +55,14 @@ _SERVER_OPTIONS = (
     # Who connects has so long for TLS and HTTP/2's first frames; a scanner holds a descriptor no longer.
     ("grpc.server_handshake_timeout_ms", 10_000),
 )
+# gRPC's own retries of a call that meets a server's end can go round for ever and take all memory (1.85).
+NO_RETRIES = ("grpc.enable_retries", 0)
 _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # time for one attempt: TLS far away, a machine that is busy
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.enable_retries", 0),
+    NO_RETRIES,
     ("grpc.use_local_subchannel_pool", 1),
 )
 
