@@ -95,41 +95,80 @@ void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_byte
         store(out + i, __builtin_convertvector((vi) * (const vu_any *)(out + i), vf));
 }
 
-/* ---- Scores: sums in register 0, keys in 1, queries 32 dimensions each from 2 on */
+/* ---- Attention */
 
-void amx_begin_scores(const uint32_t *q, int head_dim) {
+void amx_begin_attention(void) {
     Registers all = {.palette = 1};
-    const int64_t row_bytes = 2 * head_dim;
-    for (int i = 0; i < 2 + head_dim / 32; i++) all.rows[i] = ROWS, all.row_bytes[i] = ROW_BYTES;
+    for (int i = 0; i < 8; i++) all.rows[i] = ROWS, all.row_bytes[i] = ROW_BYTES;
     configure(&all);
-    is_read(q);
-#define QUERIES(i, register) \
-    if (head_dim > 32 * i) _tile_loadd(register, (const char *)q + i * ROW_BYTES, row_bytes);
-    QUERIES(0, 2) QUERIES(1, 3) QUERIES(2, 4) QUERIES(3, 5) QUERIES(4, 6) QUERIES(5, 7)
-#undef QUERIES
 }
 
-void amx_scores(const uint32_t *keys, int head_dim, float *scores, int64_t stride) {
+void amx_end(void) { _tile_release(); }
+
+/* Of scores: sums in register 0, keys in 1, queries 32 dimensions each from 2 on. */
+void amx_scores(const uint32_t *q, const uint32_t *keys, int num_groups, int head_dim, float *scores, int64_t stride) {
+    const int64_t row_bytes = 2 * head_dim;
+    is_read(q);
     is_read(keys);
-    _tile_zero(0);
+#define EACH_PART(DO) DO(0, 2) DO(1, 3) DO(2, 4) DO(3, 5) DO(4, 6) DO(5, 7)
+#define TAKE(i, register) \
+    if (head_dim > 32 * i) _tile_loadd(register, (const char *)q + i * ROW_BYTES, row_bytes);
 #define ADD(i, register) \
     if (head_dim > 32 * i) { \
         _tile_loadd(1, keys + i * ROWS * LANES, ROW_BYTES); \
         _tile_dpbf16ps(0, register, 1); \
     }
-    ADD(0, 2) ADD(1, 3) ADD(2, 4) ADD(3, 5) ADD(4, 6) ADD(5, 7)
+    EACH_PART(TAKE)
+    for (int group = 0; group < num_groups; group++, keys += head_dim / 2 * LANES, scores += LANES) {
+        _tile_zero(0);
+        EACH_PART(ADD)
+        _tile_stored(0, scores, 4 * stride);
+    }
+#undef EACH_PART
+#undef TAKE
 #undef ADD
-    _tile_stored(0, scores, 4 * stride);
 }
 
-void amx_end(void) { _tile_release(); }
+/* Of values: sums in registers 0 to 3 as [16 lanes][16 dimensions], weights in 4 and 5, values in 6 and 7. */
+void amx_begin_values(void) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
+void amx_add_values(const void *weights, int64_t row_bytes, int lanes, const uint32_t *values) {
+    is_read(weights);
+    _tile_loadd(6, values, ROW_BYTES);
+    _tile_loadd(7, values + ROWS * LANES, ROW_BYTES);
+    _tile_loadd(4, weights, row_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (lanes <= ROWS) return;
+    _tile_loadd(5, (const char *)weights + ROWS * row_bytes, row_bytes);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+}
+
+void amx_store_values(float *out, int64_t stride, int lanes) {
+    _tile_stored(0, out, 4 * stride);
+    _tile_stored(1, out + LANES, 4 * stride);
+    if (lanes <= ROWS) return;
+    _tile_stored(2, out + ROWS * stride, 4 * stride);
+    _tile_stored(3, out + ROWS * stride + LANES, 4 * stride);
+}
 #else
 int amx_is_lent(void) { return 0; }
-void amx_begin_scores(const uint32_t *q, int head_dim) { (void)q, (void)head_dim; }
-void amx_scores(const uint32_t *keys, int head_dim, float *scores, int64_t stride) {
-    (void)keys, (void)head_dim, (void)scores, (void)stride;
-}
+void amx_begin_attention(void) {}
 void amx_end(void) {}
+void amx_scores(const uint32_t *q, const uint32_t *keys, int num_groups, int head_dim, float *scores, int64_t stride) {
+    (void)q, (void)keys, (void)num_groups, (void)head_dim, (void)scores, (void)stride;
+}
+void amx_begin_values(void) {}
+void amx_add_values(const void *weights, int64_t row_bytes, int lanes, const uint32_t *values) {
+    (void)weights, (void)row_bytes, (void)lanes, (void)values;
+}
+void amx_store_values(float *out, int64_t stride, int lanes) { (void)out, (void)stride, (void)lanes; }
 void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, float *out) {
     (void)w, (void)tile, (void)x, (void)row_bytes, (void)rows, (void)out;
 }

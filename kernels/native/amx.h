@@ -30,18 +30,28 @@ static inline int amx_takes(const Matrix *w, int wide) {
  * are as the other kernels of the format take them; row_bytes: from one row of x to the next. */
 void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, float *out);
 
-/* Attention scores: LANES queries with LANES keys at a time. */
+/* ---- Attention: LANES queries with LANES keys at a time, weights of 32 keys with their values */
+
 #define AMX_MOST_DIMS 192
 
 static inline int amx_takes_heads(int head_dim, int wide) {
     return !wide && head_dim % 32 == 0 && head_dim <= AMX_MOST_DIMS && amx_is_lent();
 }
 
-/* Takes queries [LANES][head_dim], bf16; until amx_end, this thread only asks for scores. */
-void amx_begin_scores(const uint32_t *q, int head_dim);
-/* scores [LANES queries][LANES keys], their rows `stride` apart, of keys side by side: bf16 couples
- * [head_dim / 2][LANES]. */
-void amx_scores(const uint32_t *keys, int head_dim, float *scores, int64_t stride);
+/* From here to amx_end this thread uses the unit for nothing else. */
+void amx_begin_attention(void);
 void amx_end(void);
+
+/* scores [LANES queries][num_groups * LANES keys], their rows `stride` apart, of queries [LANES][head_dim] and groups of
+ * keys side by side, [num_groups][head_dim / 2][LANES], all as bf16 couples. */
+void amx_scores(const uint32_t *q, const uint32_t *keys, int num_groups, int head_dim, float *scores, int64_t stride);
+
+/* Sums of weighted values, 32 dimensions of up to 32 lanes, begin at zero. */
+void amx_begin_values(void);
+/* Adds 16 couples of keys: weights [lanes][16], their rows row_bytes apart, by values [2][16 couples][16 dimensions],
+ * both as bf16 couples. Rows of weights are read up to a multiple of 16 lanes. */
+void amx_add_values(const void *weights, int64_t row_bytes, int lanes, const uint32_t *values);
+/* The sums to out [lanes up to a multiple of 16][32], their rows `stride` numbers apart. */
+void amx_store_values(float *out, int64_t stride, int lanes);
 
 #endif

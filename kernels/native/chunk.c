@@ -1,13 +1,15 @@
 #include "chunk.h"
 
+#include "amx.h"
 #include "keys.h"
+#include "paths.h"
 
 /* ---- Memory */
 
 int64_t chunk_scratch_bytes(const Heads *heads, const Layout *layout) {
     const int64_t keys = most_keys(layout), dims = heads->head_dim;
     const int64_t own = BLOCK_LANES * dims + 2 * part_floats(heads) + KEY_GROUPS * LANES * dims;
-    return 4 * (own + (BLOCK_LANES + 2) * keys) + 64;
+    return 4 * (own + (BLOCK_LANES + 2) * keys) + keys / 2 + 64;
 }
 
 void lay_out_scratch(Block *b, void *scratch) {
@@ -22,12 +24,13 @@ void lay_out_scratch(Block *b, void *scratch) {
     b->scores = (float *)(b->keys + KEY_GROUPS * LANES * dims);
     b->slots = (int32_t *)(b->scores + BLOCK_LANES * keys);
     b->sees = (uint32_t *)(b->slots + keys);
+    b->places = (uint8_t *)(b->sees + keys);
 }
 
-/* Unused lanes are zero. */
+/* Unused lanes are zero, up to a multiple of LANES. */
 void load_queries(Block *b, Rows qkv) {
-    const int dims = b->heads->head_dim;
-    memset(b->q, 0, sizeof(uint32_t) * BLOCK_LANES * b->num_steps);
+    const int dims = b->heads->head_dim, unused = -b->num_lanes & (LANES - 1);
+    memset(b->q + b->num_lanes * b->num_steps, 0, sizeof(uint32_t) * unused * b->num_steps);
     for (int l = 0; l < b->num_lanes; l++) {
         int row = b->layout->first_rows[b->segment] + b->rows[l];
         const float *q = (const float *)qkv.data + (int64_t)row * qkv.width + lane_head(b, l) * dims;
@@ -57,18 +60,17 @@ static float find_highest(const Block *b, const float *scores, int lane, int cou
 /* Sums of weights are whole numbers of 2^-23, in which order plays no part: a lane sees at most CHUNK keys, none of
  * which weighs more than 1. Of what one weighs no more is lost than an fp32 sum would lose. */
 #define UNITS 8388608.0f
+#define LOG2_E 1.44269504f
 
-/* Puts weights e^x where scores were, as they are multiplied; returns them as they are there. */
+/* Puts weights e^(scale x) where scores were, as they are multiplied; returns them as they are there. */
 INLINE vf put_weights(const Block *b, float *scores, int key, vf x) {
 #if HAS_BF16_DOT
     if (b->pairs) {
-        store_bf16((bf16 *)scores + key, narrow_exponential(x));
+        store_bf16((bf16 *)scores + key, narrow_power(x * (b->heads->scale * LOG2_E)));
         return load_bf16((bf16 *)scores + key);
     }
-#else
-    (void)b;
 #endif
-    const vf weights = exponential(x);
+    const vf weights = exponential(x * b->heads->scale);
     store(scores + key, weights);
     return weights;
 }
@@ -78,8 +80,7 @@ ALONE float weigh(const Block *b, float *scores, int lane, int count, float high
     vi total = {0};
     uint32_t parts[LANES], sum = 0;
     for (int key = 0; key < count; key += LANES) {
-        const vf x = (seen_scores(b, scores, lane, key) - highest) * b->heads->scale;
-        const vf weights = put_weights(b, scores, key, x);
+        const vf weights = put_weights(b, scores, key, seen_scores(b, scores, lane, key) - highest);
         total += __builtin_convertvector(weights * UNITS + 0.5f, vi);
     }
     memcpy(parts, &total, sizeof parts);
@@ -90,7 +91,9 @@ ALONE float weigh(const Block *b, float *scores, int lane, int count, float high
 int attend_chunk(Block *b, int chunk, float *part) {
     const int count = list_keys(b, chunk);
     if (!count) return 0;
-    score_keys(b, count);
+    const int on_amx = amx_takes_heads(b->heads->head_dim, b->heads->wide);
+    if (on_amx) amx_begin_attention();
+    score_keys(b, count, on_amx);
     for (int l = 0; l < b->num_lanes; l += LANES) {
         store(highest_of(part) + l, splat(LOWEST));
         store(sum_of(part) + l, splat(0.0f));
@@ -101,6 +104,11 @@ int attend_chunk(Block *b, int chunk, float *part) {
         highest_of(part)[l] = highest;
         sum_of(part)[l] = weigh(b, scores, l, count, highest);
     }
-    mix_values(b, count, values_of(part));
+    if (on_amx) {
+        mix_on_amx(b, count, values_of(part));
+        amx_end();
+    } else {
+        mix_values(b, count, values_of(part));
+    }
     return 1;
 }

@@ -9,6 +9,9 @@
 #define EVERYBODY 0xffffffffu
 /* Of a block; a key's `sees` has a bit for each. */
 #define BLOCK_LANES 32
+/* Neighbouring places whose couples are mixed together on a matrix unit. */
+#define PLACES 16
+#define OUT_OF_PLACE 255
 
 /* Up to BLOCK_LANES pairs of a row and a query head, all of one segment and kv head. Lane l is row (lane0 + l) / group
  * of the segment, query head (lane0 + l) % group of the kv head's.
@@ -28,6 +31,8 @@ typedef struct {
     float *scores;                    /* [BLOCK_LANES][stride], by key; their weights later, couples in half the room */
     int32_t *slots;                   /* [keys of a chunk] */
     uint32_t *sees;                   /* [keys of a chunk]: bit l: lane l sees the key */
+    uint8_t *places;                  /* [couples of a chunk]: which positions of the list a couple is of (keys.h) */
+    int num_single;                   /* couples at the beginning that have their places alone */
     int num_open;                     /* keys at the beginning that every lane sees */
     int64_t stride;
     float *part, *total; /* room for a chunk's part of the result, and for the parts before it */
@@ -70,7 +75,7 @@ static inline int lane_head(const Block *b, int lane) { return b->kv_head * b->g
 void load_queries(Block *b, Rows qkv);
 
 /* q . k of every lane and key, not scaled; each sum runs over the dimensions in order (scores.c). */
-void score_keys(const Block *b, int count);
+void score_keys(const Block *b, int count, int on_amx);
 
 /* Weighted sums of the values into [BLOCK_LANES][head_dim], in the keys' order (mix.c). */
 void mix_values(const Block *b, int count, float *values);

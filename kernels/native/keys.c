@@ -98,34 +98,47 @@ typedef struct {
     int32_t slots[2][BLOCK_LANES];
 } Pair;
 
-/* Notes a key for the lanes that see it; those that see another one there already get it in a couple of its own. */
-static int note_key(Block *b, Pair *pair, int place, Key key, int count) {
+/* Notes a key for the lanes that see it; those that see another one there already, as in no tree, get it in a couple of
+ * its own. */
+static int note_key(Block *b, Pair *pair, int later, Key key, int count) {
     unsigned others = 0;
     for (int l = 0; l < b->num_lanes; l++) {
         if (!(key.sees >> l & 1)) continue;
-        if (pair->slots[place][l] == NONE)
-            pair->slots[place][l] = key.slot;
+        if (pair->slots[later][l] == NONE)
+            pair->slots[later][l] = key.slot;
         else
             others |= 1u << l;
     }
+    if (others) b->places[count / 2] = OUT_OF_PLACE;
     return others ? put_couple(b, count, (Key){key.slot, others}, (Key){key.slot, 0}) : count;
 }
 
-/* A couple for each two keys that some lane sees together. */
-static int put_pair(Block *b, Pair *pair, int count) {
+/* A couple for lane `lane` and all who see no other keys there; they are done with then. */
+static int put_shared(Block *b, Pair *pair, int count, int lane) {
     int32_t *earlier = pair->slots[0], *later = pair->slots[1];
+    Key even = {earlier[lane], 0}, odd = {later[lane], 0};
     for (int l = 0; l < b->num_lanes; l++) {
-        const int32_t even = earlier[l], odd = later[l];
-        unsigned sees = 0;
-        if (even == NONE && odd == NONE) continue;
-        for (int other = l; other < b->num_lanes; other++) {
-            if (earlier[other] != even || later[other] != odd) continue;
-            sees |= 1u << other;
-            earlier[other] = later[other] = NONE;
-        }
-        const Key last = odd == NONE ? (Key){even, 0} : (Key){odd, sees};
-        count = put_couple(b, count, even == NONE ? (Key){odd, 0} : (Key){even, sees}, last);
+        if (earlier[l] != NONE && earlier[l] != even.slot) continue;
+        if (later[l] != NONE && later[l] != odd.slot) continue;
+        even.sees |= (unsigned)(earlier[l] != NONE) << l;
+        odd.sees |= (unsigned)(later[l] != NONE) << l;
+        earlier[l] = later[l] = NONE;
     }
+    if (even.slot == NONE) even.slot = odd.slot;
+    if (odd.slot == NONE) odd.slot = even.slot;
+    return put_couple(b, count, even, odd);
+}
+
+/* A couple for each two keys that some lane sees together, then for those that are seen alone. */
+static int put_pair(Block *b, Pair *pair, int place, int count) {
+    const int32_t *earlier = pair->slots[0], *later = pair->slots[1];
+    const int first = count;
+    for (int l = 0; l < b->num_lanes; l++)
+        if (earlier[l] != NONE && later[l] != NONE) count = put_shared(b, pair, count, l);
+    for (int l = 0; l < b->num_lanes; l++)
+        if (earlier[l] != NONE || later[l] != NONE) count = put_shared(b, pair, count, l);
+    for (int i = first; i < count; i += 2) b->places[i / 2] = (uint8_t)place;
+    if (b->num_single == place && first == 2 * place && count == first + 2) b->num_single++;
     return count;
 }
 
@@ -133,6 +146,7 @@ static int put_pair(Block *b, Pair *pair, int count) {
 static int list_tree(Block *b, const int32_t *table, int first, int end, int count) {
     const Layout *layout = b->layout;
     const int s = b->segment, run = num_run(layout, s), prefix_len = layout->prefix_lens[s];
+    const int place0 = count / 2;
     for (int position = first; position < end; position += 2) {
         Pair pair;
         for (int i = 0; i < 2 * BLOCK_LANES; i++) (&pair.slots[0][0])[i] = NONE;
@@ -140,12 +154,12 @@ static int list_tree(Block *b, const int32_t *table, int first, int end, int cou
             count = note_key(b, &pair, 0, (Key){table[position], lanes_near(b, position)}, count);
         for (int row = -run; row < layout->num_rows[s]; row++) {
             const int at = row < 0 ? layout->first_run[s] + run + row : layout->first_rows[s] + row;
-            const int place = layout->positions[at] - position;
-            if (place != 0 && place != 1) continue;
+            const int later = layout->positions[at] - position;
+            if (later != 0 && later != 1) continue;
             const Key key = {layout->slots[at], lanes_seeing(b, row) & lanes_near(b, layout->positions[at])};
-            count = note_key(b, &pair, place, key, count);
+            count = note_key(b, &pair, later, key, count);
         }
-        count = put_pair(b, &pair, count);
+        count = put_pair(b, &pair, place0 + (position - first) / 2, count);
     }
     return count;
 }
@@ -171,8 +185,10 @@ int list_keys(Block *b, int chunk) {
     /* Up to here each position has one key. */
     const int single = is_causal(layout, s) ? end : (prefix_len < stop ? prefix_len : stop) & ~1;
     int position = begin;
-    if (b->heads->window && window_start(b) > begin) position = window_start(b) & ~1;
+    if (b->heads->window && window_start(b) > begin) position = window_start(b) & -PLACES * 2;
     int count = list_sequence(b, table, position, single);
+    for (int i = 0; i < count / 2; i++) b->places[i] = (uint8_t)i;
+    b->num_single = count / 2;
     const int open_end = prefix_len < single ? prefix_len : single;
     b->num_open = b->heads->window || open_end < position ? 0 : open_end - position;
     if (!is_causal(layout, s)) count = list_tree(b, table, single > position ? single : position, end, count);

@@ -1,5 +1,6 @@
 /* Values by their weights. */
 #include "chunk.h"
+#include "couples.h"
 
 /* L lanes by D * 16 dimensions from `dim` on. */
 INLINE void mix_numbers(int L, int D, const Block *b, int count, int lane, int dim, float *values) {
@@ -20,17 +21,6 @@ INLINE void mix_numbers(int L, int D, const Block *b, int count, int lane, int d
 }
 
 #if HAS_BF16_DOT
-/* 32 dimensions of two keys' values, side by side in two vectors. */
-INLINE void load_couple(const bf16 *first, const bf16 *second, __m512bh couple[2]) {
-    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    /* Of number i: its place in the first vector below, and in the second above, where places begin at 32. */
-    const __m512i low = _mm512_or_si512(_mm512_or_si512(lanes, _mm512_slli_epi32(lanes, 16)), _mm512_set1_epi32(0x200000));
-    const __m512i high = _mm512_or_si512(low, _mm512_set1_epi32(0x100010));
-    const __m512i a = _mm512_loadu_si512(first), c = _mm512_loadu_si512(second);
-    couple[0] = (__m512bh)_mm512_permutex2var_epi16(a, low, c);
-    couple[1] = (__m512bh)_mm512_permutex2var_epi16(a, high, c);
-}
-
 INLINE void mix_couples(int L, int D, const Block *b, int count, int lane, int dim, float *values) {
     const int32_t *weights = (const int32_t *)(b->scores + lane * b->stride);
     __m512 sums[MOST_LANES][4];

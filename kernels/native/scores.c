@@ -166,18 +166,13 @@ static void score_groups(const Block *b, int first, int num_groups) {
 }
 
 static void score_on_amx(const Block *b, int first, int num_groups) {
-    const int dims = b->heads->head_dim;
-    for (int lane = 0; lane < b->num_lanes; lane += LANES) {
-        amx_begin_scores(b->q + lane * b->num_steps, dims);
-        for (int group = 0; group < num_groups; group++)
-            amx_scores(b->keys + (int64_t)group * b->num_steps * LANES, dims,
-                       b->scores + lane * b->stride + first + group * LANES, b->stride);
-    }
-    amx_end();
+    for (int lane = 0; lane < b->num_lanes; lane += LANES)
+        amx_scores(b->q + lane * b->num_steps, b->keys, num_groups, b->heads->head_dim,
+                   b->scores + lane * b->stride + first, b->stride);
 }
 
-void score_keys(const Block *b, int count) {
-    const int on_amx = amx_takes_heads(b->heads->head_dim, b->heads->wide), fetches = !follows_another(b);
+void score_keys(const Block *b, int count, int on_amx) {
+    const int fetches = !follows_another(b);
     for (int i = 0; fetches && i < AHEAD && i < count; i++) fetch(b, b->k_pool, b->slots[i]);
     for (int first = 0; first < count; first += KEY_GROUPS * LANES) {
         const int left = (count - first + LANES - 1) / LANES, num_groups = left < KEY_GROUPS ? left : KEY_GROUPS;

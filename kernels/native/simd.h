@@ -110,13 +110,14 @@ INLINE vf exponential(vf x) {
 }
 
 #if HAS_BF16_DOT
-/* e^x for x up to 0, to the precision that bf16 keeps: 2^n times a polynomial of degree 3 in the rest of x / ln 2. */
-INLINE vf narrow_exponential(vf x) {
-    x = maximum(splat(-120.0f), x * 1.44269504f);
+/* 2^x for x up to 0, to the precision that bf16 keeps, and 0 below 2^-120: 2^n times a polynomial of degree 3 in the
+ * rest of x. */
+INLINE vf narrow_power(vf x) {
     vf n = (x + 12582912.0f) - 12582912.0f;
     vf r = x - n;
     vf p = ((r * 0.05500861f + 0.24221022f) * r + 0.69328288f) * r + 1.0f;
-    return (vf)_mm512_scalef_ps((__m512)p, (__m512)n);
+    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)n, _mm512_set1_ps(-120.0f), _CMP_NLT_UQ);
+    return (vf)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
 }
 #endif
 
