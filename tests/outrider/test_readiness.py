@@ -12,6 +12,7 @@ import pytest
 from outrider.launcher import choose_port
 from outrider.readiness import wait_healthy, wait_serving
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+from tests.leaving_peer import leaving_peer
 
 
 @pytest.mark.asyncio
@@ -31,6 +32,22 @@ async def test_wait_serving_outlasts_not_serving_and_a_restart(tmp_path: Path) -
     await set_serving(health, [], True)
     await waiting
     await second.stop(0)
+
+
+@pytest.mark.asyncio
+async def test_a_leaving_server_is_asked_again_after_a_pause_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by gRPC itself, which once went round until memory ran out."""
+
+    async def pause(_seconds: float) -> None:
+        raise InterruptedError
+
+    async with leaving_peer(f"{tmp_path}/a.sock") as peer:
+        monkeypatch.setattr(asyncio, "sleep", pause)
+        with pytest.raises(InterruptedError):
+            await wait_serving(f"unix:{tmp_path}/a.sock")
+    assert peer.calls == [1]
 
 
 @pytest.mark.asyncio

@@ -23,6 +23,7 @@ from outrider.errors import BY_STATUS, InvalidArgument, NotFound, OutriderError,
 from outrider.v1 import common_pb2
 from outrider.wire import MAX_MESSAGE_BYTES
 from tests.e2e.proxy import Proxy
+from tests.leaving_peer import leaving_peer
 
 SERVICE = "outrider.v1.DraftService"
 
@@ -166,6 +167,15 @@ async def test_an_unknown_method_is_unimplemented_and_an_absent_server_unavailab
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await call(channel, "unary")
         assert isinstance(rpc.error_from_rpc(failed.value), errors.Unavailable)
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_a_leaving_peer_did_not_look_at_is_made_once(tmp_path: Path) -> None:
+    async with leaving_peer(f"{tmp_path}/a.sock") as peer, rpc.create_channel(f"unix:{tmp_path}/a.sock") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await call(channel, "unary")
+    assert isinstance(rpc.error_from_rpc(failed.value), errors.Unavailable)
+    assert peer.calls == [1]
 
 
 @pytest.mark.asyncio
