@@ -15,7 +15,9 @@
 #define ROWS 16
 #define LINE_BYTES (2 * ROW_BYTES)
 
-/* Registers: sums 0 to 3 as [block of rows][half of the tile], rows 4 and 5, weights 6 and 7. */
+/* Registers. Of more than ROWS rows: sums 0 to 3 as [block of rows][half of the tile], rows 4 and 5, weights 6 and 7. Of
+ * fewer: sums 0 and 1, and by turns rows 4 and weights 6 and 7, or rows 5 and weights 2 and 3: a load into registers
+ * that are in use would wait. */
 typedef struct {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -40,48 +42,72 @@ INLINE void configure(const Registers *all) {
     _tile_loadconfig(all);
 }
 
+/* How this thread's registers are set up: for products of so many rows, for ATTENTION, or, 0, not at all. Setting them
+ * up takes as long as a tenth of a small tile's product. */
+#define ATTENTION -1
+static _Thread_local int setup;
+
 static void set_up(int rows) {
+    if (setup == rows) return;
+    setup = rows;
     Registers all = {.palette = 1};
-    const int blocks[] = {rows < ROWS ? rows : ROWS, rows - ROWS};
-    for (int i = 0; i < 8; i++) {
-        const int count = i >= 6 ? ROWS : blocks[i < 4 ? i / 2 : i - 4];
-        if (count > 0) all.rows[i] = (uint8_t)count, all.row_bytes[i] = ROW_BYTES;
-    }
+    const int first = rows < ROWS ? rows : ROWS, second = rows > ROWS ? rows - ROWS : 0;
+    const int sums = second ? second : ROWS, counts[8] = {first, first, sums, sums, first, second ? second : first, ROWS, ROWS};
+    for (int i = 0; i < 8; i++) all.rows[i] = (uint8_t)counts[i], all.row_bytes[i] = ROW_BYTES;
     configure(&all);
 }
 
-/* Sums over all of k, 64 bytes of each row at a time, from `start` (two rows of 16 that every row begins with). */
-#define SUM(product, start) \
-    _tile_loadd(0, start, 0); \
-    _tile_loadd(1, (start) + ROW_BYTES, 0); \
+/* Bytes of a tile asked for ahead of use, and into the first cache: the hardware stays close by. */
+#define AHEAD 4096
+
+/* 64 bytes of each row. */
+#define STEP(product, rows_in, low, high) \
+    for (int at = 0; at < ROWS * LINE_BYTES; at += 64) __builtin_prefetch(weights + AHEAD + at, 0, 3); \
+    _tile_loadd(low, weights, LINE_BYTES); \
+    _tile_loadd(high, weights + ROW_BYTES, LINE_BYTES); \
+    _tile_loadd(rows_in, values, row_bytes); \
+    product(0, rows_in, low); \
+    product(1, rows_in, high);
+#define GO_ON weights += ROWS * LINE_BYTES, values += ROW_BYTES;
+
+/* Sums over all of k, from BEGIN on. */
+#define SUM(product, BEGIN) \
+    int i = 0; \
+    BEGIN(0, 0) \
+    BEGIN(1, ROW_BYTES) \
     if (rows > ROWS) { \
-        _tile_loadd(2, start, 0); \
-        _tile_loadd(3, (start) + ROW_BYTES, 0); \
-    } \
-    for (int i = 0; i < steps; i++, weights += ROWS * LINE_BYTES, values += ROW_BYTES) { \
-        _tile_loadd(6, weights, LINE_BYTES); \
-        _tile_loadd(7, weights + ROW_BYTES, LINE_BYTES); \
-        _tile_loadd(4, values, row_bytes); \
-        product(0, 4, 6); \
-        product(1, 4, 7); \
-        if (rows > ROWS) { \
+        BEGIN(2, 0) \
+        BEGIN(3, ROW_BYTES) \
+        for (; i < steps; i++) { \
+            STEP(product, 4, 6, 7) \
             _tile_loadd(5, values + ROWS * row_bytes, row_bytes); \
             product(2, 5, 6); \
             product(3, 5, 7); \
+            GO_ON \
         } \
+    } \
+    for (; i + 1 < steps; i += 2) { \
+        STEP(product, 4, 6, 7) \
+        GO_ON \
+        STEP(product, 5, 2, 3) \
+        GO_ON \
+    } \
+    if (i < steps) { \
+        STEP(product, 4, 6, 7) \
     }
+#define AT_ZERO(register, at) _tile_zero(register);
+#define AT_START(register, at) _tile_loadd(register, start + (at), 0); /* two rows of 16 that every row begins with */
 
 void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, float *out) {
-    static const char zeros[LINE_BYTES];
     const char *weights = tile, *values = x;
     const int steps = w->format == BF16 ? w->k / 32 : (w->k + 63) / 64;
     set_up(rows);
     if (w->format == BF16) {
-        SUM(_tile_dpbf16ps, zeros)
+        SUM(_tile_dpbf16ps, AT_ZERO)
     } else {
         const char *start = weights + 4 * TILE;
         weights += 8 * TILE;
-        SUM(_tile_dpbusd, start)
+        SUM(_tile_dpbusd, AT_START)
     }
     _tile_stored(0, out, 4 * TILE);
     _tile_stored(1, out + LANES, 4 * TILE);
@@ -89,7 +115,6 @@ void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_byte
         _tile_stored(2, out + ROWS * TILE, 4 * TILE);
         _tile_stored(3, out + ROWS * TILE + LANES, 4 * TILE);
     }
-    _tile_release();
     if (w->format == BF16) return;
     for (int i = 0; i < rows * TILE; i += LANES)
         store(out + i, __builtin_convertvector((vi) * (const vu_any *)(out + i), vf));
@@ -98,12 +123,17 @@ void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_byte
 /* ---- Attention */
 
 void amx_begin_attention(void) {
+    if (setup == ATTENTION) return;
+    setup = ATTENTION;
     Registers all = {.palette = 1};
     for (int i = 0; i < 8; i++) all.rows[i] = ROWS, all.row_bytes[i] = ROW_BYTES;
     configure(&all);
 }
 
-void amx_end(void) { _tile_release(); }
+void amx_end(void) {
+    if (setup) _tile_release();
+    setup = 0;
+}
 
 /* Of scores: sums in register 0, keys in 1, queries 32 dimensions each from 2 on. */
 void amx_scores(const uint32_t *q, const uint32_t *keys, int num_groups, int head_dim, float *scores, int64_t stride) {

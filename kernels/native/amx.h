@@ -20,6 +20,9 @@ static inline int next_amx_rows(int left) { return left < AMX_ROWS ? left : AMX_
 /* Whether this process may use it: Linux lends its registers on request. */
 int amx_is_lent(void);
 
+/* Gives this thread's registers back, at the end of a job: the system need not keep them, and others set up their own. */
+void amx_end(void);
+
 /* Whether a matrix goes through the unit, by its format and width alone: few rows and many must come out the same. */
 static inline int amx_takes(const Matrix *w, int wide) {
     if (w->format == BF16) return !wide && w->k % 32 == 0 && amx_is_lent();
@@ -38,9 +41,8 @@ static inline int amx_takes_heads(int head_dim, int wide) {
     return !wide && head_dim % 32 == 0 && head_dim <= AMX_MOST_DIMS && amx_is_lent();
 }
 
-/* From here to amx_end this thread uses the unit for nothing else. */
+/* Until this thread multiplies rows again. */
 void amx_begin_attention(void);
-void amx_end(void);
 
 /* scores [LANES queries][num_groups * LANES keys], their rows `stride` apart, of queries [LANES][head_dim] and groups of
  * keys side by side, [num_groups][head_dim / 2][LANES], all as bf16 couples. */

@@ -106,7 +106,6 @@ int attend_chunk(Block *b, int chunk, float *part) {
     }
     if (on_amx) {
         mix_on_amx(b, count, values_of(part));
-        amx_end();
     } else {
         mix_values(b, count, values_of(part));
     }

@@ -168,6 +168,7 @@ int outrider_attention(const Heads *heads, const Layout *layout, float *q, void 
     const int num_blocks = attention_blocks(heads, layout);
     for (int block = 0; block < num_blocks; block++)
         attend(heads, layout, (Rows){q, width, 1}, (Pools){k_pool, v_pool}, (Rows){out, width, 1}, scratch, block);
+    amx_end();
     free(scratch);
     return 1;
 }
@@ -176,6 +177,7 @@ int outrider_attention(const Heads *heads, const Layout *layout, float *q, void 
 void outrider_linear(const Matrix *w, void *x, int wide, int num_rows, float *y) {
     for (int tile = 0; tile < tiles(w); tile++)
         linear_tile(w, (Rows){x, w->k, wide}, (Rows){y, w->n, 1}, num_rows, PLAIN, tile);
+    amx_end();
 }
 
 /* The instructions this was compiled for: results differ between them in the last bits. */

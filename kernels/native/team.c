@@ -1,6 +1,8 @@
 #define _GNU_SOURCE
 #include "team.h"
 
+#include "amx.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -125,7 +127,10 @@ static void *help(void *argument) {
     Worker worker = {seat.team, 0, seat.thread, 0};
     _Alignas(64) char context[MAX_CONTEXT_BYTES];
     Job job;
-    while (next_job(seat.team, worker.epoch, &worker, &job, context)) job(context, &worker);
+    while (next_job(seat.team, worker.epoch, &worker, &job, context)) {
+        job(context, &worker);
+        amx_end();
+    }
     return NULL;
 }
 
@@ -144,6 +149,7 @@ static uint32_t hand_out(Team *team, Job job, const void *context, int context_b
 void run_job(Team *team, Job job, const void *context, int context_bytes) {
     Worker worker = {team, hand_out(team, job, context, context_bytes), 0, 0};
     job(context, &worker);
+    amx_end();
 }
 
 Team *outrider_team_create(int num_threads, int max_phases) {
