@@ -198,7 +198,9 @@ def test_a_trees_path_has_the_bits_of_its_own_sequence(
 @pytest.mark.parametrize("prefix_len", [0, 30, 255])
 def test_a_row_may_see_several_keys_of_one_position(kernel: Kernel, dtype: torch.dtype, prefix_len: int) -> None:
     """As in no tree, but a mask can say so."""
-    case = make_case([Piece(prefix_len, 9, [-1, 0, 0, 0, 1, 1, 2, 3, 0])], heads=4, kv_heads=2, head_dim=32, dtype=dtype)
+    case = make_case(
+        [Piece(prefix_len, 9, [-1, 0, 0, 0, 1, 1, 2, 3, 0])], heads=4, kv_heads=2, head_dim=32, dtype=dtype
+    )
     mask = case.layout.masks.reshape(9, 9)
     mask[3, :3] = mask[7] = True
     mask[8, 4:7] = True
