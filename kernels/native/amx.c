@@ -62,7 +62,10 @@ static void set_up(int rows) {
 
 /* 64 bytes of each row. */
 #define STEP(product, rows_in, low, high) \
-    for (int at = 0; at < ROWS * LINE_BYTES; at += 64) __builtin_prefetch(weights + AHEAD + at, 0, 3); \
+    if (share) \
+        for (const char *end = ahead.from + share; ahead.from < end; ahead.from += 64) __builtin_prefetch(ahead.from, 0, 2); \
+    else \
+        for (int at = 0; at < ROWS * LINE_BYTES; at += 64) __builtin_prefetch(weights + AHEAD + at, 0, 3); \
     _tile_loadd(low, weights, LINE_BYTES); \
     _tile_loadd(high, weights + ROW_BYTES, LINE_BYTES); \
     _tile_loadd(rows_in, values, row_bytes); \
@@ -98,9 +101,11 @@ static void set_up(int rows) {
 #define AT_ZERO(register, at) _tile_zero(register);
 #define AT_START(register, at) _tile_loadd(register, start + (at), 0); /* two rows of 16 that every row begins with */
 
-void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, float *out) {
+void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, Ahead ahead, float *out,
+              int64_t stride) {
     const char *weights = tile, *values = x;
     const int steps = w->format == BF16 ? w->k / 32 : (w->k + 63) / 64;
+    const int64_t share = (ahead.bytes / steps + 63) / 64 * 64; /* of a step */
     set_up(rows);
     if (w->format == BF16) {
         SUM(_tile_dpbf16ps, AT_ZERO)
@@ -109,15 +114,16 @@ void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_byte
         weights += 8 * TILE;
         SUM(_tile_dpbusd, AT_START)
     }
-    _tile_stored(0, out, 4 * TILE);
-    _tile_stored(1, out + LANES, 4 * TILE);
+    _tile_stored(0, out, 4 * stride);
+    _tile_stored(1, out + LANES, 4 * stride);
     if (rows > ROWS) {
-        _tile_stored(2, out + ROWS * TILE, 4 * TILE);
-        _tile_stored(3, out + ROWS * TILE + LANES, 4 * TILE);
+        _tile_stored(2, out + ROWS * stride, 4 * stride);
+        _tile_stored(3, out + ROWS * stride + LANES, 4 * stride);
     }
     if (w->format == BF16) return;
-    for (int i = 0; i < rows * TILE; i += LANES)
-        store(out + i, __builtin_convertvector((vi) * (const vu_any *)(out + i), vf));
+    for (int row = 0; row < rows; row++, out += stride)
+        for (int i = 0; i < TILE; i += LANES)
+            store(out + i, __builtin_convertvector((vi) * (const vu_any *)(out + i), vf));
 }
 
 /* ---- Attention */
@@ -199,7 +205,8 @@ void amx_add_values(const void *weights, int64_t row_bytes, int lanes, const uin
     (void)weights, (void)row_bytes, (void)lanes, (void)values;
 }
 void amx_store_values(float *out, int64_t stride, int lanes) { (void)out, (void)stride, (void)lanes; }
-void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, float *out) {
-    (void)w, (void)tile, (void)x, (void)row_bytes, (void)rows, (void)out;
+void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, Ahead ahead, float *out,
+              int64_t stride) {
+    (void)w, (void)tile, (void)x, (void)row_bytes, (void)rows, (void)ahead, (void)out, (void)stride;
 }
 #endif

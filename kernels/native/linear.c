@@ -156,15 +156,19 @@ void finish_rows(
 void linear_tile(const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, int tile) {
     _Alignas(64) float out[ROWS_AT_ONCE * TILE];
     Kernel *const *kernels = amx_takes(w, x.wide) ? NULL : kernels_for(w, x);
-    const char *data = (const char *)w->data + (int64_t)tile * w->k * TILE * (w->format == FP32 ? 4 : 2);
+    const int64_t bytes = (int64_t)w->k * TILE * (w->format == FP32 ? 4 : 2);
+    const char *data = (const char *)w->data + tile * bytes;
+    const int is_done = !kernels && finish == PLAIN && !w->bias && (tile + 1) * TILE <= w->n; /* by the product itself */
     for (int first = 0; first < num_rows;) {
         const int rows = kernels ? next_rows(num_rows - first) : next_amx_rows(num_rows - first);
         const char *values = (const char *)x.data + (int64_t)first * x.width * (x.wide ? 4 : 2);
         if (kernels)
             kernels[rows - 1](w, streams(w, num_rows), data, values, x.width, out);
         else
-            amx_rows(w, data, values, 2 * (int64_t)x.width, rows, out);
-        finish_rows(out, (Scales){NULL, NULL}, w, y, first, rows, finish, tile);
+            amx_rows(w, data, values, 2 * (int64_t)x.width, rows, ahead_of(data, bytes, first, num_rows),
+                     is_done ? (float *)y.data + (int64_t)first * y.width + tile * TILE : out,
+                     is_done ? y.width : TILE);
+        if (!is_done) finish_rows(out, (Scales){NULL, NULL}, w, y, first, rows, finish, tile);
         first += rows;
     }
 }

@@ -175,13 +175,14 @@ void quantized_tile(const Matrix *w, Codes x, Rows y, int num_rows, Finish finis
     const int on_amx = amx_takes(w, 1);
     Kernel *const *kernels =
         w->format == INT4 ? int4_kernels : w->format == INT8_DYNAMIC ? dynamic_kernels : int8_kernels;
-    const char *data = (const char *)w->data + tile * tile_bytes(w);
+    const int64_t bytes = tile_bytes(w);
+    const char *data = (const char *)w->data + tile * bytes;
     const int code_bytes = w->format == INT8_DYNAMIC ? 1 : 2;
     for (int first = 0; first < num_rows;) {
         const int rows = on_amx ? next_amx_rows(num_rows - first) : next_rows(num_rows - first);
         const char *codes = (const char *)x.data + (int64_t)first * x.width * code_bytes;
         if (on_amx)
-            amx_rows(w, data, codes, x.width, rows, out);
+            amx_rows(w, data, codes, x.width, rows, ahead_of(data, bytes, first, num_rows), out, TILE);
         else
             kernels[rows - 1](w, streams(w, num_rows), data, codes, x.sums + (int64_t)first * (x.width / GROUP),
                               x.width, out);
