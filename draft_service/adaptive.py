@@ -45,6 +45,10 @@ class AdaptivePlanner:
         shape = TreeShape(max(steps, 1), 1, max(steps, 1) + 1)
         self.current = Plan(shape, speculate=steps > 0, outcomes=outcomes if steps else 0)
 
+    def meet(self, sessions: int) -> Plan:
+        """Nothing is known of them yet."""
+        return self.current
+
     def plan(self, extensions: Sequence[Extension]) -> Plan:
         """See Planner."""
         outcomes = self._overlap.outcomes(extensions) if self._overlap is not None else self._outcomes

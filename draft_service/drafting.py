@@ -76,8 +76,8 @@ class Drafting:
             await self.forget(changes.closed)
 
     async def _frames(self, table: SessionTable, changes: Changes) -> AsyncGenerator[verify_pb2.SpeculateRequest]:
-        plan, extended = self.planner.current, changes.extended
-        due = table.take_due()
+        extended, due = changes.extended, table.take_due()
+        plan = self.planner.meet(len(due))
         having = [session for session in due if table.has_tree(session)]
         fresh = [session for session in due if session not in having] if having else due
         early = plan.outcomes > 0 and table.max_assumed > 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from draft_service.drafters.shape import TreeShape
@@ -52,6 +52,10 @@ class Planner(Protocol):
     decisions: Counter[str]
     current: Plan
 
+    def meet(self, sessions: int) -> Plan:
+        """What to do now that so many sessions are to be drafted for."""
+        ...
+
     def plan(self, extensions: Sequence[Extension]) -> Plan:
         """Takes in a round's verdicts; what to do in the next one."""
         ...
@@ -67,6 +71,10 @@ class FixedPlanner:
     def __init__(self, plan: Plan) -> None:
         self.decisions: Counter[str] = Counter()
         self.current = plan
+
+    def meet(self, sessions: int) -> Plan:
+        """Always the same."""
+        return self.current
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:
         """Always the same."""
@@ -103,6 +111,12 @@ class CostPlanner:
         self._clock = clock
         self._planned_s: float | None = None  # when the last round was
         self._drafted_ms: float | None = None  # in this one
+
+    def meet(self, sessions: int) -> Plan:
+        """See Planner."""
+        if self._most is not None and self._is_news(sessions):
+            self._set(replace(self.current, shape=_first_chain(self._most), least_reach=0.0))
+        return self.current
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:
         """See Planner."""
@@ -146,6 +160,8 @@ class CostPlanner:
 
     def _decide(self, most: TreeShape, *, overlaps: bool) -> tuple[TreeShape, bool, bool]:
         """The shape, whether to draft, and whether it is a trial: all steps of those are run."""
+        if self._is_news(self.evidence.sessions):
+            return _first_chain(most), True, True
         plain_rate = 1.0 / self.evidence.costs.ms(self.evidence.sessions)
         best, rate = max(((shape, self._rate(shape, overlaps)) for shape in shapes(most)), key=lambda found: found[1])
         now = self.current.shape
@@ -166,6 +182,10 @@ class CostPlanner:
         self._next = self._rounds + _TRIAL
         self.evidence.trees(best.topk).accepted.forget()
         return self._trial(most, best.topk, overlaps=overlaps), True, True
+
+    def _is_news(self, sessions: int) -> bool:
+        """Whether so many sessions were hardly drafted for: what is planned for fewer takes too long for them."""
+        return sessions > 1 and not self.evidence.times.are_known(sessions)
 
     def _trial(self, most: TreeShape, topk: int, *, overlaps: bool) -> TreeShape:
         """The best that is deep enough to tell what a step more costs and brings."""
@@ -212,6 +232,12 @@ class CostPlanner:
             self.decisions["resumed" if plan.speculate else "paused"] += 1
         if (plan.outcomes > 0) != (before.outcomes > 0):
             self.decisions["overlapped" if plan.outcomes else "sequential"] += 1
+
+
+def _first_chain(most: TreeShape) -> TreeShape:
+    """A short one, which comes in time to tell something."""
+    steps = min(most.num_steps, _TRIAL_STEPS)
+    return TreeShape(steps, 1, steps + 1)
 
 
 def shapes(most: TreeShape) -> list[TreeShape]:

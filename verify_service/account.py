@@ -2,9 +2,9 @@
 
 What sessions cost one another (cores that drafting takes, waiting, steps that leave some out) is in no session's own
 account. Here tokens, at what they take in plain steps, stand against the time that went by. Drafting for a number of
-sessions is on trial until it pays: drafters are given as many sessions again as they have drafted for, all may owe a
-few steps' time, and more where it has paid before; when they owe that, drafters have none for a while, longer each
-time. What fails with some sessions is not tried with more of them, nor with nearly as many.
+sessions is on trial until it pays: drafters are given a few sessions, or as many again as they have drafted for, all
+may owe a few steps' time, and more where it has paid before; when they owe that, drafters have none for a while, longer
+each time. What fails with some sessions is not tried with more of them, nor with nearly as many.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _OWED_STEPS = 4.5  # of plain steps' time that one session may owe
+_READING_STEPS = 4.0  # of plain steps' time that reading prompts may cost besides, which says nothing of drafts
+_READING_SHARE = 0.01  # of a step, which each one saves up for it
 _MOST_OF_IT = 0.75  # in one step: one that stood still for other reasons says little
 # Steps without drafts when they owe more; it doubles, so little is lost in the end.
 _FIRST_PAUSE, _LAST_PAUSE = 96, 4096
 _EARNED_SHARE, _MOST_EARNED = 0.1, 6.0  # of what drafting has brought in, which it may owe too; at most so many steps
 _OWING_STEPS = 64  # without new losses, after which a trial is widened in spite of old ones
+# Opened to drafters at once: a draft for one of them takes about as long as for all, and is worth less to them. Of 6
+# with answers of 128 tokens on two shared cores, reading prompts took what the drafts gained.
+_FEW_SESSIONS = 4
 _PROVEN_STEPS = 8  # in a row without debts, after which sessions are opened as they come
 _RELIABLE_STEPS = 192  # without debts, after which the next pause is a first one
 
@@ -39,6 +44,7 @@ class Account:
         self._owed_ms: dict[int, float] = {}  # what it has cost about so many sessions and not brought in
         self._earned_ms: dict[int, float] = {}  # what it may owe besides, for what it has brought in
         self._paid_steps = 0  # in a row in which nothing was owed
+        self._reading_steps = _READING_STEPS  # of plain steps' time, left for it
         self._proven: set[int] = set()  # about how many sessions drafting has paid for
         self._pauses: dict[int, _Pause] = {}  # by about how many sessions failed
 
@@ -49,30 +55,41 @@ class Account:
     def may_open(self, sessions: int, num_open: int, *, all_heard: bool) -> int:
         """Outside a pause, how many more sessions may be opened to drafters.
 
-        On trial as many again as have one, once something was heard of all those (reading prompts alone costs cores
-        that verify runs on, and shows nothing), and while little is owed.
+        All where it has paid for about so many, and, while little is owed, few sessions too, and those of which about
+        half as many have paid. Of others, on trial, as many again as have one, once something was heard of all those:
+        reading prompts alone costs cores that verify runs on, and shows nothing.
         """
         size = sessions.bit_length()
         if size in self._proven:
             return sessions
         if num_open and (not all_heard or self._owing.get(size, 0) > 0):
             return 0
-        return max(1, num_open)
+        return sessions if self._opens_all(sessions) else max(1, num_open)
 
     def rest(self, sessions: int) -> None:
         """Counts a step."""
         size = sessions.bit_length()
         self._owing[size] = max(0, self._owing.get(size, 0) - 1)
+        self._reading_steps = min(self._reading_steps + _READING_SHARE, _READING_STEPS)
         for pause in self._pauses.values():
             if pause.above < sessions:
                 pause.left = max(0, pause.left - 1)
 
-    def observe(self, sessions: int, *, committed: int, wall_ms: float, quiet_ms: float) -> None:
-        """Takes in a step that drafters had a part in. quiet_ms: of a plain one."""
+    def observe(
+        self, sessions: int, *, committed: int, wall_ms: float, quiet_ms: float, reading: bool = False
+    ) -> None:  # fmt: skip
+        """Takes in a step that drafters had a part in.
+
+        quiet_ms: of a plain one; reading: prompts were read meanwhile.
+        """
         if self.is_paused(sessions):  # what was asked for before it is still made
             return
         size, base_ms = sessions.bit_length(), _OWED_STEPS / sessions**0.5 * quiet_ms
         gained_ms = committed * quiet_ms / sessions - wall_ms
+        if reading and gained_ms < 0.0 and self._opens_all(sessions):
+            spent_ms = min(-gained_ms, self._reading_steps * quiet_ms)
+            self._reading_steps -= spent_ms / quiet_ms
+            gained_ms += spent_ms
         gained_ms = max(-_MOST_OF_IT * base_ms, min(gained_ms, 2 * quiet_ms))
         before_ms = self._owed_ms.get(size, 0.0)
         earned_ms = self._earned_ms.get(size, 0.0) + _EARNED_SHARE * max(0.0, gained_ms - before_ms)
@@ -90,6 +107,9 @@ class Account:
         # What one alone costs, its own brake knows, and may find the next one worth it.
         if owed_ms > allowed_ms and sessions > 1:
             self._pause(sessions)
+
+    def _opens_all(self, sessions: int) -> bool:
+        return sessions <= _FEW_SESSIONS or sessions.bit_length() - 1 in self._proven
 
     def _pause(self, sessions: int) -> None:
         size = sessions.bit_length()

@@ -24,6 +24,9 @@ from verify_service.quiet import QuietTimes
 
 _LINGER_STEPS = 16  # after which a drafter that has not answered is thought to rest
 _TRIAL_STEPS = 8  # after which it may be given further sessions though it has not answered for the last ones
+# Of its share of a wait for most sessions' drafts, what one would save if it did without: a call for one fewer takes
+# hardly less. Whether they all are worth the whole wait, the account says.
+_OWN_WAIT = 0.25
 _READING_STEPS = 64  # that a drafter may take for a prompt before its silence tells against it
 
 
@@ -166,7 +169,10 @@ class Weigher:
         if quiet_ms is None:
             return
         committed = sum(1 + (len(outcome.nodes) if outcome is not None else 0) for outcome in seen.outcomes)
-        self._account.observe(count, committed=committed, wall_ms=seen.wall_ms, quiet_ms=quiet_ms)
+        reading = any(work.assignment is not None and _is_reading(work.assignment) for work in seen.works)
+        self._account.observe(
+            count, committed=committed, wall_ms=seen.wall_ms, quiet_ms=quiet_ms, reading=reading
+        )  # fmt: skip
         for drafter in self._drafters:
             drafter.record.pays = self._account.pays
 
@@ -182,14 +188,15 @@ class Weigher:
         share_ms = whole_ms / max(num_running, len(works))
         listening = sum(work.assignment is not None and work.assignment.brake.listens for work in works)
         left_out_ms = max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)
-        wait_ms = seen.waited_ms / max(1, len(late))
+        waits_for_most = len(late) > 1 and 2 * len(late) > num_running
+        wait_ms = seen.waited_ms / max(1, len(late)) * (_OWN_WAIT if waits_for_most else 1.0)
         for work, outcome in zip(works, seen.outcomes, strict=True):
             assignment = work.assignment
             if assignment is None or assignment.brake.fixed:
                 continue
             brake, drafted = assignment.brake, work.num_rows - 1
             waited, told = assignment in late, id(assignment) in seen.told
-            if brake.listens and not assignment.has_answered and assignment.unheard_steps < _READING_STEPS:
+            if _is_reading(assignment):
                 assignment.unheard_steps += 1
                 continue
             if not (drafted or waited or (told and brake.listens)):
@@ -201,3 +208,8 @@ class Weigher:
             self._counters.silenced += brake.round_done(
                 nodes=drafted, accepted=accepted, net_ms=accepted * share_ms - lost_ms, step_ms=share_ms
             )
+
+
+def _is_reading(assignment: Assignment) -> bool:
+    """Whether its drafter reads the prompt, and has had no more than its time for that."""
+    return assignment.brake.listens and not assignment.has_answered and assignment.unheard_steps < _READING_STEPS

@@ -90,7 +90,7 @@ class Machine:
         return TreeShape(steps, shape.topk, shape.topk * steps + 1)
 
     def round(self) -> None:
-        plan = self.planner.current
+        plan = self.planner.meet(self.batch)
         shape = self.grown(plan)
         rows = self.batch * (1 + (len(tree_of(shape)[0]) if shape is not None else 0))
         verify_ms = self.plain_ms + self.row_ms * rows
@@ -178,6 +178,23 @@ def test_steps_that_cost_nothing_are_all_run() -> None:
         machine.run(300)
     assert settled(cheap).num_steps == 7
     assert cheap.planner.current.least_reach < 0.1 < dear.planner.current.least_reach
+
+
+def test_more_sessions_than_ever_begin_with_short_chains_that_are_run_whole() -> None:
+    """What was planned for one would come too late, and what calls for so many take is not known yet."""
+    planner = planned(TreeShape(7, 1, 8))
+    alone = Machine(planner, lambda topk: 0.95, forward_ms=0.2)
+    alone.run(100)
+    assert planner.current.shape is not None
+    assert planner.current.shape.num_steps == 7
+    several = Machine(planner, lambda topk: 0.95, forward_ms=0.2, batch=6)
+    several.run(16)
+    assert [shape.num_steps for shape, _, _ in several.plans if shape is not None] == [3] * 16
+    several.run(100)
+    assert planner.current.shape.num_steps == 7
+    calls = planner.evidence.times
+    assert calls.ms(1, 24, 3, 8.0) > 1.5 * calls.ms(1, 6, 3, 8.0)  # four times as many, of which none were timed
+    assert calls.ms(1, 2, 3, 8.0) == pytest.approx(1.4 * calls.ms(1, 1, 3, 8.0))
 
 
 def test_what_the_planner_wants_reaches_the_drafter() -> None:

@@ -44,9 +44,13 @@ class Scale:
         return self.weigher.room(sessions), paused
 
     def step(
-        self, wall_ms: float = PLAIN_MS, *, tell: bool = False, nodes: int = 0, accepted: int = 0, times: int = 1
-    ) -> None:
-        """So many steps in which each session verifies `nodes`; tell: drafters are asked before, if brakes let them."""
+        self, wall_ms: float = PLAIN_MS, *, tell: bool = False, nodes: int = 0, accepted: int = 0, times: int = 1,
+        waited_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        """So many steps in which each session verifies `nodes`; tell: drafters are asked before, if brakes let them.
+
+        waited_ms: of wall_ms, for all of them.
+        """
         for _ in range(times):
             self._now_ns += int(wall_ms * 1e6)
             self.weigher.begin(len(self.sessions))
@@ -59,7 +63,8 @@ class Scale:
             outcomes: list[Accepted | None] = [Accepted(list(range(min(accepted, rows - 1))), 1) for _ in works]
             running = {one.session_id for one in self.sessions}
             since_ms, told = self.weigher.ended(works)
-            self.weigher.weigh(Seen(works, outcomes, wall_ms, 0.0, since_ms, [], running, told))
+            late, step_ms = self.assignments if waited_ms else [], wall_ms - waited_ms
+            self.weigher.weigh(Seen(works, outcomes, step_ms, waited_ms, since_ms, late, running, told))
 
 
 def test_steps_without_drafts_say_what_plain_decoding_takes() -> None:
@@ -183,6 +188,30 @@ def test_drafts_that_pay_are_not_paused() -> None:
     assert not scale.record.hushed
 
 
+@pytest.mark.parametrize("num_sessions", [1, 4])
+def test_a_wait_for_several_is_not_told_to_each_in_full(num_sessions: int) -> None:
+    """Without one of them it would have been about as long: so none falls silent whose share of it seems too much."""
+    scale = Scale(num_sessions)
+    scale.step(times=SAMPLES + 2)
+    scale.step(1.3 * PLAIN_MS, tell=True, nodes=1, waited_ms=0.3 * PLAIN_MS)
+    (saved_ms, *others) = (assignment.brake.saved_ms for assignment in scale.assignments)
+    share_ms = 0.3 * PLAIN_MS if num_sessions == 1 else 0.3 * PLAIN_MS / num_sessions / 4
+    assert saved_ms == pytest.approx(-0.1 * (share_ms + scale.record.tax_ms), rel=0.3)
+    assert all(other == saved_ms for other in others)
+
+
+def test_steps_in_which_prompts_are_read_do_not_tell_against_drafts_at_once() -> None:
+    paused: list[bool] = []
+    for has_answered in (False, True):
+        scale = Scale(4)
+        scale.step(times=SAMPLES + 2)
+        for assignment in scale.assignments:
+            assignment.has_answered = has_answered
+        scale.step(2 * PLAIN_MS, tell=True, times=4)
+        paused.append(scale.weigher.begin(4))
+    assert paused == [False, True]
+
+
 def test_a_drafter_that_reads_a_prompt_is_given_time_and_one_that_never_answers_is_silenced() -> None:
     scale = Scale(costs=STEEP)
     scale.step(times=SAMPLES + 2)
@@ -196,7 +225,7 @@ def test_a_drafter_that_reads_a_prompt_is_given_time_and_one_that_never_answers_
 
 def test_a_new_number_of_sessions_is_measured_then_opened_and_not_at_all_in_a_pause() -> None:
     scale = Scale(4)
-    assert scale.begin(1) == (4, False)  # as many again as drafters have
+    assert scale.begin(1) == (1, False)
     assert scale.begin(4) == (0, False)
     assert scale.record.hushed
     scale.step(times=8)
