@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _OWED_STEPS = 4.5  # of plain steps' time that one session may owe
-_READING_STEPS = 4.0  # of plain steps' time that reading prompts may cost besides, which says nothing of drafts
+_READING_STEPS = 3.0  # of plain steps' time that reading prompts may cost besides, which says nothing of drafts
 _READING_SHARE = 0.01  # of a step, which each one saves up for it
 _MOST_OF_IT = 0.75  # in one step: one that stood still for other reasons says little
 # Steps without drafts when they owe more; it doubles, so little is lost in the end.
@@ -55,9 +55,9 @@ class Account:
     def may_open(self, sessions: int, num_open: int, *, all_heard: bool) -> int:
         """Outside a pause, how many more sessions may be opened to drafters.
 
-        All where it has paid for about so many, and, while little is owed, few sessions too, and those of which about
-        half as many have paid. Of others, on trial, as many again as have one, once something was heard of all those:
-        reading prompts alone costs cores that verify runs on, and shows nothing.
+        All where it has paid for about so many, and, while little is owed, few sessions too, and up to twice as many
+        where it has paid for about half of them. Of others, on trial, as many again as have one, once something was
+        heard of all those: reading prompts alone costs cores that verify runs on, and shows nothing.
         """
         size = sessions.bit_length()
         if size in self._proven:
@@ -109,7 +109,8 @@ class Account:
             self._pause(sessions)
 
     def _opens_all(self, sessions: int) -> bool:
-        return sessions <= _FEW_SESSIONS or sessions.bit_length() - 1 in self._proven
+        has_paid_for_half = sessions.bit_length() - 1 in self._proven
+        return sessions <= _FEW_SESSIONS or (has_paid_for_half and sessions <= 2 * _FEW_SESSIONS)
 
     def _pause(self, sessions: int) -> None:
         size = sessions.bit_length()
