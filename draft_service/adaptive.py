@@ -46,7 +46,7 @@ class AdaptivePlanner:
         self.current = Plan(shape, speculate=steps > 0, outcomes=outcomes if steps else 0)
 
     def meet(self, sessions: int) -> Plan:
-        """Nothing is known of them yet."""
+        """How many they are plays a part when their verdicts are there."""
         return self.current
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +26,6 @@ _FEW_CALLS, _FIRST_ARE_SLOW = 6.0, 0.6  # of so few those before one that took s
 _KEPT, _HALF_WEIGHT = 0.95, 0.5  # of a call's weight at the next one; of the call that is supposed
 _ROW_GUESS = 0.02  # of a step: what a row more costs, where only one size was seen
 _ROUND_TRIP_GUESS = 0.5  # milliseconds
-_SOME_CALLS = 16  # for so many sessions, from which they are known
 _TWICE_AS_MANY = 1.4  # times as long a call takes for twice as many sessions, before that is measured
 _CALL_GUESS = 0.25  # of a plain step: a forward pass of a draft model that was not timed yet
 
@@ -121,16 +119,10 @@ class DraftTimes:
 
     def __init__(self) -> None:
         self._calls: dict[tuple[int, int], CallTimes] = {}
-        self._counts: Counter[int] = Counter()  # by about how many sessions
 
     def observe(self, topk: int, sessions: int, num_steps: int, ms: float) -> None:
         """A call that drafted trees for so many sessions took `ms`: a pass over what was committed, then each step."""
         self._calls.setdefault((topk, sessions.bit_length()), CallTimes()).observe(num_steps, ms)
-        self._counts[sessions.bit_length()] += 1
-
-    def are_known(self, sessions: int) -> bool:
-        """Whether some calls for about so many sessions, or more, were timed."""
-        return any(timed >= sessions.bit_length() and count >= _SOME_CALLS for timed, count in self._counts.items())
 
     def ms(self, topk: int, sessions: int, num_steps: float, plain_ms: float) -> float:
         """Expected time of such a call; plain_ms: of a step of verify, which guesses it while nothing was timed."""

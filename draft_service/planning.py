@@ -24,6 +24,7 @@ _REPLAN = 4  # rounds between decisions
 _PATIENCE = 48  # calls of a new drafter before it may pause: its first ones are slow, and few tell little
 _TRIAL = 8  # rounds that are drafted in spite of a plan not to
 _TRIAL_STEPS = 3
+_NEWS = 16  # rounds of so many sessions, after which they are no news
 _FIRST_PAUSE, _LAST_PAUSE = 32, 512  # rounds between trials
 # Chance that a step's nodes are accepted once acceptance comes so far: 0.55 to 0.7 where it is in question, of the
 # EAGLE-3 head that comes with Outrider on MT-bench. Its reaches are right within a tenth.
@@ -108,6 +109,7 @@ class CostPlanner:
         self._pause = _FIRST_PAUSE
         self._paused_for = 0  # about how many sessions, where there is a pause
         self._num_calls = 0  # for trees
+        self._rounds_of: Counter[int] = Counter()  # by about how many sessions
         self._clock = clock
         self._planned_s: float | None = None  # when the last round was
         self._drafted_ms: float | None = None  # in this one
@@ -126,6 +128,7 @@ class CostPlanner:
             return self.current
         self._time_round([extension.verdict for extension in extensions])
         self._rounds += max(extension.verdict.steps for extension in extensions)
+        self._rounds_of[len(extensions).bit_length()] += 1
         shape, speculate, least_reach = self.current.shape, self.current.speculate, self.current.least_reach
         # What did not pay for several may pay for fewer.
         has_fewer = not speculate and self.evidence.sessions.bit_length() < self._paused_for
@@ -184,8 +187,9 @@ class CostPlanner:
         return self._trial(most, best.topk, overlaps=overlaps), True, True
 
     def _is_news(self, sessions: int) -> bool:
-        """Whether so many sessions were hardly drafted for: what is planned for fewer takes too long for them."""
-        return sessions > 1 and not self.evidence.times.are_known(sessions)
+        """Whether there were hardly rounds of so many sessions: what is planned for fewer takes too long for them."""
+        size = sessions.bit_length()
+        return sessions > 1 and all(seen < size or count < _NEWS for seen, count in self._rounds_of.items())
 
     def _trial(self, most: TreeShape, topk: int, *, overlaps: bool) -> TreeShape:
         """The best that is deep enough to tell what a step more costs and brings."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _OWED_STEPS = 4.5  # of plain steps' time that one session may owe
-_READING_STEPS = 3.0  # of plain steps' time that reading prompts may cost besides, which says nothing of drafts
+_READING_ALLOWANCE = 3.0  # of plain steps' time that reading prompts may cost besides, which says nothing of drafts
 _READING_SHARE = 0.01  # of a step, which each one saves up for it
 _MOST_OF_IT = 0.75  # in one step: one that stood still for other reasons says little
 # Steps without drafts when they owe more; it doubles, so little is lost in the end.
@@ -44,7 +44,7 @@ class Account:
         self._owed_ms: dict[int, float] = {}  # what it has cost about so many sessions and not brought in
         self._earned_ms: dict[int, float] = {}  # what it may owe besides, for what it has brought in
         self._paid_steps = 0  # in a row in which nothing was owed
-        self._reading_steps = _READING_STEPS  # of plain steps' time, left for it
+        self._reading_left = _READING_ALLOWANCE  # of plain steps' time, left for it
         self._proven: set[int] = set()  # about how many sessions drafting has paid for
         self._pauses: dict[int, _Pause] = {}  # by about how many sessions failed
 
@@ -70,7 +70,7 @@ class Account:
         """Counts a step."""
         size = sessions.bit_length()
         self._owing[size] = max(0, self._owing.get(size, 0) - 1)
-        self._reading_steps = min(self._reading_steps + _READING_SHARE, _READING_STEPS)
+        self._reading_left = min(self._reading_left + _READING_SHARE, _READING_ALLOWANCE)
         for pause in self._pauses.values():
             if pause.above < sessions:
                 pause.left = max(0, pause.left - 1)
@@ -87,8 +87,8 @@ class Account:
         size, base_ms = sessions.bit_length(), _OWED_STEPS / sessions**0.5 * quiet_ms
         gained_ms = committed * quiet_ms / sessions - wall_ms
         if reading and gained_ms < 0.0 and self._opens_all(sessions):
-            spent_ms = min(-gained_ms, self._reading_steps * quiet_ms)
-            self._reading_steps -= spent_ms / quiet_ms
+            spent_ms = min(-gained_ms, self._reading_left * quiet_ms)
+            self._reading_left -= spent_ms / quiet_ms
             gained_ms += spent_ms
         gained_ms = max(-_MOST_OF_IT * base_ms, min(gained_ms, 2 * quiet_ms))
         before_ms = self._owed_ms.get(size, 0.0)
