@@ -11,11 +11,7 @@
 #endif
 
 /* Rows taken through a tile together: two registers of sixteen. */
-#define AMX_ROWS 32
-/* Of any kernel. */
-#define ROWS_AT_ONCE AMX_ROWS
-
-static inline int next_amx_rows(int left) { return left < AMX_ROWS ? left : AMX_ROWS; }
+#define AMX_ROWS ROWS_AT_ONCE
 
 /* Whether this process may use it: Linux lends its registers on request. */
 int amx_is_lent(void);

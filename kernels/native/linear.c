@@ -2,25 +2,23 @@
 
 #include "amx.h"
 
-INLINE void fetch_line_pair(const void *weights, int streams, int are_many_rows) {
-    fetch_weights(weights, streams, are_many_rows);
-    fetch_weights((const char *)weights + 64, streams, are_many_rows);
+INLINE void fetch_lines(const char *weights, int count, Reading reading, int are_many_rows) {
+    for (int line = 0; line < count; line++) fetch_weights(weights + 64 * line, reading, are_many_rows);
 }
 
-/* R rows through one tile into out [R][32]. Every sum runs over k in one order: adding rows changes nothing. */
-typedef void Kernel(const Matrix *w, int streams, const void *tile, const void *x, int stride, float *out);
-
 #if HAS_BF16_DOT
-INLINE void bf16_rows(int R, const Matrix *w, int streams, const void *tile, const void *x, int stride, float *out) {
-    const char *weights = tile;
-    const uint32_t *pairs = x;
-    const int row = stride / 2, count = w->k / 2;
+/* R rows through a whole tile. */
+INLINE void bf16_rows(int R, const Stretch *s, float *out) {
+    const char *weights = s->tile;
+    const uint32_t *pairs = s->x;
+    const int row = s->stride / 2, count = s->w->k / 2;
+    const Reading reading = s->reading;
     __m512 sums[MAX_ROWS][2];
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     for (int i = 0; i < count; i++, weights += 128) {
         __m512bh low = (__m512bh)_mm512_loadu_si512(weights);
         __m512bh high = (__m512bh)_mm512_loadu_si512(weights + 64);
-        fetch_line_pair(weights, streams, R >= 6);
+        fetch_lines(weights, 2, reading, R >= 6);
         for (int r = 0; r < R; r++) {
             __m512bh value = (__m512bh)_mm512_set1_epi32((int)pairs[r * row + i]);
             sums[r][0] = _mm512_dpbf16_ps(sums[r][0], low, value);
@@ -37,63 +35,66 @@ INLINE void bf16_rows(int R, const Matrix *w, int streams, const void *tile, con
 /* fp32 sums are taken over so many k at a time and then added up: rounding errors grow with the chain's length. */
 #define CHAIN 96
 
-INLINE void add_sums(int R, vf sums[MAX_ROWS][2], float *out, int is_first) {
+INLINE void add_sums(int R, int V, vf sums[MAX_ROWS][VECTORS], float *out, int is_first) {
     for (int r = 0; r < R; r++)
-        for (int half = 0; half < 2; half++) {
-            float *target = out + r * TILE + half * LANES;
-            store(target, is_first ? sums[r][half] : load(target) + sums[r][half]);
+        for (int v = 0; v < V; v++) {
+            float *target = out + r * TILE + v * LANES;
+            store(target, is_first ? sums[r][v] : load(target) + sums[r][v]);
         }
 }
 
 /* bf16 weights, fp32 activations: the low half of each pair is shifted up, the high half masked. */
-INLINE void mixed_rows(int R, const Matrix *w, int streams, const void *tile, const void *x, int stride, float *out) {
-    const uint32_t *weights = tile;
-    const float *values = x;
-    for (int start = 0; start < w->k; start += CHAIN) {
-        const int end = start + CHAIN < w->k ? start + CHAIN : w->k;
-        vf sums[MAX_ROWS][2];
-        for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
-        for (int i = start; i < end; i += 2, weights += 32) {
-            vu low = *(const vu_any *)weights, high = *(const vu_any *)(weights + 16);
-            fetch_line_pair(weights, streams, R >= 3);
-            for (int r = 0; r < R; r++) {
-                float value = values[r * stride + i];
-                sums[r][0] += (vf)(low << 16) * value;
-                sums[r][1] += (vf)(high << 16) * value;
-            }
-            for (int r = 0; r < R; r++) {
-                float value = values[r * stride + i + 1];
-                sums[r][0] += (vf)(low & 0xffff0000u) * value;
-                sums[r][1] += (vf)(high & 0xffff0000u) * value;
-            }
+INLINE void mixed_columns(int R, int V, const Stretch *s, int column, float *out) {
+    const uint32_t *weights = (const uint32_t *)s->tile + (int64_t)s->start / 2 * TILE + column;
+    const float *values = (const float *)s->x;
+    const int stride = s->stride, end = s->end;
+    const Reading reading = s->reading;
+    vf sums[MAX_ROWS][VECTORS];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) sums[r][v] = splat(0.0f);
+    for (int i = s->start; i < end; i += 2, weights += TILE) {
+        vu pairs[VECTORS];
+        fetch_lines((const char *)weights, (V * LANES + 15) / 16, reading, R >= 3);
+        for (int v = 0; v < V; v++) pairs[v] = *(const vu_any *)(weights + v * LANES);
+        for (int r = 0; r < R; r++) {
+            const vf value = splat(values[r * stride + i]);
+            for (int v = 0; v < V; v++) sums[r][v] += (vf)(pairs[v] << 16) * value;
         }
-        add_sums(R, sums, out, start == 0);
+        for (int r = 0; r < R; r++) {
+            const vf value = splat(values[r * stride + i + 1]);
+            for (int v = 0; v < V; v++) sums[r][v] += (vf)(pairs[v] & 0xffff0000u) * value;
+        }
     }
+    add_sums(R, V, sums, out + column, s->start == 0);
 }
 
-INLINE void wide_rows(int R, const Matrix *w, int streams, const void *tile, const void *x, int stride, float *out) {
-    const float *weights = tile, *values = x;
-    for (int start = 0; start < w->k; start += CHAIN) {
-        const int end = start + CHAIN < w->k ? start + CHAIN : w->k;
-        vf sums[MAX_ROWS][2];
-        for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = splat(0.0f);
-        for (int i = start; i < end; i++, weights += TILE) {
-            vf low = load(weights), high = load(weights + LANES);
-            fetch_line_pair(weights, streams, R >= 6);
-            for (int r = 0; r < R; r++) {
-                float value = values[r * stride + i];
-                sums[r][0] += low * value;
-                sums[r][1] += high * value;
-            }
+INLINE void wide_columns(int R, int V, const Stretch *s, int column, float *out) {
+    const float *weights = (const float *)s->tile + (int64_t)s->start * TILE + column, *values = s->x;
+    const int stride = s->stride, end = s->end;
+    const Reading reading = s->reading;
+    vf sums[MAX_ROWS][VECTORS];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) sums[r][v] = splat(0.0f);
+    for (int i = s->start; i < end; i++, weights += TILE) {
+        vf numbers[VECTORS];
+        fetch_lines((const char *)weights, (V * LANES + 15) / 16, reading, R >= 6);
+        for (int v = 0; v < V; v++) numbers[v] = load(weights + v * LANES);
+        for (int r = 0; r < R; r++) {
+            const vf value = splat(values[r * stride + i]);
+            for (int v = 0; v < V; v++) sums[r][v] += numbers[v] * value;
         }
-        add_sums(R, sums, out, start == 0);
     }
+    add_sums(R, V, sums, out + column, s->start == 0);
 }
 
-#define KERNEL(rows, R) \
-    static void rows##R(const Matrix *w, int p, const void *t, const void *x, int s, float *o) { \
-        rows(R, w, p, t, x, s, o); \
-    }
+INLINE void mixed_rows(int R, const Stretch *s, float *out) {
+    for (int column = 0; column < TILE; column += BESIDE(R) * LANES) mixed_columns(R, BESIDE(R), s, column, out);
+}
+
+INLINE void wide_rows(int R, const Stretch *s, float *out) {
+    for (int column = 0; column < TILE; column += BESIDE(R) * LANES) wide_columns(R, BESIDE(R), s, column, out);
+}
+
 FOR_EACH_COUNT(KERNEL, mixed_rows)
 FOR_EACH_COUNT(KERNEL, wide_rows)
 static Kernel *const mixed_kernels[] = {FOR_EACH_COUNT(ENTRY, mixed_rows)};
@@ -103,35 +104,47 @@ FOR_EACH_COUNT(KERNEL, bf16_rows)
 static Kernel *const bf16_kernels[] = {FOR_EACH_COUNT(ENTRY, bf16_rows)};
 #endif
 
-static Kernel *const *kernels_for(const Matrix *w, Rows x) {
-    if (w->format == FP32) return wide_kernels;
-#if HAS_BF16_DOT
-    if (!x.wide) return bf16_kernels;
-#else
-    (void)x;
-#endif
-    return mixed_kernels;
+void go_through(Kernel *const *kernels, Stretch s, int k, int length, int rows, int number_bytes, float *out) {
+    const char *values = s.x;
+    const int32_t *sums = s.group_sums;
+    const Reading reading = s.reading, later = length < k ? SEEN : reading;
+    for (s.start = 0; s.start < k; s.start = s.end) {
+        s.end = s.start + length < k ? s.start + length : k;
+        for (int first = 0, count; first < rows; first += count) {
+            count = next_rows(rows - first);
+            s.x = values + (int64_t)first * s.stride * number_bytes;
+            s.group_sums = sums + first * s.num_groups;
+            s.reading = first ? later : reading;
+            kernels[count - 1](&s, out + first * TILE);
+        }
+    }
 }
 
 /* Unrolled, since numbers that a loop picks by number lie in memory. */
-#define EACH_HALF _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
+#define EACH_VECTOR _Pragma("GCC unroll 8") for (int v = 0; v < VECTORS; v++)
 
 /* One row's results to `target`, of which only `columns` are there. */
-INLINE void put_row(const vf results[2], const float *bias, float *target, int columns, Finish finish) {
-    EACH_HALF {
-        const int first = half * LANES;
+INLINE void put_row(const vf results[VECTORS], const float *bias, float *target, int columns, Finish finish) {
+    EACH_VECTOR {
+        const int first = v * LANES;
         if (columns >= first + LANES) {
-            const vf value = bias ? results[half] + load(bias + first) : results[half];
+            const vf value = bias ? results[v] + load(bias + first) : results[v];
             store(target + first, finish == ADD ? load(target + first) + value : value);
             continue;
         }
         float tail[LANES];
-        store(tail, results[half]);
+        store(tail, results[v]);
         for (int i = first; i < columns; i++) {
             const float value = bias ? tail[i - first] + bias[i] : tail[i - first];
             target[i] = finish == ADD ? target[i] + value : value;
         }
     }
+}
+
+/* One row's gates and ups to their place. */
+INLINE void put_gated(const vf results[VECTORS], Rows y, int64_t start) {
+    _Pragma("GCC unroll 4") for (int v = 0; v < VECTORS / 2; v++)
+        store_as(y.wide, y.data, start + v * LANES, silu(results[v]) * results[VECTORS / 2 + v]);
 }
 
 void finish_rows(
@@ -140,35 +153,50 @@ void finish_rows(
     for (int r = 0; r < rows; r++, out += TILE) {
         const int64_t start = (int64_t)(first + r) * y.width;
         const float *bias = w->bias ? w->bias + column : NULL;
-        vf results[2];
-        EACH_HALF {
-            results[half] = load(out + half * LANES);
-            if (scales.columns) results[half] *= load(scales.columns + half * LANES);
-            if (scales.rows) results[half] *= scales.rows[r];
+        vf results[VECTORS];
+        EACH_VECTOR {
+            results[v] = load(out + v * LANES);
+            if (scales.columns) results[v] *= load(scales.columns + v * LANES);
+            if (scales.rows) results[v] *= scales.rows[r];
         }
         if (finish == GATED)
-            store_as(y.wide, y.data, start + column / 2, silu(results[0]) * results[1]);
+            put_gated(results, y, start + column / 2);
         else
             put_row(results, bias, (float *)y.data + start + column, w->n - column, finish);
     }
 }
 
+/* Up to ROWS_AT_ONCE rows through the tile. */
+static void multiply_rows(Stretch s, int wide, int num_rows, int rows, float *out) {
+    const int k = s.w->k;
+#if HAS_BF16_DOT
+    if (s.w->format == BF16 && !wide) {
+        s.reading = how_to_read(s.w, num_rows, MAX_ROWS);
+        go_through(bf16_kernels, s, k, k, rows, 2, out);
+        return;
+    }
+#else
+    (void)wide;
+#endif
+    s.reading = how_to_read(s.w, num_rows, ROWS_AT_ONCE);
+    go_through(s.w->format == FP32 ? wide_kernels : mixed_kernels, s, k, CHAIN, rows, 4, out);
+}
+
 void linear_tile(const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, int tile) {
     _Alignas(64) float out[ROWS_AT_ONCE * TILE];
-    Kernel *const *kernels = amx_takes(w, x.wide) ? NULL : kernels_for(w, x);
+    const int on_amx = amx_takes(w, x.wide);
     const int64_t bytes = (int64_t)w->k * TILE * (w->format == FP32 ? 4 : 2);
     const char *data = (const char *)w->data + tile * bytes;
-    const int is_done = !kernels && finish == PLAIN && !w->bias && (tile + 1) * TILE <= w->n; /* by the product itself */
-    for (int first = 0; first < num_rows;) {
-        const int rows = kernels ? next_rows(num_rows - first) : next_amx_rows(num_rows - first);
+    const int is_done = on_amx && finish == PLAIN && !w->bias && (tile + 1) * TILE <= w->n; /* by the product itself */
+    for (int first = 0, rows; first < num_rows; first += rows) {
+        rows = rows_at_once(num_rows - first);
         const char *values = (const char *)x.data + (int64_t)first * x.width * (x.wide ? 4 : 2);
-        if (kernels)
-            kernels[rows - 1](w, streams(w, num_rows), data, values, x.width, out);
-        else
+        if (on_amx)
             amx_rows(w, data, values, 2 * (int64_t)x.width, rows, ahead_of(data, bytes, first, num_rows),
                      is_done ? (float *)y.data + (int64_t)first * y.width + tile * TILE : out,
                      is_done ? y.width : TILE);
+        else
+            multiply_rows((Stretch){.w = w, .tile = data, .x = values, .stride = x.width}, x.wide, num_rows, rows, out);
         if (!is_done) finish_rows(out, (Scales){NULL, NULL}, w, y, first, rows, finish, tile);
-        first += rows;
     }
 }

@@ -45,13 +45,24 @@ typedef struct {
 void finish_rows(
     const float *out, Scales scales, const Matrix *w, Rows y, int first, int rows, Finish finish, int tile);
 
-/* Rows taken through a tile together: as many as keep all sums in registers. */
+/* Rows whose results of a tile are gathered before they are finished. */
+#define ROWS_AT_ONCE 32
+static inline int rows_at_once(int left) { return left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE; }
+/* Rows taken through a tile together, and vectors of its outputs beside each other: as many as keep all sums in
+ * registers. Few rows take the whole tile, which is read in one go then. */
+#define VECTORS (TILE / LANES)
 #if defined(__AVX512F__)
 #define MAX_ROWS 12
-#elif defined(__AVX2__) || defined(__aarch64__)
-#define MAX_ROWS 3
+#define BESIDE(rows) VECTORS
+#elif defined(__AVX2__)
+#define MAX_ROWS 5
+#define BESIDE(rows) ((rows) <= 2 ? VECTORS : 2)
+#elif defined(__aarch64__)
+#define MAX_ROWS 6
+#define BESIDE(rows) ((rows) <= 3 ? VECTORS : VECTORS / 2)
 #else
-#define MAX_ROWS 1
+#define MAX_ROWS 4
+#define BESIDE(rows) ((rows) <= 1 ? VECTORS : 2)
 #endif
 
 /* The next part of `left` rows: 13 to 23 in two even parts rather than 12 and a rest. */
@@ -70,26 +81,51 @@ static inline int next_rows(int left) {
  * which way is taken is measured (streaming.py). */
 #define WEIGHTS_AHEAD 8192
 #define STREAM_AHEAD 4096
-INLINE void fetch_weights(const void *weights, int streams, int are_many_rows) {
-    if (streams)
+typedef enum { KEPT, STREAMED, SEEN } Reading; /* SEEN: just now, for other rows */
+INLINE void fetch_weights(const void *weights, Reading reading, int are_many_rows) {
+    if (reading == STREAMED)
         __builtin_prefetch((const char *)weights + STREAM_AHEAD, 0, 0);
-    else if (are_many_rows)
+    else if (are_many_rows && reading == KEPT)
         __builtin_prefetch((const char *)weights + WEIGHTS_AHEAD, 0, 2);
 }
 
-/* Whether a tile is read once, so that no cache need keep it for the next rows. */
-static inline int streams(const Matrix *w, int num_rows) { return w->streams && num_rows <= MAX_ROWS; }
+/* How to read a tile that so many rows at most find in the first cache, where the first of them had it from memory. */
+static inline Reading how_to_read(const Matrix *w, int num_rows, int most) {
+    return w->streams && num_rows <= most ? STREAMED : KEPT;
+}
+
+/* A stretch of a tile, k from `start` to `end`, and the rows that go through it, `stride` numbers apart. */
+typedef struct {
+    const Matrix *w;
+    const void *tile, *x;
+    const int32_t *group_sums; /* [rows, num_groups], of INT4's rows */
+    int num_groups;
+    int stride, start, end;
+    Reading reading;
+} Stretch;
+
+/* Some rows through a stretch, added to out [rows][32] unless it is the first one. */
+typedef void Kernel(const Stretch *s, float *out);
+
+/* Up to ROWS_AT_ONCE rows through a tile, `length` of its k at a time, which the first cache holds: MAX_ROWS rows have
+ * it out of memory, the others find it there. kernels: by row count; k as the tile has it. */
+void go_through(Kernel *const *kernels, Stretch s, int k, int length, int rows, int number_bytes, float *out);
 
 /* A table of kernels by row count, each with its count as a constant; `kernel` is a function with the count first. */
 #if MAX_ROWS == 12
 #define FOR_EACH_COUNT(M, kernel) \
     M(kernel, 1) M(kernel, 2) M(kernel, 3) M(kernel, 4) M(kernel, 5) M(kernel, 6) \
     M(kernel, 7) M(kernel, 8) M(kernel, 9) M(kernel, 10) M(kernel, 11) M(kernel, 12)
-#elif MAX_ROWS == 3
-#define FOR_EACH_COUNT(M, kernel) M(kernel, 1) M(kernel, 2) M(kernel, 3)
+#elif MAX_ROWS == 6
+#define FOR_EACH_COUNT(M, kernel) \
+    M(kernel, 1) M(kernel, 2) M(kernel, 3) M(kernel, 4) M(kernel, 5) M(kernel, 6)
+#elif MAX_ROWS == 5
+#define FOR_EACH_COUNT(M, kernel) M(kernel, 1) M(kernel, 2) M(kernel, 3) M(kernel, 4) M(kernel, 5)
 #else
-#define FOR_EACH_COUNT(M, kernel) M(kernel, 1)
+#define FOR_EACH_COUNT(M, kernel) M(kernel, 1) M(kernel, 2) M(kernel, 3) M(kernel, 4)
 #endif
+#define KERNEL(rows, R) \
+    static void rows##R(const Stretch *s, float *out) { rows(R, s, out); }
 #define ENTRY(kernel, R) kernel##R,
 
 static inline int tiles(const Matrix *w) { return (w->n + TILE - 1) / TILE; }

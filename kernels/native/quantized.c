@@ -2,16 +2,11 @@
 
 #include "amx.h"
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-typedef int16_t words __attribute__((vector_size(64)));
-typedef uint16_t uwords __attribute__((vector_size(64)));
-typedef int8_t half_bytes __attribute__((vector_size(32), aligned(1)));
-typedef int16_t half_words __attribute__((vector_size(32), aligned(2)));
-typedef uint8_t quarter_bytes __attribute__((vector_size(16), aligned(1)));
-typedef uint32_t vu_any1 __attribute__((vector_size(64), aligned(1)));
+typedef int8_t bytes_any __attribute__((vector_size(2 * LANES), aligned(1)));
+typedef int16_t words __attribute__((vector_size(4 * LANES)));
+typedef int16_t words_any __attribute__((vector_size(2 * LANES), aligned(2)));
+typedef uint8_t codes_any __attribute__((vector_size(LANES), aligned(1)));
+typedef uint32_t ints_any __attribute__((vector_size(4 * LANES), aligned(1)));
 
 /* ---- Dot products of lanes */
 
@@ -21,148 +16,192 @@ INLINE vi dot_words(vi sums, vi a, vi b) {
     return (vi)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 #elif defined(__AVX512BW__)
     return sums + (vi)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX512F__)
+    return sums + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#elif defined(__AVXVNNI__)
+    return (vi)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
 #elif defined(__AVX2__)
-    __m256i parts[3][2];
-    memcpy(parts[0], &sums, 64), memcpy(parts[1], &a, 64), memcpy(parts[2], &b, 64);
-    for (int i = 0; i < 2; i++)
-        parts[0][i] = _mm256_add_epi32(parts[0][i], _mm256_madd_epi16(parts[1][i], parts[2][i]));
-    memcpy(&sums, parts[0], 64);
-    return sums;
+    return sums + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+    return sums + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
     return sums + ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 #endif
 }
 
+#if HAS_BYTE_DOT
 /* sums + the products of each lane's four bytes: unsigned a, signed b. */
 INLINE vi dot_bytes(vi sums, vi a, vi b) {
 #if defined(__AVX512VNNI__)
     return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
 #else
-    const words even = (words)((uwords)b << 8) >> 8, odd = (words)b >> 8;
-    sums = dot_words(sums, (vi)((uwords)a & 0xff), (vi)even);
-    return dot_words(sums, (vi)((uwords)a >> 8), (vi)odd);
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
 #endif
 }
+#endif
 
-/* 32 signed bytes as 16-bit numbers. */
+/* Signed bytes as 16-bit numbers. */
 INLINE vi widened(const void *bytes) {
 #if defined(__AVX512BW__)
     return (vi)_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)bytes));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (vi)_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)bytes));
 #else
-    return (vi) __builtin_convertvector(*(const half_bytes *)bytes, words);
+    return (vi) __builtin_convertvector(*(const bytes_any *)bytes, words);
 #endif
 }
 
 INLINE vi repeat(uint32_t lane) { return (vi)(lane - (vu){0}); }
 INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
-INLINE vi load_ints(const void *p) { return (vi) * (const vu_any1 *)p; }
+INLINE vi load_ints(const void *p) { return (vi) * (const ints_any *)p; }
 
-/* ---- R rows through one tile into out [R][32]; a row is `stride` codes long */
+/* ---- R rows, V vectors of outputs: a row is `stride` codes long */
 
-typedef void Kernel(const Matrix *w, int streams, const void *tile, const void *x, const int32_t *group_sums,
-                    int stride, float *out);
+#define CLEAR(sums, R, V) \
+    for (int r = 0; r < R; r++) \
+        for (int v = 0; v < V; v++) sums[r][v] = (vi){0};
 
 /* 16-bit codes times 127 at most: so many products of the largest fit a sum of 32 bits. */
 #define CHAIN 512
+/* As many rows at once as registers of 64 bytes hold take less time for the sums of all k than for finding them again. */
+#define TAKES_WHOLE_TILE (HAS_BYTE_DOT && LANES == 16)
 
-INLINE void int8_rows(
-    int R, const Matrix *w, int streams, const void *tile, const void *x, const int32_t *group_sums, int stride,
-    float *out) {
-    const char *weights = (const char *)tile + 4 * TILE;
-    const uint32_t *pairs = x;
-    const int row = stride / 2, count = padded(w->k) / 2;
-    (void)group_sums;
-    for (int start = 0; start < count; start += CHAIN / 2) {
-        const int end = start + CHAIN / 2 < count ? start + CHAIN / 2 : count;
-        vi sums[MAX_ROWS][2] = {{{0}}};
-        for (int i = start; i < end; i++, weights += 2 * TILE) {
-            const vi low = widened(weights), high = widened(weights + TILE);
-            fetch_weights(weights, streams, R >= 3);
-            for (int r = 0; r < R; r++) {
-                const vi value = repeat(pairs[r * row + i]);
-                sums[r][0] = dot_words(sums[r][0], low, value);
-                sums[r][1] = dot_words(sums[r][1], high, value);
-            }
-        }
-        for (int r = 0; r < R; r++)
-            for (int half = 0; half < 2; half++) {
-                float *target = out + r * TILE + half * LANES;
-                store(target, start ? load(target) + to_float(sums[r][half]) : to_float(sums[r][half]));
-            }
-    }
-}
-
-INLINE void dynamic_rows(
-    int R, const Matrix *w, int streams, const void *tile, const void *x, const int32_t *group_sums, int stride,
-    float *out) {
-    const char *weights = (const char *)tile + 4 * TILE;
-    const uint32_t *quads = x;
-    const int row = stride / 4, count = padded(w->k) / 4;
-    vi sums[MAX_ROWS][2];
-    (void)group_sums;
-    for (int r = 0; r < R; r++) sums[r][0] = load_ints(weights), sums[r][1] = load_ints(weights + 64);
-    weights += 4 * TILE;
-    for (int i = 0; i < count; i++, weights += 4 * TILE) {
-        const vi low = load_ints(weights), high = load_ints(weights + 64);
-        fetch_weights(weights, streams, R >= 3), fetch_weights(weights + 64, streams, R >= 3);
+INLINE void int8_columns(int R, int V, const Stretch *s, int column, float *out) {
+    const char *weights = (const char *)s->tile + 4 * TILE + (int64_t)s->start * TILE + 2 * column;
+    const uint32_t *pairs = s->x;
+    const int row = s->stride / 2, end = s->end / 2;
+    const Reading reading = s->reading;
+    vi sums[MAX_ROWS][VECTORS];
+    CLEAR(sums, R, V)
+    for (int i = s->start / 2; i < end; i++, weights += 2 * TILE) {
+        vi numbers[VECTORS];
+        fetch_weights(weights, reading, R >= 3);
+        for (int v = 0; v < V; v++) numbers[v] = widened(weights + 2 * v * LANES);
         for (int r = 0; r < R; r++) {
-            const vi value = repeat(quads[r * row + i]);
-            sums[r][0] = dot_bytes(sums[r][0], value, low);
-            sums[r][1] = dot_bytes(sums[r][1], value, high);
+            const vi value = repeat(pairs[r * row + i]);
+            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], numbers[v], value);
         }
     }
     for (int r = 0; r < R; r++)
-        for (int half = 0; half < 2; half++) store(out + r * TILE + half * LANES, to_float(sums[r][half]));
+        for (int v = 0; v < V; v++) {
+            float *target = out + r * TILE + column + v * LANES;
+            store(target, s->start ? load(target) + to_float(sums[r][v]) : to_float(sums[r][v]));
+        }
+}
+
+/* Of INT8_DYNAMIC, sums before they are floats: what they come to is not exact before the last. */
+INLINE void begin_sums(int R, int V, const Stretch *s, int column, const float *out, vi sums[MAX_ROWS][VECTORS]) {
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) {
+            const int at = column + v * LANES;
+            if (s->start)
+                sums[r][v] = (vi)load(out + r * TILE + at);
+            else
+                sums[r][v] = HAS_BYTE_DOT ? load_ints((const char *)s->tile + 4 * (TILE + at)) : (vi){0};
+        }
+}
+
+INLINE void end_sums(int R, int V, const Stretch *s, int column, float *out, vi sums[MAX_ROWS][VECTORS]) {
+    const int is_last = s->end == padded(s->w->k);
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++)
+            store(out + r * TILE + column + v * LANES, is_last ? to_float(sums[r][v]) : (vf)sums[r][v]);
+}
+
+/* Where there is no product of bytes, the even and the odd ones are taken apart, as code_row did with the rows'. */
+INLINE void dynamic_columns(int R, int V, const Stretch *s, int column, float *out) {
+    const char *weights = (const char *)s->tile + 8 * TILE + (int64_t)s->start * TILE + 4 * column;
+    const uint32_t *codes = s->x;
+    const int end = s->end / 4;
+    const Reading reading = s->reading;
+    vi sums[MAX_ROWS][VECTORS];
+    begin_sums(R, V, s, column, out, sums);
+    for (int i = s->start / 4; i < end; i++, weights += 4 * TILE) {
+        for (int line = 0; line < V * LANES; line += 16) fetch_weights(weights + 4 * line, reading, R >= 3);
+#if HAS_BYTE_DOT
+        vi numbers[VECTORS];
+        for (int v = 0; v < V; v++) numbers[v] = load_ints(weights + 4 * v * LANES);
+        for (int r = 0; r < R; r++) {
+            const vi value = repeat(codes[r * (s->stride / 4) + i]);
+            for (int v = 0; v < V; v++) sums[r][v] = dot_bytes(sums[r][v], value, numbers[v]);
+        }
+#else
+        words even[VECTORS], odd[VECTORS];
+        for (int v = 0; v < V; v++) {
+            const words bytes = (words)load_ints(weights + 4 * v * LANES);
+            even[v] = (bytes << 8) >> 8, odd[v] = bytes >> 8;
+        }
+        for (int r = 0; r < R; r++) {
+            const vi value = repeat(codes[r * (s->stride / 2) + 2 * i]);
+            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], (vi)even[v], value);
+        }
+        for (int r = 0; r < R; r++) {
+            const vi value = repeat(codes[r * (s->stride / 2) + 2 * i + 1]);
+            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], (vi)odd[v], value);
+        }
+#endif
+    }
+    end_sums(R, V, s, column, out, sums);
+}
+
+INLINE void int8_rows(int R, const Stretch *s, float *out) {
+    for (int column = 0; column < TILE; column += BESIDE(R) * LANES) int8_columns(R, BESIDE(R), s, column, out);
+}
+
+INLINE void dynamic_rows(int R, const Stretch *s, float *out) {
+    for (int column = 0; column < TILE; column += BESIDE(R) * LANES) dynamic_columns(R, BESIDE(R), s, column, out);
 }
 
 /* The sum over a group is low * (sum of x's codes) + step * (sum of nibbles times codes). */
-INLINE void add_group(int R, vi sums[MAX_ROWS][2], const bf16 *steps, const int32_t *group_sums, int num_groups,
-                      int is_first, float *out) {
-    for (int half = 0; half < 2; half++) {
-        const vf step = load_bf16(steps + half * LANES), low = load_bf16(steps + TILE + half * LANES);
+INLINE void add_group(int R, const vi sums[MAX_ROWS], const bf16 *steps, const Stretch *s, int group, float *out) {
+    const vf step = load_bf16(steps), low = load_bf16(steps + TILE);
+    for (int r = 0; r < R; r++) {
+        float *target = out + r * TILE;
+        const vf part = to_float(sums[r]) * step + low * (float)s->group_sums[r * s->num_groups + group];
+        store(target, group ? load(target) + part : part);
+    }
+}
+
+/* The outputs from `column` on, and those half a tile further: nibbles of the same words. */
+INLINE void int4_columns(int R, const Stretch *s, int group, int column, float *out) {
+    const char *tile = (const char *)s->tile + (int64_t)group * (4 * TILE + GROUP * TILE / 2);
+    const char *weights = tile + 4 * TILE + 4 * column;
+    const bf16 *steps = (const bf16 *)tile + column;
+    const uint32_t *pairs = (const uint32_t *)s->x + group * GROUP / 2;
+    const int row = s->stride / 2;
+    const Reading reading = s->reading;
+    vi sums[2][MAX_ROWS];
+    for (int r = 0; r < R; r++) sums[0][r] = sums[1][r] = (vi){0};
+    for (int i = 0; i < GROUP / 2; i += 2, weights += 64) {
+        const vu nibbles = (vu)load_ints(weights);
+        const vi low = (vi)(nibbles & 0x000f000f), high = (vi)(nibbles >> 4 & 0x000f000f);
+        const vi next_low = (vi)(nibbles >> 8 & 0x000f000f), next_high = (vi)(nibbles >> 12 & 0x000f000f);
+        fetch_weights(weights, reading, R >= 3);
         for (int r = 0; r < R; r++) {
-            float *target = out + r * TILE + half * LANES;
-            const vf part = to_float(sums[r][half]) * step + low * (float)group_sums[r * num_groups];
-            store(target, is_first ? part : load(target) + part);
+            const vi value = repeat(pairs[r * row + i]), next = repeat(pairs[r * row + i + 1]);
+            sums[0][r] = dot_words(dot_words(sums[0][r], low, value), next_low, next);
+            sums[1][r] = dot_words(dot_words(sums[1][r], high, value), next_high, next);
         }
     }
+    add_group(R, sums[0], steps, s, group, out + column);
+    add_group(R, sums[1], steps + TILE / 2, s, group, out + column + TILE / 2);
 }
 
-INLINE void int4_rows(
-    int R, const Matrix *w, int streams, const void *tile, const void *x, const int32_t *group_sums, int stride,
-    float *out) {
-    const char *weights = tile;
-    const uint32_t *pairs = x;
-    const int row = stride / 2, num_groups = stride / GROUP, count = padded(w->k) / GROUP;
-    for (int group = 0; group < count; group++) {
-        const bf16 *steps = (const bf16 *)weights;
-        vi sums[MAX_ROWS][2] = {{{0}}};
-        weights += 4 * TILE;
-        for (int i = group * GROUP / 2; i < (group + 1) * GROUP / 2; i += 2, weights += 64) {
-            const vu nibbles = (vu)load_ints(weights);
-            const vi low = (vi)(nibbles & 0x000f000f), high = (vi)(nibbles >> 4 & 0x000f000f);
-            const vi next_low = (vi)(nibbles >> 8 & 0x000f000f), next_high = (vi)(nibbles >> 12 & 0x000f000f);
-            fetch_weights(weights, streams, R >= 3);
-            for (int r = 0; r < R; r++) {
-                const vi value = repeat(pairs[r * row + i]), next = repeat(pairs[r * row + i + 1]);
-                sums[r][0] = dot_words(dot_words(sums[r][0], low, value), next_low, next);
-                sums[r][1] = dot_words(dot_words(sums[r][1], high, value), next_high, next);
-            }
-        }
-        add_group(R, sums, steps, group_sums + group, num_groups, group == 0, out);
-    }
+INLINE void int4_rows(int R, const Stretch *s, float *out) {
+    for (int group = s->start / GROUP; group < s->end / GROUP; group++)
+        for (int column = 0; column < TILE / 2; column += LANES) int4_columns(R, s, group, column, out);
 }
 
-#define KERNEL(rows, R) \
-    static void rows##R(const Matrix *w, int p, const void *t, const void *x, const int32_t *g, int s, float *o) { \
-        rows(R, w, p, t, x, g, s, o); \
-    }
 FOR_EACH_COUNT(KERNEL, int8_rows)
 FOR_EACH_COUNT(KERNEL, dynamic_rows)
 FOR_EACH_COUNT(KERNEL, int4_rows)
 static Kernel *const int8_kernels[] = {FOR_EACH_COUNT(ENTRY, int8_rows)};
 static Kernel *const dynamic_kernels[] = {FOR_EACH_COUNT(ENTRY, dynamic_rows)};
 static Kernel *const int4_kernels[] = {FOR_EACH_COUNT(ENTRY, int4_rows)};
+
+static Kernel *const *kernels_for(Format format) {
+    return format == INT4 ? int4_kernels : format == INT8_DYNAMIC ? dynamic_kernels : int8_kernels;
+}
 
 static int64_t tile_bytes(const Matrix *w) {
     const int64_t k = padded(w->k);
@@ -173,22 +212,23 @@ static int64_t tile_bytes(const Matrix *w) {
 void quantized_tile(const Matrix *w, Codes x, Rows y, int num_rows, Finish finish, int tile) {
     _Alignas(64) float out[ROWS_AT_ONCE * TILE];
     const int on_amx = amx_takes(w, 1);
-    Kernel *const *kernels =
-        w->format == INT4 ? int4_kernels : w->format == INT8_DYNAMIC ? dynamic_kernels : int8_kernels;
     const int64_t bytes = tile_bytes(w);
     const char *data = (const char *)w->data + tile * bytes;
-    const int code_bytes = w->format == INT8_DYNAMIC ? 1 : 2;
-    for (int first = 0; first < num_rows;) {
-        const int rows = on_amx ? next_amx_rows(num_rows - first) : next_rows(num_rows - first);
+    const int code_bytes = w->format == INT8_DYNAMIC && HAS_BYTE_DOT ? 1 : 2;
+    const int k = padded(w->k), is_whole = w->format == INT8_DYNAMIC && TAKES_WHOLE_TILE;
+    const Reading reading = how_to_read(w, num_rows, is_whole ? MAX_ROWS : ROWS_AT_ONCE);
+    const int num_groups = x.width / GROUP;
+    for (int first = 0, rows; first < num_rows; first += rows) {
+        rows = rows_at_once(num_rows - first);
         const char *codes = (const char *)x.data + (int64_t)first * x.width * code_bytes;
+        const int32_t *sums = x.sums + (int64_t)first * num_groups;
         if (on_amx)
             amx_rows(w, data, codes, x.width, rows, ahead_of(data, bytes, first, num_rows), out, TILE);
         else
-            kernels[rows - 1](w, streams(w, num_rows), data, codes, x.sums + (int64_t)first * (x.width / GROUP),
-                              x.width, out);
+            go_through(kernels_for(w->format), (Stretch){w, data, codes, sums, num_groups, x.width, .reading = reading}, k,
+                       is_whole ? k : CHAIN, rows, code_bytes, out);
         const Scales scales = {w->format == INT4 ? NULL : (const float *)data, x.scales + first};
         finish_rows(out, scales, w, y, first, rows, finish, tile);
-        first += rows;
     }
 }
 
@@ -210,16 +250,27 @@ static float magnitude(const float *x, int width) {
 /* To the nearest whole number, ties to even, below 2^22. */
 INLINE vi rounded(vf v) { return __builtin_convertvector((v + 12582912.0f) - 12582912.0f, vi); }
 
+/* Of each four codes the two even ones, then the two odd ones. */
+static void put_evens_first(int16_t *codes, int count) {
+    for (int i = 0; i < count; i += 4) {
+        uint64_t four;
+        memcpy(&four, codes + i, 8);
+        const uint64_t middle = (four ^ four >> 16) & 0xffff0000u;
+        four ^= middle ^ middle << 16;
+        memcpy(codes + i, &four, 8);
+    }
+}
+
 void code_row(const float *x, int width, Format format, Codes codes, int row) {
     const float most = format == INT8_DYNAMIC ? 127.0f : 32767.0f, highest = magnitude(x, width);
     const float inverse = highest > 0.0f ? most / highest : 0.0f;
     const int end = padded(width);
     codes.scales[row] = highest / most;
-    if (format == INT8_DYNAMIC) {
+    if (format == INT8_DYNAMIC && HAS_BYTE_DOT) {
         uint8_t *out = (uint8_t *)codes.data + (int64_t)row * codes.width;
         for (int i = 0; i < width; i += LANES) {
             const vi code = rounded(load(x + i) * inverse) + 128;
-            *(quarter_bytes *)(out + i) = __builtin_convertvector(code, quarter_bytes);
+            *(codes_any *)(out + i) = __builtin_convertvector(code, codes_any);
         }
         memset(out + width, 128, end - width);
         return;
@@ -227,9 +278,10 @@ void code_row(const float *x, int width, Format format, Codes codes, int row) {
     int16_t *out = (int16_t *)codes.data + (int64_t)row * codes.width;
     for (int i = 0; i < width; i += LANES) {
         const vi code = rounded(load(x + i) * inverse);
-        *(half_words *)(out + i) = __builtin_convertvector(code, half_words);
+        *(words_any *)(out + i) = __builtin_convertvector(code, words_any);
     }
     memset(out + width, 0, 2 * (end - width));
+    if (format == INT8_DYNAMIC) put_evens_first(out, end);
     if (format != INT4) return;
     for (int group = 0; group < end / GROUP; group++) {
         int32_t total = 0;

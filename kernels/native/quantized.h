@@ -17,7 +17,15 @@
  *                  a word's nibbles, lowest first: output o at k, o + 16 at k, o at k + 2, o + 16 at k + 2
  * A weight is scale * code, or low + step * nibble. */
 
-/* Coded rows. data: [rows, width] int16, or uint8 with 128 added; value = scale * code. */
+/* Whether the CPU multiplies bytes, unsigned by signed. */
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+#define HAS_BYTE_DOT 1
+#else
+#define HAS_BYTE_DOT 0
+#endif
+
+/* Coded rows. data: [rows, width] int16; for INT8_DYNAMIC uint8 with 128 added where bytes are multiplied, else int16,
+ * of each four k the two even ones first. value = scale * code. */
 typedef struct {
     void *data;
     float *scales;  /* [rows] */

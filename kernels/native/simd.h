@@ -1,5 +1,6 @@
-/* Sixteen lanes of fp32 and the little that is done with them, in the compiler's own vector types: AVX-512, AVX2, NEON
- * or plain C come out of the same source. Only the bf16 dot product has an instruction of its own. */
+/* A register of fp32 lanes and the little that is done with it, in the compiler's own vector types: AVX-512, AVX2, NEON
+ * or plain C come out of the same source. Lanes are as many as a register of the CPU has: wider vectors would live in
+ * memory, where the compiler keeps what no register holds. */
 #ifndef OUTRIDER_SIMD_H
 #define OUTRIDER_SIMD_H
 
@@ -7,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 #if defined(__AVX512BF16__) && defined(__AVX512F__) && defined(__AVX512VL__)
@@ -16,19 +17,25 @@
 #define HAS_BF16_DOT 0
 #endif
 
+#if defined(__AVX512F__)
 #define LANES 16
+#elif defined(__AVX2__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
 #define INLINE static inline __attribute__((always_inline))
 /* A hot loop on its own, so that it has all registers. */
 #define ALONE static __attribute__((noinline))
 
-typedef float vf __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
 /* The same where memory is not aligned to the vector. */
-typedef float vf_any __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t vu_any __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t vh_any __attribute__((vector_size(32), aligned(2)));
+typedef float vf_any __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint32_t vu_any __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t vh_any __attribute__((vector_size(2 * LANES), aligned(2)));
 
 typedef uint16_t bf16;
 
@@ -42,6 +49,8 @@ INLINE vf choose(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (v
 INLINE vf maximum(vf a, vf b) {
 #if defined(__AVX512F__)
     return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
 #else
     return choose(a > b, a, b);
 #endif
@@ -50,6 +59,8 @@ INLINE vf maximum(vf a, vf b) {
 INLINE vf minimum(vf a, vf b) {
 #if defined(__AVX512F__)
     return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
 #else
     return choose(a < b, a, b);
 #endif
@@ -58,6 +69,8 @@ INLINE vf minimum(vf a, vf b) {
 INLINE vf load_bf16(const bf16 *p) {
 #if defined(__AVX512F__)
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
 #else
     vu wide = __builtin_convertvector(*(const vh_any *)p, vu);
     return (vf)(wide << 16);
