@@ -101,7 +101,7 @@ static void set_up(int rows) {
 #define AT_ZERO(register, at) _tile_zero(register);
 #define AT_START(register, at) _tile_loadd(register, start + (at), 0); /* two rows of 16 that every row begins with */
 
-void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, Ahead ahead, float *out,
+void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, Share ahead, float *out,
               int64_t stride) {
     const char *weights = tile, *values = x;
     const int steps = w->format == BF16 ? w->k / 32 : (w->k + 63) / 64;
@@ -205,7 +205,7 @@ void amx_add_values(const void *weights, int64_t row_bytes, int lanes, const uin
     (void)weights, (void)row_bytes, (void)lanes, (void)values;
 }
 void amx_store_values(float *out, int64_t stride, int lanes) { (void)out, (void)stride, (void)lanes; }
-void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, Ahead ahead, float *out,
+void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, Share ahead, float *out,
               int64_t stride) {
     (void)w, (void)tile, (void)x, (void)row_bytes, (void)rows, (void)ahead, (void)out, (void)stride;
 }

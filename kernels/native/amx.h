@@ -29,21 +29,21 @@ static inline int amx_takes(const Matrix *w, int wide) {
 typedef struct {
     const char *from;
     int64_t bytes;
-} Ahead;
+} Share;
 
 /* While the rows from `first` on go through a tile of so many bytes. Where they go through it in several parts, each
  * asks for its part of the tile that follows, which this thread most likely takes next: else memory would have nothing
  * to do while the later parts find the tile in the caches (64 rows of a large matrix took a fifth longer). */
-static inline Ahead ahead_of(const void *tile, int64_t bytes, int first, int num_rows) {
+static inline Share share_of(const void *tile, int64_t bytes, int first, int num_rows) {
     const int parts = (num_rows + AMX_ROWS - 1) / AMX_ROWS;
-    if (parts == 1) return (Ahead){NULL, 0};
-    return (Ahead){(const char *)tile + bytes + first / AMX_ROWS * (bytes / parts), bytes / parts};
+    if (parts == 1) return (Share){NULL, 0};
+    return (Share){(const char *)tile + bytes + first / AMX_ROWS * (bytes / parts), bytes / parts};
 }
 
 /* At most AMX_ROWS rows through one tile into out [rows][32], its rows `stride` numbers apart: fp32 or (INT8_DYNAMIC)
  * whole numbers as floats. tile and x are as the other kernels of the format take them; row_bytes: from one row of x to
  * the next. */
-void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, Ahead ahead, float *out,
+void amx_rows(const Matrix *w, const void *tile, const void *x, int64_t row_bytes, int rows, Share ahead, float *out,
               int64_t stride);
 
 /* ---- Attention: LANES queries with LANES keys at a time, weights of 32 keys with their values */

@@ -40,11 +40,27 @@ typedef struct {
 
 /* Groups of LANES keys that are scored together. */
 #define KEY_GROUPS 4
-/* Lanes scored or mixed together: as many as leave their sums in registers. */
+/* Lanes scored or mixed together, and vectors of keys or dimensions beside them: as many as leave their sums in
+ * registers. */
 #if defined(__AVX512F__)
 #define MOST_LANES 6
+#define BESIDE_SCORES(lanes) ((lanes) <= 3 ? 4 : 2)
+#define BESIDE_VALUES(lanes) 4
+#elif defined(__AVX2__) || defined(__aarch64__)
+#define MOST_LANES 6
+#define BESIDE_SCORES(lanes) ((lanes) <= 3 ? 4 : 2)
+#define BESIDE_VALUES(lanes) ((lanes) <= 3 ? 4 : 2)
 #else
 #define MOST_LANES 2
+#define BESIDE_SCORES(lanes) 2
+#define BESIDE_VALUES(lanes) 4
+#endif
+
+/* A table of functions by how many lanes they take. */
+#if MOST_LANES == 6
+#define EACH_COUNT(name) {name##1, name##2, name##3, name##4, name##5, name##6}
+#else
+#define EACH_COUNT(name) {name##1, name##2}
 #endif
 
 /* The next part of `left` lanes, all parts about even. */

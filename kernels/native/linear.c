@@ -2,10 +2,6 @@
 
 #include "amx.h"
 
-INLINE void fetch_lines(const char *weights, int count, Reading reading, int are_many_rows) {
-    for (int line = 0; line < count; line++) fetch_weights(weights + 64 * line, reading, are_many_rows);
-}
-
 #if HAS_BF16_DOT
 /* R rows through a whole tile. */
 INLINE void bf16_rows(int R, const Stretch *s, float *out) {
@@ -18,7 +14,7 @@ INLINE void bf16_rows(int R, const Stretch *s, float *out) {
     for (int i = 0; i < count; i++, weights += 128) {
         __m512bh low = (__m512bh)_mm512_loadu_si512(weights);
         __m512bh high = (__m512bh)_mm512_loadu_si512(weights + 64);
-        fetch_lines(weights, 2, reading, R >= 6);
+        fetch_weights(weights, reading, ASKS(R, 6)), fetch_weights(weights + 64, reading, ASKS(R, 6));
         for (int r = 0; r < R; r++) {
             __m512bh value = (__m512bh)_mm512_set1_epi32((int)pairs[r * row + i]);
             sums[r][0] = _mm512_dpbf16_ps(sums[r][0], low, value);
@@ -45,17 +41,18 @@ INLINE void add_sums(int R, int V, vf sums[MAX_ROWS][VECTORS], float *out, int i
 
 /* bf16 weights, fp32 activations: the low half of each pair is shifted up, the high half masked. */
 INLINE void mixed_columns(int R, int V, const Stretch *s, int column, float *out) {
-    const uint32_t *weights = (const uint32_t *)s->tile + (int64_t)s->start / 2 * TILE + column;
+    const uint32_t *weights = (const uint32_t *)s->tile + (int64_t)s->start / 2 * TILE;
     const float *values = (const float *)s->x;
     const int stride = s->stride, end = s->end;
     const Reading reading = s->reading;
+    Ahead ahead = look_ahead(s, (const char *)weights, 4 * TILE, (end - s->start) / 2, column / (V * LANES), VECTORS / V);
     vf sums[MAX_ROWS][VECTORS];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = splat(0.0f);
     for (int i = s->start; i < end; i += 2, weights += TILE) {
         vu pairs[VECTORS];
-        fetch_lines((const char *)weights, (V * LANES + 15) / 16, reading, R >= 3);
-        for (int v = 0; v < V; v++) pairs[v] = *(const vu_any *)(weights + v * LANES);
+        ask_ahead(&ahead, 4 * TILE, VECTORS / V, reading, ASKS(R, 3));
+        for (int v = 0; v < V; v++) pairs[v] = *(const vu_any *)(weights + column + v * LANES);
         for (int r = 0; r < R; r++) {
             const vf value = splat(values[r * stride + i]);
             for (int v = 0; v < V; v++) sums[r][v] += (vf)(pairs[v] << 16) * value;
@@ -69,16 +66,17 @@ INLINE void mixed_columns(int R, int V, const Stretch *s, int column, float *out
 }
 
 INLINE void wide_columns(int R, int V, const Stretch *s, int column, float *out) {
-    const float *weights = (const float *)s->tile + (int64_t)s->start * TILE + column, *values = s->x;
+    const float *weights = (const float *)s->tile + (int64_t)s->start * TILE, *values = s->x;
     const int stride = s->stride, end = s->end;
     const Reading reading = s->reading;
+    Ahead ahead = look_ahead(s, (const char *)weights, 4 * TILE, end - s->start, column / (V * LANES), VECTORS / V);
     vf sums[MAX_ROWS][VECTORS];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = splat(0.0f);
     for (int i = s->start; i < end; i++, weights += TILE) {
         vf numbers[VECTORS];
-        fetch_lines((const char *)weights, (V * LANES + 15) / 16, reading, R >= 6);
-        for (int v = 0; v < V; v++) numbers[v] = load(weights + v * LANES);
+        ask_ahead(&ahead, 4 * TILE, VECTORS / V, reading, ASKS(R, 6));
+        for (int v = 0; v < V; v++) numbers[v] = load(weights + column + v * LANES);
         for (int r = 0; r < R; r++) {
             const vf value = splat(values[r * stride + i]);
             for (int v = 0; v < V; v++) sums[r][v] += numbers[v] * value;
@@ -107,14 +105,14 @@ static Kernel *const bf16_kernels[] = {FOR_EACH_COUNT(ENTRY, bf16_rows)};
 void go_through(Kernel *const *kernels, Stretch s, int k, int length, int rows, int number_bytes, float *out) {
     const char *values = s.x;
     const int32_t *sums = s.group_sums;
-    const Reading reading = s.reading, later = length < k ? SEEN : reading;
+    s.num_parts = parts_of(rows);
     for (s.start = 0; s.start < k; s.start = s.end) {
         s.end = s.start + length < k ? s.start + length : k;
         for (int first = 0, count; first < rows; first += count) {
-            count = next_rows(rows - first);
+            s.part = first ? s.part + 1 : 0;
+            count = next_rows(rows - first, s.num_parts - s.part);
             s.x = values + (int64_t)first * s.stride * number_bytes;
             s.group_sums = sums + first * s.num_groups;
-            s.reading = first ? later : reading;
             kernels[count - 1](&s, out + first * TILE);
         }
     }
@@ -192,7 +190,7 @@ void linear_tile(const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, i
         rows = rows_at_once(num_rows - first);
         const char *values = (const char *)x.data + (int64_t)first * x.width * (x.wide ? 4 : 2);
         if (on_amx)
-            amx_rows(w, data, values, 2 * (int64_t)x.width, rows, ahead_of(data, bytes, first, num_rows),
+            amx_rows(w, data, values, 2 * (int64_t)x.width, rows, share_of(data, bytes, first, num_rows),
                      is_done ? (float *)y.data + (int64_t)first * y.width + tile * TILE : out,
                      is_done ? y.width : TILE);
         else

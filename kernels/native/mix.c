@@ -55,31 +55,30 @@ INLINE void mix_dims(int L, int D, const Block *b, int count, int lane, int dim,
     mix_numbers(L, D, b, count, lane, dim, values);
 }
 
-ALONE void mix_lanes(const Block *b, int count, int lane, int lanes, int wide_step, int dim, float *values) {
-#define CASE(L) \
-    case L: \
-        if (wide_step) mix_dims(L, 4, b, count, lane, dim, values); \
-        else mix_dims(L, 1, b, count, lane, dim, values); \
-        break;
-    switch (lanes) {
-        CASE(1)
-        CASE(2)
-#if MOST_LANES == 6
-        CASE(3)
-        CASE(4)
-        CASE(5)
-        CASE(6)
-#endif
-    }
+INLINE void mix_all_dims(int L, const Block *b, int count, int lane, float *values) {
+    int dim = 0;
+    for (; dim + BESIDE_VALUES(L) * LANES <= b->heads->head_dim; dim += BESIDE_VALUES(L) * LANES)
+        mix_dims(L, BESIDE_VALUES(L), b, count, lane, dim, values);
+    for (; dim < b->heads->head_dim; dim += LANES) mix_dims(L, 1, b, count, lane, dim, values);
 }
+
+#define MIXER(L) \
+    ALONE void mix##L(const Block *b, int count, int lane, float *values) { mix_all_dims(L, b, count, lane, values); }
+MIXER(1)
+MIXER(2)
+#if MOST_LANES == 6
+MIXER(3)
+MIXER(4)
+MIXER(5)
+MIXER(6)
+#endif
+
+typedef void Mixer(const Block *b, int count, int lane, float *values);
+static Mixer *const mixers[MOST_LANES] = EACH_COUNT(mix);
 
 void mix_values(const Block *b, int count, float *values) {
     for (int lane = 0, lanes; lane < b->num_lanes; lane += lanes) {
         lanes = next_lanes(b->num_lanes - lane);
-        for (int dim = 0; dim < b->heads->head_dim;) {
-            int wide_step = b->heads->head_dim - dim >= 4 * LANES;
-            mix_lanes(b, count, lane, lanes, wide_step, dim, values);
-            dim += wide_step ? 4 * LANES : LANES;
-        }
+        mixers[lanes - 1](b, count, lane, values);
     }
 }

@@ -67,16 +67,17 @@ INLINE vi load_ints(const void *p) { return (vi) * (const ints_any *)p; }
 #define TAKES_WHOLE_TILE (HAS_BYTE_DOT && LANES == 16)
 
 INLINE void int8_columns(int R, int V, const Stretch *s, int column, float *out) {
-    const char *weights = (const char *)s->tile + 4 * TILE + (int64_t)s->start * TILE + 2 * column;
+    const char *weights = (const char *)s->tile + 4 * TILE + (int64_t)s->start * TILE;
     const uint32_t *pairs = s->x;
     const int row = s->stride / 2, end = s->end / 2;
     const Reading reading = s->reading;
+    Ahead ahead = look_ahead(s, weights, 2 * TILE, end - s->start / 2, column / (V * LANES), VECTORS / V);
     vi sums[MAX_ROWS][VECTORS];
     CLEAR(sums, R, V)
     for (int i = s->start / 2; i < end; i++, weights += 2 * TILE) {
         vi numbers[VECTORS];
-        fetch_weights(weights, reading, R >= 3);
-        for (int v = 0; v < V; v++) numbers[v] = widened(weights + 2 * v * LANES);
+        ask_ahead(&ahead, 2 * TILE, VECTORS / V, reading, ASKS(R, 3));
+        for (int v = 0; v < V; v++) numbers[v] = widened(weights + 2 * (column + v * LANES));
         for (int r = 0; r < R; r++) {
             const vi value = repeat(pairs[r * row + i]);
             for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], numbers[v], value);
@@ -110,17 +111,18 @@ INLINE void end_sums(int R, int V, const Stretch *s, int column, float *out, vi 
 
 /* Where there is no product of bytes, the even and the odd ones are taken apart, as code_row did with the rows'. */
 INLINE void dynamic_columns(int R, int V, const Stretch *s, int column, float *out) {
-    const char *weights = (const char *)s->tile + 8 * TILE + (int64_t)s->start * TILE + 4 * column;
+    const char *weights = (const char *)s->tile + 8 * TILE + (int64_t)s->start * TILE;
     const uint32_t *codes = s->x;
     const int end = s->end / 4;
     const Reading reading = s->reading;
+    Ahead ahead = look_ahead(s, weights, 4 * TILE, end - s->start / 4, column / (V * LANES), VECTORS / V);
     vi sums[MAX_ROWS][VECTORS];
     begin_sums(R, V, s, column, out, sums);
     for (int i = s->start / 4; i < end; i++, weights += 4 * TILE) {
-        for (int line = 0; line < V * LANES; line += 16) fetch_weights(weights + 4 * line, reading, R >= 3);
+        ask_ahead(&ahead, 4 * TILE, VECTORS / V, reading, ASKS(R, 3));
 #if HAS_BYTE_DOT
         vi numbers[VECTORS];
-        for (int v = 0; v < V; v++) numbers[v] = load_ints(weights + 4 * v * LANES);
+        for (int v = 0; v < V; v++) numbers[v] = load_ints(weights + 4 * (column + v * LANES));
         for (int r = 0; r < R; r++) {
             const vi value = repeat(codes[r * (s->stride / 4) + i]);
             for (int v = 0; v < V; v++) sums[r][v] = dot_bytes(sums[r][v], value, numbers[v]);
@@ -128,7 +130,7 @@ INLINE void dynamic_columns(int R, int V, const Stretch *s, int column, float *o
 #else
         words even[VECTORS], odd[VECTORS];
         for (int v = 0; v < V; v++) {
-            const words bytes = (words)load_ints(weights + 4 * v * LANES);
+            const words bytes = (words)load_ints(weights + 4 * (column + v * LANES));
             even[v] = (bytes << 8) >> 8, odd[v] = bytes >> 8;
         }
         for (int r = 0; r < R; r++) {
@@ -176,7 +178,7 @@ INLINE void int4_columns(int R, const Stretch *s, int group, int column, float *
         const vu nibbles = (vu)load_ints(weights);
         const vi low = (vi)(nibbles & 0x000f000f), high = (vi)(nibbles >> 4 & 0x000f000f);
         const vi next_low = (vi)(nibbles >> 8 & 0x000f000f), next_high = (vi)(nibbles >> 12 & 0x000f000f);
-        fetch_weights(weights, reading, R >= 3);
+        fetch_weights(weights, reading, ASKS(R, 3));
         for (int r = 0; r < R; r++) {
             const vi value = repeat(pairs[r * row + i]), next = repeat(pairs[r * row + i + 1]);
             sums[0][r] = dot_words(dot_words(sums[0][r], low, value), next_low, next);
@@ -223,7 +225,7 @@ void quantized_tile(const Matrix *w, Codes x, Rows y, int num_rows, Finish finis
         const char *codes = (const char *)x.data + (int64_t)first * x.width * code_bytes;
         const int32_t *sums = x.sums + (int64_t)first * num_groups;
         if (on_amx)
-            amx_rows(w, data, codes, x.width, rows, ahead_of(data, bytes, first, num_rows), out, TILE);
+            amx_rows(w, data, codes, x.width, rows, share_of(data, bytes, first, num_rows), out, TILE);
         else
             go_through(kernels_for(w->format), (Stretch){w, data, codes, sums, num_groups, x.width, .reading = reading}, k,
                        is_whole ? k : CHAIN, rows, code_bytes, out);

@@ -31,9 +31,9 @@ INLINE void fetch_ahead(const Block *b, int first, int count) {
 
 /* ---- Side by side */
 
-#if HAS_BF16_DOT
-/* 16 by `width` couples, transposed: out [width][16]. */
-INLINE void transpose_couples(const uint32_t *const rows[LANES], int at, int width, uint32_t *out) {
+/* LANES by `width` words, transposed: out [width][LANES]. Fewer than LANES only of registers of 64 bytes. */
+#if defined(__AVX512F__)
+INLINE void transpose(const uint32_t *const rows[LANES], int at, int width, uint32_t *out) {
     const __mmask16 mask = (__mmask16)((1u << width) - 1);
     __m512i a[16], t[16];
     for (int i = 0; i < 16; i++) a[i] = _mm512_maskz_loadu_epi32(mask, rows[i] + at);
@@ -59,36 +59,57 @@ INLINE void transpose_couples(const uint32_t *const rows[LANES], int at, int wid
     }
     for (int i = 0; i < width; i++) _mm512_store_si512(out + i * LANES, t[i]);
 }
-
-static void lay_couples(const Block *b, const void *const keys[LANES], uint32_t *out) {
-    const uint32_t *const *rows = (const uint32_t *const *)keys;
-    int at = 0;
-    for (; at + 16 <= b->num_steps; at += 16) transpose_couples(rows, at, 16, out + at * LANES);
-    if (at < b->num_steps) transpose_couples(rows, at, 8, out + at * LANES); /* dimensions come 16 at a time */
+#elif defined(__AVX2__)
+INLINE void transpose(const uint32_t *const rows[LANES], int at, int width, uint32_t *out) {
+    (void)width;
+    for (int half = 0; half < 8; half += 4) { /* four columns, of rows i and 4 + i in a register */
+        __m256 a[4];
+        for (int i = 0; i < 4; i++)
+            a[i] = _mm256_loadu2_m128((const float *)rows[4 + i] + at + half, (const float *)rows[i] + at + half);
+        const __m256 low = _mm256_unpacklo_ps(a[0], a[1]), high = _mm256_unpackhi_ps(a[0], a[1]);
+        const __m256 below = _mm256_unpacklo_ps(a[2], a[3]), above = _mm256_unpackhi_ps(a[2], a[3]);
+        float *target = (float *)out + half * LANES;
+        _mm256_storeu_ps(target, _mm256_shuffle_ps(low, below, 0x44));
+        _mm256_storeu_ps(target + LANES, _mm256_shuffle_ps(low, below, 0xee));
+        _mm256_storeu_ps(target + 2 * LANES, _mm256_shuffle_ps(high, above, 0x44));
+        _mm256_storeu_ps(target + 3 * LANES, _mm256_shuffle_ps(high, above, 0xee));
+    }
+}
+#else
+INLINE void transpose(const uint32_t *const rows[LANES], int at, int width, uint32_t *out) {
+    for (int i = 0; i < width; i++)
+        for (int row = 0; row < LANES; row++) out[i * LANES + row] = rows[row][at + i];
 }
 #endif
 
-static void lay_numbers(const Block *b, const void *const keys[LANES], float *out) {
-    float numbers[LANES];
-    for (int k = 0; k < LANES; k++)
-        for (int d = 0; d < b->num_steps; d += LANES) {
-            store(numbers, load_as(b->heads->wide, keys[k], d));
-            for (int i = 0; i < LANES; i++) out[(d + i) * LANES + k] = numbers[i];
-        }
+/* `width` couples of bf16 as fp32 numbers, each couple's two one after the other. */
+INLINE void split_couples(const uint32_t *couples, int width, float *out) {
+    for (int i = 0; i < width; i++, out += 2 * LANES) {
+        const vu both = *(const vu_any *)(couples + i * LANES);
+        store(out, (vf)(both << 16));
+        store(out + LANES, (vf)(both & 0xffff0000u));
+    }
 }
 
-/* Keys first..first+15 into group `group`. */
-static void lay_keys(const Block *b, int first, int group) {
-    const void *keys[LANES];
-    uint32_t *out = b->keys + (int64_t)group * b->num_steps * LANES;
-    for (int k = 0; k < LANES; k++) keys[k] = vector_at(b, b->k_pool, b->slots[first + k]);
-#if HAS_BF16_DOT
-    if (b->pairs) {
-        lay_couples(b, keys, out);
+INLINE void lay_words(const Block *b, const uint32_t *const rows[LANES], int at, int width, uint32_t *out) {
+    if (b->pairs || b->heads->wide) {
+        transpose(rows, at, width, out + at * LANES);
         return;
     }
-#endif
-    lay_numbers(b, keys, (float *)out);
+    uint32_t couples[LANES * LANES] __attribute__((aligned(64)));
+    transpose(rows, at, width, couples);
+    split_couples(couples, width, (float *)out + 2 * at * LANES);
+}
+
+/* LANES keys from `first` on into group `group`. */
+static void lay_keys(const Block *b, int first, int group) {
+    const uint32_t *rows[LANES];
+    uint32_t *out = b->keys + (int64_t)group * b->num_steps * LANES;
+    const int words = (int)(b->vector_bytes / 4);
+    int at = 0;
+    for (int k = 0; k < LANES; k++) rows[k] = vector_at(b, b->k_pool, b->slots[first + k]);
+    for (; at + LANES <= words; at += LANES) lay_words(b, rows, at, LANES, out);
+    if (LANES == 16 && at < words) lay_words(b, rows, at, 8, out); /* dimensions come 16 at a time */
 }
 
 /* ---- Products */
@@ -122,18 +143,11 @@ INLINE void score_lanes(int L, int G, int pairs, const Block *b, int lane, int g
         for (int g = 0; g < G; g++) store(scores + (lane + l) * b->stride + g * LANES, sums[l][g]);
 }
 
-/* Groups that fit beside L lanes. */
-#if MOST_LANES == 6
-#define GROUPS_BESIDE(L) ((L) <= 3 ? 4 : 2)
-#else
-#define GROUPS_BESIDE(L) 2
-#endif
-
 #define SCORER(L) \
     INLINE void score##L(int pairs, const Block *b, int lane, int num_groups, float *scores) { \
         int group = 0; \
-        for (; group + GROUPS_BESIDE(L) <= num_groups; group += GROUPS_BESIDE(L)) \
-            score_lanes(L, GROUPS_BESIDE(L), pairs, b, lane, group, scores + group * LANES); \
+        for (; group + BESIDE_SCORES(L) <= num_groups; group += BESIDE_SCORES(L)) \
+            score_lanes(L, BESIDE_SCORES(L), pairs, b, lane, group, scores + group * LANES); \
         for (; group < num_groups; group++) score_lanes(L, 1, pairs, b, lane, group, scores + group * LANES); \
     } \
     ALONE void score_numbers##L(const Block *b, int lane, int num_groups, float *scores) { \
@@ -149,13 +163,10 @@ SCORER(3)
 SCORER(4)
 SCORER(5)
 SCORER(6)
-#define EACH(name) {name##1, name##2, name##3, name##4, name##5, name##6}
-#else
-#define EACH(name) {name##1, name##2}
 #endif
 
 typedef void Scorer(const Block *b, int lane, int num_groups, float *scores);
-static Scorer *const scorers[2][MOST_LANES] = {EACH(score_numbers), EACH(score_couples)};
+static Scorer *const scorers[2][MOST_LANES] = {EACH_COUNT(score_numbers), EACH_COUNT(score_couples)};
 
 /* Those of the groups that were laid out, from key `first` on. */
 static void score_groups(const Block *b, int first, int num_groups) {
