@@ -2,22 +2,33 @@
 #include "chunk.h"
 #include "couples.h"
 
-/* L lanes by D * 16 dimensions from `dim` on. */
-INLINE void mix_numbers(int L, int D, const Block *b, int count, int lane, int dim, float *values) {
+/* Keys whose values go into all lanes and dimensions before the next ones' do: they stay in the first cache where not
+ * all dimensions fit the registers at once. Each sum goes on where it was: their order does not change. */
+#define AT_ONCE 64
+
+/* Some of a chunk's keys, and where their values lie. */
+typedef struct {
+    int first, count;
+    const char *values[AT_ONCE];
+} Some;
+
+/* L lanes by D vectors of dimensions from `dim` on. */
+INLINE void mix_numbers(int L, int D, const Block *b, const Some *keys, int lane, int dim, float *values) {
     const Heads *h = b->heads;
-    const float *weights = b->scores + lane * b->stride;
+    const float *weights = b->scores + lane * b->stride + keys->first;
+    const int64_t stride = b->stride;
+    float *target = values + lane * h->head_dim + dim;
     vf sums[MOST_LANES][4];
     for (int l = 0; l < L; l++)
-        for (int d = 0; d < D; d++) sums[l][d] = splat(0.0f);
-    for (int i = 0; i < count; i++) {
-        const void *vector = vector_at(b, b->v_pool, b->slots[i]);
+        for (int d = 0; d < D; d++) sums[l][d] = keys->first ? load(target + l * h->head_dim + d * LANES) : splat(0.0f);
+    for (int i = 0; i < keys->count; i++) {
         vf value[4];
-        for (int d = 0; d < D; d++) value[d] = load_as(h->wide, vector, dim + d * LANES);
+        for (int d = 0; d < D; d++) value[d] = load_as(h->wide, keys->values[i], dim + d * LANES);
         for (int l = 0; l < L; l++)
-            for (int d = 0; d < D; d++) sums[l][d] += value[d] * weights[l * b->stride + i];
+            for (int d = 0; d < D; d++) sums[l][d] += value[d] * weights[l * stride + i];
     }
     for (int l = 0; l < L; l++)
-        for (int d = 0; d < D; d++) store(values + (lane + l) * h->head_dim + dim + d * LANES, sums[l][d]);
+        for (int d = 0; d < D; d++) store(target + l * h->head_dim + d * LANES, sums[l][d]);
 }
 
 #if HAS_BF16_DOT
@@ -45,25 +56,28 @@ INLINE void mix_couples(int L, int D, const Block *b, int count, int lane, int d
 }
 #endif
 
-INLINE void mix_dims(int L, int D, const Block *b, int count, int lane, int dim, float *values) {
+/* L lanes by all dimensions. keys: NULL for all `count` couples' keys. */
+INLINE void mix_lanes(int L, const Block *b, const Some *keys, int count, int lane, float *values) {
+    const int dims = b->heads->head_dim;
+    int dim = 0;
 #if HAS_BF16_DOT
-    if (b->pairs) {
-        mix_couples(L, D, b, count, lane, dim, values);
+    if (!keys) {
+        for (; dim + 4 * LANES <= dims; dim += 4 * LANES) mix_couples(L, 4, b, count, lane, dim, values);
+        for (; dim < dims; dim += LANES) mix_couples(L, 1, b, count, lane, dim, values);
         return;
     }
+#else
+    (void)count;
 #endif
-    mix_numbers(L, D, b, count, lane, dim, values);
-}
-
-INLINE void mix_all_dims(int L, const Block *b, int count, int lane, float *values) {
-    int dim = 0;
-    for (; dim + BESIDE_VALUES(L) * LANES <= b->heads->head_dim; dim += BESIDE_VALUES(L) * LANES)
-        mix_dims(L, BESIDE_VALUES(L), b, count, lane, dim, values);
-    for (; dim < b->heads->head_dim; dim += LANES) mix_dims(L, 1, b, count, lane, dim, values);
+    const int step = BESIDE_VALUES(L) * LANES;
+    for (; dim + step <= dims; dim += step) mix_numbers(L, BESIDE_VALUES(L), b, keys, lane, dim, values);
+    for (; dim < dims; dim += LANES) mix_numbers(L, 1, b, keys, lane, dim, values);
 }
 
 #define MIXER(L) \
-    ALONE void mix##L(const Block *b, int count, int lane, float *values) { mix_all_dims(L, b, count, lane, values); }
+    ALONE void mix##L(const Block *b, const Some *keys, int count, int lane, float *values) { \
+        mix_lanes(L, b, keys, count, lane, values); \
+    }
 MIXER(1)
 MIXER(2)
 #if MOST_LANES == 6
@@ -73,12 +87,25 @@ MIXER(5)
 MIXER(6)
 #endif
 
-typedef void Mixer(const Block *b, int count, int lane, float *values);
+typedef void Mixer(const Block *b, const Some *keys, int count, int lane, float *values);
 static Mixer *const mixers[MOST_LANES] = EACH_COUNT(mix);
 
-void mix_values(const Block *b, int count, float *values) {
+static void mix_keys(const Block *b, const Some *keys, int count, float *values) {
     for (int lane = 0, lanes; lane < b->num_lanes; lane += lanes) {
         lanes = next_lanes(b->num_lanes - lane);
-        mixers[lanes - 1](b, count, lane, values);
+        mixers[lanes - 1](b, keys, count, lane, values);
+    }
+}
+
+void mix_values(const Block *b, int count, float *values) {
+    if (b->pairs) {
+        mix_keys(b, NULL, count, values);
+        return;
+    }
+    Some keys;
+    for (keys.first = 0; keys.first < count; keys.first += AT_ONCE) {
+        keys.count = count - keys.first < AT_ONCE ? count - keys.first : AT_ONCE;
+        for (int i = 0; i < keys.count; i++) keys.values[i] = vector_at(b, b->v_pool, b->slots[keys.first + i]);
+        mix_keys(b, &keys, keys.count, values);
     }
 }
