@@ -1,4 +1,5 @@
-"""The C kernels as other CPUs get them: compiled without this one's best instructions, they still agree."""
+"""The C kernels as other CPUs get them: compiled without this one's best instructions, or for instructions that it does
+not have, which are emulated then, they still agree."""
 
 from __future__ import annotations
 
@@ -20,22 +21,32 @@ from tests.kernels.test_attention import RNG, by_definition, run
 from tests.kernels.test_quantize import FORMATS, activations_of, by_c, values_of
 
 IS_X86 = platform.machine() in {"x86_64", "AMD64"}
-INSTRUCTIONS = {"baseline": [], "avx2": ["-mavx2", "-mfma"], "avx512": ["-march=x86-64-v4"]} if IS_X86 else {"base": []}
+EMULATED = Path(__file__).parent / "emulated"
+AVX512 = ["-O1", "-D__AVX512F__", "-D__AVX512BW__", "-D__AVX512VL__", f"-I{EMULATED / 'avx512'}", "-Wno-psabi"]
+BUILDS = {
+    "baseline": [],
+    "avx2": ["-mavx2", "-mfma"],
+    "avx512": ["-march=x86-64-v4"],
+    "avx512-emulated": AVX512,
+    "avx512-dots-emulated": [*AVX512, "-D__AVX512VNNI__", "-D__AVX512BF16__"],
+    "avx-vnni-emulated": ["-O1", "-mavx2", "-mfma", "-D__AVXVNNI__", f"-I{EMULATED / 'avx_vnni'}"],
+}
+NEEDED = {"avx2": " avx2", "avx512": " avx512vl", "avx-vnni-emulated": " avx2"}
 PIECES = [Piece(300, 9, random_tree(RNG, 9)), Piece(250, 12), Piece(40, 1)]
 
 
-def cpu_has(name: str) -> bool:
+def cpu_has(build: str) -> bool:
     words = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
-    return {"avx2": " avx2", "avx512": " avx512vl"}.get(name, "") in words
+    return NEEDED.get(build, "") in words
 
 
-@pytest.fixture(scope="module", params=INSTRUCTIONS)
+@pytest.fixture(scope="module", params=BUILDS if IS_X86 else ["baseline"])
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if not cpu_has(request.param):
         pytest.skip(f"this CPU has no {request.param}")
     target = tmp_path_factory.mktemp("build") / f"{request.param}.so"
     try:
-        compile_library(find_compiler(), target, [INSTRUCTIONS[request.param]])
+        compile_library(find_compiler(), target, [BUILDS[request.param]])
     except CannotBuild as error:
         pytest.skip(str(error))
     return with_signatures(ctypes.CDLL(str(target)))
@@ -60,6 +71,21 @@ def test_products(library: ctypes.CDLL, dtype: torch.dtype) -> None:
     for count in range(1, 30):
         alone = torch.empty(count, 70)
         library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 1, count, alone.data_ptr())
+        assert torch.equal(alone, together[:count])
+
+
+def test_products_of_narrow_rows(library: ctypes.CDLL) -> None:
+    if not library.outrider_has_bf16_dot():
+        pytest.skip("rows are fp32 where there are no bf16 products")
+    generator = torch.Generator().manual_seed(4)
+    x, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in [(40, 192), (70, 192)])
+    packed, together = pack_tiles(weight), torch.empty(40, 70)
+    matrix = CMatrix(packed.data_ptr(), None, 70, 192)
+    library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 0, 40, together.data_ptr())
+    torch.testing.assert_close(together, (x.double() @ weight.double().T).float(), atol=1e-4, rtol=0)
+    for count in range(1, 40):
+        alone = torch.empty(count, 70)
+        library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 0, count, alone.data_ptr())
         assert torch.equal(alone, together[:count])
 
 
