@@ -102,18 +102,27 @@ FOR_EACH_COUNT(KERNEL, bf16_rows)
 static Kernel *const bf16_kernels[] = {FOR_EACH_COUNT(ENTRY, bf16_rows)};
 #endif
 
-void go_through(Kernel *const *kernels, Stretch s, int k, int length, int rows, int number_bytes, float *out) {
+/* How long even stretches of at most `most` are. */
+static int stretch_length(int k, int most) {
+    if (!most) return k;
+    const int units = (k + STRETCH_UNIT - 1) / STRETCH_UNIT, count = (k + most - 1) / most;
+    return (units + count - 1) / count * STRETCH_UNIT;
+}
+
+void go_through(Kernel *const *kernels, Stretch s, int k, int most, int rows, int number_bytes, float *out) {
+    const int length = stretch_length(k, most), num_parts = parts_of(rows);
     const char *values = s.x;
     const int32_t *sums = s.group_sums;
-    s.num_parts = parts_of(rows);
+    s.num_parts = most ? num_parts : 0;
     for (s.start = 0; s.start < k; s.start = s.end) {
         s.end = s.start + length < k ? s.start + length : k;
-        for (int first = 0, count; first < rows; first += count) {
-            s.part = first ? s.part + 1 : 0;
-            count = next_rows(rows - first, s.num_parts - s.part);
+        int first = 0;
+        for (s.part = 0; s.part < num_parts; s.part++) {
+            const int count = next_rows(rows - first, num_parts - s.part);
             s.x = values + (int64_t)first * s.stride * number_bytes;
             s.group_sums = sums + first * s.num_groups;
             kernels[count - 1](&s, out + first * TILE);
+            first += count;
         }
     }
 }
@@ -170,7 +179,7 @@ static void multiply_rows(Stretch s, int wide, int num_rows, int rows, float *ou
 #if HAS_BF16_DOT
     if (s.w->format == BF16 && !wide) {
         s.reading = how_to_read(s.w, num_rows, MAX_ROWS);
-        go_through(bf16_kernels, s, k, k, rows, 2, out);
+        go_through(bf16_kernels, s, k, 0, rows, 2, out);
         return;
     }
 #else

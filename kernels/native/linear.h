@@ -81,11 +81,15 @@ static inline int next_rows(int left, int parts) { return (left + parts - 1) / p
 #define WEIGHTS_AHEAD 8192
 #define STREAM_AHEAD 4096
 typedef enum { KEPT, STREAMED } Reading;
-INLINE void fetch_weights(const char *weights, Reading reading, int asks) {
+INLINE void fetch_line(const char *line, Reading reading, int asks) {
     if (reading == STREAMED)
-        __builtin_prefetch(weights + STREAM_AHEAD, 0, 0);
+        __builtin_prefetch(line, 0, 0);
     else if (asks)
-        __builtin_prefetch(weights + WEIGHTS_AHEAD, 0, 2);
+        __builtin_prefetch(line, 0, 2);
+}
+/* What comes as far behind `weights`. */
+INLINE void fetch_weights(const char *weights, Reading reading, int asks) {
+    fetch_line(weights + (reading == STREAMED ? STREAM_AHEAD : WEIGHTS_AHEAD), reading, asks);
 }
 
 /* Whether to ask for lines with so many rows: from `many` on where registers are wide. With narrow ones a line is worked
@@ -98,7 +102,7 @@ static inline Reading how_to_read(const Matrix *w, int num_rows, int most) {
 }
 
 /* A stretch of a tile, k from `start` to `end`, and rows that go through it, `stride` numbers apart: part number `part`
- * of num_parts. */
+ * of num_parts, which find it in the first cache one after the other. num_parts 0: each has it from further away. */
 typedef struct {
     const Matrix *w;
     const void *tile, *x;
@@ -109,8 +113,8 @@ typedef struct {
     Reading reading;
 } Stretch;
 
-/* What a pass over a stretch asks for on its way: its share of what lies as far ahead. All passes of all parts ask for as
- * much: memory has something to do while the later ones find the stretch in the first cache. */
+/* What a pass over a stretch asks for on its way: its share of the stretch that follows. All passes of all parts ask for
+ * as much: memory has something to do while the later ones find theirs in the first cache. */
 typedef struct {
     const char *at;
     int step; /* bytes, of an iteration */
@@ -118,22 +122,25 @@ typedef struct {
 
 /* Of pass number `pass` of the part's; begin: the stretch's weights, each iteration over `bytes` of them. */
 INLINE Ahead look_ahead(const Stretch *s, const char *begin, int bytes, int iterations, int pass, int passes) {
-    const int step = bytes / (s->num_parts * passes);
-    return (Ahead){begin + (int64_t)(s->part * passes + pass) * iterations * step, step};
+    if (!s->num_parts) return (Ahead){begin + (s->reading == STREAMED ? STREAM_AHEAD : WEIGHTS_AHEAD), bytes};
+    const int64_t size = (int64_t)bytes * iterations, shares = s->num_parts * passes;
+    return (Ahead){begin + size + size / shares * (s->part * passes + pass), (int)(bytes / shares)};
 }
 
 /* For an iteration of one of `passes` passes. */
 INLINE void ask_ahead(Ahead *ahead, int bytes, int passes, Reading reading, int asks) {
-    for (int line = 0; line < bytes / passes; line += 64) fetch_weights(ahead->at + line, reading, asks);
+    for (int line = 0; line < bytes / passes; line += 64) fetch_line(ahead->at + line, reading, asks);
     ahead->at += ahead->step;
 }
 
 /* Some rows through a stretch, added to out [rows][32] unless it is the first one. */
 typedef void Kernel(const Stretch *s, float *out);
 
-/* Up to ROWS_AT_ONCE rows through a tile, `length` of its k at a time, which the first cache holds: MAX_ROWS rows have
- * it out of memory, the others find it there. kernels: by row count; k as the tile has it. */
-void go_through(Kernel *const *kernels, Stretch s, int k, int length, int rows, int number_bytes, float *out);
+/* Up to ROWS_AT_ONCE rows through a tile in even stretches of at most `most` of its k, a multiple of STRETCH_UNIT, which
+ * the first cache holds: MAX_ROWS rows have one out of memory, the others find it there. most 0: the whole tile at once.
+ * kernels: by row count; k as the tile has it. */
+#define STRETCH_UNIT 32
+void go_through(Kernel *const *kernels, Stretch s, int k, int most, int rows, int number_bytes, float *out);
 
 /* A table of kernels by row count, each with its count as a constant; `kernel` is a function with the count first. */
 #if MAX_ROWS == 12

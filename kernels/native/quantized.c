@@ -61,8 +61,9 @@ INLINE vi load_ints(const void *p) { return (vi) * (const ints_any *)p; }
     for (int r = 0; r < R; r++) \
         for (int v = 0; v < V; v++) sums[r][v] = (vi){0};
 
-/* 16-bit codes times 127 at most: so many products of the largest fit a sum of 32 bits. */
-#define CHAIN 512
+/* Of k in a stretch, which the first cache holds with the next one. 16-bit codes times 127 at most: products of the largest
+ * fit a sum of 32 bits. */
+#define CHAIN 256
 /* As many rows at once as registers of 64 bytes hold take less time for the sums of all k than for finding them again. */
 #define TAKES_WHOLE_TILE (HAS_BYTE_DOT && LANES == 16)
 
@@ -228,7 +229,7 @@ void quantized_tile(const Matrix *w, Codes x, Rows y, int num_rows, Finish finis
             amx_rows(w, data, codes, x.width, rows, share_of(data, bytes, first, num_rows), out, TILE);
         else
             go_through(kernels_for(w->format), (Stretch){w, data, codes, sums, num_groups, x.width, .reading = reading}, k,
-                       is_whole ? k : CHAIN, rows, code_bytes, out);
+                       is_whole ? 0 : CHAIN, rows, code_bytes, out);
         const Scales scales = {w->format == INT4 ? NULL : (const float *)data, x.scales + first};
         finish_rows(out, scales, w, y, first, rows, finish, tile);
     }
