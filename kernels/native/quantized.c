@@ -21,7 +21,9 @@ INLINE vi dot_words(vi sums, vi a, vi b) {
 #elif defined(__AVXVNNI__)
     return (vi)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
 #elif defined(__AVX2__)
-    return sums + (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    sums += (vi)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+    __asm__("" : "+x"(sums)); /* now: the compiler would multiply ahead, and run out of registers */
+    return sums;
 #elif defined(__SSE2__)
     return sums + (vi)_mm_madd_epi16((__m128i)a, (__m128i)b);
 #else
@@ -110,38 +112,43 @@ INLINE void end_sums(int R, int V, const Stretch *s, int column, float *out, vi 
             store(out + r * TILE + column + v * LANES, is_last ? to_float(sums[r][v]) : (vf)sums[r][v]);
 }
 
+/* Keeps the compiler from holding in registers, which are few, what it can read twice. */
+INLINE void is_read_again(const char **memory) { __asm__ volatile("" : "+r"(*memory)); }
+
 /* Where there is no product of bytes, the even and the odd ones are taken apart, as code_row did with the rows'. */
 INLINE void dynamic_columns(int R, int V, const Stretch *s, int column, float *out) {
-    const char *weights = (const char *)s->tile + 8 * TILE + (int64_t)s->start * TILE;
-    const uint32_t *codes = s->x;
-    const int end = s->end / 4;
+    const char *weights = (const char *)s->tile + 8 * TILE + (int64_t)s->start * TILE, *tile_column = weights + 4 * column;
+    const int64_t row = s->stride / (HAS_BYTE_DOT ? 4 : 2);
+    const uint32_t *codes = (const uint32_t *)s->x + s->start / (HAS_BYTE_DOT ? 4 : 2);
+    const int count = (s->end - s->start) / 4;
     const Reading reading = s->reading;
-    Ahead ahead = look_ahead(s, weights, 4 * TILE, end - s->start / 4, column / (V * LANES), VECTORS / V);
+    Ahead ahead = look_ahead(s, weights, 4 * TILE, count, column / (V * LANES), VECTORS / V);
     vi sums[MAX_ROWS][VECTORS];
     begin_sums(R, V, s, column, out, sums);
-    for (int i = s->start / 4; i < end; i++, weights += 4 * TILE) {
+    for (int i = 0; i < count; i++, tile_column += 4 * TILE) {
         ask_ahead(&ahead, 4 * TILE, VECTORS / V, reading, ASKS(R, 3));
 #if HAS_BYTE_DOT
         vi numbers[VECTORS];
-        for (int v = 0; v < V; v++) numbers[v] = load_ints(weights + 4 * (column + v * LANES));
+        for (int v = 0; v < V; v++) numbers[v] = load_ints(tile_column + 4 * v * LANES);
         for (int r = 0; r < R; r++) {
-            const vi value = repeat(codes[r * (s->stride / 4) + i]);
+            const vi value = repeat(codes[r * row]);
             for (int v = 0; v < V; v++) sums[r][v] = dot_bytes(sums[r][v], value, numbers[v]);
         }
+        codes += 1;
 #else
-        words even[VECTORS], odd[VECTORS];
-        for (int v = 0; v < V; v++) {
-            const words bytes = (words)load_ints(weights + 4 * (column + v * LANES));
-            even[v] = (bytes << 8) >> 8, odd[v] = bytes >> 8;
-        }
+        words numbers[VECTORS];
+        for (int v = 0; v < V; v++) numbers[v] = ((words)load_ints(tile_column + 4 * v * LANES) << 8) >> 8;
         for (int r = 0; r < R; r++) {
-            const vi value = repeat(codes[r * (s->stride / 2) + 2 * i]);
-            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], (vi)even[v], value);
+            const vi value = repeat(codes[r * row]);
+            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], (vi)numbers[v], value);
         }
+        is_read_again(&tile_column);
+        for (int v = 0; v < V; v++) numbers[v] = (words)load_ints(tile_column + 4 * v * LANES) >> 8;
         for (int r = 0; r < R; r++) {
-            const vi value = repeat(codes[r * (s->stride / 2) + 2 * i + 1]);
-            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], (vi)odd[v], value);
+            const vi value = repeat(codes[r * row + 1]);
+            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], (vi)numbers[v], value);
         }
+        codes += 2;
 #endif
     }
     end_sums(R, V, s, column, out, sums);
