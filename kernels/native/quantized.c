@@ -59,10 +59,6 @@ INLINE vi load_ints(const void *p) { return (vi) * (const ints_any *)p; }
 
 /* ---- R rows, V vectors of outputs: a row is `stride` codes long */
 
-#define CLEAR(sums, R, V) \
-    for (int r = 0; r < R; r++) \
-        for (int v = 0; v < V; v++) sums[r][v] = (vi){0};
-
 /* Of k in a stretch, which the first cache holds with the next one. 16-bit codes times 127 at most: products of the largest
  * fit a sum of 32 bits. */
 #define CHAIN 256
@@ -76,7 +72,8 @@ INLINE void int8_columns(int R, int V, const Stretch *s, int column, float *out)
     const Reading reading = s->reading;
     Ahead ahead = look_ahead(s, weights, 2 * TILE, end - s->start / 2, column / (V * LANES), VECTORS / V);
     vi sums[MAX_ROWS][VECTORS];
-    CLEAR(sums, R, V)
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < V; v++) sums[r][v] = (vi){0};
     for (int i = s->start / 2; i < end; i++, weights += 2 * TILE) {
         vi numbers[VECTORS];
         ask_ahead(&ahead, 2 * TILE, VECTORS / V, reading, ASKS(R, 3));
