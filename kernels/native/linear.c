@@ -85,18 +85,10 @@ INLINE void wide_columns(int R, int V, const Stretch *s, int column, float *out)
     add_sums(R, V, sums, out + column, s->start == 0);
 }
 
-INLINE void mixed_rows(int R, const Stretch *s, float *out) {
-    for (int column = 0; column < TILE; column += BESIDE(R) * LANES) mixed_columns(R, BESIDE(R), s, column, out);
-}
-
-INLINE void wide_rows(int R, const Stretch *s, float *out) {
-    for (int column = 0; column < TILE; column += BESIDE(R) * LANES) wide_columns(R, BESIDE(R), s, column, out);
-}
-
-FOR_EACH_COUNT(KERNEL, mixed_rows)
-FOR_EACH_COUNT(KERNEL, wide_rows)
-static Kernel *const mixed_kernels[] = {FOR_EACH_COUNT(ENTRY, mixed_rows)};
-static Kernel *const wide_kernels[] = {FOR_EACH_COUNT(ENTRY, wide_rows)};
+FOR_EACH_COUNT(COLUMNS_KERNEL, mixed_columns)
+FOR_EACH_COUNT(COLUMNS_KERNEL, wide_columns)
+static Kernel *const mixed_kernels[] = {FOR_EACH_COUNT(ENTRY, mixed_columns)};
+static Kernel *const wide_kernels[] = {FOR_EACH_COUNT(ENTRY, wide_columns)};
 #if HAS_BF16_DOT
 FOR_EACH_COUNT(KERNEL, bf16_rows)
 static Kernel *const bf16_kernels[] = {FOR_EACH_COUNT(ENTRY, bf16_rows)};

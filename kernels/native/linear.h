@@ -123,8 +123,8 @@ typedef struct {
 /* Of pass number `pass` of the part's; begin: the stretch's weights, each iteration over `bytes` of them. */
 INLINE Ahead look_ahead(const Stretch *s, const char *begin, int bytes, int iterations, int pass, int passes) {
     if (!s->num_parts) return (Ahead){begin + (s->reading == STREAMED ? STREAM_AHEAD : WEIGHTS_AHEAD), bytes};
-    const int64_t size = (int64_t)bytes * iterations, shares = s->num_parts * passes;
-    return (Ahead){begin + size + size / shares * (s->part * passes + pass), (int)(bytes / shares)};
+    const int step = (int)((unsigned)bytes / (unsigned)(s->num_parts * passes));
+    return (Ahead){begin + (int64_t)iterations * (bytes + step * (s->part * passes + pass)), step};
 }
 
 /* For an iteration of one of `passes` passes. */
@@ -157,6 +157,11 @@ void go_through(Kernel *const *kernels, Stretch s, int k, int most, int rows, in
 #endif
 #define KERNEL(rows, R) \
     static void rows##R(const Stretch *s, float *out) { rows(R, s, out); }
+/* The same of a function that takes BESIDE(R) vectors of outputs from a column on. */
+#define COLUMNS_KERNEL(columns, R) \
+    static void columns##R(const Stretch *s, float *out) { \
+        for (int column = 0; column < TILE; column += BESIDE(R) * LANES) columns(R, BESIDE(R), s, column, out); \
+    }
 #define ENTRY(kernel, R) kernel##R,
 
 static inline int tiles(const Matrix *w) { return (w->n + TILE - 1) / TILE; }

@@ -151,14 +151,6 @@ INLINE void dynamic_columns(int R, int V, const Stretch *s, int column, float *o
     end_sums(R, V, s, column, out, sums);
 }
 
-INLINE void int8_rows(int R, const Stretch *s, float *out) {
-    for (int column = 0; column < TILE; column += BESIDE(R) * LANES) int8_columns(R, BESIDE(R), s, column, out);
-}
-
-INLINE void dynamic_rows(int R, const Stretch *s, float *out) {
-    for (int column = 0; column < TILE; column += BESIDE(R) * LANES) dynamic_columns(R, BESIDE(R), s, column, out);
-}
-
 /* The sum over a group is low * (sum of x's codes) + step * (sum of nibbles times codes). */
 INLINE void add_group(int R, const vi sums[MAX_ROWS], const bf16 *steps, const Stretch *s, int group, float *out) {
     const vf step = load_bf16(steps), low = load_bf16(steps + TILE);
@@ -199,11 +191,11 @@ INLINE void int4_rows(int R, const Stretch *s, float *out) {
         for (int column = 0; column < TILE / 2; column += LANES) int4_columns(R, s, group, column, out);
 }
 
-FOR_EACH_COUNT(KERNEL, int8_rows)
-FOR_EACH_COUNT(KERNEL, dynamic_rows)
+FOR_EACH_COUNT(COLUMNS_KERNEL, int8_columns)
+FOR_EACH_COUNT(COLUMNS_KERNEL, dynamic_columns)
 FOR_EACH_COUNT(KERNEL, int4_rows)
-static Kernel *const int8_kernels[] = {FOR_EACH_COUNT(ENTRY, int8_rows)};
-static Kernel *const dynamic_kernels[] = {FOR_EACH_COUNT(ENTRY, dynamic_rows)};
+static Kernel *const int8_kernels[] = {FOR_EACH_COUNT(ENTRY, int8_columns)};
+static Kernel *const dynamic_kernels[] = {FOR_EACH_COUNT(ENTRY, dynamic_columns)};
 static Kernel *const int4_kernels[] = {FOR_EACH_COUNT(ENTRY, int4_rows)};
 
 static Kernel *const *kernels_for(Format format) {

@@ -60,33 +60,32 @@ def test_attention(library: ctypes.CDLL, dtype: torch.dtype, atol: float) -> Non
     torch.testing.assert_close(out.double(), by_definition(case), atol=atol, rtol=0.01)
 
 
+def check_products(library: ctypes.CDLL, x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Rows of any number give what the product is, and the same as among all."""
+    (rows, k), n, wide = x.shape, len(weight), x.dtype is torch.float32
+    packed, together = pack_tiles(weight), torch.empty(rows, n)
+    matrix = CMatrix(packed.data_ptr(), None, n, k, weight.dtype is torch.float32)
+    library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), wide, rows, together.data_ptr())
+    torch.testing.assert_close(together, (x.double() @ weight.double().T).float(), atol=1e-4, rtol=0)
+    for count in range(1, rows):
+        alone = torch.empty(count, n)
+        library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), wide, count, alone.data_ptr())
+        assert torch.equal(alone, together[:count])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_products(library: ctypes.CDLL, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
-    x, weight = torch.randn((30, 200), generator=generator), torch.randn((70, 200), generator=generator).to(dtype)
-    packed, together = pack_tiles(weight), torch.empty(30, 70)
-    matrix = CMatrix(packed.data_ptr(), None, 70, 200, dtype is torch.float32)
-    library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 1, 30, together.data_ptr())
-    torch.testing.assert_close(together, (x.double() @ weight.double().T).float(), atol=1e-4, rtol=0)
-    for count in range(1, 30):
-        alone = torch.empty(count, 70)
-        library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 1, count, alone.data_ptr())
-        assert torch.equal(alone, together[:count])
+    x, weight = torch.randn((30, 200), generator=generator), torch.randn((70, 200), generator=generator)
+    check_products(library, x, weight.to(dtype))
 
 
 def test_products_of_narrow_rows(library: ctypes.CDLL) -> None:
     if not library.outrider_has_bf16_dot():
         pytest.skip("rows are fp32 where there are no bf16 products")
     generator = torch.Generator().manual_seed(4)
-    x, weight = (torch.randn(shape, generator=generator).bfloat16() for shape in [(40, 192), (70, 192)])
-    packed, together = pack_tiles(weight), torch.empty(40, 70)
-    matrix = CMatrix(packed.data_ptr(), None, 70, 192)
-    library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 0, 40, together.data_ptr())
-    torch.testing.assert_close(together, (x.double() @ weight.double().T).float(), atol=1e-4, rtol=0)
-    for count in range(1, 40):
-        alone = torch.empty(count, 70)
-        library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), 0, count, alone.data_ptr())
-        assert torch.equal(alone, together[:count])
+    x, weight = torch.randn((40, 192), generator=generator), torch.randn((70, 192), generator=generator)
+    check_products(library, x.bfloat16(), weight.bfloat16())
 
 
 @pytest.mark.parametrize("method", FORMATS)
