@@ -110,7 +110,7 @@ def request_fields(text: str) -> dict[str, Any]:
 
 def setting(args: argparse.Namespace) -> dict[str, Any]:
     """What a benchmark was asked for, as JSON; where the figures go is no part of it."""
-    return {name: _told(value) for name, value in vars(args).items() if name != "output"}
+    return {name: _told(value) for name, value in vars(args).items() if name not in ("output", "plot")}
 
 
 def _told(value: object) -> Any:

@@ -32,6 +32,7 @@ import uvloop
 
 from bench._flags import above_zero, counts, output_file, positive, setting
 from bench._pairs import PLAIN, PLANNED, Load, Way, child, enlisted, fixed, measure, prompts, stub_of, summary, table
+from bench._plot import check_plot, plot_goodput
 from bench._wire_script import PROMPT_LEN, Setting
 from outrider import env, rpc
 from outrider.errors import StartupError
@@ -54,6 +55,9 @@ def main(words: list[str] | None = None) -> int:
     print(table(result, PLAIN.name))
     if args.output is not None:
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if args.plot is not None:
+        title = "stand-in networks" if args.stand_in else " ".join(flags)
+        plot_goodput(args.plot, result["batches"], PLAIN.name, title)
     return 0
 
 
@@ -94,7 +98,9 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--model-path", type=Path, help="the target; default: the embedded model")
     parser.add_argument("--quantization", help="of the target, and of a draft model with it")
     parser.add_argument("--output", type=output_file, help="JSON file")
+    parser.add_argument("--plot", type=output_file, help="file for a picture of the ratios (.png, .svg or .pdf)")
     args = parser.parse_args(words)
+    check_plot(args.plot)
     if args.stand_in and (args.model_path or args.quantization):
         parser.error("--stand-in has no model; --model-path and --quantization are for real ones")
     if args.fixed is None:

@@ -1,6 +1,6 @@
 """Where a step's time goes: products, attention, norms, head, and what Python adds.
 
-    python -m bench.layers --context 512 --tokens 1,8,16
+    outrider bench layers --context 512 --tokens 1,8,16 --output layers.json --plot layers.svg
 
 Each step verifies a chain of so many tokens after the context, its KV scattered over the pool. Times are those of the
 fastest of many runs: the machine's, not its neighbours'. `products` is what streaming the weights takes; beside it
@@ -15,17 +15,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from bench._flags import above_zero, counts, output_file, positive
+from bench._plot import check_plot, plot_parts
 from engine.batch import Segment
 from engine.config import ModelConfig
 from engine.loader import resolve_model
 from engine.runner import ModelRunner
 from kernels.linear import Linear
 
+SCHEMA = "outrider.bench.layers/1"
 PREFILL_CHUNK = 512
 PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
 
@@ -127,6 +130,21 @@ def print_table(rows: list[Row]) -> None:
         print(line + "".join(f"{row.parts_ms[name]:12.2f}" for name in names))
 
 
+def figures_of(
+    runner: ModelRunner, rows: list[Row], prefill_rate: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    """What --output gets."""
+    return {
+        "schema": SCHEMA, "backend": runner.backend, "threads": torch.get_num_threads(),
+        "prefill_tokens_per_s": prefill_rate, "dtype": options.dtype, "quantization": options.quantization,
+        "context": options.context,
+        "steps": [
+            asdict(row) | {"products_ms": row.products_ms, "over_products": row.total_ms / row.products_ms}
+            for row in rows
+        ],
+    }  # fmt: skip
+
+
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="outrider bench layers", description=(__doc__ or "").splitlines()[0])
@@ -140,7 +158,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--contiguous", action="store_true", help="KV in one piece of the pool, as in a fresh server")
     parser.add_argument("--no-onednn", action="store_true", help="leave the comparison with oneDNN out")
     parser.add_argument("--output", type=output_file, help="write the figures as JSON")
-    return parser.parse_args(argv)
+    parser.add_argument("--plot", type=output_file, help="file for a picture of them (.png, .svg or .pdf)")
+    args = parser.parse_args(argv)
+    check_plot(args.plot)
+    return args
 
 
 def main(argv: list[str]) -> int:
@@ -158,14 +179,16 @@ def main(argv: list[str]) -> int:
         for row in rows:
             row.onednn_products_ms = fastest_ms(products(row.tokens), options.seconds)
     weights = options.quantization or options.dtype
-    print(f"{runner.backend}, {torch.get_num_threads()} threads, {weights}, context {options.context}")
+    title = f"{runner.backend}, {torch.get_num_threads()} threads, {weights}, context {options.context}"
+    print(title)
     print(f"prefill {prefill_rate:.0f} tokens/s; a step's milliseconds:")
     print_table(rows)
     if options.output:
-        figures = {"backend": runner.backend, "threads": torch.get_num_threads(), "prefill_tokens_per_s": prefill_rate}
-        figures |= {"dtype": options.dtype, "quantization": options.quantization, "context": options.context}
-        figures |= {"steps": [asdict(row) for row in rows]}
-        options.output.write_text(json.dumps(figures, indent=2) + "\n")
+        options.output.write_text(json.dumps(figures_of(runner, rows, prefill_rate, options), indent=2) + "\n")
+    if options.plot:
+        names = sorted(rows[0].parts_ms, key=lambda name: name not in PRODUCTS)  # those below, the others on top
+        parts = {row.tokens: {name: row.parts_ms[name] for name in names} for row in rows}
+        plot_parts(options.plot, parts, {row.tokens: row.products_ms for row in rows}, title)
     return 0
 
 

@@ -29,7 +29,7 @@ from bench._figures import Figures
 from bench._flags import counts, output_file, positive
 from bench._install import install_llama, install_vllm
 from bench._load import Load, model_of, open_client
-from bench._plot import check_plot, plot
+from bench._plot import check_plot, plot_loads
 from bench._prompts import Deck, from_file, mt_bench, random_ids
 from bench._ratios import SCHEMA, Measured, Round, medians, ratio_table, ratios, speed_table
 from bench._server import free_port, serving
@@ -232,7 +232,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, reason in failed.items():
         print(f"\n{name} failed: {reason.splitlines()[0]}")
     if args.plot:
-        plot(args.plot, {name: one.decode for name, one in of_systems.items()}, f"medians of {len(rounds)} rounds")
+        decode = {name: one.decode for name, one in of_systems.items()}
+        plot_loads(args.plot, decode, f"medians of {len(rounds)} rounds")
     return 1 if failed else 0
 
 

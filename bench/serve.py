@@ -29,7 +29,7 @@ from bench._flags import (
     request_fields,
 )
 from bench._load import Load, Run, model_of, open_client
-from bench._plot import check_plot, plot
+from bench._plot import check_plot, plot_loads
 from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
 from bench._stream import Asked, ServerRefused
 from outrider.errors import StartupError
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.output:
         args.output.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     if args.plot:
-        plot(args.plot, {model: rows}, f"{written['prompts']}, up to {args.max_tokens} tokens")
+        plot_loads(args.plot, {model: rows}, f"{written['prompts']}, up to {args.max_tokens} tokens")
     return 0
 
 

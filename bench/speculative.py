@@ -1,6 +1,6 @@
 """Which steps, topk and draft tokens are fastest here, by batch size: SGLang's bench_speculative.py for Outrider.
 
-    outrider bench speculative --speculative-algorithm EAGLE3 --batch-size 1 4 --output output.jsonl
+    outrider bench speculative --speculative-algorithm EAGLE3 --batch-size 1 4 --output output.jsonl --plot grid.svg
 
 Its grid, its two skipping rules and its fields. Unlike it, one server runs for the whole grid and each request asks for
 its setting, so that settings are compared within one process; flags that are not named here go to `outrider serve`.
@@ -28,6 +28,7 @@ from bench._figures import percentile
 from bench._flags import output_file, positive
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
 from bench._load import Load, Run, model_of, open_client, run
+from bench._plot import check_plot, plot_grid
 from bench._prompts import Prompt, from_file, mt_bench
 from bench._server import free_port, serving
 from bench._stream import Asked, ServerRefused
@@ -53,7 +54,9 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
     add("--max-tokens", type=positive, default=512, help="tokens of an answer, at least 16")
     add("--output", type=output_file, default=Path("output.jsonl"), help="JSON Lines, a line added for each setting")
+    add("--plot", type=output_file, help="file for a picture of them (.png, .svg or .pdf)")
     args, rest = parser.parse_known_args(argv)
+    check_plot(args.plot)
     if args.speculative_algorithm.upper() == "NONE":
         parser.error("--speculative-algorithm NONE has no settings to compare")
     if args.max_tokens < 16:
@@ -140,6 +143,8 @@ def main(argv: list[str] | None = None) -> int:
             rows = asyncio.run(measure(served.url, settings, prompts, args))
         except (httpx.HTTPError, ServerRefused) as failure:
             raise StartupError(f"outrider serve: {failure!r}") from failure
+    if args.plot:
+        plot_grid(args.plot, rows, f"{args.speculative_algorithm}, {args.max_tokens} tokens an answer")
     print("| streams | steps | topk | draft tokens | accept length | tokens/s a stream | flags |\n" + "|---" * 7 + "|")
     for batch, row in best(rows).items():
         setting = Setting(batch, row["steps"], row["topk"], row["num_draft_tokens"])

@@ -62,7 +62,7 @@ def test_an_empty_grid_is_refused() -> None:
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "output.jsonl"
     words = ["--batch-size", "1", "--num-draft-tokens", "0", "4", "--num-prompts", "1", "--max-tokens", "16"]
-    assert speculative.main([*words, "--output", str(output)]) == 0
+    assert speculative.main([*words, "--output", str(output), "--plot", str(tmp_path / "grid.svg")]) == 0
     rows = [json.loads(row) for row in output.read_text().splitlines()]
     assert [row["num_draft_tokens"] for row in rows] == [0, 4]
     for row in rows:
@@ -73,3 +73,4 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert row["speed"] == pytest.approx(row["acc_length"] / row["step_time"], rel=0.01)
     assert rows[0]["acc_length"] == 1.0
     assert "--speculative-algorithm" in capsys.readouterr().out
+    assert "<svg" in (tmp_path / "grid.svg").read_text()
