@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -15,6 +15,7 @@ from bench._stream import Asked, ask
 
 WARM_UP = Prompt("warm-up", "warm-up", ({"role": "user", "content": "Say hello."},))
 WARM_UP_TOKENS = 16
+Result = tuple[Figures, Run]
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,19 @@ def num_prompts(load: Load) -> int:
     return max(24, min(2 * streams, 32), streams)
 
 
-async def drive(client: httpx.AsyncClient, plan: Plan) -> list[tuple[Figures, Run]]:
-    """Warms the server up and puts it under each load.
+async def drive(
+    client: httpx.AsyncClient, plan: Plan, when_done: Callable[[Sequence[Result]], object] = lambda results: None
+) -> list[Result]:
+    """Warms the server up and puts it under each load. `when_done` gets the results so far, after each.
 
     Raises ServerRefused or httpx.HTTPError as soon as one request fails.
     """
     for _ in range(plan.num_warm_up):
         await ask(client, WARM_UP, Asked(plan.asked.model, WARM_UP_TOKENS, extra=plan.asked.extra))
-    results: list[tuple[Figures, Run]] = []
+    results: list[Result] = []
     for batch in plan.batches:
         before = await read_counters(client)
         done = await run(client, batch.prompts, plan.asked, batch.load, plan.seed)
         results.append((figures(done, server_accept_length=await accept_length(client, before)), done))
+        when_done(results)
     return results

@@ -108,21 +108,20 @@ def request_rows(run: Run) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def table(rows: Sequence[Figures]) -> str:
-    """Markdown, a line for each load."""
-    lines = [
-        "| load | requests | TTFT ms p50 / p99 | between tokens ms p50 / p99 | prefill tokens/s "
-        "| decode tokens/s a stream | tokens/s in all | accept length |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        load = f"{row.concurrency} at once" if row.concurrency else f"{row.request_rate:g}/s"
-        cells = [
-            load, str(row.num_requests), _pair(row.ttft_ms), _pair(row.inter_token_ms), _cell(row.prefill_tokens_per_s),
-            _cell(row.decode_tokens_per_s), _cell(row.total_tokens_per_s), _cell(row.accept_length, 2),
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+TABLE_HEAD = (
+    "| load | requests | TTFT ms p50 / p99 | between tokens ms p50 / p99 | prefill tokens/s "
+    "| decode tokens/s a stream | tokens/s in all | accept length |\n|---|---|---|---|---|---|---|---|"
+)
+
+
+def table_row(row: Figures) -> str:
+    """One load's line of the table, in Markdown."""
+    load = f"{row.concurrency} at once" if row.concurrency else f"{row.request_rate:g}/s"
+    cells = [
+        load, str(row.num_requests), _pair(row.ttft_ms), _pair(row.inter_token_ms), _cell(row.prefill_tokens_per_s),
+        _cell(row.decode_tokens_per_s), _cell(row.total_tokens_per_s), _cell(row.accept_length, 2),
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
 
 
 def _cell(value: float | None, digits: int = 1) -> str:

@@ -89,6 +89,13 @@ def open_client(url: str, *, api_key: str | None = None, timeout_s: float = 600)
     )  # fmt: skip
 
 
+def failure_at(url: str, failure: Exception) -> str:
+    """What failed, in words."""
+    if isinstance(failure, httpx.ConnectError):
+        return f"no server answers at {url}"
+    return f"{url}: {str(failure) or type(failure).__name__}"
+
+
 async def model_of(client: httpx.AsyncClient) -> str:
     """The first model that the server says it has. ServerRefused where it says none."""
     response = await client.get("/v1/models")

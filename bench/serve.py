@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from bench._drive import Batch, Plan, drive, num_prompts
-from bench._figures import SCHEMA, Figures, request_rows, table
+from bench._drive import Batch, Plan, Result, drive, num_prompts
+from bench._figures import SCHEMA, TABLE_HEAD, Figures, request_rows, table_row
 from bench._flags import (
     counts,
     natural,
@@ -28,7 +28,7 @@ from bench._flags import (
     rates,
     request_fields,
 )
-from bench._load import Load, Run, model_of, open_client
+from bench._load import Load, failure_at, model_of, open_client
 from bench._plot import check_plot, plot_loads
 from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
 from bench._stream import Asked, ServerRefused
@@ -84,38 +84,51 @@ def plan_of(args: argparse.Namespace, model: str) -> Plan:
     return Plan(asked, batches, args.warm_up, args.seed)
 
 
-async def measure(args: argparse.Namespace) -> tuple[str, list[tuple[Figures, Run]]]:
-    """The model's name and each load's results. StartupError when the server does not answer, or refuses."""
+async def measure(args: argparse.Namespace) -> tuple[str, list[Figures]]:
+    """The model's name and each load's figures, which are printed and written as they come.
+
+    StartupError when the server does not answer, or refuses.
+    """
     try:
         async with open_client(args.url, api_key=args.api_key) as client:
             model = args.model or await model_of(client)
-            return model, await drive(client, plan_of(args, model))
+            results = await drive(client, plan_of(args, model), lambda results: report(args, model, results))
     except (httpx.HTTPError, ServerRefused) as failure:
-        raise StartupError(f"{args.url}: {failure!r}") from failure
+        raise StartupError(failure_at(args.url, failure)) from failure
+    return model, [row for row, _ in results]
 
 
-def document(args: argparse.Namespace, model: str, results: Sequence[tuple[Figures, Run]]) -> dict[str, Any]:
+def report(args: argparse.Namespace, model: str, results: Sequence[Result]) -> None:
+    """Prints the newest row; writes all so far where they are wanted, so that who is stopped keeps them."""
+    if len(results) == 1:
+        print(TABLE_HEAD)
+    print(table_row(results[-1][0]), flush=True)
+    if args.output:
+        args.output.write_text(json.dumps(document(args, model, results), indent=1) + "\n", encoding="utf-8")
+
+
+def document(args: argparse.Namespace, model: str, results: Sequence[Result]) -> dict[str, Any]:
     """What --output writes; docs/benchmarking.md describes it."""
-    random = f"random, {args.random_prompt_tokens} tokens" if args.random_prompt_tokens else None
     return {
-        "schema": SCHEMA, "url": args.url, "model": model, "prompts": random or str(args.prompts or "mt_bench"),
+        "schema": SCHEMA, "url": args.url, "model": model, "prompts": prompts_of(args),
         "max_tokens": args.max_tokens, "temperature": args.temperature, "ignore_eos": args.ignore_eos,
         "extra_body": args.extra_body, "seed": args.seed,
         "loads": [{**asdict(row), "requests": request_rows(done)} for row, done in results],
     }  # fmt: skip
 
 
+def prompts_of(args: argparse.Namespace) -> str:
+    """What is asked, in words."""
+    random = f"random, {args.random_prompt_tokens} tokens" if args.random_prompt_tokens else None
+    return random or str(args.prompts or "mt_bench")
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Prints the table; writes JSON and picture where asked."""
+    """Prints the table as it grows; writes JSON and picture where asked."""
     args = parse(argv)
-    model, results = asyncio.run(measure(args))
-    rows = [row for row, _ in results]
-    print(table(rows))
-    written = document(args, model, results)
-    if args.output:
-        args.output.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    model, rows = asyncio.run(measure(args))
     if args.plot:
-        plot_loads(args.plot, {model: rows}, f"{written['prompts']}, up to {args.max_tokens} tokens")
+        plot_loads(args.plot, {model: rows}, f"{prompts_of(args)}, up to {args.max_tokens} tokens")
     return 0
 
 

@@ -27,7 +27,7 @@ import httpx
 from bench._figures import percentile
 from bench._flags import output_file, positive
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
-from bench._load import Load, Run, model_of, open_client, run
+from bench._load import Load, Run, failure_at, model_of, open_client, run
 from bench._plot import check_plot, plot_grid
 from bench._prompts import Prompt, from_file, mt_bench
 from bench._server import free_port, serving
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             rows = asyncio.run(measure(served.url, settings, prompts, args))
         except (httpx.HTTPError, ServerRefused) as failure:
-            raise StartupError(f"outrider serve: {failure!r}") from failure
+            raise StartupError(failure_at(served.url, failure)) from failure
     if args.plot:
         plot_grid(args.plot, rows, f"{args.speculative_algorithm}, {args.max_tokens} tokens an answer")
     print("| streams | steps | topk | draft tokens | accept length | tokens/s a stream | flags |\n" + "|---" * 7 + "|")

@@ -72,6 +72,7 @@ class Drafting:
         try:
             async for frame in self._frames(table, changes):
                 yield frame
+            table.rows_were_taken()
         finally:  # the stream may break before the drafter was told, and the table does not know them any more
             await self.forget(changes.closed)
 

@@ -70,6 +70,7 @@ class SessionTable:
     ) -> None:  # fmt: skip
         limits = enlisted.limits
         self.ring = ring
+        self._slot_seq_end = 0  # rows before it are named in rounds that were applied, or never
         self.target = enlisted.target
         self.max_sessions = max_sessions
         self.max_assumed = limits.max_assumed_tokens
@@ -111,7 +112,14 @@ class SessionTable:
                     self._forget(session, changes)
             for rejected in round.rejected:
                 self._reject(rejected)
+            self._slot_seq_end = max(self._slot_seq_end, round.slot_seq_end)
         return changes
+
+    def rows_were_taken(self) -> None:
+        """Whatever rows the rounds applied so far have named were copied, or are of no use."""
+        if self.ring is not None and self._slot_seq_end:
+            self.ring.skip(self._slot_seq_end)
+            self._slot_seq_end = 0
 
     def release(self, session: Session, reason: verify_pb2.ReleaseReason, detail: str, changes: Changes) -> None:
         """Gives an open session up."""

@@ -15,6 +15,7 @@ from engine.checkpoint import PICKLED_PATTERNS, Checkpoint, DummyCheckpoint, ope
 from engine.config import ModelConfig
 from engine.embedded import ensure_embedded_model
 from outrider.errors import StartupError
+from outrider.model_name import may_be_hub_id
 from outrider.telemetry import get_logger
 
 HUB_PATTERNS = ("*.json", "*.jinja")
@@ -44,7 +45,7 @@ def resolve_model(
     if path.exists():
         raise StartupError(f"model path {path} is a file; a Hugging Face folder is needed")
     name = str(model)
-    if name.count("/") != 1 or name.startswith(("/", ".", "~")):
+    if not may_be_hub_id(name):
         raise StartupError(f"model path {model} does not exist")
     return _fetch(name, revision, hub_patterns(load_format, trust_remote_code))
 

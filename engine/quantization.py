@@ -14,15 +14,9 @@ from kernels.linear import Linear
 from kernels.native.build import build_key
 from kernels.native_linear import NativeLinear, ProductTeam, fits
 from kernels.quantized_linear import Float8Linear, Int4Linear, Int8DynamicLinear, Int8Linear
+from outrider.args.quantization import quantization_method
 from outrider.errors import StartupError
 
-METHODS = ("int8", "int8_dynamic", "int4", "fp8")
-# SGLang's flag has these as well: one is int8_dynamic's other name, the rest are forms of checkpoints or not offered.
-_ALIASES = {"w8a8_int8": "int8_dynamic"}
-_OF_SGLANG = frozenset({
-    "auto-round", "awq", "awq_marlin", "bitsandbytes", "compressed-tensors", "gguf", "gptq", "gptq_marlin", "marlin",
-    "modelopt", "modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "petit_nvfp4", "qoq", "w4afp8", "w8a8_fp8",
-})  # fmt: skip
 # Of CUDA devices, as (major, minor): Ada Lovelace is the first that multiplies fp8.
 _FLOAT8_CAPABILITY = (8, 9)
 
@@ -36,10 +30,7 @@ def check_quantization(name: str | None, device: torch.device) -> str | None:
     """The method by its own name; None for none. Raises StartupError for one that is unknown or cannot run here."""
     if name is None:
         return None
-    method = _ALIASES.get(name, name)
-    if method not in METHODS:
-        known = "is SGLang's and not offered here" if name in _OF_SGLANG else "is unknown"
-        raise StartupError(f"quantization {name!r} {known}; there are {', '.join((*METHODS, *_ALIASES))}")
+    method = quantization_method(name)
     if method != "fp8":
         return method
     if device.type != "cuda":

@@ -46,8 +46,9 @@ async def resolve(given: Iterable[str], before: Iterable[str]) -> set[str]:
             entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             log.warning("cannot look up a verify address", address=address, error=str(error))
-            return found | set(before)
-        found.update(_join(entry[4][0], port) for entry in entries)
+            found.update(before)  # which of them were this one's, nobody knows
+        else:
+            found.update(_join(entry[4][0], port) for entry in entries)
     return found
 
 

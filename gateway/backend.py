@@ -78,6 +78,7 @@ class Backend:
         """One call's choices to their end, over as many replicas as it takes."""
         given = _given(request)
         progress = False
+        numerics_id = ""  # of the replica that answers
         again: Replica | None = None  # which did not take the call on its stream
         try:
             while not given.keys() <= ended:
@@ -93,12 +94,13 @@ class Backend:
                             index = response.choice_index
                             if index not in given or index in ended:
                                 continue
+                            if response.HasField("start"):
+                                numerics_id = response.start.numerics_id
                             if tokens := response.tokens:
                                 progress = True
                                 given[index].extend(tokens)
                                 route.went_well()
-                            if response.HasField("start"):
-                                route.keep_to(response.start.numerics_id)
+                                route.keep_to(numerics_id)
                             if response.HasField("finish"):
                                 del given[index]
                             yield response
@@ -108,7 +110,7 @@ class Backend:
                 except Broken as error:
                     route.failed(replica, str(error), engine=error.engine)
                 except NotOffered:
-                    again = replica
+                    again = replica if replica.serving else None  # it may have gone from the addresses meanwhile
                 except ResourceExhausted as error:
                     route.refused(replica, error)
                 finally:
@@ -157,15 +159,16 @@ class _Route:
         """A replica to try now. Before anything broke there is one at once or never; then a sure one is waited for."""
         if self._failures == 0:
             return self._pick()
-        await asyncio.sleep(self._pause_s())
-        while True:
-            try:
-                return self._pick()
-            except (Unavailable, ResourceExhausted):
-                left_s = self._give_up_at - time.monotonic()
-                if left_s <= 0:
-                    raise
-                await self._replicas.wait_for_change(min(left_s, self._retry.max_pause_s))
+        with self._replicas.waiting():
+            await asyncio.sleep(self._pause_s())
+            while True:
+                try:
+                    return self._pick()
+                except (Unavailable, ResourceExhausted):
+                    left_s = self._give_up_at - time.monotonic()
+                    if left_s <= 0:
+                        raise
+                    await self._replicas.wait_for_change(min(left_s, self._retry.max_pause_s))
 
     def _pick(self) -> Replica:
         try:
@@ -194,8 +197,8 @@ class _Route:
         self._failures = self._refusals = 0
 
     def keep_to(self, numerics_id: str) -> None:
-        """From the first replica on, only equal ones."""
-        self._numerics_id = self._numerics_id or numerics_id
+        """Tokens were given: from here on only replicas that would have given the same."""
+        self._numerics_id = self._numerics_id or numerics_id or None
 
     def failed(self, replica: Replica, reason: str, *, engine: bool = False) -> None:
         """The call broke. Unavailable when that happened too often in a row, Internal when engines fail on it."""

@@ -70,7 +70,7 @@ class BodyDecoder:
         try:
             decoded = msgspec.json.decode(body, type=kind)
         except msgspec.ValidationError as error:
-            raise from_validation(error, fields) from None
+            raise from_validation(error, fields, kind) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise _invalid_json() from None
         for name in fields.keys() - set(kind.__struct_fields__):
@@ -93,6 +93,10 @@ def _strict_object(body: bytes) -> dict[str, Any]:
     """The body as a plain object: a parse for what msgspec lets pass, repeated keys, and for the names of fields."""
     try:
         value = json.loads(body.decode(), object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise _invalid_json(f": line {error.lineno}, column {error.colno}") from None
+    except UnicodeDecodeError as error:
+        raise _invalid_json(f": byte {error.start + 1}") from None
     except (ValueError, RecursionError):
         raise _invalid_json() from None
     if not isinstance(value, dict):
@@ -111,5 +115,5 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _invalid_json() -> InvalidArgument:
-    return InvalidArgument("The body is not valid JSON in UTF-8 without repeated keys.", code="invalid_json")
+def _invalid_json(where: str = "") -> InvalidArgument:
+    return InvalidArgument(f"The body is not valid JSON in UTF-8 without repeated keys{where}.", code="invalid_json")

@@ -87,6 +87,7 @@ async def begin_chat(gateway: Gateway, body: ChatCompletionRequest, ready: Ready
     plan = make_plan(
         body, [Prompt(encoded.ids, "messages")], request_id=id,
         max_tokens=body.max_completion_tokens or body.max_tokens, codec=ready.codec, info=ready.info,
+        max_tokens_field="max_completion_tokens" if body.max_completion_tokens else "max_tokens",
         prediction=prediction, grammar=rules.grammar, report=report,
     )  # fmt: skip
     (answer,) = gateway.answers(plan, request, grammar_field=rules.grammar_field)

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from gateway.shown import found_at
+from gateway.shown import found_at, words_at
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unimplemented
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 502: "server_error", 503: "server_error", 504: "server_error"}
@@ -97,8 +97,8 @@ _WRONG_TYPE = re.compile(r"^Expected `[\w |]+`, got `\w+`$")
 _NAMES = {"int": "integer", "float": "decimal", "str": "string"}
 
 
-def from_validation(error: msgspec.ValidationError, body: object) -> InvalidArgument:
-    """OpenAI's code and `param` for a body of the wrong shape; `body` is what was read."""
+def from_validation(error: msgspec.ValidationError, body: object, kind: type) -> InvalidArgument:
+    """OpenAI's code and `param` for a body that is no `kind`; `body` is what was read."""
     found = _PATH.match(str(error))
     what, path = (found["what"], found["path"] or None) if found else ("", None)
     if missing := _MISSING.match(what):
@@ -114,7 +114,11 @@ def from_validation(error: msgspec.ValidationError, body: object) -> InvalidArgu
         )
     if _WRONG_TYPE.match(what):
         return InvalidArgument(f"Invalid type for {where}: {_lower_first(what)}.", field=path, code="invalid_type")
-    return InvalidArgument(f"Invalid value for {where}{value and ':' + value[5:]}.", field=path, code="invalid_value")
+    allowed = words_at(kind, path) if path else ()
+    told = f"; it must be one of {', '.join(allowed)}" if allowed else ""
+    return InvalidArgument(
+        f"Invalid value for {where}{value and ':' + value[5:]}{told}.", field=path, code="invalid_value"
+    )
 
 
 def _bound_code(bound: re.Match[str]) -> str:

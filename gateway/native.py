@@ -43,8 +43,8 @@ async def generate(request: Request) -> ASGIApp:
     for prompt, params, id, wanted in zip(prompts, sampling, ids, scores, strict=True):
         plan = make_plan(
             _fields(params, body), [prompt], request_id=id, max_tokens=_max_tokens(params, body),
-            default_max_tokens=DEFAULT_MAX_NEW_TOKENS, codec=ready.codec, info=ready.info, grammar=of_sglang(params),
-            report=wanted.report,
+            max_tokens_field="sampling_params.max_new_tokens", default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
+            codec=ready.codec, info=ready.info, grammar=of_sglang(params), report=wanted.report,
         )  # fmt: skip
         answers += gateway.answers(plan, request, grammar_field="sampling_params", prompt_field=prompt.field)
     outputs = [

@@ -78,6 +78,7 @@ def make_plan(
     max_tokens: int | None,
     codec: TextCodec,
     info: ServerInfo,
+    max_tokens_field: str = "max_tokens",
     default_max_tokens: int | None = None,
     prediction: Sequence[int] = (),
     grammar: common_pb2.Grammar | None = None,
@@ -89,7 +90,7 @@ def make_plan(
     """
     num_choices = _num_choices(fields, len(prompts), max_tokens, info)
     for prompt in prompts:
-        _check_prompt(prompt, max_tokens, codec.context_length, info.model.vocab_size)
+        _check_prompt(prompt, max_tokens, max_tokens_field, codec.context_length, info.model.vocab_size)
     if max_tokens is None and default_max_tokens is not None:
         max_tokens = min(default_max_tokens, codec.context_length - max(len(prompt.ids) for prompt in prompts))
     params = sampling_params(fields, max_tokens, info)
@@ -200,11 +201,14 @@ def _end_ids(params: SamplingParams, info: ServerInfo) -> frozenset[int]:
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else info.model.eos_token_ids)
 
 
-def _check_prompt(prompt: Prompt, max_tokens: int | None, context_length: int, vocab_size: int) -> None:
+def _check_prompt(
+    prompt: Prompt, max_tokens: int | None, max_tokens_field: str, context_length: int, vocab_size: int
+) -> None:
     if not prompt.ids:
         raise InvalidArgument("The prompt has no tokens.", field=prompt.field, code="invalid_value")
     if len(prompt.ids) + (max_tokens or 1) > context_length:
-        raise too_long(context_length, len(prompt.ids), max_tokens, prompt.field)
+        fits_alone = len(prompt.ids) < context_length
+        raise too_long(context_length, len(prompt.ids), max_tokens, max_tokens_field if fits_alone else prompt.field)
     if max(prompt.ids) >= vocab_size:
         raise no_such_token(max(prompt.ids), vocab_size, prompt.field)
 

@@ -42,12 +42,11 @@ class Replica:
         """Sessions that it has, ours as they are now."""
         return self.outstanding + self.others
 
-    @property
-    def full(self) -> bool:
-        """Whether our own calls alone fill its batch and its queue."""
+    def is_full(self, more: int = 0) -> bool:
+        """Whether our own calls, with so many `more`, fill its batch and its queue."""
         limits = self.info.limits if self.info is not None else verify_pb2.RequestLimits()
         room = limits.max_running_requests + limits.max_queued_requests
-        return room > 0 and self.outstanding >= room
+        return room > 0 and self.outstanding + more >= room
 
     def learn(self, info: ServerInfo) -> None:
         """Takes in its answer."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -20,7 +20,7 @@ from gateway.addresses import is_name, resolve
 from gateway.affinity import PrefixMap, block_keys
 from gateway.replica import Replica, ServerInfo
 from outrider.dialing import Dial
-from outrider.errors import ResourceExhausted, Unavailable
+from outrider.errors import ResourceExhausted, StartupError, Unavailable
 from outrider.rpc import create_channel, error_from_rpc
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
@@ -59,6 +59,7 @@ class ReplicaSet:
         self._resolver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._prefixes = PrefixMap()
+        self._num_waiting = 0  # answers under way that look for a replica
         self.info: ServerInfo | None = None  # of whichever replica served first: all must have its vocabulary
 
     async def start(self) -> None:
@@ -99,19 +100,23 @@ class ReplicaSet:
         cache_salt: str = "",
         sure: bool = False,
     ) -> Replica:
-        """A replica of `numerics_id` if one is: that which had most of the prompt before, else the least busy.
+        """A replica, of `numerics_id` where given: that which had most of the prompt before, else the least busy.
 
         The first of these gives way when it has _SLACK sessions more than the least busy, or twice as many. `sure`:
-        none that is in doubt. Unavailable without a replica, ResourceExhausted when all are full.
+        none that is in doubt. Unavailable without a replica, ResourceExhausted when all are full: for a new session
+        also when what is left is for answers under way, which wait for it.
         """
         candidates = [replica for replica in self.serving if replica not in avoid]
         candidates = [replica for replica in candidates if not replica.doubtful] or ([] if sure else candidates)
         if not candidates:
             raise Unavailable("No verify service is available.")
-        with_room = [replica for replica in candidates if not replica.full]
-        if not with_room:
+        alike = [replica for replica in candidates if not _differs(replica, numerics_id)]
+        if not alike:
+            raise Unavailable("No verify service computes as that which began this answer.")
+        kept = 0 if sure else self._num_waiting
+        alike = [replica for replica in alike if not replica.is_full(kept)]
+        if not alike:
             raise ResourceExhausted("The server is at its limit of waiting requests.")
-        alike = [replica for replica in with_room if not _differs(replica, numerics_id)] or with_room
         least = min(alike, key=lambda replica: replica.load)
         if len(self._replicas) == 1 or not prompt_tokens:
             return least
@@ -127,6 +132,15 @@ class ReplicaSet:
         """A call to `replica` broke: it is in doubt until it answers again."""
         replica.doubtful = True
         replica.look_again.set()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Generator[None]:
+        """An answer under way looks for a replica: what room there is, is for it."""
+        self._num_waiting += 1
+        try:
+            yield
+        finally:
+            self._num_waiting -= 1
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Returns when a replica came, went or changed state, or after `timeout_s`."""
@@ -157,7 +171,11 @@ class ReplicaSet:
             return
         while True:
             await asyncio.sleep(self._times.resolve_interval_s)
-            self._set_addresses(await self._resolve())
+            addresses = await self._resolve()
+            try:
+                self._set_addresses(addresses)
+            except (OSError, StartupError) as error:  # certificates that are being replaced: the next round is soon
+                log.warning("cannot dial the verify addresses", error=str(error))
 
     async def _resolve(self) -> set[str]:
         return await resolve(self._addresses, self._replicas)
@@ -169,7 +187,9 @@ class ReplicaSet:
             replica.watch = asyncio.create_task(self._keep_watching(replica))
             self._replicas[address] = replica
         for address in self._replicas.keys() - addresses:
-            task = asyncio.create_task(self._replicas.pop(address).close(calls_s))
+            replica = self._replicas.pop(address)
+            replica.serving = False  # before its closing begins, in a while
+            task = asyncio.create_task(replica.close(calls_s))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
             self._tell_change()

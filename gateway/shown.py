@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
 
 import msgspec
+from msgspec import inspect
 
 from outrider.errors import InvalidArgument, NotFound
 
@@ -39,6 +41,36 @@ def found_at(body: Any, path: str) -> str:
         except (KeyError, IndexError, TypeError, ValueError):
             return ""
     return f", not {shown(body)}"
+
+
+@functools.cache
+def _described(kind: type) -> Any:
+    return inspect.type_info(kind)
+
+
+def words_at(kind: type, path: str) -> tuple[str, ...]:
+    """The words that a field takes, at a path as `found_at` reads it; empty for one that takes others too."""
+    found: list[Any] = [_described(kind)]
+    for match in _STEP.finditer(path):
+        found = [inner for outer in _without_unions(found) for inner in _inside(outer, match[1])]
+    words = [one for one in _without_unions(found) if isinstance(one, inspect.LiteralType)]
+    return tuple(str(value) for one in words for value in one.values)
+
+
+def _without_unions(kinds: list[Any]) -> list[Any]:
+    return [one for kind in kinds for one in (kind.types if isinstance(kind, inspect.UnionType) else (kind,))]
+
+
+def _inside(kind: Any, name: str | None) -> list[Any]:
+    """What a field of an object is, or with no name the items of an array or the values of an object."""
+    match kind:
+        case inspect.StructType() if name is not None:
+            return [field.type for field in kind.fields if field.encode_name == name]
+        case inspect.ListType() if name is None:
+            return [kind.item_type]
+        case inspect.DictType():
+            return [kind.value_type]
+    return []
 
 
 def no_such_model(name: str, there: str) -> NotFound:

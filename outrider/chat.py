@@ -66,8 +66,8 @@ class Painter:
 
 
 def connect(url: str, api_key: str | None) -> openai.OpenAI:
-    """A client of the gateway at `url`."""
-    return openai.OpenAI(base_url=f"{url.rstrip('/')}/v1", api_key=api_key or "none")
+    """A client of the gateway at `url`, which may end in /v1."""
+    return openai.OpenAI(base_url=f"{url.rstrip('/').removesuffix('/v1')}/v1", api_key=api_key or "none")
 
 
 def first_model(client: openai.OpenAI, url: str) -> str:

@@ -32,7 +32,9 @@ class CostTable:
         self._refresh()
 
     def observe(self, rows: int, ms: float) -> None:
-        """Takes in a step's time."""
+        """Takes in a step's time; of none there is nothing to learn."""
+        if not ms > 0.0:
+            return
         point = self.POINTS[min(bisect.bisect_left(self.POINTS, rows), len(self.POINTS) - 1)]
         known = self._ms.get(point, ms)
         self._counts[point] = count = min(self._counts.get(point, 0.0) + 1, 1 / _ALPHA)

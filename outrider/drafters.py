@@ -9,7 +9,7 @@ from typing import cast
 import grpc.aio
 
 from outrider.algorithms import algorithm_name
-from outrider.args.admin import DraftersArgs
+from outrider.args.admin import WIRE_ALGORITHMS, DraftersArgs
 from outrider.auth import TokenFile, token_file
 from outrider.dialing import Dialer, common_name
 from outrider.errors import StartupError
@@ -89,8 +89,7 @@ async def _switch(
         moved = (await stub.SetDrafterMode(request, timeout=args.timeout_s)).moved_sessions
         say(f"{address}: {args.drafter} is {_mode(_MODES[action])}{_moved(moved)}")
         return
-    number = common_pb2.Algorithm.Value(f"ALGORITHM_{(args.algorithm or '').upper()}")
-    algorithm = cast("common_pb2.Algorithm", number)
+    algorithm = cast("common_pb2.Algorithm", WIRE_ALGORITHMS[(args.algorithm or "").upper()])
     switch = admin_pb2.SetAlgorithmRequest(algorithm=algorithm, enabled=action == "enable")
     moved = (await stub.SetAlgorithm(switch, timeout=args.timeout_s)).moved_sessions
     say(f"{address}: {algorithm_name(algorithm)} is {action}d{_moved(moved)}")

@@ -43,7 +43,7 @@ def early_proposals() -> bool | None:
     if ours == "auto" or not (ours or theirs):
         return None
     if ours not in {"", *_WORDS}:
-        raise StartupError(f"OUTRIDER_ENABLE_SPEC_V2 is {ours!r}; it must be auto, true or false")
+        raise StartupError(f"OUTRIDER_ENABLE_SPEC_V2 is {ours!r}; it must be 1, 0 or auto")
     return flag("OUTRIDER_ENABLE_SPEC_V2", sglang_spec_v2())
 
 

@@ -22,6 +22,7 @@ from outrider.auth import token_file
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
 from outrider.placement import cores_of_two
+from outrider.preflight import check_before_start
 from outrider.readiness import any_certificate, model_name, wait_both, wait_enlisted, wait_healthy, wait_serving
 from outrider.stopping import stopped_by_signals
 from outrider.supervisor import Part, PartFailed, Supervisor, describe_status
@@ -46,6 +47,7 @@ class Served:
 
 def main(args: ServeArgs) -> int:
     """Serves until told to stop. Returns the exit code."""
+    check_before_start(args)
     started = time.monotonic()
 
     async def when_ready(served: Served) -> None:

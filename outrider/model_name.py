@@ -1,4 +1,4 @@
-"""The name that a model has in the API unless `--served-model-name` gives another."""
+"""Names of models: in the API unless `--served-model-name` gives another, and on the model hub."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def default_model_name(info: verify_pb2.VerifyServiceGetServerInfoResponse) -> s
     if asked is not None and _HUB_ID.fullmatch(asked) and not Path(asked).is_absolute() and folder.name not in asked:
         return asked
     return folder.name
+
+
+def may_be_hub_id(name: str) -> bool:
+    """Whether it may name a model on the hub: OWNER/NAME. A folder of that name goes before."""
+    return name.count("/") == 1 and not name.startswith(("/", ".", "~"))

@@ -2,11 +2,14 @@
 
 A file of /dev/shm: a header that begins with a nonce, then slots of one row each. Rows have sequence numbers; number s
 lies in slot s mod num_slots. Rows that belong together lie one behind another, never over the ring's end, where numbers
-are skipped. Knows nothing of what a row means, or of how its number gets across.
+are skipped. While the file has a name its writer holds a lock on it, so that what a killed one left is known for such.
+Knows nothing of what a row means, or of how its number gets across.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
 import secrets
@@ -34,6 +37,21 @@ def host_id() -> str:
     return f"{socket.gethostname()}/{boot_id}"
 
 
+def remove_left_behind() -> int:
+    """Removes the files of writers that are gone; how many they were. Those of other users stay."""
+    removed = 0
+    for path in _FOLDER.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, another user's, or locked
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                removed += 1
+            finally:
+                os.close(file)
+    return removed
+
+
 class RowRing:
     """The writer's side. OSError where the memory cannot be had.
 
@@ -45,21 +63,26 @@ class RowRing:
         self.num_slots = num_slots
         self.row_bytes = row_bytes
         self.proven = False  # the reader sees it
+        self.was_full = False  # since somebody last set it to False
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._head = self._tail = 0  # next number to be written; first that is not read
         path = _FOLDER / self.name
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             size = HEADER_BYTES + num_slots * row_bytes
-            os.posix_fallocate(file, 0, size)  # a page that is not there when it is written ends the process
-            memory = mmap.mmap(file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            os.posix_fallocate(self._file, 0, size)  # a page that is not there when it is written ends the process
+            memory = mmap.mmap(self._file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError:
-            path.unlink(missing_ok=True)
+            self.unlink()
             raise
-        finally:
-            os.close(file)
         memory[:_NONCE_BYTES] = self._nonce
         self._slots: Rows = np.frombuffer(memory, np.uint8, offset=HEADER_BYTES).reshape(num_slots, row_bytes)
+
+    @property
+    def end(self) -> int:
+        """One past the number of the last row that was written."""
+        return self._head
 
     def prove(self, nonce: bytes) -> None:
         """The reader has sent what it found in the header: if that is right, rows may be written.
@@ -73,6 +96,9 @@ class RowRing:
     def unlink(self) -> None:
         """Removes the name; the memory goes when neither side has it any more."""
         (_FOLDER / self.name).unlink(missing_ok=True)
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
 
     def put(self, count: int, fill: Callable[[Rows], object]) -> int | None:
         """Has `fill` write rows uint8 [count, row_bytes]; the first one's number, or None where there is no room."""
@@ -82,6 +108,7 @@ class RowRing:
             first, place = first + self.num_slots - place, 0
         tail = first if self._tail == self._head else self._tail  # what is skipped holds nothing up when all is read
         if not self.proven or first + count - tail > self.num_slots:
+            self.was_full = self.proven
             return None
         fill(self._slots[place : place + count])
         self._head, self._tail = first + count, tail
@@ -124,6 +151,10 @@ class RowReader:
         """
         place = self._read(first, count)
         return self._slots[place : place + count]
+
+    def skip(self, end: int) -> None:
+        """All rows before number `end` have been read, or will never be asked for."""
+        self.last = max(end - 1, -1 if self.last is None else self.last)
 
     def address(self, first: int, count: int) -> int:
         """Where `rows` lie."""

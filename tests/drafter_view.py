@@ -82,6 +82,7 @@ class View:
         self.kinds: set[verify_pb2.NextKind] = set()
         self._needs_features = needs_features
         self.ring: RowReader | None = None
+        self.slot_seq_end = 0  # no slot before it is named any more
         self.num_shared = 0  # rows that came through it
 
     def apply(self, frame: verify_pb2.Round) -> list[Seen]:
@@ -104,6 +105,11 @@ class View:
             seen = self.sessions.pop(key, None)
             assert seen is not None or closed.reason == verify_pb2.CLOSE_REASON_SLOW
         self.rejected += frame.rejected
+        if frame.HasField("slot_seq_end"):
+            assert self.ring is not None
+            assert frame.slot_seq_end >= self.slot_seq_end
+            self.slot_seq_end = frame.slot_seq_end
+            self.ring.skip(frame.slot_seq_end)
         return list(told.values())
 
     def propose(self, seen: Seen, draft: Draft) -> verify_pb2.Proposal:
@@ -193,6 +199,7 @@ class View:
             seen.announced.append(rows)
         elif rows.WhichOneof("location") == "slot_seq":
             assert self.ring is not None
+            assert rows.slot_seq >= self.slot_seq_end
             self.num_shared += rows.count
             found = self.ring.rows(rows.slot_seq, rows.count)
             shape = [rows.count, found.shape[1] // 4]

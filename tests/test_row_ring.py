@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.row_ring import HEADER_BYTES, RowReader, RowRing, Rows
+from outrider.row_ring import HEADER_BYTES, RowReader, RowRing, Rows, remove_left_behind
 from outrider.v1 import common_pb2
 
 ROW_BYTES = 12
@@ -66,6 +68,48 @@ def test_nothing_is_written_before_the_reader_has_shown_that_it_sees_it() -> Non
     with pytest.raises(OSError, match="No such file"):
         reader_of(ring)
     assert reader.rows(0, 1)[0].tolist() == [1] * ROW_BYTES
+
+
+def test_a_ring_full_of_rows_that_nobody_asks_for_is_used_again_once_the_reader_skips_them() -> None:
+    ring = RowRing(ROW_BYTES, 3)
+    reader = reader_of(ring)
+    assert put(ring, [1]) is None
+    assert not ring.was_full  # it was not used yet
+    ring.prove(reader.nonce)
+    assert put(ring, [1, 2, 3]) == 0
+    assert not ring.was_full
+    assert put(ring, [4]) is None
+    assert ring.was_full
+    reader.skip(ring.end)
+    assert reader.last == 2
+    ring.read(reader.last)
+    assert put(ring, [4]) == 3
+    assert reader.rows(3, 1)[0].tolist() == [4] * ROW_BYTES
+    reader.skip(2)  # told late
+    assert reader.last == 3
+
+
+def test_what_a_killed_writer_left_is_removed_and_nothing_else() -> None:
+    writer = (
+        "import sys; from outrider.row_ring import RowRing as R; print(R(12, 2).name, flush=True); sys.stdin.read()"
+    )
+    mine = RowRing(ROW_BYTES, 4)
+    with subprocess.Popen(
+        [sys.executable, "-c", writer], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        left = Path("/dev/shm", process.stdout.readline().strip())
+        remove_left_behind()
+        assert left.exists()
+        process.kill()
+        process.wait()
+        assert left.exists()
+        assert remove_left_behind() >= 1
+    assert not left.exists()
+    reader_of(mine)
+    mine.unlink()
+    mine.unlink()
+    assert not Path("/dev/shm", mine.name).exists()
 
 
 def test_rows_that_were_not_written_cannot_have_been_read() -> None:

@@ -58,6 +58,8 @@ class Published:
 
 def main(args: EvalArgs) -> int:
     """Measures, prints a table, and writes the figures where they are wanted."""
+    if not Path(args.head).is_dir():
+        raise StartupError(f"--head is {args.head!r}, which is no folder")
     if args.output is not None:
         check_file(Path(args.output), "the figures")
     target = resolve_model(args.model_path, revision=args.revision)
@@ -91,12 +93,12 @@ def table(figures: dict[str, Figures], *, with_trees: bool) -> str:
 
 
 def _computed(args: EvalArgs, folder: Path, target_folder: Path) -> dict[str, Figures]:
+    shape = features_of_head(folder, target_folder)  # before the answers, which take long
     answers = greedy_answers(
         args.prompts_path(), target_folder, dtype=args.dtype, device=args.device, load_format=args.load_format,
         threads=args.threads, answer_tokens=args.answer_tokens, max_prompts=args.max_prompts,
     )  # fmt: skip
     longest = max(len(answer.example.tokens) for answer in answers)
-    shape = features_of_head(folder, target_folder)
     target = TargetStates(
         target_folder, shape, dtype=args.dtype, device=args.device, load_format=args.load_format,
         max_tokens=max(2048, longest), max_len=longest, threads=args.threads,

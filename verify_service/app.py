@@ -35,6 +35,7 @@ from outrider.cost_table import CostTable
 from outrider.errors import StartupError, Unavailable
 from outrider.metrics_http import serve_metrics
 from outrider.placement import Placement
+from outrider.row_ring import remove_left_behind
 from outrider.steady import keep_steady
 from outrider.stopping import Stopping, stopped_by_signals
 from outrider.strangers import Strangers
@@ -169,6 +170,8 @@ async def serve(
     """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
     loop, placement = asyncio.get_running_loop(), Placement(args.core)
     loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="worker", initializer=placement.roam))
+    if left := remove_left_behind():
+        log.info("shared memory of killed processes removed", files=left)
     inbox = Inbox()
     step_loop = build_step_loop(
         args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernels.acceptance import Accepted
-from outrider.errors import Internal
+from outrider.errors import Internal, OutriderError
 from outrider.tree import ROOT
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.drafters import Assignment, Drafter, Drafters
@@ -93,7 +93,7 @@ class Committer:
                     self._features.send(assignment, min(work.session.kv_len, assignment.told_len - 1))
             elif outcome is None:
                 self._scheduler.keep(work.session, work.slots, [])
-                self.fail(work.session, Internal("the model gave no finite logits for this request"))
+                self.fail(work.session, _no_token(work.session))
             else:
                 committed += self._commit_one(work, outcome, step_us, batch_tokens)
         self._features.send_verdicts(self._without_rows)
@@ -253,3 +253,12 @@ class Committer:
             draft_us=work.match.proposal.draft_us,
             verify_us=step_us,
         )
+
+
+def _no_token(session: Session) -> OutriderError:
+    """Why there was none to follow what is committed."""
+    if session.grammar is not None:
+        forbidden = session.stop_ids if session.output_len < session.params.min_tokens else frozenset[int]()
+        if (error := session.grammar.leaves_only(forbidden)) is not None:
+            return error
+    return Internal("the model gave no finite logits for this request")

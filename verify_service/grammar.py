@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,14 @@ class GrammarState:
             return None
         reason = self._matcher.get_error().partition("\n")[0] or "nothing can follow, nor the output end"
         return _refused(self._kind, f"it leads to where it cannot go on: {reason}")
+
+    def leaves_only(self, tokens: AbstractSet[int]) -> InvalidArgument | None:
+        """What to tell the client when none but these, which the request forbids here, may follow what is committed."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: self._vocab_size])
+        if not tokens >= set(allowed.tolist()):
+            return None
+        return _refused(self._kind, "it leads to where only tokens can follow that min_tokens forbids")
 
     def commit(self, token: int) -> bool:
         """Takes in a committed token; False when the grammar forbids it."""
@@ -131,6 +140,8 @@ class GrammarCompiler:
         kind = grammar.WhichOneof("kind")
         if kind is None:
             raise InvalidArgument("sampling.grammar has no kind", field="sampling.grammar")
+        if kind == "json_object" and not grammar.json_object:
+            raise InvalidArgument("sampling.grammar.json_object is false: leave it out", field="sampling.grammar")
         source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
         if len(source.encode()) > MAX_GRAMMAR_BYTES:
             raise _refused(kind, f"it has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken")

@@ -19,7 +19,8 @@ _MAX_DETAIL_CHARS = 256
 
 def take_proposals(drafters: Drafters, drafter: Drafter, proposals: list[Arrived]) -> None:
     """Keeps proposals for later matching; a malformed one quarantines its session from this drafter."""
-    drafter.missed_in_a_row = 0
+    if proposals:
+        drafter.missed_in_a_row = 0
     for arrived in proposals:
         if drafter.refusals >= MAX_REFUSALS:
             break

@@ -35,6 +35,7 @@ class RoundOutbox:
         self._closed: collections.deque[verify_pb2.Closed] = collections.deque()
         self._rejected: collections.deque[verify_pb2.Rejected] = collections.deque()
         self._bytes = 0
+        self._slot_seq_end: int | None = None  # to be said once no message that waits can name slots before it
 
     @property
     def num_bytes(self) -> int:
@@ -123,6 +124,11 @@ class RoundOutbox:
             self._rejected.append(rejected)
             self._bytes += size_of(rejected)
 
+    def name_no_slots_before(self, end: int) -> None:
+        """No message that is added from now on names slots of the ring before number `end`."""
+        with self._lock:
+            self._slot_seq_end = end
+
     def take(self, frame: verify_pb2.Round) -> bool:
         """Moves what is pending to an empty frame, or as much of it as a message may hold; whether there was any."""
         room = FRAME_BYTES
@@ -141,7 +147,11 @@ class RoundOutbox:
                 room -= self._put(frame.closed, self._closed.popleft())
             while self._rejected and room > 0:
                 room -= self._put(frame.rejected, self._rejected.popleft())
-            return self._bytes < before
+            if self._bytes == before:
+                return False
+            if self._slot_seq_end is not None and not (self._features or self._verdicts):
+                frame.slot_seq_end, self._slot_seq_end = self._slot_seq_end, None
+            return True
 
     def _put(self, field: Any, message: Any) -> int:
         """Moves a message into a repeated field of a frame; returns its size."""

@@ -173,10 +173,11 @@ class DrafterStream:
             raise InvalidArgument(f"features.kind is {kind}; known are {known}", field="enlist.features.kind")
         needs_features = kind not in (common_pb2.FEATURE_KIND_UNSPECIFIED, common_pb2.FEATURE_KIND_NONE)
         if needs_features:
-            ours = self._target.features
+            ours, layers = self._target.features, list(enlist.features.aux_layers)
+            fix = _flag_for(kind, layers)
             _same("hidden_size", theirs.hidden_size, model.hidden_size)
-            _same("features.kind", common_pb2.FeatureKind.Name(kind), common_pb2.FeatureKind.Name(ours.kind))
-            _same("features.aux_layers", list(enlist.features.aux_layers), list(ours.aux_layers))
+            _same("features.kind", common_pb2.FeatureKind.Name(kind), common_pb2.FeatureKind.Name(ours.kind), fix)
+            _same("features.aux_layers", layers, list(ours.aux_layers), fix)
             _same("features.width", enlist.features.width or ours.width, ours.width)
             _same("features.dtype", enlist.features.dtype or ours.dtype, ours.dtype)
         return Drafter(
@@ -289,9 +290,17 @@ def held_bytes(frame: verify_pb2.SpeculateRequest) -> int:
     return _BYTES_PER_BYTE * frame.ByteSize() + _BYTES_OF_PROPOSAL * len(frame.proposals.proposals)
 
 
-def _same(name: str, theirs: object, ours: object) -> None:
+def _same(name: str, theirs: object, ours: object, fix: str = "") -> None:
     if theirs != ours:
         raise FailedPrecondition(
-            f"{name} differs: the drafter has {_shown.repr(theirs)}, this target {_shown.repr(ours)}",
+            f"{name} differs: the drafter has {_shown.repr(theirs)}, this target {_shown.repr(ours)}{fix}",
             field=f"enlist.{name}",
         )
+
+
+def _flag_for(kind: common_pb2.FeatureKind, layers: list[int]) -> str:
+    """What to start verify with for a drafter that needs such features; nothing where no flag says them."""
+    if bool(layers) != (kind == common_pb2.FEATURE_KIND_AUX) or len(layers) > _shown.maxlist:
+        return ""
+    name = common_pb2.FeatureKind.Name(kind).removeprefix("FEATURE_KIND_").lower()
+    return f"; start verify with --features {name}{':' if layers else ''}{','.join(map(str, layers))}"

@@ -37,6 +37,7 @@ class TreeShape:
 
 def tree_shape(args: DraftArgs, *, is_head: bool, target_architecture: str = "") -> TreeShape:
     """The trees to draft. StartupError for settings that are partial, impossible or against SpecV2's rule."""
+    args.check_tree()
     steps, topk, tokens = (
         args.speculative_num_steps, args.speculative_eagle_topk, args.speculative_num_draft_tokens,
     )  # fmt: skip
@@ -50,21 +51,13 @@ def tree_shape(args: DraftArgs, *, is_head: bool, target_architecture: str = "")
         topk, tokens = 1, None
     if steps is None and topk is None and tokens is None:
         return TreeShape(*(TREES.get(target_architecture, CHAIN) if is_head else CHAIN))
-    if steps is None or topk is None or (tokens is None and topk != 1):
-        raise StartupError(
-            "--speculative-num-steps, --speculative-eagle-topk and --speculative-num-draft-tokens go together: set all "
-            f"three or none (they are {steps}, {topk} and {tokens})"
-        )
+    assert steps is not None
+    assert topk is not None
     if topk == 1:
         if tokens not in (None, steps + 1):
             log.warning("a chain's num_draft_tokens follows its steps", given=tokens, used=steps + 1)
         return TreeShape(steps, 1, steps + 1)
-    most = topk + (steps - 1) * topk**2 + 1
-    if tokens is None or tokens > most:
-        raise StartupError(
-            f"--speculative-num-draft-tokens is {tokens}; {steps} steps of {topk} branches give at most {most} nodes, "
-            "root included: lower it, or raise --speculative-num-steps or --speculative-eagle-topk"
-        )
+    assert tokens is not None
     return TreeShape(steps, topk, tokens)
 
 

@@ -107,13 +107,15 @@ Cut count_pieces(const Heads *heads, const Layout *layout) {
     return cut;
 }
 
-void list_pieces(const Heads *heads, const Layout *layout, Piece *pieces) {
+void list_pieces(const Heads *heads, const Layout *layout, Piece *pieces, int32_t *firsts) {
+    const Piece *begin = pieces;
     const int num_blocks = attention_blocks(heads, layout);
     /* Blocks come with one for each kv head in a row: same rows, same chunks. Chunk by chunk, so that a thread finds
      * what it fetched for the first head (scores.c) when it does the others. */
     for (int first = 0; first < num_blocks; first += heads->num_kv_heads) {
         Block b = find_block(heads, layout, first);
         const int last = last_chunk(&b);
+        for (int h = 0; h < heads->num_kv_heads; h++) firsts[first + h] = (int32_t)(pieces - begin) + h;
         for (int chunk = 0; chunk <= last; chunk++)
             for (int h = 0; h < heads->num_kv_heads; h++) *pieces++ = (Piece){first + h, chunk};
     }
@@ -126,11 +128,13 @@ void attend_piece(const Heads *heads, const Layout *layout, Rows qkv, Pools pool
     if (!attend_chunk(&b, piece.chunk, part)) clear_part(heads, part);
 }
 
-void join_pieces(const Heads *heads, const Layout *layout, const Piece *pieces, int num_pieces, float *parts, Rows out,
-                 void *scratch, int block) {
+void join_pieces(const Heads *heads, const Layout *layout, int first, float *parts, Rows out, void *scratch, int block) {
     Block b = make_block(heads, layout, (Pools){NULL, NULL}, scratch, block);
     clear_part(heads, b.total);
-    for (int i = 0; i < num_pieces; i++)
-        if (pieces[i].block == block) add_part(&b, b.total, parts + i * part_floats(heads));
+    const int last = last_chunk(&b);
+    for (int chunk = 0; chunk <= last; chunk++) { /* the kv heads' pieces alternate */
+        const int64_t piece = first + (int64_t)chunk * heads->num_kv_heads;
+        add_part(&b, b.total, parts + piece * part_floats(heads));
+    }
     write_result(&b, b.total, out);
 }

@@ -58,14 +58,13 @@ typedef struct {
 } Cut;
 
 Cut count_pieces(const Heads *heads, const Layout *layout);
-/* All num_pieces of them, block by block. */
-void list_pieces(const Heads *heads, const Layout *layout, Piece *pieces);
+/* All num_pieces of them, and each block's first one. */
+void list_pieces(const Heads *heads, const Layout *layout, Piece *pieces, int32_t *firsts);
 /* Memory for what a piece comes to. */
 int64_t part_bytes(const Heads *heads);
 void attend_piece(const Heads *heads, const Layout *layout, Rows qkv, Pools pools, void *scratch, Piece piece,
                   float *part);
-/* A block's result out of its pieces' parts, which lie part_bytes apart in the pieces' order. */
-void join_pieces(const Heads *heads, const Layout *layout, const Piece *pieces, int num_pieces, float *parts, Rows out,
-                 void *scratch, int block);
+/* A block's result out of its pieces' parts, which lie part_bytes apart in the pieces' order; first: its first piece. */
+void join_pieces(const Heads *heads, const Layout *layout, int first, float *parts, Rows out, void *scratch, int block);
 
 #endif

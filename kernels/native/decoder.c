@@ -125,7 +125,7 @@ static void mix_piece(const void *context, int task, int thread) {
 static void join(const void *context, int task, int thread) {
     const Step *s = context;
     const Heads heads = heads_of(s);
-    join_pieces(&heads, &s->layout, s->pieces, s->num_pieces, s->parts, s->mixed, scratch_of(s, thread), task);
+    join_pieces(&heads, &s->layout, s->firsts[task], s->parts, s->mixed, scratch_of(s, thread), task);
 }
 
 static void project_output(const void *context, int task, int thread) {

@@ -67,6 +67,7 @@ typedef struct {
     int32_t num_rows, num_logits, num_threads, layer;
     int32_t num_blocks, num_pieces; /* of attention; no pieces: whole blocks */
     const Piece *pieces;
+    const int32_t *firsts; /* of each block, its first piece */
     float *parts;
     Rows x, qkv, normed, mixed, gates, gated, logits;
     Codes codes; /* of the rows that the next product takes, where its matrix is quantised */

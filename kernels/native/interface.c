@@ -17,6 +17,7 @@ struct Decoder {
     char *scratch;
     int64_t scratch_bytes;
     Piece *pieces;
+    int32_t *firsts; /* room as for pieces: there are at least as many as blocks */
     float *parts;
     int64_t max_pieces;
     char *step; /* what a step is laid out in that the caller does not lay out itself */
@@ -75,16 +76,18 @@ static int plan_attention(Decoder *d, Step *step) {
     step->num_blocks = cut.num_blocks;
     if (d->num_threads == 1 || (int64_t)cut.longest * 2 * d->num_threads <= cut.num_pieces) return 1;
     if (cut.num_pieces > d->max_pieces) {
-        int64_t room = 2 * (int64_t)cut.num_pieces;
+        const int64_t room = cut.num_pieces + cut.num_pieces / 4;
         d->max_pieces = 0;
         d->pieces = grow(d->pieces, room * sizeof *d->pieces);
+        d->firsts = grow(d->firsts, room * sizeof *d->firsts);
         d->parts = grow(d->parts, room * part_bytes(heads));
-        if (!d->pieces || !d->parts) return 0;
+        if (!d->pieces || !d->firsts || !d->parts) return 0;
         d->max_pieces = room;
     }
-    list_pieces(heads, &step->layout, d->pieces);
+    list_pieces(heads, &step->layout, d->pieces, d->firsts);
     step->num_pieces = cut.num_pieces;
     step->pieces = d->pieces;
+    step->firsts = d->firsts;
     step->parts = d->parts;
     return 1;
 }
@@ -105,7 +108,7 @@ void outrider_decoder_destroy(Decoder *d) {
     outrider_team_destroy(d->team);
     free(d->x), free(d->qkv), free(d->normed), free(d->mixed), free(d->gates), free(d->gated);
     free(d->codes.data), free(d->codes.scales), free(d->codes.sums);
-    free(d->scratch), free(d->pieces), free(d->parts), free(d->step);
+    free(d->scratch), free(d->pieces), free(d->firsts), free(d->parts), free(d->step);
     free(d);
 }
 

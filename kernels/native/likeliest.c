@@ -54,7 +54,7 @@ static void search(const float *x, int first, int end, Best *best) {
 
 void find_highest(const float *x, int width, int count, float *values, int32_t *ids) {
     Best best = {values, ids, 0, count};
-    search(x, 0, width, &best);
+    if (count > 0) search(x, 0, width, &best);
 }
 
 /* NaN counts as infinite and stays: nothing is higher. */

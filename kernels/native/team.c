@@ -60,23 +60,31 @@ static int grab_size(const Team *team, int left) {
     return size > 1 ? size : 1;
 }
 
+/* Whether the team is at a later job. To be asked where a phase's epoch is another than the worker's: by itself that
+ * does not tell, since a phase that few jobs have may be older than epochs are apart. Who has seen a later job's epoch
+ * in a phase sees it in the team too. */
+static int is_over(const Worker *worker) {
+    return atomic_load_explicit(&worker->team->epoch, memory_order_relaxed) != worker->epoch;
+}
+
 int run_phase(Worker *worker, Task task, const void *context, int num_tasks) {
     Phase *state = &worker->team->phases[worker->phase++];
     const uint64_t fresh = (uint64_t)worker->epoch << 32;
     /* Tasks are counted in units, of one task unless there are too many for the counter. */
     const int unit = num_tasks / MAX_UNITS + 1, num_units = (num_tasks + unit - 1) / unit;
-    uint64_t seen = atomic_load_explicit(state, memory_order_relaxed);
+    if (!num_tasks) return 1;
+    uint64_t seen = atomic_load_explicit(state, memory_order_acquire);
     for (;;) {
         uint64_t base = seen;
         if (EPOCH(seen) != worker->epoch) {
-            if ((int32_t)(EPOCH(seen) - worker->epoch) > 0) return 0;
+            if (is_over(worker)) return 0;
             base = fresh;
         }
         const int first = HANDED_OUT(base);
         if (first >= num_units) break;
         const int size = grab_size(worker->team, num_units - first);
-        if (!atomic_compare_exchange_weak_explicit(state, &seen, base + size, memory_order_acquire,
-                                                   memory_order_relaxed))
+        if (!atomic_compare_exchange_weak_explicit(state, &seen, base + size, memory_order_acq_rel,
+                                                   memory_order_acquire))
             continue;
         for (int i = first * unit; i < (first + size) * unit && i < num_tasks; i++) task(context, i, worker->thread);
         seen = atomic_fetch_add_explicit(state, size * ONE_DONE, memory_order_release) + size * ONE_DONE;

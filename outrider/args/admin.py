@@ -10,8 +10,9 @@ from outrider.errors import StartupError
 from outrider.flags import arg
 from outrider.v1 import common_pb2
 
-# As drafters enlist: a NEXTN head is an EAGLE's, EAGLE3's or MTP's.
-WIRE_ALGORITHMS = tuple(name.removeprefix("ALGORITHM_") for name in common_pb2.Algorithm.keys()[1:])
+# As drafters enlist, by name; NEXTN is what SGLang calls MTP.
+WIRE_ALGORITHMS = {name.removeprefix("ALGORITHM_"): number for name, number in common_pb2.Algorithm.items() if number}
+WIRE_ALGORITHMS["NEXTN"] = common_pb2.ALGORITHM_MTP
 
 
 @dataclass(frozen=True, kw_only=True)

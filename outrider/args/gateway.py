@@ -12,6 +12,15 @@ from outrider.errors import StartupError
 from outrider.flags import arg, at_least, at_most, check_key
 from outrider.wire import MAX_GRAMMAR_BYTES
 
+# As the gateway has them, which its tests compare; - and _ are the same.
+TOOL_CALL_PARSERS = (
+    "hermes", "qwen", "qwen25", "llama3", "llama3_json", "mistral", "pythonic", "qwen3_coder", "deepseekv3",
+    "deepseekv31", "kimi_k2",
+)  # fmt: skip
+REASONING_PARSERS = (
+    "deepseek-r1", "deepseek-v3", "qwen3", "qwen3-thinking", "glm45", "step3", "kimi", "mistral", "granite",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
@@ -96,7 +105,14 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
             "tokens_per_minute", "max_prompt_tokens", "max_schema_bytes",
         )  # fmt: skip
         at_most(self, MAX_GRAMMAR_BYTES, "max_schema_bytes")
+        _check_name("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS)
+        _check_name("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS)
         for key in self.api_key:
             check_key("--api-key", key)
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise StartupError(f"--chat-template is {self.chat_template!r}, which is no file")
+
+
+def _check_name(flag: str, name: str | None, known: tuple[str, ...]) -> None:
+    if name is not None and name.lower().replace("_", "-") not in {one.replace("_", "-") for one in known}:
+        raise StartupError(f"{flag} is {name!r}; it must be one of {', '.join(known)}")

@@ -80,6 +80,8 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
             raise StartupError(f"--port is {self.port}, and --metrics-port takes {self.metrics_port} and the next one")
         if self.algorithm == USUAL:
             self.refuse_draft_model_flags()
+        elif self.drafts:
+            self.check_tree()
 
     @property
     def grpc_is_tls(self) -> bool:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
+from outrider.args.quantization import quantization_method
 from outrider.errors import StartupError
 from outrider.flags import Args, arg, at_least, at_most, flag_of
 
@@ -25,8 +26,9 @@ class SpeculativeArgs(Args):
     )
     speculative_eagle_topk: int | None = arg(None, "speculation", "Branches of each node that a tree is grown from.")
     speculative_num_draft_tokens: int | None = arg(
-        None, "speculation", "Nodes verified in one step, root included. NGRAM: 12."
-    )
+        None, "speculation",
+        "Nodes verified in one step, root included. NGRAM: 12; with a draft model it goes with the two before.",
+    )  # fmt: skip
     speculative_draft_model_path: str | None = arg(
         None, "speculation: draft model", "Folder or hub id of the draft model or head. Default: the target's own.",
         aliases=("--speculative-draft-model",),
@@ -104,6 +106,8 @@ class SpeculativeArgs(Args):
             raise StartupError(f"--speculative-ngram-max-bfs-breadth is {high}, below the minimum breadth, {low}")
         at_least(self, self.speculative_ngram_branch_length + 1, "speculative_ngram_capacity")
         check_algorithm(self.speculative_algorithm)
+        if self.speculative_draft_model_quantization not in (None, "", "unquant"):
+            quantization_method(self.speculative_draft_model_quantization, "--speculative-draft-model-quantization")
         for name, value, there in _MOE_BACKENDS:
             given = getattr(self, name)
             if given not in (None, value):
@@ -120,6 +124,28 @@ class SpeculativeArgs(Args):
         self._check_adaptive(algorithm)
         if algorithm in ("NGRAM", "NONE"):
             self.refuse_draft_model_flags()
+        elif algorithm:
+            self.check_tree()
+
+    def check_tree(self) -> None:
+        """StartupError for a draft model's tree that is fixed in part (SGLang's rule), or cannot have as many nodes."""
+        steps, topk, tokens = (getattr(self, name) for name in _TREE)
+        if self.speculative_adaptive or steps is topk is tokens is None:
+            return
+        missing = [name for name in _TREE if getattr(self, name) is None]
+        if missing and (topk != 1 or steps is None):  # a chain's nodes follow its steps
+            given = [f"{_flag(name)} {getattr(self, name)}" for name in _TREE if name not in missing]
+            needs = f"need{'s' if len(given) == 1 else ''} {' and '.join(map(_flag, missing))} too"
+            raise StartupError(
+                f"{' and '.join(given)} {needs}: of a draft model's tree all three are set or none (for a chain: "
+                "--speculative-eagle-topk 1)"
+            )
+        most = topk + (steps - 1) * topk**2 + 1
+        if topk > 1 and tokens > most:
+            raise StartupError(
+                f"--speculative-num-draft-tokens is {tokens}; {steps} steps of {topk} branches give at most {most} "
+                "nodes, root included: lower it, or raise --speculative-num-steps or --speculative-eagle-topk"
+            )
 
     def _check_adaptive(self, algorithm: str) -> None:
         if not self.speculative_adaptive:
@@ -142,11 +168,17 @@ class SpeculativeArgs(Args):
         for spec in dataclasses.fields(SpeculativeArgs):
             needs_model = spec.metadata["group"] == "speculation: draft model" or spec.name in _TREE_FLAGS
             if needs_model and getattr(self, spec.name) not in (spec.default, ""):
-                algorithm = (self.speculative_algorithm or "NGRAM").upper()
+                if self.speculative_algorithm is None:
+                    raise StartupError(
+                        f"{flag_of(spec)} is for draft models: add --speculative-algorithm STANDALONE, EAGLE, EAGLE3 "
+                        "or NEXTN; without it drafts are n-grams"
+                    )
+                algorithm = self.speculative_algorithm.upper()
                 raise StartupError(f"{flag_of(spec)} is for draft models; --speculative-algorithm {algorithm} has none")
 
 
-_TREE_FLAGS = ("speculative_num_steps", "speculative_eagle_topk")
+_TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+_TREE_FLAGS = _TREE[:2]  # NGRAM has the third too
 # NEXTN is EAGLE's other name in SGLang's flags: which kind of head it is, its checkpoint says.
 HEAD_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN")
 ALGORITHMS = ("NGRAM", "STANDALONE", *HEAD_ALGORITHMS, "NONE")
@@ -155,6 +187,10 @@ _MOE_BACKENDS = (
     ("speculative_moe_runner_backend", "auto", "torch's own operators"),
     ("speculative_moe_a2a_backend", "none", "all experts on one device"),
 )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def check_algorithm(name: str | None) -> None:

@@ -17,7 +17,7 @@ class ChatArgs(Args):
     command: ClassVar[str] = "chat"
     summary: ClassVar[str] = "Chat with a running server; the answer's tokens are coloured by where they came from."
 
-    url: str = arg("http://127.0.0.1:8000", "connection", "Address of the gateway.")
+    url: str = arg("http://127.0.0.1:8000", "connection", "Address of the gateway; an OpenAI base URL will do.")
     api_key: str | None = arg(None, "connection", "Key, where the server asks for one.")
     model: str | None = arg(None, "connection", "Model to talk to. Default: the first that the server names.")
     prompt: str | None = arg(None, "conversation", "Ask this once and end, instead of a conversation.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from outrider.args.links import ServingArgs, check_address, check_tls_is_used
 from outrider.args.observing import ObservingArgs
+from outrider.args.quantization import quantization_method
 from outrider.args.speculation import check_algorithm
 from outrider.errors import StartupError
 from outrider.flags import arg, at_least, at_most
@@ -142,6 +143,8 @@ class VerifyArgs(ObservingArgs, ServingArgs):
             "cuda_graph_max_bs", "torch_compile_max_bs",
         )  # fmt: skip
         check_algorithm(self.speculative_algorithm)
+        if self.quantization is not None:
+            quantization_method(self.quantization, "--quantization")
         if self.model_path == "":
             raise StartupError("--model-path is empty; it must be a folder or a hub id")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:

@@ -386,18 +386,20 @@ class SharedMemoryRing(_message.Message):
     def __init__(self, name: _Optional[str] = ..., num_slots: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., header_bytes: _Optional[int] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("opened", "features", "verdicts", "closed", "rejected")
+    __slots__ = ("opened", "features", "verdicts", "closed", "rejected", "slot_seq_end")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
+    SLOT_SEQ_END_FIELD_NUMBER: _ClassVar[int]
     opened: _containers.RepeatedCompositeFieldContainer[Opened]
     features: _containers.RepeatedCompositeFieldContainer[SessionFeatures]
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     closed: _containers.RepeatedCompositeFieldContainer[Closed]
     rejected: _containers.RepeatedCompositeFieldContainer[Rejected]
-    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[SessionFeatures, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[Closed, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ...) -> None: ...
+    slot_seq_end: int
+    def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[SessionFeatures, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[Closed, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., slot_seq_end: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
     __slots__ = ("session", "generation", "tokens", "prompt_len", "features_from_pos", "speculative", "remaining_tokens", "remaining_context", "corpus_scope", "prediction_tokens", "shares_prefix_with", "traceparent")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,10 +113,29 @@ def test_a_failed_request_fails_the_run(stand_in: StandIn, says: str, tmp_path: 
         measured(stand_in, tmp_path, "--concurrency", "2", "--warm-up", "0")
 
 
+def test_loads_that_are_done_are_kept_when_it_is_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def report(*given: Any) -> None:
+        told(*given)
+        written = json.loads((tmp_path / "serve.json").read_text())
+        seen.append((len(written["loads"]), capsys.readouterr().out.count(" at once |")))
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    told = serve.report
+    monkeypatch.setattr(serve, "report", report)
+    with pytest.raises(KeyboardInterrupt):
+        measured(StandIn(), tmp_path, "--concurrency", "1,2,3", "--num-prompts", "3")
+    assert seen == [(1, 1), (2, 1)]
+
+
 def test_no_server(tmp_path: Path) -> None:
     with running(StandIn()) as url:
         pass
-    with pytest.raises(StartupError, match="ConnectError"):
+    with pytest.raises(StartupError, match=f"^no server answers at {url}$"):
         serve.main(["--url", url])
 
 

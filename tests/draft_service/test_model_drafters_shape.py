@@ -47,19 +47,22 @@ def test_all_three_given() -> None:
     assert shape(num_steps=6, eagle_topk=1) == TreeShape(6, 1, 7)
 
 
+STEPS, TOPK, TOKENS = "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"
+
+
 @pytest.mark.parametrize(
-    "flags",
+    ("flags", "complaint"),
     [
-        {"num_steps": 3},
-        {"eagle_topk": 2},
-        {"num_draft_tokens": 4},
-        {"num_steps": 3, "eagle_topk": 2},
-        {"num_steps": 3, "num_draft_tokens": 4},
-        {"eagle_topk": 1, "num_draft_tokens": 4},
+        ({"num_steps": 3}, f"{STEPS} 3 needs {TOPK} and {TOKENS} too"),
+        ({"eagle_topk": 2}, f"{TOPK} 2 needs {STEPS} and {TOKENS} too"),
+        ({"num_draft_tokens": 8}, f"{TOKENS} 8 needs {STEPS} and {TOPK} too"),
+        ({"num_steps": 3, "eagle_topk": 2}, f"{STEPS} 3 and {TOPK} 2 need {TOKENS} too"),
+        ({"num_steps": 3, "num_draft_tokens": 4}, f"{STEPS} 3 and {TOKENS} 4 need {TOPK} too"),
+        ({"eagle_topk": 1, "num_draft_tokens": 4}, f"{TOPK} 1 and {TOKENS} 4 need {STEPS} too"),
     ],
 )
-def test_partial_settings_are_refused(flags: dict[str, int]) -> None:
-    with pytest.raises(StartupError, match="set all three or none"):
+def test_partial_settings_are_refused(flags: dict[str, int], complaint: str) -> None:
+    with pytest.raises(StartupError, match=complaint):
         shape(True, "", **flags)
 
 

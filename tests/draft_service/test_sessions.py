@@ -10,8 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from draft_service.framing import framed
 from draft_service.session import Session
 from draft_service.sessions import Changes, SessionTable
+from outrider.row_ring import HEADER_BYTES, RowReader, RowRing
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2
 from outrider.v1 import verify_pb2 as pb
@@ -409,3 +411,17 @@ class SessionsMachine(RuleBasedStateMachine):
 
 TestSessionsMachine = SessionsMachine.TestCase
 TestSessionsMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_slots_that_no_message_names_are_consumed_once_the_rows_that_came_with_that_were_taken() -> None:
+    ring = RowRing(4, 8)
+    reader = RowReader(ring.name, num_slots=8, slot_bytes=4, header_bytes=HEADER_BYTES, dtype=common_pb2.DTYPE_FLOAT32)
+    ring.prove(reader.nonce)
+    sessions = SessionTable(pb.Enlisted(), max_sessions=1, ring=reader)
+    sessions.apply([pb.Round(opened=[opened()], slot_seq_end=5), pb.Round()])
+    assert not framed(sessions, Changes(), [pb.Proposal()])[0].proposals.HasField("consumed_slot_seq")
+    sessions.rows_were_taken()
+    assert framed(sessions, Changes(), [pb.Proposal()])[0].proposals.consumed_slot_seq == 4
+    reader.rows(6, 1)
+    sessions.rows_were_taken()
+    assert framed(sessions, Changes(), [pb.Proposal()])[0].proposals.consumed_slot_seq == 6

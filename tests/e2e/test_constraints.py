@@ -136,3 +136,18 @@ def test_a_schema_without_an_end_is_no_finished_answer(stack: Stack, stream: boo
     response = stack.http.post("/v1/chat/completions", json=body)
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (400, "response_format", "invalid_json_schema")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_the_request_itself_leaves_nothing_is_its_fault(stack: Stack, stream: bool) -> None:
+    """All that may follow would end the answer, and it is not to end yet."""
+    digits = stack.http.post("/tokenize", json={"prompt": "7", "add_special_tokens": False}).json()["tokens"]
+    body = {
+        "prompt": "Seven:", "stream": stream, "max_tokens": 9, "regex": "7{5}", "stop_token_ids": digits,
+        "min_tokens": 4,
+    }  # fmt: skip
+    response = stack.http.post("/v1/completions", json=body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["code"] == "invalid_grammar"
+    assert "min_tokens" in response.json()["error"]["message"]

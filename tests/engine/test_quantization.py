@@ -11,8 +11,9 @@ import torch
 
 from engine.batch import Segment
 from engine.loader import resolve_model
-from engine.quantization import METHODS, check_quantization, draft_quantization
+from engine.quantization import check_quantization, draft_quantization
 from engine.runner import ModelRunner
+from outrider.args.quantization import METHODS
 from outrider.errors import StartupError
 from tests.engine.tiny import VOCAB_SIZE, Session, save_model, sessions
 

@@ -7,12 +7,15 @@ import contextlib
 import socket
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from gateway.backend import Backend, RetryPolicy
+from gateway.calls import NotOffered
+from gateway.replica import Replica
 from gateway.replicas import ReplicaSet
 from outrider.errors import (
     ENGINE_FAILED,
@@ -311,6 +314,42 @@ async def test_equal_numerics_are_preferred(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("breaks_after", [0, 2])
+async def test_what_was_given_goes_on_only_where_its_tokens_stay_the_same(tmp_path: Path, breaks_after: int) -> None:
+    """Before a token came any replica may begin it anew."""
+    first, other = fake(tmp_path, numerics_id="a"), fake(tmp_path, numerics_id="b")
+    first.break_after = [breaks_after]
+    async with backend_of([first, other], tmp_path) as backend:
+        backend.replicas.serving[1].outstanding += 1
+        given: list[int] = []
+        fails = pytest.raises(Unavailable, match="as that which began")
+        with contextlib.nullcontext() if breaks_after == 0 else fails:
+            first_address = backend.replicas.serving[0].address
+            async for response in backend.generate(ask(), timeout_s=60.0):
+                given += response.tokens
+                backend.replicas._set_addresses({one.address for one in backend.replicas.serving} - {first_address})
+    assert given == (LONG if breaks_after == 0 else LONG[: len(given)])
+    assert len(given) > 0
+
+
+@pytest.mark.asyncio
+async def test_room_is_for_answers_under_way_before_new_ones(tmp_path: Path) -> None:
+    one = fake(tmp_path)
+    async with backend_of([one], tmp_path) as backend:
+        (replica,) = backend.replicas.serving
+        assert replica.info is not None
+        limits = replica.info.limits
+        replica.outstanding = limits.max_running_requests + limits.max_queued_requests - 2
+        with backend.replicas.waiting():
+            assert backend.replicas.pick() is replica
+            with backend.replicas.waiting():
+                with pytest.raises(ResourceExhausted):
+                    backend.replicas.pick()
+                assert backend.replicas.pick(sure=True) is replica
+        assert backend.replicas.pick() is replica
+
+
+@pytest.mark.asyncio
 async def test_a_replica_with_another_vocabulary_gets_nothing(tmp_path: Path) -> None:
     one, other = fake(tmp_path), fake(tmp_path, fingerprint="other")
     async with backend_of([one, other], tmp_path, num_up=1) as backend:
@@ -380,3 +419,28 @@ async def test_a_replica_that_is_not_there_yet_is_found_and_until_then_the_log_s
         await until_up(replicas, 0)
     finally:
         await replicas.close()
+
+
+@pytest.mark.asyncio
+async def test_a_call_that_its_stream_did_not_take_goes_on_elsewhere_when_its_replica_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with backend_of([fake(tmp_path), fake(tmp_path)], tmp_path) as backend:
+        begin = Replica.begin
+        asked: list[str] = []
+
+        def begin_in_vain(replica: Replica, *args: Any, **extra: Any) -> Any:
+            asked.append(replica.address)
+            if len(asked) > 1:
+                return begin(replica, *args, **extra)
+
+            async def take() -> list[verify_pb2.GenerateResponse]:
+                backend.replicas._set_addresses({one.address for one in backend.replicas.serving} - {replica.address})
+                raise NotOffered
+
+            replica.outstanding += 1
+            return SimpleNamespace(take=take, close=lambda: None)
+
+        monkeypatch.setattr(Replica, "begin", begin_in_vain)
+        assert await outputs(backend, ask()) == {0: LONG}
+        assert asked[0] not in asked[1:]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import threading
 
+import msgspec
 import pytest
 
 from gateway.body import BodyDecoder
 from gateway.errors import failure
 from gateway.offload import INLINE_BYTES, offload
+from gateway.responses_schemas import ResponsesRequest
 from gateway.schemas import ChatCompletionRequest
 from outrider.errors import InvalidArgument
 
 SECRET = "hunter2"
+ROLES = "one of assistant, developer, system, tool, user."
+MESSAGES = [{"role": "user", "content": "x"}]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,38 @@ def test_values_are_never_repeated(body: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument) as refused:
         BodyDecoder(strict_fields=False).decode(json.dumps(body).encode(), ChatCompletionRequest)
     assert SECRET.encode() not in failure(refused.value).body
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "told"),
+    [
+        (
+            {"messages": [{"role": "usr", "content": "x"}]}, ChatCompletionRequest,
+            f"Invalid value for 'messages[0].role': \"usr\"; it must be {ROLES}",
+        ),
+        ({"input": [{"role": "usr", "content": "x"}]}, ResponsesRequest, ROLES),
+        ({"messages": MESSAGES, "tool_choice": "maybe"}, ChatCompletionRequest, "one of auto, none, required."),
+    ],
+)  # fmt: skip
+def test_a_word_that_is_none_of_a_few_is_answered_with_them(
+    body: dict[str, object], kind: type[msgspec.Struct], told: str
+) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        BodyDecoder(strict_fields=False).decode(json.dumps(body).encode(), kind)
+    assert refused.value.message.endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        (b'{"messages": [],\n "n": }', ": line 2, column 7."), (b'{"messages": "\xff"}', ": byte 15."),
+        (b"", ": line 1, column 1."), (b'{"n": NaN}', "repeated keys."), (b'{"n": 1, "n": 1}', "repeated keys."),
+    ],
+)  # fmt: skip
+def test_where_json_is_wrong_is_told(body: bytes, where: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        BodyDecoder(strict_fields=False).decode(body, ChatCompletionRequest)
+    assert refused.value.message.endswith(where)
 
 
 def test_unexpected_errors_tell_nothing() -> None:

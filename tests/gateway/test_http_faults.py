@@ -73,8 +73,8 @@ def test_what_is_no_json(http: httpx.Client, body: bytes) -> None:
     [
         ({"temperature": 3}, "<= 2.0, not 3."),
         ({"stop": ["a"] * 5}, "not an array of 5."),
-        ({"messages": [{"role": "alien", "content": "x"}]}, "'messages[0].role': \"alien\"."),
-        ({"messages": [{"role": "r" * 900, "content": "x"}]}, "a string of 900."),
+        ({"messages": [{"role": "alien", "content": "x"}]}, "'messages[0].role': \"alien\"; it must be one of "),
+        ({"messages": [{"role": "r" * 900, "content": "x"}]}, "a string of 900; it must"),
         ({"model": "other"}, 'The model "other" does not exist; small does.'),
         ({"model": "m" * 126}, "The model with a name of 126 characters does not exist; small does."),
         ({"logit_bias": {"x": 1}}, '"x" is none'),
@@ -227,10 +227,15 @@ def test_prompt_over_the_context(http: httpx.Client, gateway: RunningGateway) ->
     long = [{"role": "user", "content": "Hello, world! " * 300}]
     reply = http.post(CHAT, json={"messages": long})
     check_error(reply, 400, "context_length_exceeded", "messages")
-    reply = http.post(CHAT, json={"messages": USER, "max_tokens": 600})
+    for field in ("max_tokens", "max_completion_tokens"):
+        reply = http.post(CHAT, json={"messages": USER, field: 600})
+        check_error(reply, 400, "context_length_exceeded", field)
+        assert "512" in reply.json()["error"]["message"]
+        assert "600" in reply.json()["error"]["message"]
+    reply = http.post(CHAT, json={"messages": long, "max_tokens": 600})
     check_error(reply, 400, "context_length_exceeded", "messages")
-    assert "512" in reply.json()["error"]["message"]
-    assert "600" in reply.json()["error"]["message"]
+    reply = http.post("/generate", json={"text": "Hi!", "sampling_params": {"max_new_tokens": 600}})
+    check_error(reply, 400, "context_length_exceeded", "sampling_params.max_new_tokens")
     reply = http.post("/v1/completions", json={"prompt": [5] * 513})
     check_error(reply, 400, "context_length_exceeded", "prompt")
     assert not gateway.verify[0].requests

@@ -187,7 +187,7 @@ def test_a_messages_logprobs_are_its_texts(
         ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "missing_required_parameter", "tool_choice.name"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "missing_required_parameter",
          "text.format.schema"),
-        ({"max_output_tokens": 2**30}, "context_length_exceeded", "input"),
+        ({"max_output_tokens": 2**30}, "context_length_exceeded", "max_output_tokens"),
     ],
 )  # fmt: skip
 def test_what_is_refused(gateway: RunningGateway, fields: dict[str, Any], code: str, param: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.parts import Content, Part, Reasoning
 from gateway.reasoning import NAMES, ReasoningParser, reasoning_format
+from outrider.args.gateway import REASONING_PARSERS
 from outrider.errors import StartupError
 
 
@@ -78,5 +79,6 @@ def test_an_answer_that_is_continued_tells_by_its_last_mark() -> None:
 def test_names() -> None:
     assert reasoning_format(None) is None
     assert all(reasoning_format(name) for name in NAMES)
+    assert NAMES == REASONING_PARSERS
     with pytest.raises(StartupError, match="--reasoning-parser is 'magic'; it must be one of deepseek-r1"):
         reasoning_format("magic")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from tokenizers import Tokenizer
 
+from gateway.addresses import resolve
 from gateway.replicas import ProbeTimes, ReplicaSet
-from outrider.errors import Unavailable
+from outrider.errors import StartupError, Unavailable
+from outrider.rpc import create_channel
 from outrider.v1 import verify_pb2
 from tests.gateway.fakes import FAST_PROBE, FakeVerify, serving
 
@@ -31,6 +34,37 @@ async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tm
             assert [replica.address for replica in replicas.serving] == [first, second]
             listed.write_text(second)
             await until_serving(replicas, [second])
+        finally:
+            await replicas.close()
+
+
+@pytest.mark.asyncio
+async def test_a_name_that_is_not_known_hides_none_of_the_others() -> None:
+    given = ["unknown.invalid:50051", "127.0.0.1:50052", "also-unknown.invalid:50051", "127.0.0.1:50053"]
+    assert await resolve(given, []) == {"127.0.0.1:50052", "127.0.0.1:50053"}
+    assert await resolve(given, ["127.0.0.9:50051"]) == {"127.0.0.1:50052", "127.0.0.1:50053", "127.0.0.9:50051"}
+
+
+@pytest.mark.asyncio
+async def test_certificates_that_cannot_be_read_for_a_while_end_no_looking(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    fake = FakeVerify(folder, tokenizer.get_vocab_size())
+    listed, refusals = tmp_path / "addresses", iter([OSError("gone"), StartupError("half written")])
+
+    def dial(address: str) -> grpc.aio.Channel:
+        if (refusal := next(refusals, None)) is not None:
+            raise refusal
+        return create_channel(address)
+
+    async with serving(fake, f"unix:{tmp_path}/0") as address:
+        listed.write_text("")
+        replicas = ReplicaSet((f"file:{listed}",), FAST_PROBE, dial)
+        await replicas.start()
+        try:
+            listed.write_text(address)
+            await until_serving(replicas, [address])
+            assert next(refusals, None) is None
         finally:
             await replicas.close()
 

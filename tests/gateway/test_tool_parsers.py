@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.parts import CallArguments, CallBegin, Content, Part
-from gateway.tool_parsers.formats import FORCED, HERMES, ToolFormat, tool_format
+from gateway.tool_parsers.formats import FORCED, HERMES, NAMES, ToolFormat, tool_format
 from gateway.tool_parsers.strict import Schemas
+from outrider.args.gateway import TOOL_CALL_PARSERS
 from outrider.errors import StartupError
 
 SCHEMAS: dict[str, Any] = {
@@ -174,6 +175,10 @@ def test_arguments_as_a_string_of_json() -> None:
 def test_text_goes_on_after_a_call() -> None:
     text = 'a <tool_call>{"name": "now"}</tool_call> b <tool_call>{"name": "now"}</tool_call>'
     assert parse(HERMES, text, list(range(99))) == ("ab ".rstrip() + "", [("now", "{}"), ("now", "{}")])
+
+
+def test_names_are_those_that_the_flag_takes() -> None:
+    assert NAMES == TOOL_CALL_PARSERS
 
 
 def test_the_template_tells_the_format() -> None:

@@ -76,6 +76,21 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
             {"speculative_algorithm": "none", "speculative_num_steps": 3},
             "--speculative-num-steps is for draft models; --speculative-algorithm NONE has none",
         ),
+        (
+            ServeArgs,
+            {"speculative_num_draft_tokens": 8},
+            "--speculative-num-draft-tokens 8 needs --speculative-num-steps and --speculative-eagle-topk too",
+        ),
+        (
+            DraftArgs,
+            {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3},
+            "--speculative-num-steps 3 needs --speculative-eagle-topk and --speculative-num-draft-tokens too",
+        ),
+        (
+            ServeArgs,
+            {"speculative_draft_model_path": "head"},
+            "--speculative-draft-model-path is for draft models: add --speculative-algorithm STANDALONE, EAGLE",
+        ),
         (VerifyArgs, {"speculative_algorithm": "MAGIC"}, "--speculative-algorithm"),
         (DraftArgs, {"speculative_moe_runner_backend": "deep_gemm"}, "--speculative-moe-runner-backend is 'deep_gemm'"),
         (DraftArgs, {"speculative_moe_a2a_backend": "deepep"}, "--speculative-moe-a2a-backend is 'deepep'"),
@@ -100,6 +115,14 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
         (DraftArgs, {"listen": "127.0.0.1"}, "--listen is '127.0.0.1'"),
         (ServeArgs, {"grpc_address": "127.0.0.1:65536"}, "--grpc-address is '127.0.0.1:65536'"),
         (GatewayArgs, {"api_key": ("fine", "schl\u00fcssel")}, "--api-key must be printable ASCII"),
+        (ServeArgs, {"quantization": "int7"}, "--quantization 'int7' is unknown; there are int8, "),
+        (
+            DraftArgs,
+            {"speculative_draft_model_quantization": "int7"},
+            "--speculative-draft-model-quantization 'int7' is",
+        ),
+        (ServeArgs, {"tool_call_parser": "magic"}, "--tool-call-parser is 'magic'; it must be one of hermes"),
+        (GatewayArgs, {"reasoning_parser": "magic"}, "--reasoning-parser is 'magic'; it must be one of deepseek-r1"),
         (GatewayArgs, {"chat_template": "/nowhere"}, "--chat-template is '/nowhere', which is no file"),
         (
             ServeArgs,

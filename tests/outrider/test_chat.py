@@ -100,6 +100,11 @@ def test_a_refused_request_says_why(fake_gateway: FakeGateway, capsys: pytest.Ca
     assert "too long" in capsys.readouterr().err
 
 
+def test_an_openai_base_url_will_do() -> None:
+    for url in ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1/"):
+        assert str(chat.connect(url, None).base_url) == "http://127.0.0.1:8000/v1/"
+
+
 def test_no_server() -> None:
     with pytest.raises(StartupError, match="no server answers"):
         chat.main(ChatArgs(url="http://127.0.0.1:1", prompt="hi"))

@@ -90,3 +90,12 @@ def test_it_can_be_asked_while_another_thread_has_it_take_a_step_in(monkeypatch:
     costs.observe(64, 20.0)
     assert set(told) == {18.0}
     assert costs.ms(64) == 20.0
+
+
+def test_steps_of_no_time_teach_nothing() -> None:
+    costs = CostTable()
+    for ms in (0.0, -1.0, float("nan")):
+        costs.observe(4, ms)
+    assert costs.ms(4) == 1.0
+    costs.observe(4, 20.0)
+    assert costs.ms(4) == 20.0

@@ -93,6 +93,13 @@ def test_switches(service: tuple[Noting, str]) -> None:
         assert noting.asked.pop() == request
 
 
+def test_nextn_is_sglangs_name_of_mtp(service: tuple[Noting, str]) -> None:
+    noting, address = service
+    code, lines = run("disable", f"--verify-address={address}", "--algorithm=NEXTN")
+    assert (code, lines) == (0, [f"{address}: MTP is disabled"])
+    assert noting.asked.pop() == pb.SetAlgorithmRequest(algorithm=common_pb2.ALGORITHM_MTP, enabled=False)
+
+
 def test_refusals_and_absence_are_told(service: tuple[Noting, str], tmp_path: Path) -> None:
     _, address = service
     gone = f"unix:{tmp_path}/gone.sock"

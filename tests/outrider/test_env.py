@@ -45,7 +45,7 @@ def test_early_proposals_may_be_left_to_what_pays(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", "auto")
     assert env.early_proposals() is None
     monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", "maybe")
-    with pytest.raises(StartupError, match="OUTRIDER_ENABLE_SPEC_V2 is 'maybe'; it must be auto, true or false"):
+    with pytest.raises(StartupError, match="OUTRIDER_ENABLE_SPEC_V2 is 'maybe'; it must be 1, 0 or auto"):
         env.early_proposals()
 
 

@@ -158,6 +158,28 @@ def test_main_says_where_it_serves_when_ready(
     )
 
 
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"model_path": "/nowhere"}, "--model-path is '/nowhere'; there is no such folder"),
+        (
+            {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "./nowhere"},
+            "--speculative-draft-model-path is './nowhere'",
+        ),
+        ({"ssl_certfile": "/nowhere", "ssl_keyfile": "/nowhere"}, "cannot read --ssl-certfile"),
+        ({"token_file": "/nowhere"}, "cannot read --token-file"),
+        ({"admin_token_file": "/nowhere"}, "cannot read --admin-token-file"),
+        ({"api_key_file": "/nowhere"}, "cannot read --api-key-file: '/nowhere'"),
+    ],
+)
+def test_files_that_are_not_there_are_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, Any], complaint: str
+) -> None:
+    monkeypatch.setattr(launcher, "serve", None)
+    with pytest.raises(StartupError, match=complaint):
+        launcher.main(ServeArgs(port=0, **flags))
+
+
 VERIFY, DRAFT = "unix:/run/verify.sock", "unix:/run/draft.sock"
 
 

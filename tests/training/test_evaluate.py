@@ -81,6 +81,14 @@ def test_figures_that_cannot_be_written_are_refused_before_anything_is_measured(
             main(eval_args(target, tmp_path, prompts, output=output))
 
 
+def test_a_head_that_is_not_there_is_refused_at_once(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.evaluate.resolve_model", None)
+    with pytest.raises(StartupError, match=r"--head is .*nope', which is no folder"):
+        main(eval_args(target, tmp_path / "nope", prompts))
+
+
 def test_chains_may_be_longer_than_trees_are_deep(target: Path, data: Path, prompts: Path, tmp_path: Path) -> None:
     trained("NEXTN", target, data, tmp_path)
     assert main(eval_args(target, tmp_path, prompts, steps=9, tree_steps=2, tree_topk=2, tree_tokens=4)) == 0

@@ -142,7 +142,8 @@ class Rig:
         """One frame of proposals, as the stream's reader hands it over."""
         vocab_size = self.runner.model.vocab_size
         arrived = parse_proposals(proposals, vocab_size=vocab_size, max_nodes=MAX_PROPOSAL_NODES)
-        self.inbox.put(ProposalsArrived(sim.drafter, arrived))
+        read = None if sim.view.ring is None else sim.view.ring.last
+        self.inbox.put(ProposalsArrived(sim.drafter, arrived, read))
 
     def release(self, sim: Sim, seen: Seen) -> None:
         """A drafter gives a session up."""

@@ -104,6 +104,23 @@ async def test_who_does_not_fit_is_refused_with_both_values(
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
+    ("kind", "layers", "flag"),
+    [(common_pb2.FEATURE_KIND_AUX, [2, 15, 27], "aux:2,15,27"), (common_pb2.FEATURE_KIND_LAST, [], "last")],
+)
+async def test_who_needs_other_features_is_told_the_flag(
+    serve: Serve, kind: common_pb2.FeatureKind, layers: list[int], flag: str
+) -> None:
+    service = await serve(MODEL)
+    error = await refusal(
+        service, target=common_pb2.ModelInfo(hidden_size=8),
+        features=common_pb2.FeatureLayout(kind=kind, aux_layers=layers),
+    )  # fmt: skip
+    assert isinstance(error, FailedPrecondition)
+    assert error.message.endswith(f"; start verify with --features {flag}")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
     ("settings", "field"),
     [
         ({"algorithm": common_pb2.ALGORITHM_UNSPECIFIED}, "enlist.algorithm"),

@@ -241,3 +241,23 @@ def test_grammars_are_counted(compiler: GrammarCompiler) -> None:
     counted = fresh.totals
     assert (counted.compiled, counted.cache_hits, counted.refused) == (2, 1, 1)
     assert sum(counted.compile_s.counts) == 3
+
+
+def test_where_only_what_a_request_forbids_may_follow_is_no_fault_of_the_model(
+    compiler: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    state = compiler.compile(common_pb2.Grammar(regex="ab?"))
+    assert state.leaves_only({EOS}) is None
+    assert state.commit(_id(tokenizer, "a"))
+    assert state.leaves_only({EOS}) is None
+    found = state.leaves_only({EOS, _id(tokenizer, "b")})
+    assert found is not None
+    assert (found.field, found.code) == ("sampling.grammar", "invalid_grammar")
+    assert "min_tokens forbids" in found.message
+    assert state.commit(_id(tokenizer, "b"))
+    assert state.leaves_only({EOS}) is not None
+
+
+def test_false_is_no_kind_of_json_object(compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidArgument, match="json_object is false"):
+        compiler.compile(common_pb2.Grammar(json_object=False))

@@ -249,6 +249,20 @@ def test_a_frame_holds_all_kinds_and_then_they_are_gone() -> None:
     assert taken(outbox) is None
 
 
+def test_no_slots_before_a_number_is_said_once_all_that_may_name_them_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    outbox = RoundOutbox()
+    outbox.name_no_slots_before(7)
+    assert not outbox.take(verify_pb2.Round())
+    monkeypatch.setattr("verify_service.outbox.FRAME_BYTES", 1)
+    outbox.feature_rows(verify_pb2.SessionFeatures(session=1, generation=1, rows=rows(0, 2)))
+    outbox.verdict(verdict(10, [1]))
+    assert not take(outbox).HasField("slot_seq_end")
+    outbox.name_no_slots_before(9)
+    assert take(outbox).slot_seq_end == 9
+    outbox.verdict(verdict(11, [1]))
+    assert not take(outbox).HasField("slot_seq_end")
+
+
 def test_frames_fit_a_message_and_keep_the_order_in_which_they_are_applied() -> None:
     outbox = RoundOutbox()
     size = FRAME_BYTES // 3

@@ -1,0 +1,28 @@
+"""What `outrider serve` looks at before it starts anything: mistakes that a part would tell of once others run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from outrider.args import ServeArgs
+from outrider.auth import token_file
+from outrider.errors import StartupError
+from outrider.model_name import may_be_hub_id
+from outrider.tls import server_files
+
+
+def check_before_start(args: ServeArgs) -> None:
+    """StartupError for a file or folder that flags name and that is not there, or cannot be used."""
+    for flag, name in (
+        ("--model-path", args.model_path), ("--speculative-draft-model-path", args.speculative_draft_model_path),
+    ):  # fmt: skip
+        if name and not may_be_hub_id(name) and not Path(name).expanduser().exists():
+            raise StartupError(f"{flag} is {name!r}; there is no such folder, and it is no hub id")
+    files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
+    if files is not None:
+        files.read()
+    token_file(args.token_file, "--token-file")
+    token_file(args.admin_token_file, "--admin-token-file")
+    if args.api_key_file is not None and not os.access(args.api_key_file, os.R_OK):
+        raise StartupError(f"cannot read --api-key-file: {args.api_key_file!r}")
