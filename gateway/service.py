@@ -146,8 +146,10 @@ class Gateway:
         """What is known of the model; Unavailable until it is, and when no request can be served now."""
         if self.draining:
             raise Unavailable("The server is shutting down.")
-        if self._ready is None or not self.replicas.serving:
+        if not self.replicas.serving:
             raise Unavailable("No verify service is available.")
+        if self._ready is None:
+            raise Unavailable("The model's tokenizer is still being loaded.")
         return self._ready
 
     def ready_for(self, model: str | None) -> Ready:
