@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ def plot_loads(path: Path, rows: Mapping[str, Sequence[Figures]], title: str) ->
     ticks = sorted({row.concurrency or row.request_rate or 0 for figures in rows.values() for row in figures})
     with _picture(path, 2, title) as (picture, (total, stream)):
         for index, (name, figures) in enumerate(rows.items()):
-            look: dict[str, Any] = {"color": f"C{index % 10}", "marker": "osD^"[index // 10 % 4], "label": name}
+            look = _look(index, name)
             loads = [row.concurrency or row.request_rate for row in figures]
             total.plot(loads, [row.total_tokens_per_s for row in figures], **look)
             stream.plot(loads, [row.decode_tokens_per_s for row in figures], **look)
@@ -55,19 +55,20 @@ def plot_grid(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None
     number of streams; dashed: no speculation."""
     batches = sorted({row["batch_size"] for row in rows})
     with _picture(path, len(batches), title) as (picture, panels):
-        shapes = sorted({(row["steps"], row["topk"]) for row in rows if row["num_draft_tokens"]})
+        drafting = sorted((row for row in rows if row["num_draft_tokens"]), key=itemgetter("num_draft_tokens"))
+        shapes = sorted({(row["steps"], row["topk"]) for row in drafting})
+        ticks = sorted({row["num_draft_tokens"] for row in drafting})
         for axes, batch in zip(panels, batches, strict=True):
-            lines: dict[tuple[int, int], list[tuple[int, float]]] = defaultdict(list)
             for row in rows:
-                if row["batch_size"] == batch and row["num_draft_tokens"]:
-                    lines[row["steps"], row["topk"]].append((row["num_draft_tokens"], row["speed"]))
-                elif row["batch_size"] == batch:
+                if row["batch_size"] == batch and not row["num_draft_tokens"]:
                     axes.axhline(row["speed"], color="black", linestyle="dashed", label="no speculation")
-            for index, shape in enumerate(shapes):
-                label = f"{_count(shape[0], 'step')}, topk {shape[1]}" if shape[0] else "drafts"
-                axes.plot(*zip(*sorted(lines[shape]), strict=True) if lines[shape] else ([], []),
-                          color=f"C{index % 10}", marker="osD^"[index // 10 % 4], label=label)  # fmt: skip
-            ticks = sorted({row["num_draft_tokens"] for row in rows if row["num_draft_tokens"]})
+            for index, (steps, topk) in enumerate(shapes):
+                label = f"{_count(steps, 'step')}, topk {topk}" if steps else "drafts"
+                line = [
+                    row for row in drafting if (row["batch_size"], row["steps"], row["topk"]) == (batch, steps, topk)
+                ]
+                tokens, speeds = ([row[name] for row in line] for name in ("num_draft_tokens", "speed"))
+                axes.plot(tokens, speeds, **_look(index, label))
             if ticks:
                 _scale(axes, ticks, "draft tokens")
             axes.set(title=_count(batch, "stream"), ylabel="tokens/s a stream", ylim=(0, None))
@@ -112,6 +113,11 @@ def _picture(path: Path, panels: int, title: str, width: float = 1.0) -> Iterato
         picture.savefig(path, dpi=120)
     finally:
         pyplot.close(picture)
+
+
+def _look(index: int, label: str) -> dict[str, Any]:
+    """Of line number `index`."""
+    return {"color": f"C{index % 10}", "marker": "osD^"[index // 10 % 4], "label": label}
 
 
 def _scale(axes: Any, ticks: Sequence[float], label: str) -> None:

@@ -257,8 +257,6 @@ class Committer:
 
 def _no_token(session: Session) -> OutriderError:
     """Why there was none to follow what is committed."""
-    if session.grammar is not None:
-        forbidden = session.stop_ids if session.output_len < session.params.min_tokens else frozenset[int]()
-        if (error := session.grammar.leaves_only(forbidden)) is not None:
-            return error
-    return Internal("the model gave no finite logits for this request")
+    is_short = session.output_len < session.params.min_tokens
+    error = session.grammar.leaves_only(session.stop_ids) if session.grammar is not None and is_short else None
+    return error or Internal("the model gave no finite logits for this request")

@@ -62,9 +62,7 @@ class GrammarState:
 
     def leaves_only(self, tokens: AbstractSet[int]) -> InvalidArgument | None:
         """What to tell the client when none but these, which the request forbids here, may follow what is committed."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: self._vocab_size])
-        if not tokens >= set(allowed.tolist()):
+        if not tokens >= set(np.flatnonzero(self._allowed([])).tolist()):
             return None
         return _refused(self._kind, "it leads to where only tokens can follow that min_tokens forbids")
 
@@ -75,8 +73,7 @@ class GrammarState:
 
     def forbid(self, row: NDArray[np.float32], path: list[int]) -> None:
         """Sets the logits float32 [V] of tokens that may not follow `path` to -inf, in place."""
-        bits = np.frombuffer(self._at(path).compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size]
+        allowed = self._allowed(path)
         row[: len(allowed)][allowed == 0] = -math.inf
         row[len(allowed) :] = -math.inf
 
@@ -96,6 +93,11 @@ class GrammarState:
                 path = tree.path(leaf)
                 allowed[path[: self._matcher.validate_tokens(tree.tokens[path].tolist())]] = True
         return np.flatnonzero(allowed).astype(np.int32)
+
+    def _allowed(self, path: list[int]) -> NDArray[np.uint8]:
+        """By token, at most V of them: 1 where it may follow `path`."""
+        bits = np.frombuffer(self._at(path).compute_bitmask(), np.uint8)
+        return np.unpackbits(bits, bitorder="little")[: self._vocab_size]
 
     def _at(self, path: list[int]) -> LLMatcher:
         """A matcher that has consumed `path` beyond what is committed."""

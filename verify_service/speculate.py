@@ -8,9 +8,10 @@ import reprlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from engine.feature_spec import FeatureSpec
 from outrider.args import VerifyArgs
 from outrider.busy_poll import BusyPoll
-from outrider.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted
+from outrider.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted, StartupError
 from outrider.row_ring import HEADER_BYTES, RowRing, host_id
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
@@ -300,7 +301,10 @@ def _same(name: str, theirs: object, ours: object, fix: str = "") -> None:
 
 def _flag_for(kind: common_pb2.FeatureKind, layers: list[int]) -> str:
     """What to start verify with for a drafter that needs such features; nothing where no flag says them."""
-    if bool(layers) != (kind == common_pb2.FEATURE_KIND_AUX) or len(layers) > _shown.maxlist:
+    if len(layers) > _shown.maxlist:
         return ""
-    name = common_pb2.FeatureKind.Name(kind).removeprefix("FEATURE_KIND_").lower()
-    return f"; start verify with --features {name}{':' if layers else ''}{','.join(map(str, layers))}"
+    try:
+        spec = FeatureSpec(common_pb2.FeatureKind.Name(kind).removeprefix("FEATURE_KIND_").lower(), tuple(layers))
+    except StartupError:
+        return ""
+    return f"; start verify with --features {spec}"

@@ -49,13 +49,12 @@ class Teller:
                 if assignment.verdict is not None:
                     self._tell(assignment, _next(assignment, work))
                     told.append(assignment)
-        self._wake(told)
-        self._drafters.bound_outboxes()
-        for drafter in self._drafters:
             # A ring may be full of slots that no message names any more: they would stay taken.
             if drafter.ring is not None and drafter.ring.was_full:
                 drafter.ring.was_full = False
                 drafter.outbox.name_no_slots_before(drafter.ring.end)
+        self._wake(told)
+        self._drafters.bound_outboxes()
         return bool(told)
 
     def _tell(self, assignment: Assignment, following: verify_pb2.Next) -> None:

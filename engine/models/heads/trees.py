@@ -106,8 +106,6 @@ class GrowingTrees:
         if max(lengths) + self._num_steps - 1 > width:
             raise ValueError(f"{self._num_steps} steps below {max(lengths)} rows: the context has {width}")
         num_behind = list(map(len, behind)) or [0] * self._batch
-        if min(counts) < 1 or (behind and min(num_behind) < 1):
-            raise ValueError(f"trees of {counts} nodes below {num_behind} rows to be run: at least 1 of each is needed")
         self._rows[:] = (table_rows, lengths, num_behind, counts)
         self._slots[:] = slots
         self._num_behind = num_rows = sum(num_behind)
