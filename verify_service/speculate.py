@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import reprlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from engine.feature_spec import FeatureSpec
 from outrider.args import VerifyArgs
 from outrider.busy_poll import BusyPoll
-from outrider.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ResourceExhausted, StartupError
+from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from outrider.row_ring import HEADER_BYTES, RowRing, host_id
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import MAX_ENTRIES, WIRE_VERSION
+from outrider.wire import MAX_ENTRIES
 from verify_service.commands import Arrived, DrafterJoined, DrafterLeft, Inbox, ProposalsArrived, Released
 from verify_service.drafters import Drafter
+from verify_service.enlisting import check_enlist
 from verify_service.feature_calls import FeatureCalls
 from verify_service.parsing import parse_proposals
 from verify_service.target import Target
@@ -32,11 +31,7 @@ BYTES_IN_FLIGHT = 8 * 2**20  # of memory
 _BYTES_OF_PROPOSAL, _BYTES_PER_BYTE = 1024, 32  # of memory, and on the wire: as measured, about
 FRESH_FRAMES = 64  # without an early proposal, after which none is thought to come
 PROPOSALS_PER_TURN = 64  # of one frame; then other streams have theirs
-_MAX_NAME_CHARS = 256  # of what others are told, or what is kept while the drafter stays
-_NAMES = {"drafter_id": 1, "draft_model": 0, "host_id": 0, "boot_id": 0}  # and the least that each must have
 Write = Callable[[verify_pb2.SpeculateResponse], Awaitable[object]]
-_shown = reprlib.Repr()
-_shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
 
 
 class _Credits:
@@ -92,6 +87,7 @@ class DrafterStream:
         self._poll = BusyPoll(self._loop, on=busy_poll)
         self._ready = asyncio.Event()
         self._credits = _Credits(self._loop)
+        self._writing: asyncio.Task[None] | None = None  # which waits for the drafter to read
         self._ended_because: str | None = None  # words: an error would hold on to the frames that it was raised in
         self.is_enlisted = False  # as it is from the moment that it is taken
         self.drafter: Drafter | None = None
@@ -115,7 +111,7 @@ class DrafterStream:
                 self._ready.clear()
                 frame = verify_pb2.SpeculateResponse()
                 while self._ended_because is None and drafter.outbox.take(frame.round):
-                    await write(frame)
+                    await self._write(write, frame)
                     if frame.round.verdicts:
                         self._poll.asked(len(frame.round.verdicts))
                     frame = verify_pb2.SpeculateResponse()
@@ -137,6 +133,18 @@ class DrafterStream:
             # An error holds on to this frame, and a drafter to its stream: they go now, and wait for no collector.
             reader = self.drafter = None
 
+    async def _write(self, write: Write, frame: verify_pb2.SpeculateResponse) -> None:
+        """One frame; a drafter that reads nothing holds it up until the stream is ended, and no longer."""
+        self._writing = asyncio.current_task()
+        try:
+            await write(frame)
+        except asyncio.CancelledError:
+            if self._ended_because is None or self._writing is None:
+                raise
+            self._writing.uncancel()
+        finally:
+            self._writing = None
+
     async def _first_frame(self, requests: AsyncIterator[verify_pb2.SpeculateRequest]) -> verify_pb2.Enlist:
         try:
             frame = await asyncio.wait_for(anext(aiter(requests)), ENLIST_TIMEOUT_S)
@@ -149,38 +157,9 @@ class DrafterStream:
         return frame.enlist
 
     def _enlist(self, enlist: verify_pb2.Enlist) -> Drafter:
-        """A checked drafter; FailedPrecondition with both sides' values where the two don't fit."""
+        """A checked drafter."""
         self._admit()
-        _same("wire_version", enlist.wire_version, WIRE_VERSION)
-        if enlist.algorithm not in common_pb2.Algorithm.values()[1:]:
-            known = ", ".join(common_pb2.Algorithm.keys()[1:])
-            raise InvalidArgument(f"algorithm is {enlist.algorithm}; known are {known}", field="enlist.algorithm")
-        for name, least in _NAMES.items():
-            size = len(getattr(enlist, name))
-            if not least <= size <= _MAX_NAME_CHARS:
-                raise InvalidArgument(
-                    f"{name} has {size} characters; it must have {least} to {_MAX_NAME_CHARS}", field=f"enlist.{name}"
-                )
-        if enlist.max_sessions < 1:
-            raise InvalidArgument("max_sessions is 0; it must be at least 1", field="enlist.max_sessions")
-        model, theirs = self._target.model, enlist.target
-        if theirs.vocab_fingerprint:
-            _same("vocab_fingerprint", theirs.vocab_fingerprint, model.vocab_fingerprint)
-        if theirs.vocab_size > model.vocab_size:
-            _same("vocab_size", theirs.vocab_size, model.vocab_size)
-        kind = enlist.features.kind
-        if kind not in common_pb2.FeatureKind.values():
-            known = ", ".join(common_pb2.FeatureKind.keys())
-            raise InvalidArgument(f"features.kind is {kind}; known are {known}", field="enlist.features.kind")
-        needs_features = kind not in (common_pb2.FEATURE_KIND_UNSPECIFIED, common_pb2.FEATURE_KIND_NONE)
-        if needs_features:
-            ours, layers = self._target.features, list(enlist.features.aux_layers)
-            fix = _flag_for(kind, layers)
-            _same("hidden_size", theirs.hidden_size, model.hidden_size)
-            _same("features.kind", common_pb2.FeatureKind.Name(kind), common_pb2.FeatureKind.Name(ours.kind), fix)
-            _same("features.aux_layers", layers, list(ours.aux_layers), fix)
-            _same("features.width", enlist.features.width or ours.width, ours.width)
-            _same("features.dtype", enlist.features.dtype or ours.dtype, ours.dtype)
+        needs_features = check_enlist(enlist, self._target)
         return Drafter(
             drafter_id=enlist.drafter_id,
             algorithm=enlist.algorithm,
@@ -284,27 +263,10 @@ class DrafterStream:
     def _end(self, reason: str) -> None:
         self._ended_because = reason
         self._ready.set()
+        if self._writing is not None:
+            self._writing.cancel()
 
 
 def held_bytes(frame: verify_pb2.SpeculateRequest) -> int:
     """Memory that a frame takes once it is read."""
     return _BYTES_PER_BYTE * frame.ByteSize() + _BYTES_OF_PROPOSAL * len(frame.proposals.proposals)
-
-
-def _same(name: str, theirs: object, ours: object, fix: str = "") -> None:
-    if theirs != ours:
-        raise FailedPrecondition(
-            f"{name} differs: the drafter has {_shown.repr(theirs)}, this target {_shown.repr(ours)}{fix}",
-            field=f"enlist.{name}",
-        )
-
-
-def _flag_for(kind: common_pb2.FeatureKind, layers: list[int]) -> str:
-    """What to start verify with for a drafter that needs such features; nothing where no flag says them."""
-    if len(layers) > _shown.maxlist:
-        return ""
-    try:
-        spec = FeatureSpec(common_pb2.FeatureKind.Name(kind).removeprefix("FEATURE_KIND_").lower(), tuple(layers))
-    except StartupError:
-        return ""
-    return f"; start verify with --features {spec}"

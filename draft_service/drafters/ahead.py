@@ -14,17 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from draft_service.drafters.base import AheadRequest, Draft
 from draft_service.drafters.carrying import Carried
+from draft_service.drafters.features import Piece, joined
 from draft_service.drafters.growing import slots_needed
 from draft_service.drafters.kv import NoRoom, Sequence
-from draft_service.drafters.models import Tip, Tips
+from draft_service.drafters.models import Tip
 from draft_service.drafters.outcomes import likely_ends, likely_outcomes
-from draft_service.drafters.paths import End, Start, Trunk, trunks_of
+from draft_service.drafters.paths import Behind, End, Start, Trunk, trunks_of
 from draft_service.drafters.trees import TreeGrower, Wanted
 from engine.batch import Segment
 from outrider.tree import ROOT
@@ -33,11 +35,10 @@ from outrider.wire import Ids
 
 @dataclass(slots=True, eq=False)
 class _Outcome:
-    """A way that request number `request` may end: accepted tokens and the bonus, int32 [n], and rows up to there."""
+    """A way that request number `request` may end: accepted tokens and the bonus, int32 [n], and where that is."""
 
     request: int
-    rows: Sequence
-    tip: Tip  # of the last row
+    start: Start  # behind with the bonus, until that is run
     assumed: Ids
 
 
@@ -69,7 +70,8 @@ class _Ahead:
             ends = self._ends(starts)
             self._follow(list({id(end.trunk): end.trunk for end in ends}.values()))
             outcomes = self._choose(ends)
-            self._run_bonus(outcomes)
+            if self.grower.model.grower is None:  # else it is run in the call that grows the trees
+                self._run_bonus(outcomes)
             for outcome, draft in self._grown(outcomes):
                 drafts[outcome.request].append(replace(draft, assumed=outcome.assumed))
         except Preempted:
@@ -143,17 +145,21 @@ class _Ahead:
 
         Where the root's own row is not run yet, its state is the one that it had when its tree was drafted.
         """
-        count, verifying, start = len(trunk.nodes), self.requests[trunk.request].verifying, trunk.start
+        count, verifying, tip = len(trunk.nodes), self.requests[trunk.request].verifying, trunk.start.tip
         if not count or not self.grower.model.reads_states:
             return count, None
-        memo = verifying.memo if isinstance(verifying.memo, Carried) else None
-        root = memo.rows([verifying.root]) if start.tip is None and memo is not None else None
-        if start.tip is not None:
-            root = start.tip.states
-        if root is None or count == 1:
-            return (0, None) if root is None else (1, root)
-        above = None if memo is None else memo.rows([int(verifying.nodes[node]) for node in trunk.nodes[:-1]])
-        return (1, root) if above is None else (count, torch.cat([root, above.to(root.dtype)]))
+        root = None if tip is None else tip.states
+        if isinstance(memo := verifying.memo, Carried):
+            above = [int(verifying.nodes[node]) for node in trunk.nodes[:-1]]
+            if root is None:
+                whole = memo.rows([verifying.root, *above])
+                root = memo.rows([verifying.root]) if whole is None else None
+            else:
+                below = memo.rows(above)
+                whole = None if below is None else torch.cat([root, below.to(root.dtype)])
+            if whole is not None:
+                return count, whole
+        return (0, None) if root is None else (1, root)
 
     def _extend(self, pieces: Many[tuple[Trunk, int, torch.Tensor | None]]) -> None:
         """Runs the next nodes of each trunk, so many, from these states; first what its session is behind with."""
@@ -166,7 +172,7 @@ class _Ahead:
             prefix_len, num_logits = trunk.rows.num_rows, count
             if is_first and (behind := trunk.start.behind) is not None:
                 words, num_logits = np.concatenate([behind.words, words]), count + 1
-                features = behind.features()
+                features = behind.inputs()
                 inputs.append(None if features is None else model.fuse(features.rows))
             inputs.append(states)
             slots = model.cache.append(trunk.rows, len(words))
@@ -183,11 +189,11 @@ class _Ahead:
     def _choose(self, ends: Many[End]) -> list[_Outcome]:
         """The likeliest outcomes of each request, each on rows of its own that end before the bonus."""
         chosen: list[tuple[End, int]] = []
+        guesses = self._guesses(ends)
         for index in sorted({end.trunk.request for end in ends}):
             own = [end for end in ends if end.trunk.request == index]
-            guesses = [self._guesses(end) for end in own]
-            most = self.requests[index].max_outcomes
-            best = likely_outcomes([end.chance for end in own], guesses, most)
+            own_guesses = [found for end, found in zip(ends, guesses, strict=True) if end.trunk.request == index]
+            best = likely_outcomes([end.chance for end in own], own_guesses, self.requests[index].max_outcomes)
             chosen += [(own[at], token) for at, token in best]
             self.paths[index] = []
         outcomes: list[_Outcome] = []
@@ -204,53 +210,65 @@ class _Ahead:
             tree = self.requests[trunk.request].verifying.tree
             assumed = np.append(tree.tokens[trunk.nodes[: end.depth]], token).astype(np.int32)
             self.paths[trunk.request].append(assumed)
-            outcomes.append(_Outcome(trunk.request, rows, trunk.tips[end.depth], assumed))
+            bonus = Behind(assumed[-1:], partial(_states_of, trunk.tips[end.depth]), lambda _: None, are_states=True)
+            outcomes.append(_Outcome(trunk.request, Start(rows, None, bonus), assumed))
         return outcomes
 
-    def _guesses(self, end: End) -> list[tuple[int, float]]:
+    def _guesses(self, ends: Many[End]) -> list[list[tuple[int, float]]]:
         """Tokens that may follow where acceptance ends: none that a child holds, for that would have been accepted."""
-        tree, trunk = self.requests[end.trunk.request].verifying.tree, end.trunk
-        offered = {
-            int(tree.tokens[child]) for child in tree.children(trunk.nodes[end.depth - 1] if end.depth else ROOT)
-        }
-        return [(token, chance) for token, chance in trunk.tips[end.depth].named() if token not in offered]
+        tips = [end.trunk.tips[end.depth] for end in ends]
+        # What ran together is read together: on a device each reading is waited for.
+        named = {key: batch.named() for key, batch in {id(tip.batch): tip.batch for tip in tips}.items()}
+        found: list[list[tuple[int, float]]] = []
+        for end, tip in zip(ends, tips, strict=True):
+            links = self.requests[end.trunk.request].verifying.tree.links
+            offered = links.get(end.trunk.nodes[end.depth - 1] if end.depth else ROOT, {})
+            found.append([guess for guess in named[id(tip.batch)][tip.row] if guess[0] not in offered])
+        return found
 
     def _run_bonus(self, outcomes: list[_Outcome]) -> None:
         """Runs each outcome's bonus token; those that leave no room for a tree are dropped."""
+        outcomes[:] = [outcome for outcome, _ in self._with_room(outcomes)]
         if not outcomes:
             return
         self._check()
-        model, segments, able = self.grower.model, [], []
-        for outcome in outcomes:
-            prefix_len, below = outcome.rows.num_rows, self._plan(outcome)
-            if below is None or below.slots >= model.cache.num_free:
-                continue
-            slots = model.cache.append(outcome.rows, 1)
-            segments.append(Segment(outcome.rows.table_row, prefix_len, outcome.assumed[-1:], slots))
-            able.append(outcome)
-        outcomes[:] = able
-        if not able:
-            return
-        tips = model.run(segments, _states([outcome.tip for outcome in able]), self.grower.num_top)
-        for row, outcome in enumerate(able):
-            outcome.tip = Tip(tips, row)
+        segments, inputs = [], []
+        for start in (outcome.start for outcome in outcomes):
+            assert start.behind is not None
+            table_row, last = start.rows.table_row, start.rows.num_rows - 1
+            slots = self.grower.model.cache.slot_table[table_row, last : last + 1]
+            segments.append(Segment(table_row, last, start.behind.words, slots))
+            inputs.append(start.behind.inputs())
+        pieces = [piece for piece in inputs if piece is not None]
+        tips = self.grower.model.run(segments, joined(pieces).rows if pieces else None, self.grower.num_top)
+        for row, outcome in enumerate(outcomes):
+            outcome.start = Start(outcome.start.rows, Tip(tips, row))
 
     def _grown(self, outcomes: Many[_Outcome]) -> list[tuple[_Outcome, Draft]]:
         """The trees below outcomes, of those that have room."""
-        wanted = []
-        for outcome in outcomes:
-            tree = self._plan(outcome)
-            if tree is not None and tree.slots <= self.grower.model.cache.num_free:
-                wanted.append((outcome, tree))
+        wanted = self._with_room(outcomes)
         grown = self.grower.grow([tree for _, tree in wanted], self._check)
         return [(outcome, draft) for (outcome, _), draft in zip(wanted, grown, strict=True)]
+
+    def _with_room(self, outcomes: Many[_Outcome]) -> list[tuple[_Outcome, Wanted]]:
+        """Outcomes and trees to grow below them, of which any one has room; rows that are behind have theirs."""
+        cache, found, most = self.grower.model.cache, [], 0
+        for outcome in outcomes:
+            tree = self._plan(outcome)
+            if tree is None or max(most, tree.slots) + tree.start.num_behind > cache.num_free:
+                continue
+            most = max(most, tree.slots)
+            if tree.start.num_behind:
+                cache.append(tree.start.rows, tree.start.num_behind)
+            found.append((outcome, tree))
+        return found
 
     def _plan(self, outcome: _Outcome) -> Wanted | None:
         """The tree to grow below an outcome."""
         request = self.requests[outcome.request]
         session = request.verifying.session
         return self.grower.plan(
-            Start(outcome.rows, outcome.tip), session.wishes, max_depth=session.max_depth(len(outcome.assumed)),
+            outcome.start, session.wishes, max_depth=session.max_depth(len(outcome.assumed)),
             num_nodes=request.num_nodes,
         )  # fmt: skip
 
@@ -260,8 +278,9 @@ class _Ahead:
         return forked
 
 
-def _states(tips: Many[Tip]) -> torch.Tensor | None:
-    return Tips.joined(tips).states
+def _states_of(tip: Tip) -> Piece | None:
+    states = tip.batch.states
+    return None if states is None else Piece(states, tip.row, tip.row + 1)
 
 
 def _joined(states: Many[torch.Tensor | None]) -> torch.Tensor | None:

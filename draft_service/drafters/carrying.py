@@ -54,7 +54,7 @@ class Carried:
             step, place = divmod(entry, self.width)
             found.append(self.batch + (step * self.batch + self.index) * self.width + place)
         states = self.kept.states
-        return states.index_select(0, to_device(np.array(found), states.device))
+        return states.index_select(0, to_device(np.array(found, np.int64), states.device))
 
 
 class TreeStates:

@@ -52,7 +52,8 @@ def grow(
     least_reach: no further step is run where the chance that the accepted path goes on below the newest ones, as the
     model sees it, is less on average; of a model that runs apart all steps are run.
 
-    `tips` are the last rows'; of a model with a grower, its newest rows can be Behind, and are run too. There must be
+    `tips` are the last rows'; of a model with a grower, its newest rows can be Behind, and are run too, all of them on
+    features or all on states. There must be
     slots_needed() free slots for each. The sequences are left as they were. check: called before each step; what it
     raises ends the work.
     """
@@ -97,7 +98,8 @@ def _grow_native(
         num_run = grower.run(trees, num_steps, check)
     else:
         trees = begin(behind=[behind.words for behind in tips], num_tips=num_top)
-        grower.run_first(trees, joined([own for behind in tips if (own := behind.features()) is not None]))
+        inputs = joined([own for behind in tips if (own := behind.inputs()) is not None])
+        grower.run_first(trees, inputs, are_states=tips[0].are_states)
         num_run = grower.run(trees, num_steps, check)
         found = _tips_of(trees.given)
         for row, behind in enumerate(tips):

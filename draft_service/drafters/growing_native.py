@@ -39,15 +39,15 @@ class NativeGrower:
         )  # fmt: skip
         return trees
 
-    def run_first(self, trees: GrowingTrees, features: Piece) -> None:
-        """See GrowingTrees; from features in any case."""
+    def run_first(self, trees: GrowingTrees, inputs: Piece, *, are_states: bool) -> None:
+        """See GrowingTrees; from features in any case, or from states."""
         head = self._runner.native
         assert head is not None
-        if head.fuses:
-            trees.run_first(*features)
+        if are_states or head.fuses:
+            trees.run_first(*inputs, are_states=are_states)
         else:
-            states = self._runner.fuse(features.rows)
-            trees.run_first(states, 0, len(states))
+            states = self._runner.fuse(inputs.rows)
+            trees.run_first(states, 0, len(states), are_states=True)
 
     def run(self, trees: GrowingTrees, num_steps: int, check: Callable[[], None] | None) -> int:
         """All steps in one call, or as many as pay; where there is a check, one by one, and that before each but the

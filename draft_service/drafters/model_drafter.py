@@ -237,6 +237,7 @@ class ModelDrafter(ABC, Generic[StateT]):
     def _trees(self, requests: Sequence[DraftRequest], check: Check | None = None) -> list[Draft]:
         drafts = [NO_DRAFT] * len(requests)
         wanted: dict[int, Wanted] = {}
+        most = 0  # slots of one of them
         for index, request in enumerate(requests):
             state, session = self._served.get(request.session), request.session
             if state is None or (state.tip is None and not self._runs_with_its_tree(state)):
@@ -244,7 +245,8 @@ class ModelDrafter(ABC, Generic[StateT]):
             tree = self._grower.plan(
                 self._start_of(state), session.wishes, max_depth=session.max_depth(), num_nodes=request.num_nodes
             )
-            if tree is not None and self._has_room(session, tree):
+            if tree is not None and self._has_room(session, tree, most):
+                most = max(most, tree.slots)
                 if tree.start.num_behind:
                     self._model.cache.append(state.rows, tree.start.num_behind)
                 wanted[index] = tree
@@ -252,9 +254,12 @@ class ModelDrafter(ABC, Generic[StateT]):
             drafts[index] = draft
         return drafts
 
-    def _has_room(self, session: Session, tree: Wanted) -> bool:
-        """Whether the pool can hold a tree while it grows; if not, the session makes room for the others."""
-        slots = tree.slots + tree.start.num_behind
+    def _has_room(self, session: Session, tree: Wanted, most: int) -> bool:
+        """Whether the pool can hold a tree while it grows; if not, the session makes room for the others.
+
+        most: slots of another one's tree, which must fit as well once the rows that this one is behind with lie there.
+        """
+        slots = max(most, tree.slots) + tree.start.num_behind
         if slots <= self._model.cache.num_free:
             return True
         detail = f"{slots} slots for a tree, {self._model.cache.num_free} free in the drafter's pool"

@@ -34,6 +34,11 @@ class Tips(NamedTuple):
     states: torch.Tensor | None
     """[B, hidden]: a head's own states, which the next rows go on from; None for a language model."""
 
+    def named(self) -> list[list[tuple[int, float]]]:
+        """Of each row its tokens and their probabilities, falling."""
+        rows = zip(self.tokens.tolist(), self.probabilities.tolist(), strict=True)
+        return [list(zip(tokens, chances, strict=True)) for tokens, chances in rows]
+
     @classmethod
     def joined(cls, tips: Many[Tip]) -> Tips:
         """Of several sequences, in order. What ran together stays as it is."""
@@ -72,11 +77,6 @@ class Tip:
     def states(self) -> torch.Tensor | None:
         """[1, hidden]; None for a language model."""
         return None if self.batch.states is None else self.batch.states[self.row : self.row + 1]
-
-    def named(self) -> list[tuple[int, float]]:
-        """Tokens and their probabilities, falling."""
-        tokens, chances = self.batch.tokens[self.row].tolist(), self.batch.probabilities[self.row].tolist()
-        return list(zip(tokens, chances, strict=True))
 
 
 class DraftModel(Protocol):

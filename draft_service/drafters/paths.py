@@ -14,14 +14,16 @@ from outrider.wire import Ids
 
 @dataclass(slots=True, eq=False)  # not frozen: there is one a session and round, and those take twice as long to make
 class Behind:
-    """A session's newest committed tokens, whose rows were not run: int32 [n].
+    """A sequence's newest tokens, whose rows were not run: int32 [n].
 
-    features: gives the target's rows that a head goes on from, [n, width], once; done: told the last row's tip.
+    inputs: gives what a head goes on from, once: the target's rows [n, width], or states of its own [n, hidden].
+    done: told the last row's tip.
     """
 
     words: Ids
-    features: Callable[[], Piece | None]
+    inputs: Callable[[], Piece | None]
     done: Callable[[Tip], None]
+    are_states: bool = False
 
 
 @dataclass(slots=True, eq=False)

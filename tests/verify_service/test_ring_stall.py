@@ -6,7 +6,7 @@ import pytest
 
 from outrider.row_ring import HEADER_BYTES, RowReader, RowRing
 from outrider.sampling import SamplingParams
-from outrider.v1 import common_pb2
+from outrider.v1 import common_pb2, verify_pb2
 from tests.drafter_view import Draft, Seen
 from tests.verify_service.rig import build_rig, expected, prompt_of, request
 
@@ -50,3 +50,31 @@ def test_rows_go_through_it_again_once_the_drafter_reads(num_slots: int, stalled
     rig.run()
     for session in sessions:
         assert rig.output(session) == expected(rig, session)
+
+
+def test_rows_of_a_verdict_that_is_told_later_stay_while_those_after_it_are_read() -> None:
+    rig = build_rig(feature_width=WIDTH)
+    drafter = rig.join(one_draft, needs_features=True).drafter
+    for seed in range(2):
+        rig.submit(request(prompt_of(12, 16, seed), SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)))
+    rig.step()
+    drafter.ring = ring = RowRing(4 * WIDTH, 4)
+    reader = RowReader(
+        ring.name, num_slots=4, slot_bytes=4 * WIDTH, header_bytes=HEADER_BYTES, dtype=common_pb2.DTYPE_FLOAT32
+    )
+    ring.prove(reader.nonce)
+
+    def put(value: int) -> int | None:
+        return ring.put(1, lambda rows: rows.fill(value))
+
+    told, waits = drafter.assignments.values()
+    late, early = put(1), put(2)
+    waits.verdict = verify_pb2.Verdict(features=common_pb2.FeatureRows(count=1, slot_seq=late))
+    told.verdict = None
+    assert early is not None
+    drafter.rows_were_read(early)
+    assert [put(9) for _ in range(4)].count(None) == 2
+    assert reader.rows(late or 0, 1).tolist() == [[1] * 4 * WIDTH]
+    waits.verdict = None
+    drafter.rows_were_read(early)
+    assert put(9) is not None

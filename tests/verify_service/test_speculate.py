@@ -213,6 +213,7 @@ async def test_who_reads_too_slowly_loses_a_session_and_who_reads_nothing_the_st
         assert tokens_of(await service.generate(request(prompt, short))) == MODEL.greedy(prompt, 2)
         assert drafter is not None
         assert drafter.outbox.num_bytes < 2 * 60_000
+    await service.inbox.until(lambda: DrafterLeft in service.inbox.kinds)  # its stream holds nothing any more
     slow.reads.set()
     error = await slow.finished()
     assert error is not None

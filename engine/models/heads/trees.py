@@ -86,8 +86,7 @@ class GrowingTrees:
         self._room = room
         self._growth = CGrowth(
             batch=batch, num_steps=num_steps, topk=topk, num_logits=head.num_logits,
-            table_width=slot_table.shape[1], state_bytes=head.hidden * head.dtype.itemsize,
-            inputs_are_features=head.fuses, names=address(names),
+            table_width=slot_table.shape[1], state_bytes=head.hidden * head.dtype.itemsize, names=address(names),
             **{name: array.ctypes.data for name, array in room.items()},
         )  # fmt: skip
         self._pointer = ctypes.byref(self._growth)
@@ -132,18 +131,19 @@ class GrowingTrees:
         growth.inputs, growth.num_tips = None, words.shape[1]
         growth.tip_chances, growth.tip_words = chances.data_ptr(), words.data_ptr()
 
-    def run_first(self, inputs: torch.Tensor, first: int, end: int) -> None:
-        """The last rows of each sequence are run in step 0, on features where the head fuses them, else on states.
+    def run_first(self, inputs: torch.Tensor, first: int, end: int, *, are_states: bool) -> None:
+        """The last rows of each sequence are run in step 0, on states, or on features, which the head fuses.
 
         They are rows first..end-1 of `inputs`.
         """
-        width, dtype = self._head.input_width, self._head.dtype
+        width, dtype = self._head.hidden if are_states else self._head.input_width, self._head.dtype
         if end - first != self._num_behind or inputs.shape[1] != width:
             raise ValueError(f"{end - first} rows of {inputs.shape[1]} numbers for {self._num_behind} of {width}")
         if inputs.dtype is not dtype or not inputs.is_contiguous():
             inputs, first = inputs[first:end].to(dtype).contiguous(), 0
         self._inputs = inputs  # kept for C
         self._growth.inputs = inputs.data_ptr() + first * width * dtype.itemsize
+        self._growth.inputs_are_features = not are_states
 
     def grow(self, first: int, end: int) -> int:
         """Steps first..end-1 of 0..S-1; how many were run of all. Fewer than `end`: it ended early.
