@@ -20,7 +20,7 @@ from gateway.replicas import Replica, ReplicaSet
 from outrider.errors import DeadlineExceeded, Internal, OutriderError, ResourceExhausted, Unavailable
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
-from outrider.wire import pack_ids, unpack_ids
+from outrider.wire import num_ids, pack_ids, unpack_ids
 
 log = get_logger(__name__)
 
@@ -138,6 +138,7 @@ class _Route:
     ) -> None:
         self.deadline = deadline
         self._request = request
+        self._num_positions = num_ids(request.prompt_tokens) + request.sampling.max_tokens
         self._replicas = replicas
         self._retry = retry
         self._failures = 0  # in a row
@@ -176,6 +177,7 @@ class _Route:
                 numerics_id=self._numerics_id,
                 avoid=self._full,
                 prompt_tokens=self._request.prompt_tokens,
+                num_positions=self._num_positions,
                 cache_salt=self._request.cache_salt,
                 sure=self._failures > 0,
             )

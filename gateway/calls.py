@@ -26,7 +26,11 @@ from outrider.wire import MAX_ENTRIES
 
 log = get_logger(__name__)
 
-_BREAKS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+# The last two are of the gateway's own token, which is not the client's: its probes will find out, another may take it.
+_BREAKS = frozenset({
+    grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+})  # fmt: skip
 _LARGE_BYTES = 1 << 20  # of a request, which then has a message, and a call, of its own
 _FRAME_BYTES = 4 << 20
 

@@ -42,6 +42,11 @@ class Replica:
         """Sessions that it has, ours as they are now."""
         return self.outstanding + self.others
 
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a prompt and its output together; 0: not told."""
+        return 0 if self.info is None else self.info.limits.context_length or self.info.model.context_length
+
     def is_full(self, more: int = 0) -> bool:
         """Whether our own calls, with so many `more`, fill its batch and its queue."""
         limits = self.info.limits if self.info is not None else verify_pb2.RequestLimits()

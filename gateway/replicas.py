@@ -61,6 +61,7 @@ class ReplicaSet:
         self._prefixes = PrefixMap()
         self._num_waiting = 0  # answers under way that look for a replica
         self.info: ServerInfo | None = None  # of whichever replica served first: all must have its vocabulary
+        self._context_length = 0  # of that one
 
     async def start(self) -> None:
         """Begins to look for replicas; returns before any is found."""
@@ -97,11 +98,13 @@ class ReplicaSet:
         numerics_id: str | None = None,
         avoid: Iterable[Replica] = (),
         prompt_tokens: bytes = b"",
+        num_positions: int = 0,
         cache_salt: str = "",
         sure: bool = False,
     ) -> Replica:
         """A replica, of `numerics_id` where given: that which had most of the prompt before, else the least busy.
 
+        num_positions: of the prompt and the longest output; its context holds them, so that no answer ends early on it.
         The first of these gives way when it has _SLACK sessions more than the least busy, or twice as many. `sure`:
         none that is in doubt. Unavailable without a replica, ResourceExhausted when all are full: for a new session
         also when what is left is for answers under way, which wait for it.
@@ -110,7 +113,10 @@ class ReplicaSet:
         candidates = [replica for replica in candidates if not replica.doubtful] or ([] if sure else candidates)
         if not candidates:
             raise Unavailable("No verify service is available.")
-        alike = [replica for replica in candidates if not _differs(replica, numerics_id)]
+        holding = [replica for replica in candidates if num_positions <= (replica.context_length or num_positions)]
+        if not holding:
+            raise Unavailable(f"No verify service that is up holds {num_positions} tokens of prompt and output.")
+        alike = [replica for replica in holding if not _differs(replica, numerics_id)]
         if not alike:
             raise Unavailable("No verify service computes as that which began this answer.")
         kept = 0 if sure else self._num_waiting
@@ -229,7 +235,12 @@ class ReplicaSet:
             self._tell_change()
         reason = self._unfit(info)
         if reason is None and self.info is None:
-            self.info = info
+            self.info, self._context_length = info, replica.context_length
+        if reason is None and not replica.serving and replica.context_length < self._context_length:
+            log.warning(
+                "a verify service has a shorter context: it gets only requests that fit it", address=replica.address,
+                context_length=replica.context_length, of_the_gateway=self._context_length,
+            )  # fmt: skip
         self._set_serving(replica, reason is None, reason or "")
         return reason is None
 

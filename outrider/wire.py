@@ -34,6 +34,11 @@ def pack_ids(ids: Sequence[int] | NDArray[np.integer]) -> bytes:
     return np.asarray(ids, _INT32).tobytes()
 
 
+def num_ids(data: bytes) -> int:
+    """How many ids are packed."""
+    return len(data) // _INT32.itemsize
+
+
 def unpack_ids(data: bytes, *, field: str) -> Ids:
     """int32 array from `data`; InvalidArgument (naming `field`) when the length is no multiple of 4."""
     if not data:

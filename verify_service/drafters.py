@@ -23,6 +23,8 @@ from verify_service.session import Session
 # A drafter that gets this many proposals refused floods; its stream is ended. Each one kept takes some off.
 MAX_REFUSALS = 4096
 REFUSALS_FORGIVEN = 64
+# Drafters, by name, of which it is kept what the operator set; the one set first is forgotten.
+MAX_MODES = 1024
 # A drafter that let this many waits run out is not waited for until it answers.
 MAX_MISSED_IN_A_ROW = 2
 
@@ -120,6 +122,7 @@ class Drafters:
         self._outbox_bytes = outbox_bytes
         self.totals: collections.defaultdict[int, DraftTotals] = collections.defaultdict(DraftTotals)  # by algorithm
         self.disabled_algorithms: set[common_pb2.Algorithm] = set()  # by the operator
+        self._modes: dict[str, Mode] = {}  # by drafter id: what the operator set; one that comes back is no other
         self._drafters: list[Drafter] = []
         self._by_session: dict[int, Assignment] = {}
         self._generations: dict[int, int] = {}
@@ -134,6 +137,7 @@ class Drafters:
     def enlist(self, drafter: Drafter) -> None:
         """Takes a drafter on."""
         drafter.totals = self.totals[drafter.algorithm]
+        drafter.mode = self._modes.get(drafter.drafter_id, Mode.ENABLED)
         self._drafters.append(drafter)
 
     def leave(self, drafter: Drafter) -> list[Session]:
@@ -204,8 +208,13 @@ class Drafters:
         drafter.wake()
 
     def set_mode(self, drafter: Drafter, mode: Mode) -> int:
-        """Lets a drafter have what `mode` says; returns how many sessions were taken from it."""
+        """Lets a drafter have what `mode` says, and who enlists by its name later; how many sessions it lost by it."""
         drafter.mode = mode
+        self._modes.pop(drafter.drafter_id, None)
+        if mode is not Mode.ENABLED:
+            self._modes[drafter.drafter_id] = mode
+            if len(self._modes) > MAX_MODES:
+                del self._modes[next(iter(self._modes))]
         return self._take_back(drafter) if mode is Mode.DISABLED else 0
 
     def set_algorithm(self, algorithm: common_pb2.Algorithm, *, enabled: bool) -> int:

@@ -24,6 +24,7 @@ from outrider.errors import (
     InvalidArgument,
     OutriderError,
     ResourceExhausted,
+    Unauthenticated,
     Unavailable,
 )
 from outrider.v1 import common_pb2, verify_pb2
@@ -236,6 +237,18 @@ async def test_other_errors_are_the_requests_own(tmp_path: Path, error: Outrider
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("another", [True, False])
+async def test_a_token_that_verify_does_not_take_is_not_the_clients(tmp_path: Path, another: bool) -> None:
+    refusal = Unauthenticated("the token is not valid any more")
+    one, two = fake(tmp_path, refuse=refusal), fake(tmp_path, refuse=None if another else refusal)
+    async with backend_of([one, two], tmp_path) as backend:
+        backend.replicas.serving[1].outstanding += 1
+        with contextlib.nullcontext() if another else pytest.raises(Unavailable):
+            assert await outputs(backend, ask()) == {0: LONG}
+    assert len(one.requests) > 0
+
+
+@pytest.mark.asyncio
 async def test_the_deadline_ends_the_call(tmp_path: Path) -> None:
     only = fake(tmp_path, hold_after=1)
     async with backend_of([only], tmp_path) as backend:
@@ -330,6 +343,26 @@ async def test_what_was_given_goes_on_only_where_its_tokens_stay_the_same(tmp_pa
                 backend.replicas._set_addresses({one.address for one in backend.replicas.serving} - {first_address})
     assert given == (LONG if breaks_after == 0 else LONG[: len(given)])
     assert len(given) > 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("max_tokens", [30, 100])
+@pytest.mark.parametrize("breaks_after", [0, 2])
+async def test_a_shorter_context_takes_only_answers_that_it_holds(
+    tmp_path: Path, breaks_after: int, max_tokens: int
+) -> None:
+    """Else an answer's end would depend on where it is given."""
+    first, short = fake(tmp_path), fake(tmp_path, context_length=64)
+    first.break_after = [breaks_after]
+    with capture_logs() as logs:
+        async with backend_of([first, short], tmp_path) as backend:
+            request = ask()
+            request.sampling.max_tokens = max_tokens
+            backend.replicas.serving[1].outstanding += 1
+            assert await outputs(backend, request) == {0: LONG}
+    assert (len(short.requests) > 0) == (max_tokens == 30)
+    warned = [log for log in logs if "shorter context" in log["event"]]
+    assert len(warned) <= 1  # none where the short one was found first
 
 
 @pytest.mark.asyncio

@@ -94,6 +94,11 @@ async def test_a_disabled_drafter_loses_its_sessions_to_others_in_the_middle_of_
         await stub.SetDrafterMode(pb.SetDrafterModeRequest(drafter_id="first", mode=pb.DRAFTER_MODE_ENABLED))
         assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
         assert len(first.rounds) > seen[0]
+        await service.draft(perfect(Truth([TEXT])), name="second")  # as after a broken stream
+        found = await stub.ListDrafters(pb.ListDraftersRequest())
+        assert [d.mode for d in found.drafters] == [
+            pb.DRAFTER_MODE_ENABLED, pb.DRAFTER_MODE_DRAINING, pb.DRAFTER_MODE_DRAINING
+        ]  # fmt: skip
 
 
 @pytest.mark.asyncio
