@@ -1,19 +1,28 @@
-"""StreamFeatures: who may read which rows, and how many calls at once. The rows themselves are the engine's."""
+"""How rows of features get to drafters beside rounds: by StreamFeatures, or in memory that a drafter here shares.
+
+Who may read which rows, and how many calls and how much memory there are at once. The rows themselves are the engine's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import weakref
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from outrider.errors import InvalidArgument, NotFound, ResourceExhausted
+from outrider.row_ring import RowRing
+from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
 from verify_service.commands import Inbox, ReadFeatures
 from verify_service.drafters import Drafter
 from verify_service.target import Target
 
+log = get_logger(__name__)
+
+MAX_UNPROVEN_RINGS = 16  # of drafters that have not shown yet that they see the memory: anybody may claim to be near
 MAX_FEATURE_READS = 16  # that the engine is asked for at once; it does them all before a step
 # Each may hold a piece that nobody reads.
 MAX_CALLS = 256  # those of drafters that left too, until their callers go
@@ -34,6 +43,7 @@ class FeatureCalls:
         self._inbox = inbox
         self._readers: dict[bytes, _Reader] = {}  # by token
         self._num_calls = 0
+        self._rings: weakref.WeakSet[RowRing] = weakref.WeakSet()
         self._reads = asyncio.Semaphore(MAX_FEATURE_READS)
 
     def admit(self, drafter: Drafter) -> bytes:
@@ -45,6 +55,19 @@ class FeatureCalls:
     def dismiss(self, token: bytes) -> None:
         """Forgets a drafter that left."""
         del self._readers[token]
+
+    def ring(self, num_bytes: int) -> RowRing | None:
+        """Memory for the rows of a drafter that says it runs on this host; None where there is none to be had."""
+        if sum(not ring.proven for ring in self._rings) >= MAX_UNPROVEN_RINGS:
+            return None
+        row_bytes = self._target.row_bytes
+        try:
+            ring = RowRing(row_bytes, max(1, num_bytes // row_bytes))
+        except OSError as error:
+            log.warning("feature rows are not shared in memory but sent", reason=str(error))
+            return None
+        self._rings.add(ring)
+        return ring
 
     async def pieces(
         self, request: verify_pb2.StreamFeaturesRequest

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from outrider.args import VerifyArgs
 from outrider.busy_poll import BusyPoll
 from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
-from outrider.row_ring import HEADER_BYTES, RowRing, host_id
+from outrider.row_ring import HEADER_BYTES, host_id
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import MAX_ENTRIES
@@ -160,6 +160,7 @@ class DrafterStream:
         """A checked drafter."""
         self._admit()
         needs_features = check_enlist(enlist, self._target)
+        is_near = needs_features and enlist.host_id == host_id()
         return Drafter(
             drafter_id=enlist.drafter_id,
             algorithm=enlist.algorithm,
@@ -169,17 +170,8 @@ class DrafterStream:
             wake=self._wake,
             end=lambda reason: self._loop.call_soon_threadsafe(self._end, reason),
             taken=self._credits.release,
-            ring=self._ring() if needs_features and enlist.host_id == host_id() else None,
+            ring=self._feature_calls.ring(self._args.drafter_outbox_bytes) if is_near else None,
         )
-
-    def _ring(self) -> RowRing | None:
-        """Memory for the rows of a drafter that seems to run on this host; None where there is none to be had."""
-        row_bytes = self._target.row_bytes
-        try:
-            return RowRing(row_bytes, max(1, self._args.drafter_outbox_bytes // row_bytes))
-        except OSError as error:
-            log.warning("feature rows are not shared in memory but sent", reason=str(error))
-            return None
 
     def _enlisted(self, drafter: Drafter, features_token: bytes) -> verify_pb2.Enlisted:
         args = self._args

@@ -25,7 +25,12 @@ from tests.verify_service.held import OUTPUT, hold
 from tests.verify_service.rig import prompt_of, request
 from tests.verify_service.test_service import tokens_of
 from verify_service.commands import ReadFeatures
-from verify_service.feature_calls import MAX_CALLS, MAX_CALLS_PER_DRAFTER, MAX_FEATURE_READS
+from verify_service.feature_calls import (
+    MAX_CALLS,
+    MAX_CALLS_PER_DRAFTER,
+    MAX_FEATURE_READS,
+    MAX_UNPROVEN_RINGS,
+)
 
 MODEL = ToyModel(vocab_size=32, order=3)
 PROMPT = prompt_of(100, 32)
@@ -213,6 +218,26 @@ async def test_nobody_is_offered_memory_who_is_elsewhere_or_needs_no_rows(serve:
     name = wrong.enlisted.shared_memory.name
     await wrong.close()
     await service.inbox.until(lambda: not Path("/dev/shm", name).exists())
+
+
+@pytest.mark.asyncio
+async def test_memory_for_drafters_that_do_not_show_that_they_see_it_is_bounded(serve: Serve) -> None:
+    calls = (await serve(MODEL, feature_width=NARROW)).servicer._feature_calls
+    rings = [calls.ring(4096) for _ in range(MAX_UNPROVEN_RINGS)]
+    assert None not in rings
+    assert calls.ring(4096) is None
+    first = rings.pop(0)
+    assert first is not None
+    first.prove(first._nonce)
+    rings.append(calls.ring(4096))
+    assert rings[-1] is not None
+    assert calls.ring(4096) is None
+    for ring in filter(None, rings):
+        ring.unlink()
+    rings.clear()  # their drafters have left
+    last = calls.ring(4096)
+    assert last is not None
+    last.unlink()
 
 
 @pytest.mark.asyncio
