@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import difflib
 import math
 import types
 from collections.abc import Mapping
@@ -52,7 +53,10 @@ class Args:
     @classmethod
     def parse(cls, argv: list[str]) -> Self:
         """From command-line words; exits with 2 and a usage line when they are wrong."""
-        namespace = parser_for(cls).parse_args(argv)
+        parser = parser_for(cls)
+        namespace, unknown = parser.parse_known_args(argv)
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(parser, unknown)}")
         return cls(**{f.name: getattr(namespace, f.name) for f in dataclasses.fields(cls)})
 
     def to_argv(self) -> list[str]:
@@ -98,6 +102,14 @@ def parser_for(cls: type[Args]) -> argparse.ArgumentParser:
             help=_help(spec), **_kind(hints[spec.name]),
         )  # fmt: skip
     return parser
+
+
+def _meant(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
+    """The flags that look most like unknown ones, as the end of a message."""
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    named = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    close = [found for name in named for found in difflib.get_close_matches(name, flags, n=1)]
+    return f"; did you mean {', '.join(dict.fromkeys(close))}?" if close else ""
 
 
 def _help(spec: dataclasses.Field[Any]) -> str:

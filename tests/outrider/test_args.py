@@ -47,6 +47,20 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--max-running-request", "3"], "; did you mean --max-running-requests?"),
+        (["--modl=x", "--dtipe=y"], "; did you mean --model, --dtype?"),
+        (["--nonsense-that-nobody-means"], ""),
+    ],
+)
+def test_flags_that_look_like_another_name_it(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        VerifyArgs.parse(words)
+    assert capsys.readouterr().err.endswith(f"unrecognized arguments: {' '.join(words)}{meant}\n")
+
+
+@pytest.mark.parametrize(
     ("kind", "settings", "flag"),
     [
         (VerifyArgs, {"max_total_tokens": 0}, "--max-total-tokens"),
