@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
-from draft_service.drafters.base import Draft
+from draft_service.drafters.ahead import trees_ahead
+from draft_service.drafters.base import AheadRequest, Draft
 from draft_service.drafters.carrying import Carried
 from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.factory import make_drafter
@@ -17,12 +19,16 @@ from draft_service.drafters.features import Piece
 from draft_service.drafters.growing import grow
 from draft_service.drafters.kv import Sequence
 from draft_service.drafters.models import HeadModel, Tip, Tips
-from draft_service.drafters.paths import Behind
+from draft_service.drafters.paths import Behind, Start
+from draft_service.drafters.shape import TreeShape
+from draft_service.drafters.trees import TreeGrower
 from draft_service.session import Grown
+from draft_service.sessions import InVerification
 from engine.batch import Segment
 from outrider.args import DraftArgs
 from outrider.tree import ROOT
 from outrider.wire import Ids
+from tests.draft_service.model_rig import session
 
 _SESSIONS, _ROWS, _NUM_TOP = 3, 20, 16
 
@@ -182,3 +188,37 @@ def test_a_token_without_an_embedding_is_refused(model: HeadModel, monkeypatch: 
     monkeypatch.setattr(model.grower, "_num_read", 1)
     with pytest.raises(ValueError, match="outside its own embedding"):
         grown(model, monkeypatch, in_python=False, num_steps=3, topk=4, num_nodes=7)
+
+
+@pytest.mark.parametrize("topk", [1, 4])
+@pytest.mark.parametrize("max_outcomes", [1, 3])
+def test_trees_drafted_ahead_are_the_same(
+    model: HeadModel, topk: int, max_outcomes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bonus is run in the call that grows the tree below it, and in Python by itself."""
+    sequences, tips = opened(model)
+    drafts = grow(model, sequences, tips, num_steps=3, topk=topk, num_nodes=[7] * _SESSIONS)
+    requests = [
+        AheadRequest(
+            InVerification.whole(session(tokens.tolist()), draft.tree, draft.probabilities, draft.memo),
+            7,
+            8,
+            max_outcomes,
+        )
+        for (tokens, _), draft in zip(texts(model), drafts, strict=True)
+    ]
+    starts = [Start(sequence, Tip(tips, row)) for row, sequence in enumerate(sequences)]
+    grower, before = TreeGrower(model, TreeShape(4, topk, 8)), model.cache.num_free
+    ours = trees_ahead(grower, requests, starts)
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "grower", None)
+        expected = trees_ahead(grower, requests, starts)
+    assert model.cache.num_free == before
+    assert sum(map(len, ours)) >= _SESSIONS
+    for found, wanted in zip(chain(*ours), chain(*expected), strict=True):
+        assert found.assumed.tolist() == wanted.assumed.tolist()
+        assert found.tokens.tolist() == wanted.tokens.tolist()
+        assert found.parents.tolist() == wanted.parents.tolist()
+        assert found.probabilities.tolist() == pytest.approx(wanted.probabilities.tolist(), rel=1e-6)
+    for sequence in reversed(sequences):
+        model.cache.close(sequence)

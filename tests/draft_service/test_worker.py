@@ -392,12 +392,13 @@ async def test_one_name_may_stand_for_several_and_two_for_one(tmp_path: Path) ->
         assert [link.address for link in worker.links] == [one, two]
 
 
-async def test_an_address_that_does_not_resolve_keeps_its_links(address: str) -> None:
+@pytest.mark.parametrize("reason", [OSError("no such name"), UnicodeError("label too long")])
+async def test_an_address_that_does_not_resolve_keeps_its_links(address: str, reason: Exception) -> None:
     failing = False
 
     async def resolve(name: str) -> list[str]:
         if failing:
-            raise OSError("no such name")
+            raise reason
         return [address]
 
     async with FakeVerify(address) as verify, serving(["verify:1"], resolve=resolve) as worker:
@@ -512,7 +513,8 @@ async def test_a_name_is_resolved() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["verify", "verify:", ":1", "verify:0", "verify:70000", "verify:x", "a:b:1", "unix:"]
+    "address",
+    ["verify", "verify:", ":1", "verify:0", "verify:70000", "verify:x", "a:b:1", "unix:", f"a.{'b' * 64}.c:1"],
 )
 async def test_wrong_addresses_are_refused(address: str) -> None:
     with pytest.raises(StartupError, match="verify-address"):
