@@ -23,7 +23,7 @@ demo: setup ## Serve the embedded model and stream an answer, with speculation a
 	@DEMO_ONCE="$(DEMO_ONCE)" OUTRIDER_LOG_LEVEL="$${OUTRIDER_LOG_LEVEL:-error}" exec $(BIN)/python -P -m outrider.demo
 
 test: setup ## Run the tests (ARGS="-k tree -x" passes words on to pytest)
-	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 search: setup ## Run the property tests with examples that no run has tried (ARGS="--hypothesis-seed=1" to repeat one)
 	@$(MAKE) --no-print-directory test ARGS='-m hypothesis --hypothesis-profile=search $(ARGS)'

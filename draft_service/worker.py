@@ -98,7 +98,7 @@ class Worker:
             try:
                 found |= dict.fromkeys(await self._resolve(address))
                 self._unresolved.pop(address, None)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
                 if self._unresolved.get(address) != str(error):
                     log.warning("address does not resolve", address=address, reason=str(error))
                 self._unresolved[address] = str(error)
@@ -123,7 +123,10 @@ class Worker:
 
 
 async def resolve_address(address: str) -> list[str]:
-    """The endpoints that an address stands for: itself, or ip:port for each address of its name. OSError if none."""
+    """The endpoints that an address stands for: itself, or ip:port for each address of its name.
+
+    OSError if none is known, UnicodeError for a name that DNS cannot be asked for.
+    """
     if address.startswith(("unix:", "unix-abstract:")):
         return [address]
     host, _, port = address.rpartition(":")

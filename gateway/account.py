@@ -1,4 +1,8 @@
-"""What one HTTP request uses: told to the metrics, and taken from its caller's rate."""
+"""What one HTTP request uses: told to the metrics, and taken from its caller's rate.
+
+A prompt is taken from the rate before its call is made, and given back where verify refuses the request; metrics count
+what began.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,15 @@ from gateway.text_stream import Delta, SpeculationCount
 
 
 class Account:
-    """For all answers of one request; `state` is the exchange's, which has the caller and gets the finish reason."""
+    """For all answers of one request. `state` is the exchange's: it has the caller and the time when the request came,
+    and gets the finish reason."""
 
     def __init__(self, metrics: Metrics, state: dict[str, Any]) -> None:
         self._metrics = metrics
         self._state = state
 
     def begin(self, prompt_len: int) -> Entry:
-        """An answer begins: its prompt counts at once."""
+        """An answer is asked for: its prompt counts at once."""
         caller: Caller | None = self._state.get("caller")
         if caller is not None:
             caller.use(prompt_len)
@@ -32,10 +37,12 @@ class Entry:
         self._state = state
         self._caller = caller
         self._prompt_len = prompt_len
-        self._watch = Stopwatch(metrics)
+        self._watch = Stopwatch(metrics, state["began"])
+        self._begun = False
 
     def add(self, delta: Delta) -> None:
-        """Tokens came, or an end."""
+        """A response came: with tokens, or an end."""
+        self._begun = True
         if delta.tokens:
             self._watch.tokens()
             self._metrics.num_tokens += len(delta.tokens)
@@ -44,8 +51,18 @@ class Entry:
         if delta.finish_reason is not None:
             self._state["finish_reason"] = delta.finish_reason
 
+    def failed(self) -> None:
+        """The call failed: the request is refused if that was before the answer began."""
+        if not self._begun:
+            self._state["refused"] = True
+
     def end(self, num_tokens: int, cached_tokens: int, speculation: SpeculationCount, *, complete: bool) -> None:
         """The answer ended, or its client went; times count of whole answers only."""
+        if not self._begun:
+            # Other prompts of a request that is refused have not failed. Who hangs up pays: verify may have been at it.
+            if self._caller is not None and self._state.get("refused"):
+                self._caller.give_back(self._prompt_len)
+            return
         metrics = self._metrics
         metrics.prompt_tokens.inc(self._prompt_len)
         metrics.cache_queries.inc(self._prompt_len)

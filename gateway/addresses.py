@@ -16,6 +16,7 @@ from outrider.telemetry import get_logger
 log = get_logger(__name__)
 
 _FILE = "file:"
+_told: dict[str, str] = {}  # what was said last of an address that stands for nothing: once is enough
 
 
 def is_name(address: str) -> bool:
@@ -32,11 +33,15 @@ def is_name(address: str) -> bool:
 async def resolve(given: Iterable[str], before: Iterable[str]) -> set[str]:
     """Every concrete address now; where a name or file cannot be looked up, those of `before` stay."""
     found: set[str] = set()
-    try:
-        addresses = [listed for address in given for listed in _listed(address)]
-    except (OSError, UnicodeError) as error:
-        log.warning("cannot read verify addresses", error=str(error))
-        return set(before)
+    addresses: list[str] = []
+    for address in given:
+        try:
+            addresses += _listed(address)
+        except (OSError, UnicodeError) as error:
+            _warn("cannot read verify addresses", address, error)
+            found.update(before)
+        else:
+            _told.pop(address, None)
     for address in addresses:
         if not is_name(address):
             found.add(address)
@@ -45,19 +50,30 @@ async def resolve(given: Iterable[str], before: Iterable[str]) -> set[str]:
         try:
             entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            log.warning("cannot look up a verify address", address=address, error=str(error))
+            _warn("cannot look up a verify address", address, error)
             found.update(before)  # which of them were this one's, nobody knows
         else:
+            _told.pop(address, None)
             found.update(_join(entry[4][0], port) for entry in entries)
     return found
 
 
 def _listed(address: str) -> list[str]:
-    """The address, or those in the file that it names."""
+    """The address, or those in the file that it names. OSError where it has none: somebody is about to write them."""
     if not address.startswith(_FILE):
         return [address]
-    lines = Path(address.removeprefix(_FILE)).read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip()]
+    path = address.removeprefix(_FILE)
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    listed = [line.strip() for line in lines if line.strip()]
+    if not listed:
+        raise OSError(f"{path} has no address")
+    return listed
+
+
+def _warn(event: str, address: str, error: Exception) -> None:
+    if _told.get(address) != str(error):
+        _told[address] = str(error)
+        log.warning(event, address=address, error=str(error))
 
 
 def _join(host: str | int, port: str) -> str:

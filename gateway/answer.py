@@ -57,6 +57,7 @@ class Answer:
                     if not running:
                         return
         except OutriderError as error:
+            entry.failed()
             field, error.field = error.field, self._fields.get(error.field or "", error.field)
             if field == "sampling.grammar":  # which the client sent under another name
                 error.message = f"{error.field}: {error.message.partition(': ')[2] or error.message}"

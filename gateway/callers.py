@@ -77,6 +77,11 @@ class Caller:
         if self.tokens is not None:
             self.tokens.take(num_tokens)
 
+    def give_back(self, num_tokens: int) -> None:
+        """Counts tokens no longer, which were for nothing."""
+        if self.tokens is not None:
+            self.tokens.take(-num_tokens)
+
     def headers(self) -> list[tuple[bytes, bytes]]:
         """OpenAI's account of the limits."""
         made: list[tuple[bytes, bytes]] = []
@@ -106,22 +111,27 @@ class KeyFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._throttle = Throttle()
-        self._stamp = _stamp(path)
-        self.entries = _read_file(path)
+        self._stamp: tuple[int, int] | None = None
+        self.entries = self._read()
 
     def refresh(self) -> bool:
         """Reads the file again if it has changed; whether there are other keys now."""
         try:
-            if (now := _stamp(self._path)) == self._stamp:
+            if _stamp(self._path) == self._stamp:
                 return False
-            self._stamp = now
-            self.entries = _read_file(self._path)
+            self.entries = self._read()
         except StartupError as error:
             if self._throttle.allows():
                 log.warning("the file of keys cannot be read; the keys before stay", reason=error.message)
             return False
         log.info("keys read again", path=self._path, keys=len(self.entries))
         return True
+
+    def _read(self) -> list[KeyEntry]:
+        stamp = _stamp(self._path)
+        lines = _read_lines(self._path)
+        self._stamp = stamp  # not before: what may not be read now has the same stamp when it may
+        return _entries(lines, self._path)
 
 
 @dataclass(slots=True)
@@ -196,12 +206,15 @@ def _stamp(path: str) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_ino
 
 
-def _read_file(path: str) -> list[KeyEntry]:
-    """One key a line, then settings as NAME=VALUE; blank lines and those that begin with # are left out."""
+def _read_lines(path: str) -> list[str]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        return Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"cannot read --api-key-file: {error}") from error
+
+
+def _entries(lines: Sequence[str], path: str) -> list[KeyEntry]:
+    """One key a line, then settings as NAME=VALUE; blank lines and those that begin with # are left out."""
     words = [(number, line.split()) for number, line in enumerate(lines, 1) if not line.lstrip().startswith("#")]
     entries = [_entry(key, settings, f"{path}, line {number}") for number, (key, *settings) in _full(words)]
     if not entries:

@@ -18,6 +18,7 @@ from gateway.exchange import event_stream, json_response, request_id, until_disc
 from gateway.logprobs import chat_logprobs
 from gateway.message import Message, Whole
 from gateway.messages import text_of
+from gateway.names import Names
 from gateway.plan import Prompt, Report, check_stream_options, make_plan
 from gateway.responses import AssistantMessage, ChatChoice, ChatCompletion, Usage
 from gateway.schemas import ChatCompletionRequest, Prediction
@@ -34,7 +35,7 @@ async def chat_completions(request: Request) -> ASGIApp:
     check_stream_options(body)
     ready = gateway.ready_for(body.model)
     id = f"chatcmpl-{request_id(request)}"
-    chat = await begin_chat(gateway, body, ready, id, request)
+    chat = await begin_chat(gateway, body, ready, id, request, _names(body))
     if body.stream:
         return event_stream(request, _events(chat))
     wholes = await until_disconnect(request.receive, chat.collect())
@@ -72,7 +73,14 @@ class Chat:
         )  # fmt: skip
 
 
-async def begin_chat(gateway: Gateway, body: ChatCompletionRequest, ready: Ready, id: str, request: Request) -> Chat:
+def _names(body: ChatCompletionRequest) -> Names:
+    """The newer name of `max_tokens` where that was sent."""
+    return Names({"max_tokens": "max_completion_tokens"} if body.max_completion_tokens else {})
+
+
+async def begin_chat(
+    gateway: Gateway, body: ChatCompletionRequest, ready: Ready, id: str, request: Request, names: Names
+) -> Chat:
     """Everything before the first token; the call begins when the answer's deltas are read."""
     refuse_unsupported(body)
     if body.top_logprobs and not body.logprobs:
@@ -87,8 +95,7 @@ async def begin_chat(gateway: Gateway, body: ChatCompletionRequest, ready: Ready
     plan = make_plan(
         body, [Prompt(encoded.ids, "messages")], request_id=id,
         max_tokens=body.max_completion_tokens or body.max_tokens, codec=ready.codec, info=ready.info,
-        max_tokens_field="max_completion_tokens" if body.max_completion_tokens else "max_tokens",
-        prediction=prediction, grammar=rules.grammar, report=report,
+        names=names, prediction=prediction, grammar=rules.grammar, report=report,
     )  # fmt: skip
     (answer,) = gateway.answers(plan, request, grammar_field=rules.grammar_field)
     return Chat(body, ready, id, answer, rules)

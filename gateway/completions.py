@@ -158,7 +158,7 @@ def as_prompts(given: str | Sequence[object], field: str) -> list[str | list[int
 
 async def encode_prompts(prompts: Sequence[str | list[int]], field: str, ready: Ready) -> list[Prompt]:
     """Prompts as ids. A caller who writes the whole prompt may write control tokens in it."""
-    check_total(len(prompts), ready.info)
+    check_total(len(prompts), ready.info, field, code="array_above_max_length")
     codec = ready.codec
     made: list[Prompt] = []
     for place, prompt in enumerate(prompts):

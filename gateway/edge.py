@@ -76,7 +76,7 @@ class Edge:
         headers = Headers(scope=scope)
         exchange = _Exchange(_request_id(headers), time.monotonic())
         state = scope.setdefault("state", {})
-        state["request_id"] = exchange.request_id
+        state["request_id"], state["began"] = exchange.request_id, exchange.began
 
         body_left = _large_body(headers)  # whoever is answered before its body came does not go on sending it
 

@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -44,7 +44,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal: HttpError | None = None
         self._spoke = False
-        self._received = b""
+        self._unread: list[bytes] = []  # pieces of what came, the next one last
+        self._piece = b""  # which the parser has
         self._asks_upgrade = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -65,15 +66,15 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Counts bytes while headers are incomplete."""
-        if self._refusal is not None:
-            return
-        self._received = data
-        super().data_received(data)
-        if self._in_headers and self._refusal is None:
-            self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self._refuse(_header_too_large())
+        """Gives what came to the parser, in pieces where that stopped; counts bytes while headers are incomplete."""
+        self._unread = [data]
+        while self._unread and self._refusal is None:
+            self._piece = self._unread.pop()
+            super().data_received(self._piece)
+            if self._in_headers and self._refusal is None:
+                self._header_bytes += len(self._piece)
+                if self._header_bytes > MAX_HEADER_BYTES:
+                    self._refuse(_header_too_large())
 
     def on_message_begin(self) -> None:
         """A request begins: its headers have a limited time."""
@@ -88,7 +89,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """The headers are there: checks them before any of the application runs."""
         self._in_headers = False
         self._stop_timer()
-        self._asks_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self.parser.get_method() == b"CONNECT":  # after which the parser reads no requests
+            self._stop_parsing(HttpError(405, "This server is no proxy.", headers=(("allow", "GET, HEAD, POST"),)))
+        self._asks_upgrade = self.parser.should_upgrade()
         if self._asks_upgrade:
             return
         if sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url) > MAX_HEADER_BYTES:
@@ -120,7 +123,9 @@ class GuardedProtocol(HttpToolsProtocol):
         head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
-        self.data_received(b"\r\n".join([*head, b"", b""]) + self._received[stopped.args[0] :])
+        # A view of the rest: of many requests that came together, each may be such an offer.
+        rest = cast(bytes, memoryview(self._piece)[stopped.args[0] :])
+        self._unread += [rest] * bool(rest) + [b"\r\n".join([*head, b"", b""])]
 
     def _write_now(self, cycle: RequestResponseCycle, body: bytes) -> bool:
         """Sends a part of a body as uvicorn would, unless that takes waiting: a stream's every token goes this way."""

@@ -42,7 +42,7 @@ class Metrics:
         self.requests = counter("requests_total", "Requests answered.", "route", "code", "finish_reason")
         self.in_flight = Gauge("outrider_http_requests_in_flight", "Requests being answered.", registry=registry)
         self.unknown_fields = counter("unknown_fields_total", "Body fields that are not known.")
-        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of finished answers.")
+        self.prompt_tokens = counter("prompt_tokens_total", "Prompt tokens of answers that began.")
         self.num_tokens = 0  # given to clients
         self.gaps = Buckets(SECONDS)  # between one response with tokens and the next
         registry.register(Families(_EACH_TOKEN, self._read))
@@ -80,11 +80,11 @@ class Metrics:
 
 
 class Stopwatch:
-    """The times of one answer, which may have several choices."""
+    """The times of one answer, which may have several choices. `began` is when its request came, in monotonic time."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, began: float) -> None:
         self._metrics = metrics
-        self._began = self._last = time.monotonic()
+        self._began = self._last = began
         self._started = False
 
     def tokens(self) -> None:

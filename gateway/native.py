@@ -16,6 +16,7 @@ from gateway.chunks import DONE
 from gateway.completions import as_prompts, encode_prompts
 from gateway.constraints import of_sglang
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
+from gateway.names import Names
 from gateway.native_output import Output, scores_of
 from gateway.plan import Prompt, check_total, make_plan
 from gateway.schemas import GenerateRequest, SamplingFields, SglangSampling
@@ -24,8 +25,8 @@ from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
 
 DEFAULT_MAX_NEW_TOKENS = 128
-_RENAMED = {"max_new_tokens": None, "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
-_GRAMMARS = ("json_schema", "regex", "ebnf")
+_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+_THEIRS = {ours: theirs for theirs, ours in _RENAMED.items()}
 
 
 async def generate(request: Request) -> ASGIApp:
@@ -36,14 +37,16 @@ async def generate(request: Request) -> ASGIApp:
     refuse_unsupported(body)
     prompts, is_batch = await _prompts(body, ready)
     sampling = _sampling(body, len(prompts))
-    check_total(sum(params.n or 1 for params in sampling), ready.info)
+    names = _names(body, len(prompts))
+    nums = [params.n or 1 for params in sampling]
+    check_total(sum(nums), ready.info, names[nums.index(max(nums))].path("n"))
     ids = _ids(body, len(prompts), request_id(request))
     scores = scores_of(body, len(prompts))
     answers = []
-    for prompt, params, id, wanted in zip(prompts, sampling, ids, scores, strict=True):
+    for prompt, params, id, wanted, called in zip(prompts, sampling, ids, scores, names, strict=True):
         plan = make_plan(
-            _fields(params, body), [prompt], request_id=id, max_tokens=_max_tokens(params, body),
-            max_tokens_field="sampling_params.max_new_tokens", default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
+            _fields(params, body), [prompt], request_id=id, max_tokens=_max_tokens(params, body, called),
+            names=called, default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
             codec=ready.codec, info=ready.info, grammar=of_sglang(params), report=wanted.report,
         )  # fmt: skip
         answers += gateway.answers(plan, request, grammar_field="sampling_params", prompt_field=prompt.field)
@@ -58,12 +61,12 @@ async def generate(request: Request) -> ASGIApp:
     return json_response(run.results())
 
 
-def _max_tokens(params: SglangSampling, body: GenerateRequest) -> int | None:
+def _max_tokens(params: SglangSampling, body: GenerateRequest, names: Names) -> int | None:
     """0 asks for what is known of the prompt: verify makes a token, which is dropped."""
     if params.max_new_tokens == 0 and body.stream:
         raise InvalidArgument(
             "max_new_tokens is 0; it must be at least 1 in a stream.",
-            field="sampling_params.max_new_tokens", code="integer_below_min_value",
+            field=names.path("max_tokens"), code="integer_below_min_value",
         )  # fmt: skip
     return 1 if params.max_new_tokens == 0 else params.max_new_tokens
 
@@ -127,6 +130,13 @@ def _sampling(body: GenerateRequest, num_prompts: int) -> list[SglangSampling]:
     return sets
 
 
+def _names(body: GenerateRequest, num_prompts: int) -> list[Names]:
+    """SGLang's, of each prompt's parameters."""
+    if isinstance(body.sampling_params, list):
+        return [Names(_THEIRS, f"sampling_params[{index}].") for index in range(num_prompts)]
+    return [Names(_THEIRS, "sampling_params.")] * num_prompts
+
+
 def _ids(body: GenerateRequest, num_prompts: int, fallback: str) -> list[str]:
     """SGLang's `rid`: the caller's names for its requests, or ours."""
     if body.rid is None:
@@ -149,9 +159,6 @@ def _wrong_number(field: str) -> InvalidArgument:
 
 def _fields(params: SglangSampling, body: GenerateRequest) -> SamplingFields:
     """SGLang's names as ours."""
-    given: dict[str, Any] = {}
-    for name in SglangSampling.__struct_fields__:
-        target = _RENAMED.get(name, name)
-        if target is not None and name not in _GRAMMARS:
-            given[target] = getattr(params, name)
+    ours = {_RENAMED.get(name, name): getattr(params, name) for name in SglangSampling.__struct_fields__}
+    given: dict[str, Any] = {name: ours[name] for name in SamplingFields.__struct_fields__ if name in ours}
     return SamplingFields(**given, speculative=body.speculative, priority=body.priority, cache_salt=body.cache_salt)

@@ -61,3 +61,8 @@ def split_at(text: str, marker: str) -> tuple[str, bool, str]:
         if marker.startswith(text[-size:]):
             return text[:-size], False, text[-size:]
     return text, False, ""
+
+
+def begins_mark(text: str, marks: Iterable[str]) -> bool:
+    """Whether `text`, white space around it left out, is one of the marks, the beginning of one, or empty."""
+    return any(mark.startswith(text.strip()) for mark in marks)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.names import Names
 from gateway.replicas import ServerInfo
 from gateway.schemas import (
     OpenAIFields,
@@ -31,6 +32,7 @@ ALGORITHMS = {
 }
 _SMALLEST_TOP_P = 1e-9  # OpenAI allows top_p 0: the likeliest token alone
 _UINT64 = 2**64 - 1
+_OURS = Names()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def make_plan(
     max_tokens: int | None,
     codec: TextCodec,
     info: ServerInfo,
-    max_tokens_field: str = "max_tokens",
+    names: Names = _OURS,
     default_max_tokens: int | None = None,
     prediction: Sequence[int] = (),
     grammar: common_pb2.Grammar | None = None,
@@ -86,14 +88,13 @@ def make_plan(
 ) -> Plan:
     """Checks a request against the model's limits and writes its calls. InvalidArgument with `field` and `code`.
 
-    `max_tokens` is what the caller said; the default gives way to the context, what a caller said does not.
+    `max_tokens` is what the caller said; the default gives way to min_tokens and the context, what a caller said does
+    not. `names` are the caller's.
     """
-    num_choices = _num_choices(fields, len(prompts), max_tokens, info)
+    num_choices = _num_choices(fields, len(prompts), max_tokens, info, names)
     for prompt in prompts:
-        _check_prompt(prompt, max_tokens, max_tokens_field, codec.context_length, info.model.vocab_size)
-    if max_tokens is None and default_max_tokens is not None:
-        max_tokens = min(default_max_tokens, codec.context_length - max(len(prompt.ids) for prompt in prompts))
-    params = sampling_params(fields, max_tokens, info)
+        _check_prompt(prompt, max_tokens, names.path("max_tokens"), codec.context_length, info.model.vocab_size)
+    params = sampling_params(fields, max_tokens, info, names)
     options = fields.speculative or _NO_OPTIONS
     speculative = speculative_params(options)
     sampling = params.to_proto()
@@ -117,6 +118,10 @@ def make_plan(
         )
         for index, prompt in enumerate(prompts)
     )
+    if max_tokens is None:  # verify is told all the same: an answer's end does not depend on whose context serves it
+        most = codec.context_length if default_max_tokens is None else max(default_max_tokens, params.min_tokens)
+        for call, prompt in zip(calls, prompts, strict=True):
+            call.sampling.max_tokens = min(most, codec.context_length - len(prompt.ids))
     rules = OutputRules(
         make_detokenizer=lambda: codec.detokenizer(
             skip_special=fields.skip_special_tokens is not False, keep=report.markers
@@ -128,37 +133,42 @@ def make_plan(
     return Plan(calls, tuple(len(prompt.ids) for prompt in prompts), num_choices, rules)
 
 
-def _num_choices(fields: SamplingFields, num_prompts: int, max_tokens: int | None, info: ServerInfo) -> int:
+def _num_choices(
+    fields: SamplingFields, num_prompts: int, max_tokens: int | None, info: ServerInfo, names: Names
+) -> int:
     """`n`, within what the server will run and hold for one request."""
     num_choices = fields.n or 1
     most = info.limits.max_choices or 1
     if num_choices > most:
-        raise _above_max(f"n is {num_choices}; this server gives at most {most} choices.")
-    check_total(num_prompts * num_choices, info)
+        raise _above_max(f"n is {num_choices}; this server gives at most {most} choices.", names.path("n"))
+    check_total(num_prompts * num_choices, info, names.path("n"))
     held = info.limits.max_total_tokens
     if num_choices > 1 and held and num_choices * (max_tokens or 0) > held:
-        raise _above_max(f"n times max_tokens is {num_choices * (max_tokens or 0)}; this server holds {held} tokens.")
+        product = f"n times {names.word('max_tokens')}"
+        raise _above_max(
+            f"{product} is {num_choices * (max_tokens or 0)}; this server holds {held} tokens.", names.path("n")
+        )
     return num_choices
 
 
-def check_total(num_outputs: int, info: ServerInfo) -> None:
-    """InvalidArgument when one HTTP request asks for more outputs than the server runs and queues."""
+def check_total(num_outputs: int, info: ServerInfo, field: str, code: str = "integer_above_max_value") -> None:
+    """InvalidArgument when one HTTP request asks, by `field`, for more outputs than the server runs and queues."""
     limits = info.limits
     most = max(limits.max_running_requests + limits.max_queued_requests, limits.max_choices, 1)
     if num_outputs > most:
-        raise _above_max(f"The request asks for {num_outputs} outputs; this server takes {most} at once.")
+        raise _above_max(f"The request asks for {num_outputs} outputs; this server takes {most} at once.", field, code)
 
 
-def _above_max(message: str) -> InvalidArgument:
-    return InvalidArgument(message, field="n", code="integer_above_max_value")
+def _above_max(message: str, field: str, code: str = "integer_above_max_value") -> InvalidArgument:
+    return InvalidArgument(message, field=field, code=code)
 
 
-def sampling_params(fields: SamplingFields, max_tokens: int | None, info: ServerInfo) -> SamplingParams:
+def sampling_params(fields: SamplingFields, max_tokens: int | None, info: ServerInfo, names: Names) -> SamplingParams:
     """The distribution and its end; a seed is drawn when none is given, so that any replica can go on."""
     if max_tokens is not None and (fields.min_tokens or 0) > max_tokens:
         raise InvalidArgument(
-            f"min_tokens is {fields.min_tokens}, above max_tokens, {max_tokens}.",
-            field="min_tokens", code="invalid_value",
+            f"{names.word('min_tokens')} is {fields.min_tokens}, above {names.word('max_tokens')}, {max_tokens}.",
+            field=names.path("min_tokens"), code="invalid_value",
         )  # fmt: skip
     given: dict[str, Any] = {
         name: value
@@ -166,16 +176,20 @@ def sampling_params(fields: SamplingFields, max_tokens: int | None, info: Server
                      "repetition_penalty")
         if (value := getattr(fields, name)) is not None
     }  # fmt: skip
-    params = SamplingParams(
-        **given,
-        top_k=max(fields.top_k or 0, 0),
-        top_p=1.0 if fields.top_p is None else max(fields.top_p, _SMALLEST_TOP_P),
-        seed=secrets.randbits(63) if fields.seed is None else fields.seed & _UINT64,
-        max_tokens=max_tokens,
-        stop_token_ids=tuple(fields.stop_token_ids or ()),
-        logit_bias=_logit_bias(fields.logit_bias or {}),
-    )
-    params.check_vocab(info.model.vocab_size)
+    try:
+        params = SamplingParams(
+            **given,
+            top_k=max(fields.top_k or 0, 0),
+            top_p=1.0 if fields.top_p is None else max(fields.top_p, _SMALLEST_TOP_P),
+            seed=secrets.randbits(63) if fields.seed is None else fields.seed & _UINT64,
+            max_tokens=max_tokens,
+            stop_token_ids=tuple(fields.stop_token_ids or ()),
+            logit_bias=_logit_bias(fields.logit_bias or {}),
+        )
+        params.check_vocab(info.model.vocab_size)
+    except InvalidArgument as error:
+        error.field = names.path(error.field or "")
+        raise
     return params
 
 

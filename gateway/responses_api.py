@@ -17,7 +17,7 @@ from gateway.chunks import Extension
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.message import Message
 from gateway.parts import CallBegin
-from gateway.responses_input import as_chat, in_its_words, wants_logprobs
+from gateway.responses_input import NAMES, as_chat, in_its_words, wants_logprobs
 from gateway.responses_output import Event, Transcript
 from gateway.responses_schemas import (
     IncompleteDetails,
@@ -39,7 +39,7 @@ async def responses(request: Request) -> ASGIApp:
     ready = gateway.ready_for(body.model)
     id = f"resp_{request_id(request)}"
     try:
-        chat = await begin_chat(gateway, as_chat(body), ready, id, request)
+        chat = await begin_chat(gateway, as_chat(body), ready, id, request, NAMES)
     except OutriderError as error:
         raise in_its_words(error) from error
     run = _Run(body, chat)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gateway.names import Names
 from gateway.responses_schemas import (
     InputContent,
     InputItem,
@@ -32,8 +33,8 @@ LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset({LOGPROBS, "reasoning.encrypted_content"})  # the second is never there: nothing is hidden
 _TEXT_TYPES = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text",
                "summary_text": "text", "refusal": "refusal"}  # fmt: skip
-_FIELDS = {"messages": "input", "response_format": "text.format", "max_completion_tokens": "max_output_tokens",
-           "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}  # fmt: skip
+_FIELDS = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
+NAMES = Names({"max_tokens": "max_output_tokens"})
 _REFUSED: dict[str, Callable[[ResponsesRequest], object]] = {
     "background": lambda body: body.background,
     "previous_response_id": lambda body: body.previous_response_id,

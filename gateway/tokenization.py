@@ -40,7 +40,7 @@ class TokenizeResponse(Struct):
     tokens: list[int | list[int]]
     count: int | list[int]
     max_model_len: int
-    token_strs: list[str] | UnsetType = UNSET
+    token_strs: list[str | list[str]] | UnsetType = UNSET
 
 
 class DetokenizeRequest(Struct, kw_only=True):
@@ -70,15 +70,22 @@ async def tokenize(request: Request) -> ASGIApp:
         for place, text in enumerate(body.prompt):
             await breathe(place)
             rows.append(await _encode(text, body, ready))
-        return json_response(TokenizeResponse([*rows], [len(row) for row in rows], ready.codec.context_length))
+        made = TokenizeResponse([*rows], [len(row) for row in rows], ready.codec.context_length)
+        if body.return_token_strs:
+            made.token_strs = [_strings(row, ready) for row in rows]
+        return json_response(made)
     if body.prompt is not None:
         ids = await _encode(body.prompt, body, ready)
     else:
         ids = await _encode_messages(body, ready, request.state.body_bytes)
     made = TokenizeResponse([*ids], len(ids), ready.codec.context_length)
     if body.return_token_strs:
-        made.token_strs = [ready.codec.piece(token).decode(errors="replace") for token in ids]
+        made.token_strs = [*_strings(ids, ready)]
     return json_response(made)
+
+
+def _strings(ids: list[int], ready: Ready) -> list[str]:
+    return [ready.codec.piece(token).decode(errors="replace") for token in ids]
 
 
 async def _encode(text: str, body: TokenizeRequest, ready: Ready) -> list[int]:

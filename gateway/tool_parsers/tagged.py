@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.parts import CallArguments, CallBegin, Content, Part, split_at
+from gateway.parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at
 from gateway.tool_parsers.scanner import ArgumentScanner, CallScanner
 
 _MAX_HEADER_CHARS = 300
@@ -48,6 +48,7 @@ class TaggedCalls:
         self._held = ""
         self._raw = ""  # taken and not told: text again when no call comes of it
         self._expecting = True  # a call must come next
+        self._between = False  # a call has ended, and no text has come since
         self._index = -1
         self._call: CallScanner | ArgumentScanner | None = None
         self._told_name = False
@@ -69,9 +70,10 @@ class TaggedCalls:
                 yield from made
 
     def finish(self) -> Iterator[Part]:
-        """What was held back and never became a call."""
+        """What was held back and never became a call, but for a mark that was cut after one."""
         held = self._raw + self._held
-        if held.strip():
+        is_cut_mark = self._between and self._state == "gap" and begins_mark(self._held, self._form.markers)
+        if held.strip() and not is_cut_mark:
             yield Content(held)
         self._held = self._raw = ""
 
@@ -173,11 +175,12 @@ class TaggedCalls:
             made += self._leave()
         elif call.done:
             self._state, self._call, self._told_name, self._expecting = "gap", None, False, False
+            self._between = True
         return made, text[size:]
 
     def _leave(self) -> list[Part]:
         """No call, or none any more: what was not told of it is text again, and so is what follows."""
         raw, self._raw = self._raw, ""
         self._state = "text" if self._form.begin is not None else "plain"
-        self._call, self._told_name = None, False
+        self._call, self._told_name, self._between = None, False, False
         return [Content(raw)] if raw else []

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.parts import CallArguments, CallBegin, Content, Part, split_at
+from gateway.parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at
 from gateway.tool_parsers.json_text import encodable
 
 BEGIN = "<tool_call>"
@@ -31,6 +31,7 @@ class XmlCalls:
         self._index = -1
         self._name: str | None = None
         self._num_parameters = 0
+        self._between = False  # a call has ended, and no text has come since
 
     def push(self, text: str) -> Iterator[Part]:
         """Parts as they become certain."""
@@ -40,6 +41,7 @@ class XmlCalls:
                 content, found, text = split_at(text, BEGIN)
                 kept = content.rstrip()
                 if kept:
+                    self._between = False
                     yield Content(kept)
                 if not found:
                     self._held = content[len(kept) :] + text
@@ -56,9 +58,10 @@ class XmlCalls:
             text = rest
 
     def finish(self) -> Iterator[Part]:
-        """A call that was cut stays as it is; text that was held comes out."""
+        """A call that was cut stays as it is; text that was held comes out, but for a mark that was cut after one."""
         held = self._raw + self._held
-        if self._name is None and held.strip():
+        is_cut_mark = self._between and begins_mark(self._held, (BEGIN, *_MARKS))
+        if self._name is None and held.strip() and not is_cut_mark:
             yield Content(held)
         self._name, self._raw, self._held = None, "", ""
 
@@ -124,10 +127,11 @@ class XmlCalls:
     def _close(self) -> list[Part]:
         if self._name is None:
             return []
-        self._name = None
+        self._name, self._between = None, True
         return [CallArguments(self._index, "}")]
 
     def _leave(self) -> list[Part]:
         """Back to text, with what no call came of."""
         raw, self._raw, self._inside = self._raw, "", False
+        self._between = self._between and not raw
         return [*self._close(), *([Content(raw)] if raw else [])]

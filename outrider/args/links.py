@@ -8,6 +8,8 @@ from outrider.errors import StartupError
 from outrider.flags import Args, arg
 from outrider.tls import TlsFiles, server_files
 
+MAX_LABEL_CHARS = 63  # of a name in DNS
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServingArgs(Args):
@@ -72,12 +74,19 @@ def check_address(flag: str, address: str, *, least_port: int = 1) -> None:
     host, _, port = address.rpartition(":")
     is_host = host and (":" not in host or (host[0], host[-1]) == ("[", "]"))
     is_port = port.isascii() and port.isdigit() and least_port <= int(port) < 65536
-    if (is_socket(address) and port) or (is_host and is_port):
+    if is_socket(address) and port:
         return
-    raise StartupError(
-        f"{flag} is {address!r}; it must be host:port (ports are {least_port} to 65535), unix:/path or "
-        "unix-abstract:name"
-    )
+    if not (is_host and is_port):
+        raise StartupError(
+            f"{flag} is {address!r}; it must be host:port (ports are {least_port} to 65535), unix:/path or "
+            "unix-abstract:name"
+        )
+    longest = max(map(len, host.split(".")))
+    if longest > MAX_LABEL_CHARS:
+        raise StartupError(
+            f"{flag} is {address!r}; between its dots a host's name has at most {MAX_LABEL_CHARS} characters, "
+            f"not {longest}"
+        )
 
 
 def check_tls_is_used(flag: str, given: str | None, addresses: tuple[str, ...]) -> None:

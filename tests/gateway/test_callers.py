@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -138,6 +139,19 @@ def test_keys_change_without_a_restart(tmp_path: Path) -> None:
     assert callers.find(bearer("stays")) is stays
     write("comes\nstays requests_per_minute=6\n")
     assert callers.find(bearer("stays")) is not stays  # another limit
+
+
+def test_a_key_file_that_can_be_read_again(tmp_path: Path) -> None:
+    """Its time and place are those that it had when it could not, as after a chmod."""
+    path = tmp_path / "keys"
+    path.write_text("before\n")
+    callers = callers_of(GatewayArgs(api_key_file=str(path)))
+    path.write_bytes(b"\xff")
+    os.utime(path, ns=(1, 1))
+    assert callers.find(bearer("before"))
+    path.write_text("after\n")
+    os.utime(path, ns=(1, 1))
+    assert callers.find(bearer("after"))
 
 
 def test_keys_that_are_empty_or_cannot_be_read(tmp_path: Path) -> None:

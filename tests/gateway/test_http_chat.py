@@ -183,7 +183,7 @@ def test_defaults(client: openai.OpenAI, gateway: RunningGateway) -> None:
     client.chat.completions.create(model="small", messages=USER, top_p=0, extra_body={"top_k": -1})
     first, second = gateway.verify[0].requests
     assert first.sampling.max_tokens == 5
-    assert not second.sampling.HasField("max_tokens")
+    assert second.sampling.max_tokens == gateway.verify[0].context_length - len(second.prompt_tokens) // 4
     assert 0 < second.sampling.top_p < 1e-6
     assert second.sampling.top_k == 0
     assert first.sampling.seed != second.sampling.seed

@@ -181,12 +181,65 @@ def test_generate_streams_a_list(gateway: RunningGateway) -> None:
         ({"input_ids": [10**6]}, "input_ids"),
         ({"input_ids": [-1]}, "input_ids[0]"),
         ({"text": "a", "sampling_params": {"max_new_tokens": 0}, "stream": True}, "sampling_params.max_new_tokens"),
-        ({"text": ["a"] * 99}, "n"),
+        ({"text": ["a"] * 99}, "text"),
+        ({"text": "a", "sampling_params": {"n": 99}}, "sampling_params.n"),
+        ({"text": ["a", "a"], "sampling_params": [{"n": 1}, {"n": 9}]}, "sampling_params[1].n"),
+        (
+            {"text": "a", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 5}},
+            "sampling_params.min_new_tokens",
+        ),
+        ({"text": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "sampling_params.logit_bias"),
+        ({"text": "a", "sampling_params": [{"logit_bias": {"5": 101}}]}, "sampling_params[0].logit_bias[5]"),
+        ({"text": "a", "sampling_params": {"stop_token_ids": [99999]}}, "sampling_params.stop_token_ids"),
+        ({"text": "a", "speculative": {"algorithm": "magic"}}, "speculative.algorithm"),
     ],
 )
 def test_generate_refuses(gateway: RunningGateway, body: dict[str, Any], param: str) -> None:
     reply = httpx.post(f"{gateway.url}/generate", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 5}},
+         "min_new_tokens is 5, above max_new_tokens, 2."),
+        ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 999, "n": 8}}, "n times max_new_tokens is"),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 3, "min_tokens": 5},
+         "min_tokens is 5, above max_output_tokens, 3."),
+        ("/v1/chat/completions",
+         {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 3, "min_tokens": 5},
+         "min_tokens is 5, above max_completion_tokens, 3."),
+    ],
+)  # fmt: skip
+def test_messages_have_the_callers_names(gateway: RunningGateway, path: str, body: dict[str, Any], told: str) -> None:
+    assert told in httpx.post(gateway.url + path, json=body).json()["error"]["message"]
+
+
+def limits(gateway: RunningGateway) -> list[int]:
+    """The max_tokens that verify was given, in order of the requests' names."""
+    requests = sorted(gateway.verify[0].requests, key=lambda request: request.request_id)
+    return [request.sampling.max_tokens for request in requests]
+
+
+@pytest.mark.parametrize(("least", "most"), [(3, [16, 12]), (20, [20, 12]), (10**6, [511, 12])])
+def test_the_default_length_gives_way_to_min_tokens_and_the_context(
+    gateway: RunningGateway, least: int, most: list[int]
+) -> None:
+    body = {"prompt": [[5], [5] * 500], "min_tokens": least}
+    assert httpx.post(f"{gateway.url}/v1/completions", json=body).status_code == 200
+    assert limits(gateway) == most
+    gateway.verify[0].reset()
+    body = {"input_ids": [5], "sampling_params": {"min_new_tokens": 200}}
+    assert httpx.post(f"{gateway.url}/generate", json=body).status_code == 200
+    assert limits(gateway) == [200]
+
+
+def test_verify_is_always_told_where_an_answer_ends(gateway: RunningGateway) -> None:
+    """Another that has more context must not give a longer one."""
+    body = {"messages": [{"role": "user", "content": "Hi!"}]}
+    made = httpx.post(f"{gateway.url}/v1/chat/completions", json=body).json()
+    assert limits(gateway) == [gateway.verify[0].context_length - made["usage"]["prompt_tokens"]]
 
 
 def test_infos(gateway: RunningGateway, folder: Path) -> None:

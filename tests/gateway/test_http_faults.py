@@ -462,6 +462,26 @@ def test_an_offer_of_http_2_is_passed_over(gateway: RunningGateway, cut: int) ->
         assert [int(part.split()[0]) for part in received.split(b"HTTP/1.1 ")[1:]] == [200, 200, 404]
 
 
+@pytest.mark.parametrize("times", [3, 2000])
+def test_many_offers_of_http_2_at_once(gateway: RunningGateway, times: int) -> None:
+    offer = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n"
+    with raw(gateway) as connection:
+        connection.sendall(offer * times + b"GET /nothing HTTP/1.1\r\nhost: x\r\n\r\n")
+        received = b""
+        while b"HTTP/1.1 404" not in received or not received.endswith(b"}"):
+            part = connection.recv(65536)
+            assert part, "closed"
+            received += part
+        assert received.count(b"HTTP/1.1 200") == times
+
+
+def test_a_tunnel_is_refused(gateway: RunningGateway) -> None:
+    with raw(gateway) as connection:
+        connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org:443\r\n\r\n")
+        assert read_status(connection) == 405
+        assert connection.recv(1) == b""
+
+
 @pytest.mark.parametrize(
     "request_bytes",
     [

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import json
+import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from tokenizers import Tokenizer
 
+from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
 from tests.gateway.fakes import FakeVerify, RunningGateway, running
 
 USER: Any = [{"role": "user", "content": "Hi!"}]
+
+
+@pytest.fixture(scope="module")
+def metered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator[RunningGateway]:
+    """A gateway that counts its callers' tokens, and gives them back slowly."""
+    with running(
+        {"tokens_per_minute": 60}, lambda: [FakeVerify(folder, vocab_size=410)], tmp_path_factory.mktemp("metered")
+    ) as gateway:
+        yield gateway
 
 
 def test_tokenize_and_back(gateway: RunningGateway, tokenizer: Tokenizer) -> None:
@@ -23,6 +39,10 @@ def test_tokenize_and_back(gateway: RunningGateway, tokenizer: Tokenizer) -> Non
         assert 2 not in plain["tokens"]
         rows = http.post("/tokenize", json={"prompt": ["a", "bb"]}).json()
         assert (rows["tokens"], rows["count"]) == ([[tokenizer.token_to_id("a")], rows["tokens"][1]], [1, 2])
+        assert "token_strs" not in rows
+        rows = http.post("/tokenize", json={"prompt": ["a", "bb"], "return_token_strs": True}).json()
+        assert ["".join(row) for row in rows["token_strs"]] == ["a", "bb"]
+        assert [len(row) for row in rows["token_strs"]] == rows["count"]
         chat = http.post("/tokenize", json={"messages": USER}).json()["tokens"]
         text = http.post("/detokenize", json={"tokens": chat}).json()
         assert text["prompt"] == text["text"] == "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
@@ -65,11 +85,88 @@ def test_metrics_and_cache(gateway: RunningGateway) -> None:
         assert gateway.verify[0].flushed == 1
 
 
+def test_times_begin_with_the_request(metered: RunningGateway) -> None:
+    """With its headers, however long its body takes to come."""
+    body = json.dumps({"messages": USER}).encode()
+    slow = http.client.HTTPConnection("127.0.0.1", metered.port, timeout=30)
+    with httpx.Client(base_url=metered.url) as client, contextlib.closing(slow):
+        before = _metrics(client)
+        slow.putrequest("POST", "/v1/chat/completions")
+        slow.putheader("content-type", "application/json")
+        slow.putheader("content-length", str(len(body)))
+        slow.endheaders()
+        while _metrics(client)["outrider_http_requests_in_flight"] < 2:  # that which asks is the other
+            pass
+        began = time.monotonic()
+        for _ in range(20):
+            _metrics(client)
+        held_s = time.monotonic() - began
+        slow.send(body)
+        assert slow.getresponse().status == 200
+        after = _metrics(client)
+        for name in ("time_to_first_token", "e2e_request_latency"):
+            assert after[f"outrider_{name}_seconds_sum"] - before[f"outrider_{name}_seconds_sum"] >= held_s
+
+
 def _metrics(http: httpx.Client) -> dict[str, float]:
     reply = http.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = [line.rsplit(" ", 1) for line in reply.text.splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in lines}
+
+
+UNASKED = ("prompt_tokens_total", "prefix_cache_query_tokens_total", "request_prompt_tokens_count",
+           "request_generation_tokens_count", "time_to_first_token_seconds_count")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "refusal", [ResourceExhausted("full"), Unauthenticated("no"), InvalidArgument("no"), Unavailable("gone")]
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": USER}),
+        ("/v1/chat/completions", {"messages": USER, "stream": True}),
+        ("/v1/completions", {"prompt": ["Hello, world!", "Hi!", "x"]}),
+        ("/generate", {"text": ["Hello, world!", "Hi!", "x"], "sampling_params": {"stop": "x", "n": 2}}),
+    ],
+)
+def test_what_verify_refuses_costs_nothing(
+    metered: RunningGateway, path: str, body: dict[str, Any], refusal: OutriderError
+) -> None:
+    (verify,) = metered.verify
+    with httpx.Client(base_url=metered.url) as client:
+        while client.get("/health").status_code != 200:
+            pass
+        before, left = _metrics(client), _tokens_left(client)
+        verify.reset()
+        verify.refuse = refusal
+        reply = client.post(path, json=body)
+        verify.refuse = None
+        assert verify.requests
+        assert reply.status_code in (400, 401, 429, 503)
+        assert int(reply.headers["x-ratelimit-remaining-tokens"]) >= left
+        after = _metrics(client)
+        assert all(after[f"outrider_{name}"] == before[f"outrider_{name}"] for name in UNASKED)
+
+
+def test_who_hangs_up_before_the_first_token_pays(metered: RunningGateway) -> None:
+    (verify,) = metered.verify
+    verify.reset()
+    verify.hold_after = 0
+    body = json.dumps({"messages": USER}).encode()
+    with httpx.Client(base_url=metered.url) as client:
+        left = _tokens_left(client)
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", metered.port, timeout=30)) as caller:
+            caller.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
+            metered.wait(verify.holding)
+        metered.wait(verify.idle)
+        verify.hold_after = None
+        assert _tokens_left(client) < left
+
+
+def _tokens_left(client: httpx.Client) -> int:
+    return int(client.get("/v1/models").headers["x-ratelimit-remaining-tokens"])
 
 
 def test_limits(folder: Path, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from gateway.addresses import resolve
@@ -18,7 +20,7 @@ from tests.gateway.fakes import FAST_PROBE, FakeVerify, serving
 
 @pytest.mark.asyncio
 async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """What is added serves, what is taken out is gone, and a file that is not there changes nothing."""
+    """What is added serves, what is taken out is gone, and a file that is not there, or has none, changes nothing."""
     fakes = [FakeVerify(folder, tokenizer.get_vocab_size(), boot_id=f"boot{index}") for index in range(2)]
     listed = tmp_path / "addresses"
     async with serving(fakes[0], f"unix:{tmp_path}/0") as first, serving(fakes[1], f"unix:{tmp_path}/1") as second:
@@ -29,9 +31,14 @@ async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tm
             await until_serving(replicas, [first])
             listed.write_text(f"{first}\n{second}\n")
             await until_serving(replicas, [first, second])
-            listed.unlink()
-            await replicas.wait_for_change(0.2)  # read meanwhile, in vain
-            assert [replica.address for replica in replicas.serving] == [first, second]
+            with capture_logs() as logs:
+                for spoil in (listed.unlink, partial(listed.write_text, "\n")):
+                    spoil()
+                    await replicas.wait_for_change(0.2)  # read meanwhile, in vain
+                    assert [replica.address for replica in replicas.serving] == [first, second]
+            told = [log["error"] for log in logs if log["event"] == "cannot read verify addresses"]
+            assert len(told) == 2  # each reason once, however often it was read
+            assert told[1] == f"{listed} has no address"
             listed.write_text(second)
             await until_serving(replicas, [second])
         finally:
@@ -43,6 +50,14 @@ async def test_a_name_that_is_not_known_hides_none_of_the_others() -> None:
     given = ["unknown.invalid:50051", "127.0.0.1:50052", "also-unknown.invalid:50051", "127.0.0.1:50053"]
     assert await resolve(given, []) == {"127.0.0.1:50052", "127.0.0.1:50053"}
     assert await resolve(given, ["127.0.0.9:50051"]) == {"127.0.0.1:50052", "127.0.0.1:50053", "127.0.0.9:50051"}
+
+
+@pytest.mark.asyncio
+async def test_a_file_without_addresses_hides_none_of_the_others(tmp_path: Path) -> None:
+    (tmp_path / "addresses").write_text("")
+    given = [f"file:{tmp_path}/addresses", "127.0.0.1:50052"]
+    assert await resolve(given, []) == {"127.0.0.1:50052"}
+    assert await resolve(given, ["127.0.0.9:50051"]) == {"127.0.0.1:50052", "127.0.0.9:50051"}
 
 
 @pytest.mark.asyncio
@@ -118,7 +133,7 @@ async def test_calls_go_on_when_their_address_is_gone(folder: Path, tokenizer: T
             request = verify_pb2.GenerateRequest(prompt_tokens=b"\5\0\0\0")
             call = replicas.serving[0].stub.Generate(request, timeout=60)
             tokens = [*(await anext(aiter(call))).tokens]
-            listed.write_text("")
+            listed.write_text(f"unix:{tmp_path}/nobody")
             await until_serving(replicas, [])
             fake.release.set()
             async for response in call:

@@ -208,6 +208,45 @@ def test_what_is_found_does_not_depend_on_the_pieces(name: str, data: st.DataObj
     msgspec.json.encode(found)  # as it goes out
 
 
+# For each format a call, and the marks that may come after it.
+_HERMES_MARKS = ("</tool_call>", "\n<tool_call>", "</tool_call>\n<tool_call>\n")
+_DEEPSEEK_MARKS = ("<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
+MARKS_AFTER = {
+    "hermes": ('<tool_call>\n{"name": "now", "arguments": {}}\n', _HERMES_MARKS),
+    "llama3_json": ('{"name": "now", "parameters": {}}', ("; ",)),
+    "mistral": ('[TOOL_CALLS] [{"name": "now", "arguments": {}}', (", ", "]", "] [TOOL_CALLS] [")),
+    "mistral headed": ("[TOOL_CALLS]now{}", ("[TOOL_CALLS]",)),
+    "qwen3_coder": ("<tool_call>\n<function=now>\n</function>\n", (*_HERMES_MARKS, "<function=", "</function>")),
+    "deepseekv3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n",
+        tuple(f"```{mark}" for mark in _DEEPSEEK_MARKS),
+    ),
+    "deepseekv31": ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}", _DEEPSEEK_MARKS),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}",
+        ("<|tool_call_end|><|tool_call_begin|>", "<|tool_call_end|><|tool_calls_section_end|>"),
+    ),
+    "forced": ('[{"name": "now", "arguments": {}}', (", ", "]")),
+    "pythonic": ("[now()]", ("\n",)),
+}
+
+
+@pytest.mark.parametrize("name", list(TWO_CALLS))
+@pytest.mark.parametrize("cuts", [[], EVERYWHERE])
+def test_an_answer_that_is_cut_in_a_mark_after_a_call(name: str, cuts: list[int]) -> None:
+    call, marks = MARKS_AFTER[name]
+    for mark in marks:
+        for size in range(len(mark) + 1):
+            assert parse(form_of(name), call + mark[:size], cuts) == ("", [("now", "{}")]), mark[:size]
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder"])
+def test_half_a_mark_after_text_is_text(name: str) -> None:
+    text = f"{MARKS_AFTER[name][0]}</tool_call> so <tool_"
+    content, calls = parse(form_of(name), text, [])
+    assert (content.strip(), calls) == ("so <tool_", [("now", "{}")])
+
+
 NO_CALL = '<tool_call>\n{"name": "nope", "arguments": {}}\n'
 AFTER_NO_CALL = {
     "hermes, not offered": (
