@@ -51,7 +51,7 @@ async def generate(request: Request) -> ASGIApp:
         )  # fmt: skip
         answers += gateway.answers(plan, request, grammar_field="sampling_params", prompt_field=prompt.field)
     outputs = [
-        Output(answer, id, wanted, ready.codec.piece, empty=params.max_new_tokens == 0)
+        Output(answer, id, wanted, ready.codec.piece, request.state.began, empty=params.max_new_tokens == 0)
         for answer, id, wanted, params in zip(answers, ids, scores, sampling, strict=True)
     ]
     run = _Run(outputs, is_batch)

@@ -56,16 +56,21 @@ def _each(given: ValueT | list[ValueT] | None, num_prompts: int, field: str, def
 
 
 class Output:
-    """One prompt's choices. `empty`: the client asked for no tokens, and the one that was made is not told."""
+    """One prompt's choices. `began`: when the request came, in monotonic time.
 
-    def __init__(self, answer: Answer, id: str, scores: Scores, piece_of: PieceOf, *, empty: bool) -> None:
+    `empty`: the client asked for no tokens, and the one that was made is not told.
+    """
+
+    def __init__(
+        self, answer: Answer, id: str, scores: Scores, piece_of: PieceOf, began: float, *, empty: bool
+    ) -> None:
         self.answer = answer
         self.choices = [Collected() for _ in answer.choices]
         self._id = id
         self._scores = scores
         self._piece_of = piece_of
         self._empty = empty
-        self._began = time.monotonic()
+        self._began = began
 
     def entry(self, choice: int, *, running: bool = False) -> dict[str, Any]:
         """A choice as it stands."""
