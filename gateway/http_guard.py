@@ -46,6 +46,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._spoke = False
         self._unread: list[bytes] = []  # pieces of what came, the next one last
         self._piece = b""  # which the parser has
+        self._had_body = False  # the piece; how much of it is headers, nobody says
         self._asks_upgrade = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -69,9 +70,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """Gives what came to the parser, in pieces where that stopped; counts bytes while headers are incomplete."""
         self._unread = [data]
         while self._unread and self._refusal is None:
-            self._piece = self._unread.pop()
+            self._piece, self._had_body = self._unread.pop(), False
             super().data_received(self._piece)
-            if self._in_headers and self._refusal is None:
+            if self._in_headers and self._refusal is None and not self._had_body:
                 self._header_bytes += len(self._piece)
                 if self._header_bytes > MAX_HEADER_BYTES:
                     self._refuse(_header_too_large())
@@ -105,6 +106,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:
             extensions[WRITE_EXTENSION] = {"call": partial(self._write_now, self.cycle)}
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body."""
+        self._had_body = True
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """A request is whole, unless it is to be read again."""

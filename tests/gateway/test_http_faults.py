@@ -475,6 +475,16 @@ def test_many_offers_of_http_2_at_once(gateway: RunningGateway, times: int) -> N
         assert received.count(b"HTTP/1.1 200") == times
 
 
+def test_a_large_body_is_not_the_next_requests_headers(gateway: RunningGateway) -> None:
+    body = b'{"model": "' + b"x" * 40_000 + b'"}'
+    with raw(gateway) as connection:
+        lines = head("content-type: application/json", f"content-length: {len(body)}")
+        connection.sendall(lines + body + b"GET /version HTTP/1.1\r\nhost: x\r\n")
+        assert read_status(connection) == 400
+        connection.sendall(b"\r\n")
+        assert read_status(connection) == 200
+
+
 def test_a_tunnel_is_refused(gateway: RunningGateway) -> None:
     with raw(gateway) as connection:
         connection.sendall(b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org:443\r\n\r\n")
