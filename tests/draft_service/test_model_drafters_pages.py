@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest
 from draft_service.drafters.eagle import EagleDrafter
+from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.kv import DraftCache, NoRoom
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import HeadModel, LanguageModel
@@ -24,11 +25,12 @@ from draft_service.sessions import InVerification
 from engine.models.heads.load import load_head
 from engine.models.heads.runner import HeadRunner
 from engine.runner import ModelRunner
+from outrider.args import DraftArgs
 from outrider.v1 import common_pb2, verify_pb2
 from tests.draft_service.model_rig import rows, session
 from tests.engine.heads import make
 
-NUM_SLOTS, MAX_LEN, TABLE_ROWS, VOCAB = 64, 40, 7, make.VOCAB
+NUM_SLOTS, MAX_LEN, TABLE_ROWS = 64, 40, 7
 
 Step = tuple[str, int, int]
 steps = st.lists(
@@ -62,6 +64,14 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelDrafter
             head_model, shape, algorithm=common_pb2.ALGORITHM_MTP, draft_model="", target=nothing,
             features=common_pb2.FeatureLayout(),
         )  # fmt: skip
+    # Its trees are grown by the C kernels, and what it is behind with is run in the same call.
+    args = DraftArgs(
+        speculative_algorithm="EAGLE3", speculative_num_steps=3, speculative_eagle_topk=2,
+        speculative_num_draft_tokens=6, max_sessions=2, draft_max_total_tokens=NUM_SLOTS, threads=1,
+    )  # fmt: skip
+    shipped = make_drafter(args)
+    assert isinstance(shipped, EagleDrafter)
+    made["shipped"] = shipped
     return made
 
 
@@ -71,6 +81,7 @@ class Life:
     def __init__(self, drafter: ModelDrafter[Any]) -> None:
         self.drafter = drafter
         self.width = drafter._model.feature_width if isinstance(drafter._model, HeadModel) else 0
+        self.vocab = drafter._model.num_read
         self.open: list[Session] = []
         self.rng = np.random.default_rng(0)
 
@@ -106,7 +117,10 @@ class Life:
 
     def ahead(self, opened: Session, size: int) -> None:
         (draft,) = self.drafter.draft([DraftRequest(opened, 5)])
-        verifying = InVerification(opened, draft.tree, draft.probabilities)
+        if size % 2:
+            verifying = InVerification.whole(opened, draft.tree, draft.probabilities, draft.memo)
+        else:
+            verifying = InVerification(opened, draft.tree, draft.probabilities)
         (early,) = self.drafter.draft_ahead([AheadRequest(verifying, size, size + 1, 3)])
         assert len(early) <= 3
         for found in early:
@@ -118,11 +132,11 @@ class Life:
         self.drafter.close([opened])
 
     def tokens(self, count: int) -> list[int]:
-        return self.rng.integers(0, VOCAB, count).tolist()
+        return self.rng.integers(0, self.vocab, count).tolist()
 
     def sound(self, draft: Draft, num_nodes: int) -> None:
         assert len(draft) == len(draft.tree) <= num_nodes
-        assert ((draft.tokens >= 0) & (draft.tokens < VOCAB)).all()
+        assert ((draft.tokens >= 0) & (draft.tokens < self.vocab)).all()
         assert ((draft.probabilities >= 0) & (draft.probabilities <= 1 + 1e-6)).all()
         for node, parent in enumerate(draft.parents.tolist()):
             assert parent < 0 or draft.probabilities[node] <= draft.probabilities[parent] + 1e-6
@@ -131,7 +145,7 @@ class Life:
         self.drafter._model.cache.check([state.rows for state in self.drafter._served])
 
 
-@pytest.mark.parametrize("name", ["standalone", "eagle3", "multi-layer"])
+@pytest.mark.parametrize("name", ["standalone", "eagle3", "multi-layer", "shipped"])
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=steps)
 def test_any_life(name: str, script: list[Step], drafters: dict[str, ModelDrafter[Any]]) -> None:
@@ -142,6 +156,32 @@ def test_any_life(name: str, script: list[Step], drafters: dict[str, ModelDrafte
     life.drafter.take_given_up()
     life.check()
     assert life.drafter._model.cache.num_free == NUM_SLOTS
+
+
+def test_a_tree_that_has_room_keeps_it_from_rows_that_another_session_is_behind_with(
+    drafters: dict[str, ModelDrafter[Any]],
+) -> None:
+    drafter = drafters["shipped"]
+    if drafter._model.grower is None:
+        pytest.skip("no C kernels: what a session is behind with is run before")
+    life = Life(drafter)
+    wide, late, large = [
+        session(life.tokens(size + 1), wishes=wishes, remaining=40)
+        for size, wishes in ((10, Wishes(topk=4, num_steps=5, num_draft_tokens=7)), (10, Wishes()), (26, Wishes()))
+    ]
+    life.open = [wide, late, large]
+    drafter.open(life.open)
+    for opened in life.open:
+        size = len(opened.tokens) - 1
+        drafter.add_features([(opened, rows(0, torch.zeros(size, life.width)))])
+    life.extend(wide, 0)
+    life.extend(late, 4)
+    assert drafter._model.cache.num_free == 18  # a tree of `wide` takes 16, what is behind 1 and 5
+    tree, none = drafter.draft([DraftRequest(wide, 6), DraftRequest(late, 6)])
+    assert (len(tree), len(none)) == (6, 0)
+    assert [given.session for given in drafter.take_given_up()] == [late]
+    life.check()
+    drafter.close(life.open)
 
 
 def test_cache_refuses_what_does_not_fit_and_forks_share(tmp_path: Path) -> None:
