@@ -22,16 +22,19 @@ import numpy as np
 
 from bench._flags import counts, output_file
 from outrider.args import VerifyArgs
+from outrider.errors import StartupError
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
 from verify_service.app import Engine, build_step_loop, load_engine
 from verify_service.commands import Inbox, Submit
 from verify_service.grammar import GrammarCompiler
 from verify_service.requests import RequestBounds, SessionFactory
+from verify_service.session import Session
 from verify_service.step_loop import StepLoop
 from verify_service.turns import Compute
 
 STEPS = 60
+_CHUNK = 256  # rows of prompts in a step, where flags do not say less
 
 
 @dataclass
@@ -83,12 +86,15 @@ def measure(args: VerifyArgs, engine: Engine, batch: int, context: int) -> Row:
             config, RequestBounds(engine.sizes.context_length, args.max_choices, args.max_verify_nodes), compiler
         )
         rng = np.random.default_rng(0)
+        sessions: list[Session] = []
         for _ in range(batch):
             prompt = rng.integers(config.vocab_size, size=context)
-            inbox.put(Submit(factory.build(_request(prompt))))
-        sessions = loop.scheduler
-        while len(sessions.running) < batch or any(session.output_len == 0 for session in sessions.running):
+            sessions += factory.build(_request(prompt, 2 * (STEPS + batch * -(-context // engine.sizes.chunk))))
+        inbox.put(Submit(sessions))
+        while any(session.output_len == 0 for session in sessions):
             _take_step(loop, inbox)
+            if any(session.finish is not None for session in sessions):
+                raise StartupError("a session ended before all had begun: there is no room for all of them at once")
         steps = Clock()
         step = steps.around(_take_step)
         model.times.clear()
@@ -108,10 +114,10 @@ def _take_step(loop: StepLoop, inbox: Inbox) -> None:
             pause = steps.send([] if isinstance(pause, Compute) else inbox.take())
 
 
-def _request(prompt: np.ndarray) -> verify_pb2.GenerateRequest:
+def _request(prompt: np.ndarray, max_tokens: int) -> verify_pb2.GenerateRequest:
     return verify_pb2.GenerateRequest(
         prompt_tokens=pack_ids(prompt),
-        sampling=common_pb2.SamplingParams(temperature=0.0, max_tokens=2 * STEPS, ignore_eos=True),
+        sampling=common_pb2.SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
     )
 
 
@@ -122,7 +128,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--context", type=counts, default=(128, 1024), help="tokens of each; default: 128,1024")
     parser.add_argument("--output", type=output_file, default=None, help="file for the figures as JSON")
     options, verify_flags = parser.parse_known_args(argv)
-    tokens = max(options.batch) * (max(options.context) + 3 * STEPS)
+    batch, context = max(options.batch), max(options.context)
+    tokens = batch * (context + 3 * STEPS + 2 * batch * -(-context // _CHUNK))  # who was read first goes on meanwhile
     args = VerifyArgs.parse([f"--max-total-tokens={tokens}", *verify_flags])
     engine = load_engine(args)
     rows: list[Row] = []

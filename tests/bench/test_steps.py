@@ -11,11 +11,22 @@ from bench import steps
 from tests.training import rig
 
 
-def test_each_setting_has_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [[], ["--chunked-prefill-size=2"]])  # with which all have begun long after the first
+def test_each_setting_has_its_row(more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "STEPS", 4)
     output = tmp_path / "steps.json"
     target = rig.make_target(tmp_path / "target")
-    words = ["--batch", "1,3", "--context", "8", "--output", str(output), f"--model-path={target}", "--threads=1"]
+    words = [
+        "--batch",
+        "1,3",
+        "--context",
+        "8",
+        "--output",
+        str(output),
+        f"--model-path={target}",
+        "--threads=1",
+        *more,
+    ]
     assert steps.main(words) == 0
     rows = json.loads(output.read_text(encoding="utf-8"))
     assert [(row["batch"], row["context"]) for row in rows] == [(1, 8), (3, 8)]

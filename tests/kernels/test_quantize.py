@@ -142,6 +142,19 @@ def test_torch_layers(method: str, layer: type[Int8Linear], rows: int, n: int, k
     torch.testing.assert_close(y.double(), expected, atol=1e-5 if dtype is torch.float32 else 0.06, rtol=0)
 
 
+@pytest.mark.parametrize("layer", [Int8Linear, Int8DynamicLinear, Int4Linear])
+@pytest.mark.parametrize("rows", [1, 80])
+def test_half_precision_holds_what_its_results_need(layer: type[Int8Linear], rows: int) -> None:
+    """Sums of codes alone would be above 65,504."""
+    x, weight, _ = tensors(rows, 32, 576)
+    x[:, ::64] *= 600
+    y = layer(weight)(x.half())
+    expected = x.half().float() @ weight.T
+    assert y.dtype == torch.float16
+    assert y.isfinite().all()
+    torch.testing.assert_close(y.float(), expected, atol=0.15 * float(expected.abs().max()), rtol=0)
+
+
 def test_both_ways_quantise_rows_alike(library: ctypes.CDLL) -> None:
     x, weight, _ = tensors(20, 64, 576)
     torch.testing.assert_close(
