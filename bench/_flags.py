@@ -54,6 +54,17 @@ def not_below_zero(text: str) -> float:
     return value
 
 
+def shapes(text: str) -> list[tuple[int, int, int]]:
+    """Steps, branches and draft tokens of trees, joined by slashes."""
+    found: list[tuple[int, int, int]] = []
+    for part in text.split("/"):
+        numbers = counts(part)
+        if len(numbers) != 3:
+            raise argparse.ArgumentTypeError(f"{part} is not STEPS,BRANCHES,TOKENS")
+        found.append((numbers[0], numbers[1], numbers[2]))
+    return found
+
+
 def output_file(text: str) -> Path:
     """A file that can be written, as far as its folder tells: it is written when all has been measured."""
     path = Path(text)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench._flags import counts, output_file, positive
+from bench._flags import counts, output_file, positive, shapes
 from draft_service.drafters.base import DraftRequest
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import pack_rows
@@ -171,7 +171,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--head", default=None, help="folder of a head or draft model to use instead of random ones, or `shipped`"
     )
-    parser.add_argument("--trees", default="3,1,4/3,4,8/5,4,8", help="steps,topk,tokens/...; default: %(default)s")
+    parser.add_argument(
+        "--trees", type=shapes, default="3,1,4/3,4,8/5,4,8", help="steps,topk,tokens/...; default: %(default)s"
+    )
     parser.add_argument("--batch", type=counts, default=(1, 8), help="sessions in a round; default: 1,8")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
@@ -181,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
     target = resolve_model(args.model)
     rows: list[Row] = []
     for algorithm in args.algorithms.upper().split(","):
-        for steps, topk, tokens in map(counts, args.trees.split("/")):
+        for steps, topk, tokens in args.trees:
             drafter = build(args, target, algorithm, (steps, topk, tokens))
             for batch in args.batch:
                 row = measure(drafter, (steps, topk, tokens), algorithm, batch)

@@ -30,7 +30,7 @@ from typing import Any
 
 import uvloop
 
-from bench._flags import above_zero, counts, output_file, positive, setting
+from bench._flags import above_zero, counts, output_file, positive, setting, shapes
 from bench._pairs import PLAIN, PLANNED, Load, Way, child, enlisted, fixed, measure, prompts, stub_of, summary, table
 from bench._plot import check_plot, plot_goodput
 from bench._wire_script import PROMPT_LEN, Setting
@@ -63,13 +63,7 @@ def main(words: list[str] | None = None) -> int:
 
 def trees(text: str) -> list[Way]:
     """Steps, branches and draft tokens, joined by slashes; `none`: no tree."""
-    ways: list[Way] = []
-    for part in text.split("/") if text != "none" else ():
-        numbers = counts(part)
-        if len(numbers) != 3:
-            raise argparse.ArgumentTypeError(f"{part} is not STEPS,BRANCHES,TOKENS")
-        ways.append(fixed(*numbers))
-    return ways
+    return [] if text == "none" else [fixed(*shape) for shape in shapes(text)]
 
 
 def with_best(result: dict[str, Any]) -> dict[str, Any]:

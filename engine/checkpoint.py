@@ -172,7 +172,10 @@ def _check_entries(path: Path, header: dict[str, Any], data_bytes: int) -> None:
             numbers = [begin, end, *entry["shape"]]
             if len(numbers) > 2 + _MAX_DIMS or any(type(number) is not int or number < 0 for number in numbers):
                 raise ValueError("no shape and offsets of a tensor")
-            wanted = math.prod(entry["shape"]) * DTYPE_BYTES[entry["dtype"]]
+            item_bytes = DTYPE_BYTES.get(str(entry["dtype"]))
+            if item_bytes is None:
+                raise StartupError(f"{path}: tensor {name!r} is of {entry['dtype']!r}, which is not read here")
+            wanted = math.prod(entry["shape"]) * item_bytes
         except (KeyError, TypeError, ValueError) as error:
             raise StartupError(f"{path}: tensor {name!r} has a damaged entry: {error!r}") from error
         if end - begin != wanted:

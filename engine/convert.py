@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from engine.checkpoint import PICKLED_PATTERNS
 from engine.config import read_json
 from engine.models.heads.config import RawConfig
 from engine.models.heads.eagle import EagleConfig
@@ -70,6 +71,8 @@ def convert_head(source: Path, destination: Path) -> Converted:
     if destination.exists():
         raise StartupError(f"{destination} exists; name a folder that does not")
     has_safetensors = any(source.glob("*.safetensors"))
+    if not has_safetensors and not any(found for pattern in PICKLED_PATTERNS for found in source.glob(pattern)):
+        raise StartupError(f"{source} has no weights: neither .safetensors nor any of {', '.join(PICKLED_PATTERNS)}")
     opened = HeadFolder.open(source, load_format="safetensors" if has_safetensors else "pt")
     tensors = _published_tensors(opened)
     config = _published_config(opened)

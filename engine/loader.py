@@ -27,6 +27,10 @@ PREDICTION_PREFIX = "model.mtp_layers."
 log = get_logger(__name__)
 
 
+SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
+"""Of a hub id: weights once more, as their maker has them, or other models beside."""
+
+
 def resolve_model(
     model: str | Path | None, *, revision: str | None = None, load_format: str = "auto", trust_remote_code: bool = False
 ) -> Path:
@@ -61,7 +65,9 @@ def _fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=SECOND_COPIES)
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise StartupError(
             f"{hub_id!r} is no local folder and could not be fetched from the model hub: {error}"

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import struct
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -337,18 +338,24 @@ def test_a_hub_id_without_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_of_a_hub_id_the_revision_and_what_may_be_used_is_fetched(
     options: dict[str, Any], weights: set[str], code: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[str, str | None, list[str]]] = []
+    asked: list[tuple[str, str | None, list[str], list[str]]] = []
 
-    def fetch(hub_id: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((hub_id, revision, allow_patterns))
+    def fetch(hub_id: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append((hub_id, revision, allow_patterns, ignore_patterns))
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert resolve_model("some/model", revision="abc123", **options) == tmp_path
-    ((hub_id, revision, patterns),) = asked
+    ((hub_id, revision, patterns, left_out),) = asked
     assert (hub_id, revision) == ("some/model", "abc123")
     files = ["model.safetensors", "pytorch_model.bin", "modeling.py", "config.json", "chat_template.jinja"]
-    fetched = {name for name in files if any(Path(name).match(pattern) for pattern in patterns)}
+    files += ["consolidated.safetensors", "consolidated.00.pth", "vision/model.safetensors"]
+    fetched = {
+        name
+        for name in files
+        if any(fnmatch(name, pattern) for pattern in patterns)
+        and not any(fnmatch(name, pattern) for pattern in left_out)
+    }
     assert fetched == weights | {"config.json", "chat_template.jinja"} | ({"modeling.py"} if code else set())
 
 

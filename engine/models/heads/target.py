@@ -27,7 +27,7 @@ class TargetShape:
     vocab_size: int
     hidden_size: int
     num_layers: int
-    tied_embeddings: bool
+    tied_embeddings: bool | None  # None: not said
     checkpoint_dtype: str
 
     @classmethod
@@ -35,6 +35,8 @@ class TargetShape:
         """From config.json. StartupError for a number that is missing or absurd."""
         raw = read_json(folder / "config.json")
         names = raw.get("architectures")
+        if isinstance(inner := raw.get("text_config"), dict):  # of a model for more than text
+            raw = inner | {key: value for key, value in raw.items() if key not in inner}
         sizes: dict[str, int] = {}
         for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
             value = raw.get(key)
@@ -47,7 +49,7 @@ class TargetShape:
             vocab_size=sizes["vocab_size"],
             hidden_size=sizes["hidden_size"],
             num_layers=sizes["num_hidden_layers"],
-            tied_embeddings=raw.get("tie_word_embeddings") is True,
+            tied_embeddings=tied if isinstance(tied := raw.get("tie_word_embeddings"), bool) else None,
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         )
 
@@ -73,14 +75,21 @@ def _stored_name(target: TargetShape, checkpoint: Checkpoint, name: str) -> str:
     """The tensor's name in the files: below a language model's prefix in those that hold several models."""
     if name == OUTPUT_HEAD and target.tied_embeddings:
         name = EMBEDDING
-    found = [
-        stored
-        for stored in checkpoint.shapes()
-        if (stored == name or stored.endswith(f".{name.removeprefix('model.')}")) and ".layers." not in stored
-    ]
+    found = _named(checkpoint, name)
+    if not found and name == OUTPUT_HEAD and target.tied_embeddings is None:  # as its family takes for granted
+        found = _named(checkpoint, EMBEDDING)
+        name = EMBEDDING if found else name
     exact = [stored for stored in found if stored == name]
     if len(exact or found) != 1:
         raise StartupError(
             f"the head shares {name} with its target, of which {target.folder} has {len(found)}; one is needed"
         )
     return (exact or found)[0]
+
+
+def _named(checkpoint: Checkpoint, name: str) -> list[str]:
+    return [
+        stored
+        for stored in checkpoint.shapes()
+        if (stored == name or stored.endswith(f".{name.removeprefix('model.')}")) and ".layers." not in stored
+    ]

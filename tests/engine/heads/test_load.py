@@ -62,6 +62,18 @@ def test_a_tied_target_gives_its_embedding_as_the_head(tmp_path: Path) -> None:
     torch.testing.assert_close(head.logits(outputs), outputs @ target.tensors["model.embed_tokens.weight"].T)
 
 
+def test_a_target_without_a_head_is_tied_whatever_its_config_leaves_out(tmp_path: Path) -> None:
+    target = make.write_target(tmp_path / "target", tie_word_embeddings=True)
+    path = target.folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    del config["tie_word_embeddings"]
+    outer = {"architectures": config.pop("architectures"), "text_config": config}
+    path.write_text(json.dumps(outer), encoding="utf-8")
+    head, _ = load(make.eagle(tmp_path / "head"), target)
+    outputs = torch.randn(3, HIDDEN)
+    torch.testing.assert_close(head.logits(outputs), outputs @ target.tensors["model.embed_tokens.weight"].T)
+
+
 def test_a_target_inside_a_larger_model_and_in_shards(tmp_path: Path, target: Written) -> None:
     folder = tmp_path / "sharded"
     folder.mkdir()
