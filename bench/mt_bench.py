@@ -78,8 +78,11 @@ def ask_outrider(client: httpx.Client, *, speculate: bool) -> Ask:
                     continue
                 event = json.loads(line[6:])
                 usage = event.get("usage") or usage
-                if event["choices"] and (piece := event["choices"][0]["delta"].get("content")):
-                    said += piece
+                if not event["choices"]:
+                    continue
+                (choice,) = event["choices"]
+                said += (piece := choice["delta"].get("content") or "")
+                if piece or choice.get("finish_reason"):  # which the token that ends an answer comes with
                     last = time.perf_counter()
                     first = first or last
         accept_length = usage["speculation"]["accept_length"] if speculate else None

@@ -111,6 +111,8 @@ def ask(
                 first_s = first_s or last_s
                 text += content
                 write(content, accepted)
+            if text and chunk.choices and chunk.choices[0].finish_reason:  # which the token that ends it comes with
+                last_s = time.perf_counter()
     num_tokens = usage.completion_tokens if usage else 0
     speculation: dict[str, Any] = (usage.model_extra or {}).get("speculation") or {} if usage else {}
     decode_s = last_s - first_s
