@@ -15,6 +15,7 @@ from training.chat_format import ChatFormat
 from training.data.completer import Completer, Completion, Conversation
 from training.data.given import read_first_turns
 from training.data.store import Example
+from training.outputs import write_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,12 @@ def greedy_answers(
 ) -> list[Answer]:  # fmt: skip
     """The first turns of `path`, answered. `kept`: file that answers are read from, or written to."""
     prompts = read_first_turns(path)[:max_prompts]
-    facts = {"prompts": [text for _, text in prompts], "answer_tokens": answer_tokens, "model": str(model_path)}
+    facts = {
+        "prompts": [text for _, text in prompts],
+        "answer_tokens": answer_tokens,
+        "model": str(model_path),
+        "dtype": dtype,
+    }
     if kept is not None and (found := _read(kept, facts)) is not None:
         return found
     chat = ChatFormat.of_model(model_path)
@@ -47,7 +53,8 @@ def greedy_answers(
     answers = [_answer(prompts[i][0], len(asked[i]), tokens[i]) for i in range(len(asked))]
     if kept is not None:
         rows = [[a.category, a.example.answers[0][0], a.example.tokens.tolist()] for a in answers]
-        kept.write_text(json.dumps({"facts": facts, "answers": rows}), encoding="utf-8")
+        text = json.dumps({"facts": facts, "answers": rows})
+        write_file(kept, "the answers", lambda path: path.write_text(text, encoding="utf-8"))
     return answers
 
 
@@ -61,8 +68,9 @@ def _answer(category: str, start: int, tokens: Sequence[int]) -> Answer:
 
 
 def _read(path: Path, facts: dict[str, Any]) -> list[Answer] | None:
-    """Answers kept there, when they are to the same prompts."""
-    if not path.is_file():
+    """Answers kept there, when they are to the same prompts; none of a file that is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return [_answer(*row) for row in found["answers"]] if found["facts"] == facts else None
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return [_answer(*row) for row in found["answers"]] if found["facts"] == facts else None

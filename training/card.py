@@ -79,6 +79,6 @@ def _history(history: list[dict[str, Any]]) -> list[str]:
 def _command(facts: dict[str, Any], seen: int) -> str:
     words = ["outrider", "train", "head", "--data", "data", "--output", "head", "--tokens", str(seen)]
     for name, value in facts.items():
-        if name not in _NOT_FLAGS and value not in (None, False):
+        if name not in _NOT_FLAGS and value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return shlex.join(words)

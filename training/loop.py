@@ -64,7 +64,7 @@ def main(args: HeadArgs) -> int:
     try:
         with contextlib.ExitStack() as stack:
             trainer = Trainer(args, ranks)
-            writer = stack.enter_context(writer_of(args, ranks, trainer.checkpoint.step))
+            writer = stack.enter_context(writer_of(args, ranks, trainer.checkpoint.seen))
             trainer.run(writer, stopping)
     finally:
         ranks.close()

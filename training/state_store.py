@@ -47,8 +47,10 @@ class StateFiles:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / _META
-            if not path.exists():
-                path.write_text(json.dumps(facts), encoding="utf-8")
+            if not path.exists():  # others may begin together with this one
+                partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+                partial.write_text(json.dumps(facts), encoding="utf-8")
+                os.replace(partial, path)
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StartupError(f"states cannot be kept in {folder}: {error}") from error

@@ -22,6 +22,7 @@ from engine.models.heads.target import TargetShape, shared_tensor
 from engine.models.llama_weights import tensor_shapes
 from engine.runner import ModelRunner
 from kernels.norm import rms_norm
+from outrider.errors import StartupError
 
 
 class States(NamedTuple):
@@ -45,6 +46,11 @@ class TargetStates:
     ) -> None:  # fmt: skip
         self.folder = model_path
         self.config = ModelConfig.from_folder(model_path)
+        if not self.config.is_native:  # whose last norm, and what comes after it, only its own code knows
+            raise StartupError(
+                f"{model_path} is a {self.config.architecture}, which runs by transformers' code; heads are trained for "
+                "architectures that the engine has code of its own for"
+            )
         self.features = features
         self.load_format = load_format
         layers = features.layers if features.kind == "aux" else ()

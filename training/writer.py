@@ -18,10 +18,11 @@ from training.ranks import Ranks
 class Writer:
     """TensorBoard, and a line now and then where no terminal is."""
 
-    def __init__(self, folder: Path, first_step: int) -> None:
+    def __init__(self, folder: Path, seen: int) -> None:
+        """seen: tokens; what was noted of later ones, before a training was cut, is taken back."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=seen + 1)
         self._folder = folder
         self._started, self._tokens = time.monotonic(), 0
 
@@ -67,12 +68,12 @@ class _Silent(Writer):
 
 
 @contextlib.contextmanager
-def writer_of(args: HeadArgs, ranks: Ranks, first_step: int) -> Iterator[Writer]:
+def writer_of(args: HeadArgs, ranks: Ranks, seen: int) -> Iterator[Writer]:
     """This rank's, closed at the end: only the first one says anything."""
     if not ranks.is_first:
         yield _Silent()
         return
-    writer = Writer(Path(args.output), first_step)
+    writer = Writer(Path(args.output), seen)
     try:
         yield writer
     finally:

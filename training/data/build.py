@@ -14,11 +14,11 @@ from tqdm import tqdm
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from engine.loader import resolve_model
-from engine.runner import ModelRunner
+from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
 from outrider.telemetry import announce
 from training.args import DataArgs
 from training.chat_format import ChatFormat
-from training.data.completer import Completer, Conversation
+from training.data.completer import PREFILL_TOKENS, Completer, Conversation
 from training.data.conversations import Record, Script
 from training.data.given import read_conversations
 from training.data.material import Material
@@ -46,6 +46,7 @@ def main(args: DataArgs) -> int:
             model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,
             num_slots=(args.batch_size + 1) * args.max_len, max_sessions=args.batch_size, load_format=args.load_format,
             quantization=args.quantization, features=FeatureSpec("aux", layers) if layers else None,
+            max_batch_tokens=max(DEFAULT_MAX_BATCH_TOKENS, args.batch_size + PREFILL_TOKENS),
         )  # fmt: skip
     output, kept = Path(args.output), args.store_states
     states = None if kept is None else StateFiles(Path(kept), runner, layers, output)

@@ -22,6 +22,7 @@ GREEDY = Filters(temperature=0.0)
 # An answer that repeats itself this long says nothing new: it ends there.
 LOOP_TOKENS = 48
 LOOP_PERIODS = range(1, 17)
+PREFILL_TOKENS = 512  # of prompts, in a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,9 @@ class Completer:
     The pool needs max_len slots for each row and as many for the shared start.
     """
 
-    def __init__(self, runner: ModelRunner, *, shared: Sequence[int] = (), prefill_tokens: int = 512) -> None:
+    def __init__(
+        self, runner: ModelRunner, *, shared: Sequence[int] = (), prefill_tokens: int = PREFILL_TOKENS
+    ) -> None:
         num_rows, max_len = runner.slot_table.shape
         if runner.pool.num_slots < (num_rows + 1) * max_len:
             raise ValueError(f"{num_rows} rows of {max_len} need {(num_rows + 1) * max_len} slots")
