@@ -48,8 +48,8 @@ class TargetStates:
         self.config = ModelConfig.from_folder(model_path)
         if not self.config.is_native:  # whose last norm, and what comes after it, only its own code knows
             raise StartupError(
-                f"{model_path} is a {self.config.architecture}, which runs by transformers' code; heads are trained for "
-                "architectures that the engine has code of its own for"
+                f"{model_path} is a {self.config.architecture}, which runs by transformers' code; heads are trained "
+                "for architectures that the engine has code of its own for"
             )
         self.features = features
         self.load_format = load_format
