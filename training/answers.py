@@ -16,6 +16,7 @@ from training.data.completer import Completer, Completion, Conversation
 from training.data.given import read_first_turns
 from training.data.store import Example
 from training.outputs import write_file
+from training.target_states import target_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ def greedy_answers(
         "prompts": [text for _, text in prompts],
         "answer_tokens": answer_tokens,
         "model": str(model_path),
+        "target": target_id(model_path, load_format),
         "dtype": dtype,
     }
     if kept is not None and (found := _read(kept, facts)) is not None:
@@ -68,7 +70,7 @@ def _answer(category: str, start: int, tokens: Sequence[int]) -> Answer:
 
 
 def _read(path: Path, facts: dict[str, Any]) -> list[Answer] | None:
-    """Answers kept there, when they are to the same prompts; none of a file that is damaged."""
+    """Answers kept there, when they are the same target's to the same prompts; none of a file that is damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return [_answer(*row) for row in found["answers"]] if found["facts"] == facts else None

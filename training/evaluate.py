@@ -31,7 +31,7 @@ from training.export import export, kind_of
 from training.kinds import EAGLE, EAGLE3, NEXTN, STANDALONE, Kind, ShallowConfig
 from training.outputs import check_file, write_file
 from training.served import ask_all
-from training.target_states import TargetStates
+from training.target_states import TargetStates, trainable_config
 
 _ALGORITHMS = {"eagle": EAGLE, "eagle3": EAGLE3, "nextn": NEXTN, "mimo": NEXTN}
 
@@ -63,6 +63,8 @@ def main(args: EvalArgs) -> int:
     if args.output is not None:
         check_file(Path(args.output), "the figures")
     target = resolve_model(args.model_path, revision=args.revision)
+    if not args.serve:
+        trainable_config(target)  # before the answers, which take long
     folder = _exported(Path(args.head), target, args.load_format)
     figures = _served(args, folder) if args.serve else _computed(args, folder, target)
     total = Figures()

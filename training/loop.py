@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from engine.config import ModelConfig
 from engine.loader import resolve_model
 from engine.models.heads.target import EMBEDDING, OUTPUT_HEAD
 from outrider.errors import StartupError
@@ -41,7 +40,7 @@ from training.plot import plot
 from training.ranks import Ranks, join
 from training.state_store import StateStore, stored_layers
 from training.stopping import Stopping
-from training.target_states import States, TargetStates, target_id
+from training.target_states import States, TargetStates, target_id, trainable_config
 from training.writer import Writer, writer_of
 
 EXPORT_FOLDER = "export"
@@ -53,6 +52,8 @@ _FREE = {
     "eval_answer_tokens", "save_every", "store_states", "model_path", "revision", "load_format", "dtype",
     "initial_head",
 }  # fmt: skip
+# Those of them that it takes to make a head again: a card tells how it was begun.
+_TOLD = ("model_path", "revision", "initial_head")
 
 log = get_logger(__name__)
 
@@ -80,11 +81,11 @@ class Trainer:
         check_replaceable(self.folder / EXPORT_FOLDER)
         torch.manual_seed(args.seed)
         model_path = resolve_model(args.model_path, revision=args.revision)
+        stored, target_layers = args.store_states, trainable_config(model_path).num_layers
         self.kind = make_kind(
             args.algorithm, model_path, draft_vocab_size=args.draft_vocab_size, num_kv_heads=args.num_kv_heads,
             num_layers=args.num_layers, fc_norm=not args.no_fc_norm,
         )  # fmt: skip
-        stored, target_layers = args.store_states, ModelConfig.from_folder(model_path).num_layers
         self.target = TargetStates(
             model_path, self.kind.features, dtype=args.dtype, device=ranks.device, load_format=args.load_format,
             max_tokens=args.batch_tokens, max_len=args.max_len, threads=args.threads, quantization=args.quantization,
@@ -220,7 +221,7 @@ class Trainer:
             checkpoint.check(facts, path)
             log.info("training goes on", folder=str(self.folder), seen=checkpoint.seen, epoch=checkpoint.plan.epoch)
             return checkpoint
-        return Checkpoint(facts, *self._first_tensors())
+        return Checkpoint(facts | told_of(self.args), *self._first_tensors())
 
     def _first_tensors(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """What training starts from, and the tokens that are drafted."""
@@ -269,6 +270,11 @@ def facts_of(args: HeadArgs, model_path: Path) -> dict[str, Any]:
     """What must not change when training goes on."""
     own = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name not in _FREE}
     return own | {"target": target_id(model_path, args.load_format)}
+
+
+def told_of(args: HeadArgs) -> dict[str, Any]:
+    """What may change when training goes on, and is kept for the card."""
+    return {name: getattr(args, name) for name in _TOLD}
 
 
 def _network(kind: Kind, checkpoint: Checkpoint, target: TargetStates, args: HeadArgs) -> DraftNetwork:

@@ -45,12 +45,7 @@ class TargetStates:
         max_len: int, threads: int | None, quantization: str | None = None, more_layers: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.folder = model_path
-        self.config = ModelConfig.from_folder(model_path)
-        if not self.config.is_native:  # whose last norm, and what comes after it, only its own code knows
-            raise StartupError(
-                f"{model_path} is a {self.config.architecture}, which runs by transformers' code; heads are trained "
-                "for architectures that the engine has code of its own for"
-            )
+        self.config = trainable_config(model_path)
         self.features = features
         self.load_format = load_format
         layers = features.layers if features.kind == "aux" else ()
@@ -122,6 +117,17 @@ class TargetStates:
         """bool [B, L]: where a conversation has a token."""
         lengths = torch.tensor([len(tokens) for tokens in conversations], device=self.device)
         return torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
+
+
+def trainable_config(model_path: Path) -> ModelConfig:
+    """A target's. StartupError where the engine has no code of its own for it: only that knows the last norm."""
+    config = ModelConfig.from_folder(model_path)
+    if not config.is_native:
+        raise StartupError(
+            f"{model_path} is a {config.architecture}, which runs by transformers' code; heads are trained "
+            "for architectures that the engine has code of its own for"
+        )
+    return config
 
 
 def target_id(model_path: Path, load_format: str) -> str:

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
 from kernels.sampling import Filters
 from outrider.errors import StartupError
 from tests.training.rig import MAX_LEN, VOCAB_SIZE, make_chat, make_composer, make_runner
 from training.args import MT_BENCH, DataArgs
 from training.chat_format import ChatFormat, Message
 from training.data import build
-from training.data.completer import Completed, Completer, Completion, Conversation, is_looping
+from training.data.completer import PREFILL_TOKENS, Completed, Completer, Completion, Conversation, is_looping
 from training.data.conversations import COMPOSED, GIVEN, Mix, Record, Script, prompt_key
 from training.data.material import Material
 from training.data.overlap import OverlapFilter, read_prompts
@@ -367,6 +368,23 @@ def test_the_command_goes_on_with_what_is_there(
     begins = [example.tokens[: example.answers[0][0]].tobytes() for example in examples]
     assert len(set(begins)) == len(begins)
     assert "tokens/s generated" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_step_holds_a_row_of_every_conversation_and_prompts(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    def load(*_: Any, max_batch_tokens: int = DEFAULT_MAX_BATCH_TOKENS, **__: Any) -> None:
+        held.append(max_batch_tokens)
+        raise MemoryError
+
+    monkeypatch.setattr(ModelRunner, "load", load)
+    for count in (4, 4000):
+        with pytest.raises(StartupError, match="not enough memory"):
+            build.main(DataArgs(model_path=str(target), output=str(tmp_path), batch_size=count, max_len=256))
+    assert held == [DEFAULT_MAX_BATCH_TOKENS, 4000 + PREFILL_TOKENS]
 
 
 def test_the_command_is_named_where_the_benchmark_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

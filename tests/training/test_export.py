@@ -23,7 +23,7 @@ from training.export import export
 from training.export import main as export_main
 from training.frequencies import main as token_map_main
 from training.kinds import EAGLE3
-from training.loop import Trainer, facts_of
+from training.loop import Trainer, facts_of, told_of
 from training.losses import unrolled
 from training.ranks import Ranks
 from training.target_states import target_id
@@ -134,8 +134,20 @@ def test_a_card_tells_how_to_make_a_head_again(target: Path, data: Path, tmp_pat
     words = shlex.split(line)[1:]
     assert words[:3] == ["outrider", "train", "head"]
     again = HeadArgs.parse(words[3:])
-    assert facts_of(again, target) == at.facts
+    assert facts_of(again, target) | told_of(again) == at.facts
+    assert again.model_path == str(target)
     assert (tmp_path / "published" / "README.md").is_file()
+
+
+def test_a_card_tells_what_a_head_began_from_and_training_goes_on_without(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    exported("NEXTN", target, data, tmp_path / "first")
+    words, begun = ("NEXTN", target, data, tmp_path / "second"), str(tmp_path / "first" / "published")
+    Trainer(head_args(*words, initial_head=begun), Ranks(0, 1, "cpu"))._save("checkpoint.pt")
+    for other in (None, "shipped"):
+        at = Trainer(head_args(*words, initial_head=other), Ranks(0, 1, "cpu")).checkpoint
+        assert f" --initial-head {begun}" in card(at, "tiny")
 
 
 def test_a_card_tells_what_was_measured(target: Path, data: Path, tmp_path: Path) -> None:

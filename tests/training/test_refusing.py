@@ -2,32 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import shutil
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
+import torch
 import transformers
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.feature_spec import FeatureSpec
+from engine.runner import ModelRunner
 from outrider.errors import StartupError
-from training.answers import _read
-from training.args import HeadArgs
+from tests.gateway.models import byte_level, write_folder
+from tests.training.rig import VOCAB_SIZE, head_args, with_other_weights
+from training import evaluate
+from training.answers import _read, greedy_answers
+from training.args import DataArgs, EvalArgs, HeadArgs
 from training.card import _command
+from training.checkpoints import Checkpoint
+from training.data import build
+from training.loop import Trainer
+from training.losses import Report
+from training.ranks import Ranks
 from training.target_states import TargetStates
+from training.writer import Writer
 
 
-def test_a_target_that_runs_by_other_code_is_refused(tmp_path: Path) -> None:
-    """Its last norm need not be ours, and heads learn from what comes out of it."""
+class AskedAgain(Exception):
+    """The target would answer."""
+
+
+def asked_again(*_: Any, **__: Any) -> NoReturn:
+    raise AskedAgain
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A target that runs by transformers' code."""
     config = transformers.Gemma2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=64, sliding_window=16,
+        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=256, sliding_window=16,
     )  # fmt: skip
-    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(StartupError, match="is a Gemma2ForCausalLM, which runs by transformers' code"):
-        TargetStates(
-            tmp_path, FeatureSpec("last"), dtype="float32", device="cpu", load_format="auto", max_tokens=64, max_len=64,
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path / "foreign")
+    return write_folder(tmp_path / "foreign", byte_level())
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_target_that_runs_by_other_code_is_refused(
+    foreign: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last norm need not be ours, and heads learn from what comes out of it. Nothing is begun before."""
+    monkeypatch.setattr(ModelRunner, "load", None)
+    settings: dict[str, Any] = {"model_path": str(foreign), "device": "cpu"}
+    made = DataArgs(**settings, output=str(tmp_path / "data"), store_states=str(tmp_path / "states"))
+    for refuses in (
+        lambda: TargetStates(
+            foreign, FeatureSpec("last"), dtype="float32", device="cpu", load_format="auto", max_tokens=64, max_len=64,
             threads=1,
-        )  # fmt: skip
+        ),
+        lambda: Trainer(head_args("EAGLE3", foreign, data, tmp_path / "head"), Ranks(0, 1, "cpu")),
+        lambda: evaluate.main(EvalArgs(**settings, head=str(data))),
+        lambda: build.main(made),
+    ):  # fmt: skip
+        with pytest.raises(StartupError, match="is a Gemma2ForCausalLM, which runs by transformers' code"):
+            refuses()
 
 
 def test_a_cards_command_keeps_settings_of_zero() -> None:
@@ -42,3 +83,43 @@ def test_kept_answers_that_are_damaged_are_made_again(text: str, tmp_path: Path)
     assert _read(path, {}) is None
     path.write_text(text, encoding="utf-8")
     assert _read(path, {}) is None
+
+
+def test_answers_are_kept_for_one_target_and_dtype(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, kept, own = tmp_path / "prompts.jsonl", tmp_path / "answers.json", tmp_path / "target"
+    prompts.write_text(json.dumps({"category": "writing", "turns": ["Hello"]}) + "\n")
+    shutil.copytree(target, own)
+
+    def answer(dtype: str) -> None:
+        greedy_answers(
+            prompts, own, dtype=dtype, device="cpu", load_format="auto", threads=1, answer_tokens=4, kept=kept
+        )
+
+    answer("float32")
+    assert [path.name for path in tmp_path.glob("answers*")] == ["answers.json"]
+    monkeypatch.setattr(ModelRunner, "load", asked_again)
+    answer("float32")
+    with pytest.raises(AskedAgain):
+        answer("bfloat16")
+    shutil.rmtree(own)
+    with_other_weights(target, own)
+    with pytest.raises(AskedAgain):
+        answer("float32")
+
+
+def test_curves_stay_where_training_goes_on(tmp_path: Path) -> None:
+    """Points stand at tokens, of which there are more than steps; those past the checkpoint are taken back."""
+    at = Checkpoint({}, {}, torch.zeros(0))
+    report = Report(torch.tensor(0.0), [1.0], [0.5], [])
+    for cut in (50_000, 30_000):
+        writer = Writer(tmp_path, at.seen)
+        while at.seen < cut:
+            at.step, at.seen = at.step + 10, at.seen + 10_000
+            writer.step(at, report, 10_000)
+        writer.close()
+        at.step, at.seen = 20, 20_000
+    shown = EventAccumulator(str(tmp_path / "tensorboard"))
+    shown.Reload()
+    assert [point.step for point in shown.Scalars("token_loss/step_0")] == [10_000, 20_000, 30_000]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,3 +81,23 @@ def test_a_kept_conversation_is_not_computed_again(target: Path, made: Path, mon
             trainer.store(Batch.of([example]))
     assert all(index % 3 == 0 for index in computed)
     assert len(computed) == len(set(computed))
+
+
+def test_a_folder_that_two_begin_at_once_is_never_seen_half_written(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ModelRunner.load(
+        target, dtype="float32", num_slots=MAX_LEN, max_sessions=1, max_len=MAX_LEN, threads=1,
+        features=FeatureSpec("aux", (3,)),
+    )  # fmt: skip
+    write = Path.write_text
+
+    def begun_meanwhile(path: Path, text: str, **options: Any) -> int:
+        monkeypatch.setattr(Path, "write_text", write)
+        path.touch()  # as a file is while it is written
+        StateFiles(tmp_path / "states", runner, (3,), tmp_path)
+        return write(path, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", begun_meanwhile)
+    StateFiles(tmp_path / "states", runner, (3,), tmp_path)
+    assert [path.name for path in (tmp_path / "states").iterdir()] == ["states.json"]

@@ -11,7 +11,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from engine.loader import resolve_model
 from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
@@ -29,7 +28,7 @@ from training.data.templates import Composer
 from training.memory import memory_for
 from training.state_store import StateFiles, stored_layers
 from training.stopping import Stopping
-from training.target_states import target_id
+from training.target_states import target_id, trainable_config
 
 SHARD_TOKENS = 50_000
 SHARD_SECONDS = 300.0
@@ -40,7 +39,7 @@ def main(args: DataArgs) -> int:
     stopping = Stopping("finishing the conversations under way; once more to end at once")
     model_path = resolve_model(args.model_path, revision=args.revision)
     chat = ChatFormat.of_model(model_path)
-    layers = () if args.store_states is None else stored_layers(ModelConfig.from_folder(model_path).num_layers)
+    layers = () if args.store_states is None else stored_layers(trainable_config(model_path).num_layers)
     with memory_for(f"--batch-size {args.batch_size} and --max-len {args.max_len}"):
         runner = ModelRunner.load(
             model_path, dtype=args.dtype, device=args.device, threads=args.threads, max_len=args.max_len,
