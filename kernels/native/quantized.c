@@ -42,6 +42,25 @@ INLINE vi dot_bytes(vi sums, vi a, vi b) {
 }
 #endif
 
+INLINE vi repeat(uint32_t lane) { return (vi)(lane - (vu){0}); }
+
+/* sums[v] + dot_words of numbers[v] and the couple at `couple`, V of them. */
+INLINE void dot_couple(int V, vi *sums, const words *numbers, const uint32_t *couple) {
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+    for (int v = 0; v < V; v += 2) {
+        vi value, product;
+        __asm__("vpbroadcastd %6, %2\n\t"
+                "vpmaddwd %2, %4, %3\n\tvpaddd %3, %0, %0\n\t"
+                "vpmaddwd %2, %5, %2\n\tvpaddd %2, %1, %1"
+                : "+x"(sums[v]), "+x"(sums[v + 1]), "=&x"(value), "=&x"(product)
+                : "x"(numbers[v]), "x"(numbers[v + 1]), "m"(*couple));
+    }
+#else
+    const vi value = repeat(*couple);
+    for (int v = 0; v < V; v++) sums[v] = dot_words(sums[v], (vi)numbers[v], value);
+#endif
+}
+
 /* Signed bytes as 16-bit numbers. */
 INLINE vi widened(const void *bytes) {
 #if defined(__AVX512BW__)
@@ -53,7 +72,6 @@ INLINE vi widened(const void *bytes) {
 #endif
 }
 
-INLINE vi repeat(uint32_t lane) { return (vi)(lane - (vu){0}); }
 INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
 INLINE vi load_ints(const void *p) { return (vi) * (const ints_any *)p; }
 
@@ -75,13 +93,10 @@ INLINE void int8_columns(int R, int V, const Stretch *s, int column, float *out)
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) sums[r][v] = (vi){0};
     for (int i = s->start / 2; i < end; i++, weights += 2 * TILE) {
-        vi numbers[VECTORS];
+        words numbers[VECTORS];
         ask_ahead(&ahead, 2 * TILE, VECTORS / V, reading, ASKS(R, 3));
-        for (int v = 0; v < V; v++) numbers[v] = widened(weights + 2 * (column + v * LANES));
-        for (int r = 0; r < R; r++) {
-            const vi value = repeat(pairs[r * row + i]);
-            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], numbers[v], value);
-        }
+        for (int v = 0; v < V; v++) numbers[v] = (words)widened(weights + 2 * (column + v * LANES));
+        for (int r = 0; r < R; r++) dot_couple(V, sums[r], numbers, pairs + r * row + i);
     }
     for (int r = 0; r < R; r++)
         for (int v = 0; v < V; v++) {
@@ -112,42 +127,46 @@ INLINE void end_sums(int R, int V, const Stretch *s, int column, float *out, vi 
 /* Keeps the compiler from holding in registers, which are few, what it can read twice. */
 INLINE void is_read_again(const char **memory) { __asm__ volatile("" : "+r"(*memory)); }
 
-/* Where there is no product of bytes, the even and the odd ones are taken apart, as code_row did with the rows'. */
+/* Four k of V vectors of outputs by R rows. Where there is no product of bytes, the even and the odd ones are taken
+ * apart, as code_row did with the rows'. */
+INLINE void add_four(int R, int V, const char *weights, const uint32_t *codes, int64_t row, vi sums[MAX_ROWS][VECTORS]) {
+#if HAS_BYTE_DOT
+    vi numbers[VECTORS];
+    for (int v = 0; v < V; v++) numbers[v] = load_ints(weights + 4 * v * LANES);
+    for (int r = 0; r < R; r++) {
+        const vi value = repeat(codes[r * row]);
+        for (int v = 0; v < V; v++) sums[r][v] = dot_bytes(sums[r][v], value, numbers[v]);
+    }
+#else
+    words numbers[VECTORS];
+    for (int v = 0; v < V; v++) numbers[v] = ((words)load_ints(weights + 4 * v * LANES) << 8) >> 8;
+    for (int r = 0; r < R; r++) dot_couple(V, sums[r], numbers, codes + r * row);
+    if (V > 2) is_read_again(&weights);
+    for (int v = 0; v < V; v++) numbers[v] = (words)load_ints(weights + 4 * v * LANES) >> 8;
+    for (int r = 0; r < R; r++) dot_couple(V, sums[r], numbers, codes + r * row + 1);
+#endif
+}
+
+INLINE void add_dynamic(int R, int V, const char *weights, const uint32_t *codes, int64_t row, int count, Ahead ahead,
+                        Reading reading, vi sums[MAX_ROWS][VECTORS]) {
+    for (int i = 0; i < count; i++, weights += 4 * TILE, codes += HAS_BYTE_DOT ? 1 : 2) {
+        ask_ahead(&ahead, 4 * TILE, VECTORS / V, reading, ASKS(R, 3));
+        add_four(R, V, weights, codes, row, sums);
+    }
+}
+
 INLINE void dynamic_columns(int R, int V, const Stretch *s, int column, float *out) {
-    const char *weights = (const char *)s->tile + 8 * TILE + (int64_t)s->start * TILE, *tile_column = weights + 4 * column;
+    const char *weights = (const char *)s->tile + 8 * TILE + (int64_t)s->start * TILE;
     const int64_t row = s->stride / (HAS_BYTE_DOT ? 4 : 2);
     const uint32_t *codes = (const uint32_t *)s->x + s->start / (HAS_BYTE_DOT ? 4 : 2);
     const int count = (s->end - s->start) / 4;
-    const Reading reading = s->reading;
-    Ahead ahead = look_ahead(s, weights, 4 * TILE, count, column / (V * LANES), VECTORS / V);
+    const Ahead ahead = look_ahead(s, weights, 4 * TILE, count, column / (V * LANES), VECTORS / V);
     vi sums[MAX_ROWS][VECTORS];
     begin_sums(R, V, s, column, out, sums);
-    for (int i = 0; i < count; i++, tile_column += 4 * TILE) {
-        ask_ahead(&ahead, 4 * TILE, VECTORS / V, reading, ASKS(R, 3));
-#if HAS_BYTE_DOT
-        vi numbers[VECTORS];
-        for (int v = 0; v < V; v++) numbers[v] = load_ints(tile_column + 4 * v * LANES);
-        for (int r = 0; r < R; r++) {
-            const vi value = repeat(codes[r * row]);
-            for (int v = 0; v < V; v++) sums[r][v] = dot_bytes(sums[r][v], value, numbers[v]);
-        }
-        codes += 1;
-#else
-        words numbers[VECTORS];
-        for (int v = 0; v < V; v++) numbers[v] = ((words)load_ints(tile_column + 4 * v * LANES) << 8) >> 8;
-        for (int r = 0; r < R; r++) {
-            const vi value = repeat(codes[r * row]);
-            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], (vi)numbers[v], value);
-        }
-        is_read_again(&tile_column);
-        for (int v = 0; v < V; v++) numbers[v] = (words)load_ints(tile_column + 4 * v * LANES) >> 8;
-        for (int r = 0; r < R; r++) {
-            const vi value = repeat(codes[r * row + 1]);
-            for (int v = 0; v < V; v++) sums[r][v] = dot_words(sums[r][v], (vi)numbers[v], value);
-        }
-        codes += 2;
-#endif
-    }
+    if (s->reading == STREAMED)
+        add_dynamic(R, V, weights + 4 * column, codes, row, count, ahead, STREAMED, sums);
+    else
+        add_dynamic(R, V, weights + 4 * column, codes, row, count, ahead, KEPT, sums);
     end_sums(R, V, s, column, out, sums);
 }
 

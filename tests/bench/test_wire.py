@@ -58,8 +58,8 @@ def test_time_in_grpc_is_both_ways_of_a_trip_without_the_first_ones() -> None:
 def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: int, width: int) -> None:
     output = tmp_path / "figures.json"
     words = [
-        "--verify-ms", "2", "--draft-ms", "1", "--accept-length", "2.5", "--batch", "2", "--topk", str(topk),
-        "--num-steps", "4", "--feature-width", str(width), "--seconds", "0.1", "--output", str(output),
+        "--verify-ms", "8", "--draft-ms", "1", "--accept-length", "2.5", "--batch", "2", "--topk", str(topk),
+        "--num-steps", "4", "--feature-width", str(width), "--seconds", "0.4", "--output", str(output),
         "--picture", str(tmp_path / "rounds.svg"),
     ]  # fmt: skip
     assert wire.main(words) == 0
