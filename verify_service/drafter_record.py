@@ -106,14 +106,18 @@ class DrafterRecord:
 
     @property
     def patience(self) -> float:
-        """Steps' time that a session may lose before it is silenced."""
+        """Steps' time that a session may lose before it is silenced.
+
+        With several the account of all tells more: what they cost one another is in no session's own. Of a new drafter
+        it bounds what all lose; one by one they would fall silent in its first rounds, and the rest not pay for it.
+        """
         most = _PATIENCE * _TRUST
-        if self.alone:  # with several the account of all tells more: what they cost one another is in no session's own
-            is_new = self.worth.rounds < _MANY_ROUNDS and not self.trees.are_wrong
+        is_new = self.worth.rounds < _MANY_ROUNDS and not self.trees.are_wrong
+        if self.alone:
             least = _NEW_PATIENCE if is_new else 0.0
             return max(least, min(_LUCK_ROUNDS * self.worth.mean, most))
         if self.worth.mean <= _PROVEN:
-            return 0.0
+            return _PATIENCE if is_new else 0.0
         return most if self.pays else _PATIENCE
 
     @property

@@ -219,9 +219,9 @@ def test_new_sessions_of_a_useless_drafter_begin_in_silence_and_of_a_good_one_do
 
 
 def test_an_unlucky_session_of_a_drafter_that_is_new_or_gains_much_is_given_more_time() -> None:
-    def rounds_until_silenced(record: DrafterRecord) -> int:
+    def rounds_until_silenced(record: DrafterRecord, net_ms: float = -5.0) -> int:
         brake, count = SessionBrake.of(record), 1
-        while not brake.round_done(nodes=6, accepted=0, net_ms=-5.0, step_ms=10.0):
+        while not brake.round_done(nodes=6, accepted=0, net_ms=net_ms, step_ms=10.0):
             count += 1
         return count
 
@@ -236,6 +236,8 @@ def test_an_unlucky_session_of_a_drafter_that_is_new_or_gains_much_is_given_more
     assert 10 < rounds_until_silenced(record(0.8, 3, alone=True)) < 15  # it may have been luck
     assert rounds_until_silenced(record(0.0, 3, alone=False)) < 10
     assert rounds_until_silenced(record(0.8, 100, alone=False)) < 10  # others may pay for it
+    known, new = (rounds_until_silenced(record(0.0, rounds, alone=False), -2.0) for rounds in (300, 3))
+    assert known < 8 < 12 < new < 20  # what a trial costs all of them is bounded elsewhere
 
 
 def test_a_lone_session_is_waited_for_as_its_drafters_others_were() -> None:
