@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 from starlette.requests import Request
@@ -73,7 +74,7 @@ class BodyDecoder:
             raise from_validation(error, fields, kind) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise _invalid_json() from None
-        for name in fields.keys() - set(kind.__struct_fields__):
+        for name in _unknown_fields(fields, kind):
             self._unknown(name)
         return decoded
 
@@ -87,6 +88,34 @@ class BodyDecoder:
         if name not in self._logged and len(self._logged) < _MAX_LOGGED_FIELDS:
             self._logged.add(name)
             log.info("ignored an unknown field", field=name)
+
+
+_OPTIONS = ("sampling_params", "speculative", "stream_options")  # objects, whose fields are looked at too
+
+
+def _unknown_fields(fields: dict[str, Any], kind: type[msgspec.Struct]) -> Iterator[str]:
+    """Paths of the fields that `kind`, and the options in it, do not have."""
+    yield from fields.keys() - set(kind.__struct_fields__)
+    for name, known in _option_fields(kind):
+        given = fields.get(name)
+        for place, each in enumerate(given if isinstance(given, list) else [given]):
+            if isinstance(each, dict):
+                path = f"{name}[{place}]" if isinstance(given, list) else name
+                yield from (f"{path}.{key}" for key in each.keys() - known)
+
+
+@functools.cache
+def _option_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, frozenset[str]], ...]:
+    """The options that `kind` has, each with its fields' names."""
+    hints = get_type_hints(kind)
+    return tuple((name, frozenset(_fields_of(hints[name]))) for name in _OPTIONS if name in hints)
+
+
+def _fields_of(hint: Any) -> list[str]:
+    """Of the one struct in a type."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return list(hint.__struct_fields__)
+    return [name for part in get_args(hint) for name in _fields_of(part)]
 
 
 def _strict_object(body: bytes) -> dict[str, Any]:

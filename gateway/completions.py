@@ -44,7 +44,9 @@ async def completions(request: Request) -> ASGIApp:
         body, prompts, request_id=id, max_tokens=_max_tokens(body), default_max_tokens=DEFAULT_MAX_TOKENS,
         codec=ready.codec, info=ready.info, grammar=of_openai(body), report=report,
     )  # fmt: skip
-    answers = gateway.answers(plan, request, grammar_field=grammar_field(body), prompt_field="prompt")
+    answers = gateway.answers(
+        plan, request, grammar_field=grammar_field(body), prompt_field="prompt", top_logprobs_field="logprobs"
+    )
     echoes = [_echo(prompt, ready.codec) if body.echo else "" for prompt in given]
     run = _Run(body, ready, answers, echoes, id)
     if body.stream:
@@ -53,13 +55,13 @@ async def completions(request: Request) -> ASGIApp:
 
 
 def _max_tokens(body: CompletionRequest) -> int | None:
-    """0 asks for the echoed prompt alone: verify makes a token, which is dropped."""
+    """0 asks for the echoed prompt alone; the token that verify makes is dropped."""
     if body.max_tokens == 0 and not (body.echo and not body.stream):
         raise InvalidArgument(
             "max_tokens is 0; it must be at least 1, but with echo and without stream.",
             field="max_tokens", code="integer_below_min_value",
         )  # fmt: skip
-    return 1 if body.max_tokens == 0 else body.max_tokens
+    return body.max_tokens
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, cast
 
 import httptools
+from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import HttpError, failure
@@ -105,6 +106,8 @@ class GuardedProtocol(HttpToolsProtocol):
         extensions, before = self.scope.setdefault("extensions", {}), self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
+            if self.parser.get_http_version() == "1.0":
+                self.cycle.send = cast(Any, partial(_send_until_close, self.cycle, cast(Send, self.cycle.send)))
             extensions[WRITE_EXTENSION] = {"call": partial(self._write_now, self.cycle)}
 
     def on_body(self, body: bytes) -> None:
@@ -193,6 +196,16 @@ def guarded(
     told = None if on_connection is None else staticmethod(on_connection)
     limits = {"max_connections": max_connections, "header_timeout_s": header_timeout_s, "on_connection": told}
     return type("LimitedProtocol", (GuardedProtocol,), limits)
+
+
+async def _send_until_close(cycle: RequestResponseCycle, send: Send, message: Message) -> None:
+    """Sends to HTTP/1.0, which knows no chunks (RFC 9112, 6.1): a body of unknown length ends with its connection."""
+    if message["type"] == "http.response.start":
+        if all(name.lower() != b"content-length" for name, _ in message["headers"]):
+            cycle.chunked_encoding = False
+    elif cycle.chunked_encoding is False and cycle.expected_content_length == 0:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await send(message)
 
 
 def _header_too_large() -> HttpError:

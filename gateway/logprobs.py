@@ -113,6 +113,7 @@ class TextScores:
         made: dict[str, float] = {}
         for item in logprob.top:  # likeliest first, which counts where two tokens have one text
             made.setdefault(_text(self.piece_of(item.token)), told(item.logprob))
+        made.setdefault(_text(self.piece_of(logprob.token)), told(logprob.logprob))  # however unlikely it was
         return made
 
     def take(self) -> TextLogprobs:

@@ -49,7 +49,10 @@ async def generate(request: Request) -> ASGIApp:
             names=called, default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
             codec=ready.codec, info=ready.info, grammar=of_sglang(params), report=wanted.report,
         )  # fmt: skip
-        answers += gateway.answers(plan, request, grammar_field="sampling_params", prompt_field=prompt.field)
+        answers += gateway.answers(
+            plan, request, grammar_field="sampling_params", prompt_field=prompt.field,
+            top_logprobs_field="top_logprobs_num",
+        )  # fmt: skip
     outputs = [
         Output(answer, id, wanted, ready.codec.piece, request.state.began, empty=params.max_new_tokens == 0)
         for answer, id, wanted, params in zip(answers, ids, scores, sampling, strict=True)
@@ -62,13 +65,13 @@ async def generate(request: Request) -> ASGIApp:
 
 
 def _max_tokens(params: SglangSampling, body: GenerateRequest, names: Names) -> int | None:
-    """0 asks for what is known of the prompt: verify makes a token, which is dropped."""
+    """0 asks for what is known of the prompt; the token that verify makes is dropped."""
     if params.max_new_tokens == 0 and body.stream:
         raise InvalidArgument(
             "max_new_tokens is 0; it must be at least 1 in a stream.",
             field=names.path("max_tokens"), code="integer_below_min_value",
         )  # fmt: skip
-    return 1 if params.max_new_tokens == 0 else params.max_new_tokens
+    return params.max_new_tokens
 
 
 class _Run:

@@ -89,7 +89,7 @@ def make_plan(
     """Checks a request against the model's limits and writes its calls. InvalidArgument with `field` and `code`.
 
     `max_tokens` is what the caller said; the default gives way to min_tokens and the context, what a caller said does
-    not. `names` are the caller's.
+    not. Of 0, which asks for nothing but the prompt, verify makes a token all the same. `names` are the caller's.
     """
     num_choices = _num_choices(fields, len(prompts), max_tokens, info, names)
     for prompt in prompts:
@@ -118,6 +118,9 @@ def make_plan(
         )
         for index, prompt in enumerate(prompts)
     )
+    if fields.seed is None:  # texts that come of equal prompts are as many samples
+        for call in calls[1:]:
+            call.sampling.seed = _any_seed()
     if max_tokens is None:  # verify is told all the same: an answer's end does not depend on whose context serves it
         most = codec.context_length if default_max_tokens is None else max(default_max_tokens, params.min_tokens)
         for call, prompt in zip(calls, prompts, strict=True):
@@ -127,6 +130,7 @@ def make_plan(
             skip_special=fields.skip_special_tokens is not False, keep=report.markers
         ),
         stops=stop_strings(fields),
+        min_tokens=params.min_tokens,
         end_ids=_end_ids(params, info),
         pieces=report.logprobs or report.pieces or bool(options.include_origins),
     )
@@ -181,8 +185,8 @@ def sampling_params(fields: SamplingFields, max_tokens: int | None, info: Server
             **given,
             top_k=max(fields.top_k or 0, 0),
             top_p=1.0 if fields.top_p is None else max(fields.top_p, _SMALLEST_TOP_P),
-            seed=secrets.randbits(63) if fields.seed is None else fields.seed & _UINT64,
-            max_tokens=max_tokens,
+            seed=_any_seed() if fields.seed is None else fields.seed & _UINT64,
+            max_tokens=None if max_tokens is None else max(max_tokens, 1),
             stop_token_ids=tuple(fields.stop_token_ids or ()),
             logit_bias=_logit_bias(fields.logit_bias or {}),
         )
@@ -191,6 +195,10 @@ def sampling_params(fields: SamplingFields, max_tokens: int | None, info: Server
         error.field = names.path(error.field or "")
         raise
     return params
+
+
+def _any_seed() -> int:
+    return secrets.randbits(63)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:

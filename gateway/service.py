@@ -172,15 +172,19 @@ class Gateway:
         return await offload(len(body), self.decoder.decode, body, kind)
 
     def answers(
-        self, plan: Plan, request: Request, *, grammar_field: str = "response_format", prompt_field: str = "messages"
-    ) -> list[Answer]:
+        self, plan: Plan, request: Request, *, grammar_field: str = "response_format", prompt_field: str = "messages",
+        top_logprobs_field: str = "top_logprobs",
+    ) -> list[Answer]:  # fmt: skip
         """An answer for each of the plan's prompts; the calls begin when its deltas are read.
 
-        The fields are what verify's complaints about grammar and prompt are put down to.
+        The fields are what verify's complaints about them are put down to.
         """
         self._check_sizes(plan, grammar_field, prompt_field)
         account = Account(self.metrics, request.scope["state"])
-        fields = {"sampling.grammar": grammar_field, "grammar": grammar_field, "prompt_tokens": prompt_field}
+        fields = {
+            "sampling.grammar": grammar_field, "grammar": grammar_field, "prompt_tokens": prompt_field,
+            "top_logprobs": top_logprobs_field,
+        }  # fmt: skip
         answers: list[Answer] = []
         for call, prompt_len in zip(plan.calls, plan.prompt_lens, strict=True):
             ended: set[int] = set()

@@ -22,6 +22,7 @@ class OutputRules:
     stops: tuple[str, ...] = ()
     end_ids: frozenset[int] = frozenset()  # tokens that end an output; their text is not part of it
     pieces: bool = False  # whether deltas tell of each token
+    min_tokens: int = 0  # within which no stop string ends an output
 
 
 @dataclass(slots=True)
@@ -176,7 +177,8 @@ class ChoiceText:
 
     def _let_out(self, text: str, delta: Delta) -> str:
         """What the stop matcher lets through now that `text` has come."""
-        out = text if self._stop is None else self._stop.push(text)
+        may_end = self.completion_tokens + len(delta.tokens) > self._rules.min_tokens
+        out = text if self._stop is None or not may_end else self._stop.push(text)
         if delta.pieces is not None:
             delta.pieces += self._take(len(out))
         return out

@@ -128,7 +128,7 @@ def too_long(
     """The error of a request that does not fit the context, with both counts."""
     asked = f"{qualifier}{prompt_len} in the prompt"
     if max_tokens is not None:
-        asked += f" and {max_tokens} in the completion"
+        asked += f" and {max_tokens} in the completion" if max_tokens else ", and one token is made in any case"
     return InvalidArgument(
         f"This model's maximum context length is {context_length} tokens. The request has {asked}.",
         field=field,

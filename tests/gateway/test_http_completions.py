@@ -12,6 +12,7 @@ import openai
 import pytest
 from tokenizers import Tokenizer
 
+from outrider.errors import InvalidArgument
 from outrider.v1 import verify_pb2
 from outrider.wire import unpack_ids
 from tests.gateway.conftest import ANSWER
@@ -39,6 +40,41 @@ def test_completion(client: openai.OpenAI, gateway: RunningGateway) -> None:
     assert (choice.text, choice.finish_reason, choice.logprobs) == (ANSWER, "stop", None)
     assert (made.object, made.id.startswith("cmpl-")) == ("text_completion", True)
     assert prompts(gateway)[0][0] == 1  # who writes the whole prompt may write control tokens
+
+
+def test_equal_prompts_are_as_many_samples(client: openai.OpenAI, gateway: RunningGateway) -> None:
+    def seeds(**fields: Any) -> list[int]:
+        gateway.verify[0].requests.clear()
+        client.completions.create(model="small", prompt=["Hi", "Hi", "Hi"], **fields)
+        return [request.sampling.seed for request in gateway.verify[0].requests]
+
+    assert len(set(seeds())) == 3
+    assert seeds(seed=5) == [5, 5, 5]
+
+
+def test_no_completion_of_a_prompt_that_fills_the_context(gateway: RunningGateway) -> None:
+    """The token that verify makes has no place there."""
+    context = gateway.verify[0].context_length
+    body = {"prompt": [5] * context, "max_tokens": 0, "echo": True}
+    refused = httpx.post(f"{gateway.url}/v1/completions", json=body).json()["error"]
+    assert refused["param"] == "prompt"
+    assert f"{context} in the prompt, and one token is made in any case" in refused["message"]
+    refused = httpx.post(f"{gateway.url}/v1/completions", json=body | {"prompt": [5], "min_tokens": 3}).json()["error"]
+    assert "min_tokens is 3, above max_tokens, 0" in refused["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": "Hi", "logprobs": 2}, "logprobs"),
+        ("/generate", {"text": "Hi", "return_logprob": True, "top_logprobs_num": 2}, "top_logprobs_num"),
+    ],
+)
+def test_verifys_complaint_about_alternatives_names_the_callers_field(
+    gateway: RunningGateway, path: str, body: dict[str, Any], field: str
+) -> None:
+    gateway.verify[0].refuse = InvalidArgument("too many", field="top_logprobs")
+    assert httpx.post(gateway.url + path, json=body).json()["error"]["param"] == field
 
 
 def test_default_length(client: openai.OpenAI, gateway: RunningGateway) -> None:

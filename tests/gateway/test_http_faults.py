@@ -286,6 +286,15 @@ def test_strict(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
         reply = httpx.post(gateway.url + CHAT, json={"messages": USER, "surprise": 1})
         check_error(reply, 400, "unknown_parameter", "surprise")
         assert httpx.post(gateway.url + CHAT, json={"messages": USER, "user": "me"}).status_code == 200
+        for path, body, field in (
+            (CHAT, {"messages": USER, "speculative": {"enabld": True}}, "speculative.enabld"),
+            (CHAT, {"messages": USER, "stream_options": {"usage": True}, "stream": True}, "stream_options.usage"),
+            ("/generate", {"text": "a", "sampling_params": {"max_tokens": 3}}, "sampling_params.max_tokens"),
+            ("/generate", {"text": ["a"], "sampling_params": [{"x": 3}]}, "sampling_params[0].x"),
+        ):
+            check_error(httpx.post(gateway.url + path, json=body), 400, "unknown_parameter", field)
+        known = {"text": ["a"], "sampling_params": [{"max_new_tokens": 3}], "speculative": {"enabled": False}}
+        assert httpx.post(gateway.url + "/generate", json=known).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -423,6 +432,23 @@ def test_a_request_names_one_host(gateway: RunningGateway, request_head: bytes, 
     with raw(gateway) as connection:
         connection.sendall(request_head + b"\r\n")
         assert read_status(connection) == status
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_http_1_0_gets_no_chunks(gateway: RunningGateway, stream: bool) -> None:
+    body = json.dumps({"messages": USER, "stream": stream}).encode()
+    words = f"POST {CHAT} HTTP/1.0\r\ncontent-length: {len(body)}\r\ncontent-type: application/json\r\n\r\n"
+    with raw(gateway) as connection:
+        connection.sendall(words.encode() + body)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    top, _, rest = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in top
+    if stream:
+        *events, end = rest.split(b"\n\n")
+        assert (events[-1], end) == (b"data: [DONE]", b"")
+        assert all(event.startswith(b"data: ") for event in events)
+    else:
+        assert json.loads(rest)["choices"][0]["message"]["content"] == ANSWER
 
 
 def test_a_kept_connection_gets_its_time_again(gateway: RunningGateway) -> None:

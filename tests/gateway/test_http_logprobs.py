@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway.completions import lengths_in
+from outrider.v1 import verify_pb2
 from outrider.wire import unpack_ids
 from tests.gateway.conftest import ANSWER
 from tests.gateway.fakes import RunningGateway
@@ -49,6 +50,22 @@ def test_chat_stream(client: openai.OpenAI, ids: list[int], stop: str | None) ->
             data += bytes(entry.bytes or ())
     assert text == (ANSWER if stop is None else ANSWER.partition(stop)[0])
     assert data.decode() == text
+
+
+def test_the_token_that_was_sampled_is_always_among_the_alternatives(
+    client: openai.OpenAI, gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlikely(request: verify_pb2.GenerateRequest, token: int) -> verify_pb2.TokenLogprob:
+        top = [verify_pb2.TopLogprob(token=40 + place, logprob=-0.5) for place in range(request.top_logprobs)]
+        return verify_pb2.TokenLogprob(token=token, logprob=-7.0, top=top)
+
+    monkeypatch.setattr(gateway.verify[0], "_logprob", unlikely)
+    gateway.verify[0].say = lambda request, choice: [50, 51]
+    (choice,) = client.completions.create(model="small", prompt="Say: ", logprobs=1, max_tokens=2).choices
+    assert choice.logprobs is not None
+    assert [len(top or ()) for top in choice.logprobs.top_logprobs or ()] == [2, 2]
+    for token, top in zip(choice.logprobs.tokens or (), choice.logprobs.top_logprobs or (), strict=True):
+        assert (top or {})[token] == -7.0
 
 
 def test_completion_with_echo(

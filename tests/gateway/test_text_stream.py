@@ -111,6 +111,13 @@ def test_a_stop_string_ends_the_choice_and_the_count() -> None:
     assert choice.finished
 
 
+def test_no_stop_string_ends_an_output_within_min_tokens() -> None:
+    choice = ChoiceText(0, OutputRules(rules().make_detokenizer, ("E",), min_tokens=4))
+    deltas = feed(choice, response(ids("E") + ids("x")), response(ids("E") + ids("E") + ids("y") + ids("E"), 3))
+    assert "".join(delta.text for delta in deltas) == "ExEEy"
+    assert (deltas[-1].finish_reason, choice.completion_tokens) == ("stop", 6)
+
+
 def test_text_held_for_a_stop_string_comes_out_at_the_end() -> None:
     choice = ChoiceText(0, rules("END", origins=True))
     deltas = feed(choice, response(ids("xE") + ids("N"), finish=finish()))
