@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from outrider import env
 from outrider.args import ChatArgs
+from outrider.direct import is_local
 from outrider.errors import StartupError
 from outrider.flags import is_text
 
@@ -67,7 +68,9 @@ class Painter:
 
 def connect(url: str, api_key: str | None) -> openai.OpenAI:
     """A client of the gateway at `url`, which may end in /v1."""
-    return openai.OpenAI(base_url=f"{url.rstrip('/').removesuffix('/v1')}/v1", api_key=api_key or "none")
+    own = openai.DefaultHttpxClient(trust_env=False) if is_local(url) else None
+    base_url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
+    return openai.OpenAI(base_url=base_url, api_key=api_key or "none", http_client=own)
 
 
 def first_model(client: openai.OpenAI, url: str) -> str:

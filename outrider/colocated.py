@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ import uvloop
 from outrider import env
 from outrider.args import DraftArgs, VerifyArgs
 from outrider.errors import StartupError
+from outrider.flags import flag_of
 from outrider.in_memory import InMemoryServer
 from outrider.steady import free_what_ended, keep_steady
 from outrider.stopping import Stopping, on_signals
@@ -28,6 +30,10 @@ from outrider.v1 import verify_pb2_grpc
 log = get_logger(__name__)
 
 SEPARATOR = "--"
+_OF_ONE_APART = (
+    "verify_address", "describe", "inspect", "verify_ssl_ca_certs", "verify_ssl_certfile", "verify_ssl_keyfile",
+    "verify_ssl_server_name",
+)  # fmt: skip
 _FIRST_RESTART_S = 0.5
 _LAST_RESTART_S = 30.0
 
@@ -46,7 +52,11 @@ class Colocated:
         if SEPARATOR not in words:
             raise StartupError("give the flags of `outrider verify`, then `--`, then those of `outrider draft`")
         at = words.index(SEPARATOR)
-        return cls(VerifyArgs.parse(words[:at]), DraftArgs.parse(words[at + 1 :]))
+        verify, draft = VerifyArgs.parse(words[:at]), DraftArgs.parse(words[at + 1 :])
+        for spec in dataclasses.fields(draft):
+            if spec.name in _OF_ONE_APART and getattr(draft, spec.name) != spec.default:
+                raise StartupError(f"{flag_of(spec)} is for a draft service that is apart from its verify service")
+        return cls(verify, draft)
 
     def to_argv(self) -> list[str]:
         """The words again."""

@@ -6,13 +6,14 @@ import asyncio
 import ssl
 import sys
 import urllib.error
-import urllib.request
+from http.client import HTTPException
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.args import HealthArgs
 from outrider.dialing import Dial, Dialer
+from outrider.direct import FAILURES, open_url
 from outrider.rpc import create_channel
 from outrider.tls import client_context
 
@@ -52,10 +53,10 @@ async def grpc_health(address: str, timeout_s: float, dial: Dial = create_channe
 def http_health(url: str, timeout_s: float, context: ssl.SSLContext | None = None) -> str | None:
     """None when GET `url` answers 200; else what it answers instead. context: for https."""
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s, context=context) as reply:
+        with open_url(url, timeout_s, context) as reply:
             return None if reply.status == 200 else f"{url}: {reply.status}"
     except urllib.error.HTTPError as error:
         with error:
             return f"{url}: {error.code}"
-    except (OSError, ValueError) as error:
-        return f"{url}: {error}"
+    except FAILURES as error:
+        return f"{url}: {error!r}" if isinstance(error, HTTPException) else f"{url}: {error}"

@@ -12,12 +12,13 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args.links import is_socket
 from outrider.auth import token_file
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
@@ -42,6 +43,7 @@ class Served:
     model: str
     stop: Callable[[], None]
     verify: str = ""  # its gRPC address for this machine
+    grpc: str | None = None  # the one for clients
     metrics: tuple[str, ...] = ()  # where each part tells its own, verify's first and the gateway's last
 
 
@@ -55,6 +57,8 @@ def main(args: ServeArgs) -> int:
         seconds = time.monotonic() - started
         announce(f"Outrider serves {served.model} with {drafts} at {served.url} (ready in {seconds:.1f} s)")
         announce(f"Metrics at {' '.join(served.metrics)}")
+        if served.grpc is not None:
+            announce(f"gRPC at {served.grpc}")
         if args.drafts:
             announce(f"Drafters: outrider drafters list --verify-address={served.verify}")
 
@@ -90,6 +94,7 @@ async def serve(
     with contextlib.ExitStack() as held:
         port = choose_port(args.host, args.port, held)
         metrics = choose_metrics_ports(args, held)
+        args = replace(args, grpc_address=choose_grpc_address(args.grpc_address, held))
         return await _serve(args, when_ready, command, port, metrics)
 
 
@@ -112,7 +117,7 @@ async def _serve(
     async def report() -> None:
         model = args.served_model_name or await model_name(verify, tokens.metadata() if tokens is not None else ())
         url = f"http{'s' if args.ssl_certfile else ''}://{_url_host(args.host)}:{port}"
-        await when_ready(Served(url, model, supervisor.stop, verify, metrics_of(args, url, metrics)))
+        await when_ready(Served(url, model, supervisor.stop, verify, args.grpc_address, metrics_of(args, url, metrics)))
 
     try:
         await supervisor.run(report)
@@ -202,7 +207,7 @@ def parts_of(
             args, listen=draft, verify_address=(verify,), metrics_port=draft_port, core=draft_core, **_NO_TLS
         )
         if args.colocate:
-            both = Colocated(target, own)
+            both = Colocated(target, replace(own, verify_address=DraftArgs.verify_address))
             parts = [_part(both, lambda: wait_both(verify, draft, tokens), command, grpc_speaks=args.grpc_is_tls)]
         else:
             parts.append(_part(own, lambda: wait_enlisted(draft, tokens), command, disposable=True))
@@ -242,6 +247,14 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise StartupError(f"cannot listen on {host}:{port}: {error}") from error
     return probe
+
+
+def choose_grpc_address(address: str | None, held: contextlib.ExitStack) -> str | None:
+    """`address` with a free port for 0, held as choose_port does it; StartupError at once when it cannot be had."""
+    if address is None or is_socket(address):
+        return address
+    host, _, port = address.rpartition(":")
+    return f"{host}:{held.enter_context(_bound(host.strip('[]'), int(port))).getsockname()[1]}"
 
 
 def choose_metrics_ports(args: ServeArgs, held: contextlib.ExitStack) -> tuple[int, int]:

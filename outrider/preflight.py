@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from outrider import env
 from outrider.args import ServeArgs
 from outrider.auth import token_file
 from outrider.errors import StartupError
@@ -19,6 +20,14 @@ def check_before_start(args: ServeArgs) -> None:
     ):  # fmt: skip
         if name and not may_be_hub_id(name) and not Path(name).expanduser().exists():
             raise StartupError(f"{flag} is {name!r}; there is no such folder, and it is no hub id")
+    for flag, name, needed in (
+        ("--model-path", args.model_path, "config.json"), ("--tokenizer-path", args.tokenizer_path, "tokenizer.json"),
+    ):  # fmt: skip
+        folder = Path(name or ".").expanduser()
+        if name and (folder.is_dir() or needed == "tokenizer.json") and not (folder / needed).is_file():
+            raise StartupError(f"{flag} is {name!r}; there is no {needed} in it")
+    env.early_proposals()
+    env.cpu_kernel()
     files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
     if files is not None:
         files.read()

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.auth import Metadata, TokenFile
 from outrider.errors import StartupError
 from outrider.model_name import default_model_name
-from outrider.rpc import NO_RETRIES
+from outrider.rpc import NO_PROXY, NO_RETRIES
 from outrider.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 _FIRST_RETRY_S = 0.05
@@ -22,7 +22,9 @@ _LAST_RETRY_S = 0.5
 _CALL_TIMEOUT_S = 10.0
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)  # it ended meanwhile; the next one is asked again
 # A child that starts is looked for often; outrider.rpc's back-off suits lost peers.
-_PROBE_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200), NO_RETRIES)
+_PROBE_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200), NO_RETRIES, NO_PROXY,
+)  # fmt: skip
 
 
 async def wait_serving(address: str) -> None:

@@ -57,12 +57,14 @@ _SERVER_OPTIONS = (
 )
 # gRPC's own retries of a call that meets a server's end can go round for ever and take all memory (1.85).
 NO_RETRIES = ("grpc.enable_retries", 0)
+NO_PROXY = ("grpc.enable_http_proxy", 0)  # services reach one another as they are named, whatever http_proxy says
 _CHANNEL_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # time for one attempt: TLS far away, a machine that is busy
     ("grpc.max_reconnect_backoff_ms", 2_000),
     NO_RETRIES,
+    NO_PROXY,
     ("grpc.use_local_subchannel_pool", 1),
 )
 

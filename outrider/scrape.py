@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from outrider.direct import FAILURES, open_url
 from outrider.errors import Unavailable
 
 _TIMEOUT_S = 5.0
@@ -75,7 +74,7 @@ def parse(text: str, at_s: float) -> Scrape:
 def fetch(url: str, at_s: float) -> Scrape:
     """What a process tells at `url`. Unavailable when it cannot be had."""
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # an operator's own URL
+        with open_url(url, _TIMEOUT_S) as answer:  # an operator's own URL
             return parse(answer.read(_MAX_BYTES).decode(), at_s)
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except FAILURES as error:
         raise Unavailable(f"{url}: {error}") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import pty
 import signal
@@ -17,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from outrider import env
@@ -95,7 +97,10 @@ class Supervisor:
         self._stop, self._kill = asyncio.Event(), asyncio.Event()
 
     def say(self, line: str) -> None:
-        """One line of the supervisor's own."""
+        """One line of the supervisor's own: for a person, or as services' logs are."""
+        if not sys.stderr.isatty():
+            now = datetime.now(UTC).isoformat()
+            line = json.dumps({"event": line, "service": "serve", "level": "warning", "timestamp": now})
         self._output(f"{line}\n".encode())
 
     def stop(self) -> None:

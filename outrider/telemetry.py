@@ -38,6 +38,19 @@ def configure_logging(service: str) -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
+    if not sys.stderr.isatty():
+        logging.root.handlers[0].setFormatter(_json_formatter(service))
+
+
+def _json_formatter(service: str) -> logging.Formatter:
+    """For what libraries log."""
+    return structlog.stdlib.ProcessorFormatter(
+        processor=structlog.processors.JSONRenderer(),
+        foreign_pre_chain=[
+            structlog.stdlib.add_logger_name, partial(_name_service, service), structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"), structlog.processors.format_exc_info,
+        ],
+    )  # fmt: skip
 
 
 def _name_service(

@@ -14,6 +14,7 @@ from typing import Any
 from tqdm import tqdm
 
 from outrider.args import ServeArgs
+from outrider.direct import open_url
 from outrider.errors import StartupError
 from outrider.launcher import Served, serve
 from outrider.telemetry import get_logger
@@ -81,5 +82,5 @@ def _ask(served: Served, text: str, max_tokens: int) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{served.url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+    with open_url(request, _TIMEOUT_S) as response:
         return json.loads(response.read())["usage"]

@@ -9,7 +9,6 @@ from outrider.args.links import DialingArgs, ServingArgs, check_address, check_t
 from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import SpeculativeArgs
 from outrider.args.verify import check_graphs
-from outrider.errors import StartupError
 from outrider.flags import arg, at_least, at_most
 
 
@@ -79,7 +78,6 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
         ObservingArgs.check(self)
         ServingArgs.check(self)
         DialingArgs.check(self)
-        self.check_corpora(self.speculative_algorithm or "NGRAM")
         if self.listen:
             check_address("--listen", self.listen, least_port=0)
             check_tls_is_used("--ssl-certfile", self.ssl_certfile, (self.listen,))
@@ -90,10 +88,3 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
         )  # fmt: skip
         check_graphs(self)
         at_least(self, 0, "shutdown_grace_s", "speculative_ngram_external_corpus_max_tokens")
-
-    def check_corpora(self, algorithm: str) -> None:
-        """StartupError for files to draft from where a model drafts."""
-        if self.speculative_ngram_external_corpus_path and algorithm.upper() != "NGRAM":
-            raise StartupError(
-                f"--speculative-ngram-external-corpus-path is for NGRAM; --speculative-algorithm is {algorithm}"
-            )

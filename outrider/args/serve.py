@@ -71,7 +71,6 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
             raise StartupError("--colocate needs drafts; --speculative-algorithm is NONE")
         if self.colocate and self.core_placement == "auto":
             raise StartupError("--core-placement auto is for services apart; --colocate makes them one process")
-        self.check_corpora(self.algorithm)
         if self.metrics_port is not None and self.metrics_port > 65534:
             raise StartupError(
                 f"--metrics-port is {self.metrics_port}; it must be at most 65534, for the next is used too"
@@ -80,8 +79,10 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
             raise StartupError(f"--port is {self.port}, and --metrics-port takes {self.metrics_port} and the next one")
         if self.algorithm == USUAL:
             self.refuse_draft_model_flags()
-        elif self.drafts:
-            self.check_tree()
+        else:
+            self.refuse_ngram_flags(self.algorithm)
+            if self.drafts:
+                self.check_tree()
 
     @property
     def grpc_is_tls(self) -> bool:

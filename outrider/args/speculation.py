@@ -122,6 +122,8 @@ class SpeculativeArgs(Args):
                 "may be repeated) instead of data-parallel attention in one"
             )
         self._check_adaptive(algorithm)
+        if algorithm not in ("", "NGRAM"):
+            self.refuse_ngram_flags(algorithm)
         if algorithm in ("NGRAM", "NONE"):
             self.refuse_draft_model_flags()
         elif algorithm:
@@ -162,6 +164,15 @@ class SpeculativeArgs(Args):
             )
         if self.enable_multi_layer_eagle:
             raise StartupError("--speculative-adaptive and --enable-multi-layer-eagle exclude each other")
+
+    def refuse_ngram_flags(self, algorithm: str) -> None:
+        """StartupError for a flag that only n-gram drafts have."""
+        for spec in dataclasses.fields(self):
+            if spec.metadata["group"] == "speculation: NGRAM" and getattr(self, spec.name) != spec.default:
+                raise StartupError(
+                    f"{flag_of(spec)} is for n-gram drafts, and drafts are {algorithm} here: add "
+                    "--speculative-algorithm NGRAM"
+                )
 
     def refuse_draft_model_flags(self) -> None:
         """StartupError for a flag that only draft models have."""

@@ -141,9 +141,10 @@ def test_flags_that_look_like_another_name_it(words: list[str], meant: str, caps
         (
             ServeArgs,
             {"speculative_ngram_external_corpus_path": ("a.txt",), "speculative_algorithm": "EAGLE3"},
-            "--speculative-ngram-external-corpus-path is for NGRAM; --speculative-algorithm is EAGLE3",
+            "--speculative-ngram-external-corpus-path is for n-gram drafts, and drafts are EAGLE3 here",
         ),
-        (DraftArgs, {"speculative_ngram_external_corpus_path": ("a",), "speculative_algorithm": "EAGLE"}, "for NGRAM"),
+        (DraftArgs, {"max_pending_tokens": 5, "speculative_algorithm": "EAGLE"}, "--max-pending-tokens is for n-gram"),
+        (ServeArgs, {"speculative_ngram_capacity": 1000}, "add --speculative-algorithm NGRAM"),
         (ServeArgs, {"metrics_port": 65535}, "--metrics-port is 65535; it must be at most 65534"),
         (ServeArgs, {"metrics_port": 8000, "port": 8001}, "--port is 8001, and --metrics-port takes 8000"),
         (ChatArgs, {"max_tokens": 0}, "--max-tokens"),

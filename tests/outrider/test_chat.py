@@ -105,6 +105,11 @@ def test_an_openai_base_url_will_do() -> None:
         assert str(chat.connect(url, None).base_url) == "http://127.0.0.1:8000/v1/"
 
 
+def test_no_proxy_is_asked_for_this_machine(fake_gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert chat.first_model(chat.connect(fake_gateway.url, None), fake_gateway.url)
+
+
 def test_no_server() -> None:
     with pytest.raises(StartupError, match="no server answers"):
         chat.main(ChatArgs(url="http://127.0.0.1:1", prompt="hi"))

@@ -15,13 +15,16 @@ from outrider.in_memory import InMemoryServer
 from outrider.stopping import Stopping
 from outrider.v1 import verify_pb2_grpc
 
-SETTINGS = Colocated(VerifyArgs(threads=1, dtype="float32"), DraftArgs(listen="unix:/d", verify_address=("unix:/v",)))
+SETTINGS = Colocated(VerifyArgs(threads=1, dtype="float32"), DraftArgs(listen="unix:/d"))
 
 
 def test_the_words_of_both_services_are_told_apart() -> None:
     assert Colocated.parse(SETTINGS.to_argv()) == SETTINGS
     with pytest.raises(StartupError, match="`--`"):
         Colocated.parse(["--threads=1"])
+    for words in (["--verify-address=unix:/v"], ["--describe"], ["--inspect=x"]):
+        with pytest.raises(StartupError, match=f"{words[0].partition('=')[0]} is for a draft service that is apart"):
+            Colocated.parse(["--", *words])
 
 
 class Verify:

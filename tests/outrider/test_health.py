@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import socket
 import threading
 from collections.abc import Generator
 from pathlib import Path
@@ -11,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from outrider.args import HealthArgs
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unavailable
 from outrider.health import grpc_health, http_health, main
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+from outrider.scrape import fetch
 from outrider.tls import TlsFiles, http_context, server_credentials
 from tests.certificates import Authority
 
@@ -100,6 +102,34 @@ def test_a_url_says_how_it_is(site: str) -> None:
     assert http_health(f"{site}/health", TIMEOUT_S) is None
     assert http_health(f"{site}/other", TIMEOUT_S) == f"{site}/other: 503"
     assert "unknown url type" in (http_health("health", TIMEOUT_S) or "")
+
+
+def test_no_proxy_is_asked_for_what_is_ones_own(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert http_health(f"{site}/health", TIMEOUT_S) is None
+    with pytest.raises(Unavailable, match="503"):
+        fetch(f"{site}/other", 0.0)
+
+
+def test_what_speaks_no_http_is_named_in_a_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            connection.sendall(b"\x00\x00\x12\x04 nonsense\r\n")
+            connection.close()
+
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        for ask in (lambda: http_health(url, TIMEOUT_S), lambda: fetch(url, 0.0)):
+            thread = threading.Thread(target=answer)
+            thread.start()
+            try:
+                told = str(ask())
+            except Unavailable as error:
+                told = error.message
+            thread.join()
+            assert told.startswith(url)
+    assert "control characters" in (http_health("http://127.0.0.1:9/a b", TIMEOUT_S) or "")
 
 
 def test_one_that_does_not_serve_is_named(site: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import socket
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +128,18 @@ async def test_clients_reach_verify_at_the_grpc_address() -> None:
     names: list[str] = []
 
     async def when_ready(served: launcher.Served) -> None:
-        names.append(await model_name(address))
+        assert served.grpc is not None
+        names.append(await model_name(served.grpc))
         served.stop()
 
     args = ServeArgs(port=0, model_path="/models/a-model", served_model_name="another", grpc_address=address)
     assert await launcher.serve(args, when_ready, fake_command) == 0
-    assert names == ["a-model"]
+    assert await launcher.serve(replace(args, grpc_address="127.0.0.1:0"), when_ready, fake_command) == 0
+    assert names == ["a-model", "a-model"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        args = replace(args, grpc_address=f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(StartupError, match="cannot listen on"):
+            await launcher.serve(args, when_ready, fake_command)
 
 
 def test_main_says_where_it_serves_when_ready(
@@ -147,8 +154,12 @@ def test_main_says_where_it_serves_when_ready(
 
     real_serve = launcher.serve
     monkeypatch.setattr(launcher, "serve", serve)
-    assert launcher.main(ServeArgs(port=0, served_model_name="a-model", speculative_algorithm="EAGLE3")) == 0
-    line, metrics, drafters = capsys.readouterr().out.splitlines()
+    args = ServeArgs(
+        port=0, served_model_name="a-model", speculative_algorithm="EAGLE3", grpc_address="127.0.0.1:0"
+    )  # fmt: skip
+    assert launcher.main(args) == 0
+    line, metrics, grpc, drafters = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"gRPC at 127.0.0.1:[1-9]\d+", grpc)
     assert re.fullmatch(r"Drafters: outrider drafters list --verify-address=unix:/\S+/verify.sock", drafters)
     assert line.startswith("Outrider serves a-model with EAGLE3 drafts at http://127.0.0.1:")
     assert "(ready in " in line
@@ -162,6 +173,8 @@ def test_main_says_where_it_serves_when_ready(
     ("flags", "complaint"),
     [
         ({"model_path": "/nowhere"}, "--model-path is '/nowhere'; there is no such folder"),
+        ({"model_path": "/"}, "--model-path is '/'; there is no config.json in it"),
+        ({"tokenizer_path": "/nowhere"}, "--tokenizer-path is '/nowhere'; there is no tokenizer.json in it"),
         (
             {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "./nowhere"},
             "--speculative-draft-model-path is './nowhere'",
@@ -236,14 +249,15 @@ def test_services_that_share_few_cores_get_one_each(
 
 def test_colocated_services_are_one_part_with_the_flags_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "cores_of_two", lambda: (4, 7))
-    args = ServeArgs(colocate=True, dtype="float32", speculative_ngram_branch_length=20)
-    alone = ServeArgs(dtype="float32", speculative_ngram_branch_length=20, core_placement="off")
+    ngrams: dict[str, Any] = {"speculative_algorithm": "NGRAM", "speculative_ngram_branch_length": 20}
+    args = ServeArgs(colocate=True, dtype="float32", **ngrams)
+    alone = ServeArgs(dtype="float32", core_placement="off", **ngrams)
     apart = launcher.parts_of(alone, VERIFY, DRAFT, 1234)
     both, gateway = launcher.parts_of(args, VERIFY, DRAFT, 1234)
     assert (both.name, both.disposable) == ("colocated", False)
     settings = Colocated.parse(list(both.command[5:]))
     assert settings.verify == VerifyArgs.parse(list(apart[0].command[5:]))
-    assert settings.draft == DraftArgs.parse(list(apart[1].command[5:]))
+    assert replace(settings.draft, verify_address=(VERIFY,)) == DraftArgs.parse(list(apart[1].command[5:]))
     assert settings.verify.core is settings.draft.core is None
     assert gateway.command == apart[2].command
     with pytest.raises(StartupError, match="--colocate"):
