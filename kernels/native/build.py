@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -22,6 +23,9 @@ KERNELS = tuple(sorted(SOURCES.glob("*.c")))
 FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno"]
 # Spelled differently by compilers and CPUs; the first one that compiles is taken.
 NATIVE_FLAGS = (["-march=native"], ["-mcpu=native"], [])
+# gcc tears some chains of fused multiplications and additions apart on AMD's CPUs, by how many sums go side by side: a
+# row's bits would depend on the rows beside it. Compilers that do not know this need not be told.
+ALWAYS_FUSED = (["--param=avoid-fma-max-bits=0"], [])
 COMPILERS = ("cc", "gcc", "clang")
 COMPILE_TIMEOUT_S = 300
 
@@ -63,7 +67,7 @@ def _key(compiler: str, sources: Sequence[Path]) -> str:
     for path in [*sources, *sorted(SOURCES.glob("*.h"))]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest.update("\0".join([compiler, version, *FLAGS, _cpu()]).encode())
+    digest.update("\0".join([compiler, version, *FLAGS, *ALWAYS_FUSED[0], _cpu()]).encode())
     return digest.hexdigest()[:16]
 
 
@@ -90,8 +94,8 @@ def compile_library(
     os.close(descriptor)
     said = ""
     try:
-        for flags in instructions:
-            command = [compiler, *FLAGS, *flags, *words, "-o", name, "-lm", "-lpthread"]
+        for flags, fused in itertools.product(instructions, ALWAYS_FUSED):
+            command = [compiler, *FLAGS, *fused, *flags, *words, "-o", name, "-lm", "-lpthread"]
             try:
                 result = subprocess.run(
                     command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT_S

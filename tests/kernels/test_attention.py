@@ -195,6 +195,25 @@ def test_a_trees_path_has_the_bits_of_its_own_sequence(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 4), (3, 1), (5, 1), (9, 3)])
+def test_a_row_has_the_same_bits_however_many_go_with_it(
+    library: ctypes.CDLL, dtype: torch.dtype, heads: int, kv_heads: int
+) -> None:
+    """Blocks of 32 lanes, each the last ones of their own count: one alone, too."""
+    count = 44
+    path = list(range(count))
+    case = make_case(
+        [Piece(30, count, [i - 1 for i in path])], heads=heads, kv_heads=kv_heads, head_dim=64, dtype=dtype
+    )
+    kernel = partial(cpu.attention, library=library)
+    whole = run(kernel, case)
+    for size in (1, 2, 3, 7, 11, 33):
+        for split in range(0, count - size, size):
+            part = run(kernel, sequence_of(case, path[: split + size], split))
+            assert torch.equal(part, whole[split : split + size]), (size, split)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("prefix_len", [0, 30, 255])
 def test_a_row_may_see_several_keys_of_one_position(kernel: Kernel, dtype: torch.dtype, prefix_len: int) -> None:
     """As in no tree, but a mask can say so."""
