@@ -125,14 +125,14 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
         telling = serve_metrics(registry, args.metrics_host, args.metrics_port)
         async with strangers.watched([address]), telling as metrics_address:
             await server.start()
-            await rpc.set_serving(health, [SERVICE], True)
+            rpc.set_serving(health, [SERVICE], True)
             name = algorithm_name(drafter.algorithm)
             announce(f"draft serves {name} at {address} for {', '.join(args.verify_address)}")
             if metrics_address is not None:
                 announce(f"draft tells metrics at {metrics_address}")
             working = asyncio.create_task(worker.run())
             await _first_of(working, asyncio.create_task(stop.asked.wait()))
-            await rpc.set_serving(health, [SERVICE], False)
+            rpc.set_serving(health, [SERVICE], False)
             draining = asyncio.create_task(worker.drain(args.shutdown_grace_s))
             await _first_of(draining, asyncio.create_task(stop.hurry.wait()))
             await server.stop(grace=None)

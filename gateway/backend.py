@@ -96,6 +96,7 @@ class Backend:
                                 continue
                             if response.HasField("start"):
                                 numerics_id = response.start.numerics_id
+                                replica.check_same(response.start)
                             if tokens := response.tokens:
                                 progress = True
                                 given[index].extend(tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from gateway.calls import Call, ReplicaCalls
+from gateway.calls import Broken, Call, ReplicaCalls
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 
 ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
@@ -59,6 +59,12 @@ class Replica:
             self.calls.ask_again()
         self.info = info
         self.others = max(0, info.state.running_requests + info.state.queued_requests - self.outstanding)
+
+    def check_same(self, start: verify_pb2.GenerateStart) -> None:
+        """Broken where another model's process took the call than the one that was asked what it is."""
+        asked = "" if self.info is None else self.info.model.numerics_id
+        if asked and start.numerics_id and start.numerics_id != asked:
+            raise Broken("another model answers at this address now")
 
     def begin(self, request: verify_pb2.GenerateRequest, timeout_s: float, *, alone: bool = False) -> Call:
         """A Generate call, which must be ended."""

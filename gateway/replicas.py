@@ -61,7 +61,6 @@ class ReplicaSet:
         self._prefixes = PrefixMap()
         self._num_waiting = 0  # answers under way that look for a replica
         self.info: ServerInfo | None = None  # of whichever replica served first: all must have its vocabulary
-        self._context_length = 0  # of that one
 
     async def start(self) -> None:
         """Begins to look for replicas; returns before any is found."""
@@ -86,6 +85,11 @@ class ReplicaSet:
     def states(self) -> list[tuple[str, bool]]:
         """Every address, and whether its replica takes new sessions."""
         return [(address, replica.serving) for address, replica in sorted(self._replicas.items())]
+
+    @property
+    def context_length(self) -> int:
+        """The longest of those that serve; 0: none does, or tells."""
+        return max((replica.context_length for replica in self.serving), default=0)
 
     @property
     def infos(self) -> list[tuple[str, ServerInfo]]:
@@ -206,7 +210,12 @@ class ReplicaSet:
         retry_s = self._times.first_retry_s
         while True:
             replica.look_again.clear()
-            if await self._probe(replica):
+            try:
+                well = await self._probe(replica)
+            except Exception as error:  # a fault of ours, or an answer without sense: it is asked again
+                log.error("asking a verify service failed", address=replica.address, exc_info=error)
+                well = False
+            if well:
                 retry_s = self._times.first_retry_s
                 pause_s = self._times.interval_s
             else:
@@ -228,6 +237,9 @@ class ReplicaSet:
             if replica.missed >= _DOWN:
                 self._set_serving(replica, False, error.code().name, error.details() or "")
             return False
+        if info is None:  # how grpc gives bytes that it cannot parse
+            self._set_serving(replica, False, "its answer is no message")
+            return False
         replica.learn(info)
         replica.missed = 0
         if replica.doubtful:
@@ -235,11 +247,11 @@ class ReplicaSet:
             self._tell_change()
         reason = self._unfit(info)
         if reason is None and self.info is None:
-            self.info, self._context_length = info, replica.context_length
-        if reason is None and not replica.serving and replica.context_length < self._context_length:
+            self.info = info
+        if reason is None and not replica.serving and replica.context_length < self.context_length:
             log.warning(
                 "a verify service has a shorter context: it gets only requests that fit it", address=replica.address,
-                context_length=replica.context_length, of_the_gateway=self._context_length,
+                context_length=replica.context_length, of_the_gateway=self.context_length,
             )  # fmt: skip
         self._set_serving(replica, reason is None, reason or "")
         return reason is None
@@ -259,7 +271,6 @@ class ReplicaSet:
         if replica.serving == serving and (serving or reason in replica.reasons):
             return
         state = "up" if serving else "down" if replica.serving else "not usable"
-        log.info(f"verify service {state}", address=replica.address, reason=reason, detail=detail)
         if serving:
             replica.reasons.clear()
         else:
@@ -267,6 +278,7 @@ class ReplicaSet:
         if replica.serving != serving:
             replica.serving = serving
             self._tell_change()
+        log.info(f"verify service {state}", address=replica.address, reason=reason, detail=detail)
 
     def _tell_change(self) -> None:
         self._changed.set()

@@ -150,6 +150,8 @@ class Gateway:
             raise Unavailable("No verify service is available.")
         if self._ready is None:
             raise Unavailable("The model's tokenizer is still being loaded.")
+        if length := self.replicas.context_length:  # a replica that came back may have another one
+            self._ready.codec.context_length = length
         return self._ready
 
     def ready_for(self, model: str | None) -> Ready:

@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import _async as health_aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.errors import OutriderError, StartupError, Unavailable
+from outrider.health_service import Health
 from outrider.statuses import details_of, error_of, told_error
 from outrider.telemetry import Throttle, get_logger
 from outrider.wire import MAX_MESSAGE_BYTES
@@ -105,19 +105,20 @@ def create_server(
     )
 
 
-def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> health_aio.HealthServicer:
+def add_health_and_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> Health:
     """Serves grpc.health.v1 (all NOT_SERVING until set_serving) and reflection beside `service_names`."""
-    servicer = health_aio.HealthServicer()
+    servicer = Health()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     reflection.enable_server_reflection([*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    set_serving(servicer, service_names, False)
     return servicer
 
 
-async def set_serving(servicer: health_aio.HealthServicer, service_names: Sequence[str], serving: bool) -> None:
+def set_serving(servicer: Health, service_names: Sequence[str], serving: bool) -> None:
     """Sets the health of the server as a whole and of each named service."""
     status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
     for name in ("", *service_names):
-        await servicer.set(name, status)
+        servicer.set(name, status)
 
 
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> str:

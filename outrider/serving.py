@@ -42,6 +42,9 @@ def listen(server: grpc.aio.Server, args: ServingArgs, *addresses: str) -> list[
     """
     files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
     credentials = server_credentials(files) if files is not None else None
+    for address in addresses:
+        if is_socket(address):
+            _check_socket(address)  # once more: what listened a while ago loads a model now
     bound = [rpc.bind(server, address, credentials) for address in addresses]
     for address in bound:
         if is_loopback(address):
@@ -57,9 +60,10 @@ def listen(server: grpc.aio.Server, args: ServingArgs, *addresses: str) -> list[
 
 
 def check_free(*addresses: str) -> None:
-    """StartupError for a TCP address that cannot be listened on: asked before a model is loaded, and said in words."""
+    """StartupError for an address that cannot be listened on: asked before a model is loaded, and said in words."""
     for address in addresses:
         if is_socket(address):
+            _check_socket(address)
             continue
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -67,6 +71,17 @@ def check_free(*addresses: str) -> None:
             socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
         except OSError as error:
             raise StartupError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def _check_socket(address: str) -> None:
+    """StartupError for a Unix socket that somebody serves: gRPC would take its path, and lose it when they end."""
+    kind, _, name = address.partition(":")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect("\0" + name if kind == "unix-abstract" else name.removeprefix("//"))
+        except OSError:  # there is none, or what is left of one
+            return
+    raise StartupError(f"cannot listen on {address}: another process serves there")
 
 
 def is_loopback(address: str) -> bool:

@@ -6,6 +6,7 @@ Knows nothing of what the parts do: a part is a command and a way to tell that i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -69,8 +70,9 @@ def die_with_parent() -> None:
 
 def to_stderr(data: bytes) -> None:
     """Passes what a part says on to the person at the terminal."""
-    sys.stderr.buffer.write(data)
-    sys.stderr.buffer.flush()
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it, or the disk is full
+        sys.stderr.buffer.write(data)
+        sys.stderr.buffer.flush()
 
 
 class Supervisor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import TextIO, cast
 
 import structlog
 
@@ -34,7 +35,7 @@ def configure_logging(service: str) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         # A line is one write: processes that share a pipe do not get into each other's lines.
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
@@ -53,6 +54,22 @@ def _json_formatter(service: str) -> logging.Formatter:
     )  # fmt: skip
 
 
+class _Lossy:
+    """A stream of lines, of which those are lost that cannot be written: a full disk, or a reader that is gone, ends
+    no service."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 def _name_service(
     usual: str, logger: object, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:  # fmt: skip
@@ -68,13 +85,13 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 
 
 def announce(line: str) -> None:
-    """One line for the person at the terminal, on stdout; a service does not end where nobody reads it any more."""
+    """One line for the person at the terminal, on stdout; a service does not end where it cannot be written."""
     if sys.stdout is None:
         return
     try:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

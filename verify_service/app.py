@@ -204,7 +204,7 @@ async def serve(
         thread = threading.Thread(target=_run, args=(step_loop, engine.runner.device, failed, on_end))
         thread.start()
         try:
-            await rpc.set_serving(health, [SERVICE], True)
+            rpc.set_serving(health, [SERVICE], True)
             announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
             if metrics_address is not None:
                 announce(f"verify tells metrics at {metrics_address}")
@@ -213,7 +213,7 @@ async def serve(
             await stop.asked.wait()
 
             servicer.calls.draining = True
-            await rpc.set_serving(health, [SERVICE], False)
+            rpc.set_serving(health, [SERVICE], False)
             if not failed:
                 await _first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
         finally:  # whatever happens: a process waits for its threads

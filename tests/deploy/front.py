@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from grpc_health.v1 import _async as health_aio
 
+from outrider.health_service import Health
 from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
 from outrider.tls import TlsFiles, server_credentials
 from outrider.v1 import verify_pb2, verify_pb2_grpc
@@ -32,11 +32,11 @@ class Replica:
 
     fake: FakeVerify
     address: str
-    health: health_aio.HealthServicer
+    health: Health
 
     async def set_serving(self, serving: bool) -> None:
         """Says so to those who watch its health."""
-        await set_serving(self.health, [SERVICE], serving)
+        set_serving(self.health, [SERVICE], serving)
 
 
 @contextlib.asynccontextmanager
@@ -47,7 +47,7 @@ async def replica(fake: FakeVerify, tls: TlsFiles | None = None) -> AsyncGenerat
     health = add_health_and_reflection(server, [SERVICE])
     address = bind(server, "127.0.0.1:0", None if tls is None else server_credentials(tls))
     await server.start()
-    await set_serving(health, [SERVICE], True)
+    set_serving(health, [SERVICE], True)
     try:
         yield Replica(fake, address, health)
     finally:

@@ -346,6 +346,26 @@ async def test_what_was_given_goes_on_only_where_its_tokens_stay_the_same(tmp_pa
 
 
 @pytest.mark.asyncio
+async def test_another_model_that_took_an_address_over_gives_no_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks at a replica."""
+    first, other = fake(tmp_path, numerics_id="a"), fake(tmp_path, numerics_id="a")
+    first.break_after = [2]
+    async with backend_of([first, other], tmp_path) as backend:
+        backend.replicas.serving[1].outstanding += 1
+        monkeypatch.setattr("gateway.replica.Replica.learn", lambda replica, info: None)
+        other.numerics_id = "b"
+        given: list[int] = []
+        async for response in backend.generate(ask(), timeout_s=60.0):
+            given += response.tokens
+            if response.HasField("start"):
+                assert response.start.numerics_id == "a"
+    assert given == LONG
+    assert [len(verify.requests) for verify in (first, other)] == [2, 1]
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("max_tokens", [30, 100])
 @pytest.mark.parametrize("breaks_after", [0, 2])
 async def test_a_shorter_context_takes_only_answers_that_it_holds(

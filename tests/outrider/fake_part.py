@@ -48,7 +48,7 @@ async def serve_grpc(args: VerifyArgs | DraftArgs, end: draft_pb2.VerifyLinkStat
     if isinstance(args, VerifyArgs) and args.grpc_address is not None:
         bind(server, args.grpc_address)
     await server.start()
-    await set_serving(health, [], True)
+    set_serving(health, [], True)
     await until_terminated()
     await server.stop(0)
 

@@ -72,9 +72,9 @@ async def test_a_grpc_server_says_how_it_is() -> None:
     health = add_health_and_reflection(server, ["outrider.v1.VerifyService"])
     address = bind(server, "127.0.0.1:0")
     await server.start()
-    await set_serving(health, [], True)
+    set_serving(health, [], True)
     assert await grpc_health(address, TIMEOUT_S) is None
-    await set_serving(health, [], False)
+    set_serving(health, [], False)
     assert await grpc_health(address, TIMEOUT_S) == f"{address}: NOT_SERVING"
     await server.stop(None)
     wrong = await grpc_health(address, TIMEOUT_S)
@@ -86,10 +86,11 @@ async def test_a_grpc_server_says_how_it_is() -> None:
 async def test_a_server_with_tls_is_asked_over_tls(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     server = create_server()
-    add_health_and_reflection(server, [])
+    health = add_health_and_reflection(server, [])
     files = TlsFiles(*authority.issue("verify"), str(authority.path))
     address = bind(server, "127.0.0.1:0", server_credentials(files))
     await server.start()
+    set_serving(health, [], True)
     certificate, key = authority.issue("prober")
     words = [f"--address={address}", f"--verify-ssl-ca-certs={authority.path}", "--verify-ssl-server-name=verify"]
     words += [f"--verify-ssl-certfile={certificate}", f"--verify-ssl-keyfile={key}"]

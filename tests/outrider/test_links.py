@@ -50,7 +50,7 @@ async def echoing(args: VerifyArgs) -> AsyncIterator[str]:
     health = rpc.add_health_and_reflection(server, [])
     (address,) = serving.listen(server, args, args.listen)
     await server.start()
-    await rpc.set_serving(health, [], True)
+    rpc.set_serving(health, [], True)
     try:
         yield f"localhost:{address.rpartition(':')[2]}" if "unix" not in address else address
     finally:

@@ -29,7 +29,7 @@ async def test_wait_serving_outlasts_not_serving_and_a_restart(tmp_path: Path) -
     bind(second, address)
     await second.start()
     assert not waiting.done()
-    await set_serving(health, [], True)
+    set_serving(health, [], True)
     await waiting
     await second.stop(0)
 
@@ -57,7 +57,7 @@ async def test_who_was_waited_for_is_left_alone(tmp_path: Path) -> None:
     health = add_health_and_reflection(server, [])
     bind(server, f"unix:{behind}")
     await server.start()
-    await set_serving(health, [], True)
+    set_serving(health, [], True)
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

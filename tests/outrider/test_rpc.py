@@ -19,7 +19,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider import errors, rpc
+from outrider.args import DraftArgs
 from outrider.errors import BY_STATUS, InvalidArgument, NotFound, OutriderError, ResourceExhausted, StartupError
+from outrider.health_service import MAX_WATCHERS
+from outrider.serving import check_free, listen
 from outrider.v1 import common_pb2
 from outrider.wire import MAX_MESSAGE_BYTES
 from tests.e2e.proxy import Proxy
@@ -38,7 +41,7 @@ async def serving(address: str, **handlers: grpc.RpcMethodHandler) -> AsyncItera
     health = rpc.add_health_and_reflection(server, [SERVICE])
     rpc.bind(server, address)
     await server.start()
-    await rpc.set_serving(health, [SERVICE], True)
+    rpc.set_serving(health, [SERVICE], True)
     async with rpc.create_channel(address) as channel:
         yield channel
     await server.stop(0)
@@ -231,12 +234,51 @@ async def test_not_serving_until_told(tmp_path: Path) -> None:
     async with rpc.create_channel(f"unix:{tmp_path}/a.sock") as channel:
         health = health_pb2_grpc.HealthStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
+            await health.Check(health_pb2.HealthCheckRequest(service="another"))
         assert failed.value.code() is grpc.StatusCode.NOT_FOUND
-        await rpc.set_serving(servicer, [SERVICE], False)
-        reply = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
-        assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in ("", SERVICE):
+            reply = await health.Check(health_pb2.HealthCheckRequest(service=service))
+            assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        watching = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert (await watching.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        rpc.set_serving(servicer, [SERVICE], True)
+        assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watching.cancel()
     await server.stop(0)
+
+
+@pytest.mark.asyncio
+async def test_strangers_watch_little(tmp_path: Path) -> None:
+    """Health is open to them; what they watch is kept."""
+    async with serving(f"unix:{tmp_path}/a.sock") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await health.Watch(health_pb2.HealthCheckRequest(service="x" * 257)).read()
+        assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        unknown = [health.Watch(health_pb2.HealthCheckRequest(service="x" * 256)) for _ in range(MAX_WATCHERS)]
+        for watching in unknown:
+            assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await health.Watch(health_pb2.HealthCheckRequest()).read()
+        assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for watching in unknown:
+            watching.cancel()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["unix:{}/a.sock", "unix-abstract:{}"])
+async def test_a_socket_that_somebody_serves_is_not_taken(tmp_path: Path, kind: str) -> None:
+    address = kind.format(tmp_path)
+    check_free(address)
+    async with serving(address):
+        with pytest.raises(StartupError, match="another process serves there"):
+            check_free(address)
+        second = rpc.create_server()
+        with pytest.raises(StartupError, match="another process serves there"):
+            listen(second, DraftArgs(), address)
+        await second.stop(0)
+    (tmp_path / "left.sock").touch()
+    check_free(f"unix:{tmp_path}/left.sock")  # what is left of one may go
 
 
 @pytest.mark.asyncio

@@ -63,7 +63,7 @@ async def served(known: Strangers, listen: str) -> AsyncIterator[int]:
     health = rpc.add_health_and_reflection(server, [])
     addresses = serving.listen(server, args, listen)
     await server.start()
-    await rpc.set_serving(health, [], True)
+    rpc.set_serving(health, [], True)
     try:
         async with known.watched(addresses):
             yield int(addresses[0].rpartition(":")[2])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 SAYS = "from outrider.telemetry import announce; announce('one'); announce('two'); import os; os.write(2, b'alive')"
 
@@ -22,6 +23,24 @@ def test_nobody_need_listen() -> None:
     command = ["sh", "-c", 'exec "$0" -c "$1" >&-', sys.executable, SAYS]
     ended = subprocess.run(command, stderr=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"alive")
+
+
+FULL = """
+from outrider.telemetry import announce, configure_logging, get_logger
+configure_logging("verify")
+announce("one")
+get_logger("a").warning("lost")
+get_logger("a").warning("lost too")
+open(WELL, "w").close()
+"""
+
+
+def test_a_full_disk_ends_no_service(tmp_path: Path) -> None:
+    well = tmp_path / "well"
+    with open("/dev/full", "w") as full:
+        code = FULL.replace("WELL", repr(str(well)))
+        subprocess.run([sys.executable, "-c", code], stdout=full, stderr=full, check=False)
+    assert well.exists()
 
 
 LOGS = """

@@ -12,13 +12,13 @@ from typing import Any, cast
 
 import grpc.aio
 import pytest_asyncio
-from grpc_health.v1 import _async as health_aio
 
 from engine.runner import ModelRunner
 from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
 from outrider.errors import Unavailable
+from outrider.health_service import Health
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.drafter_view import Policy
 from tests.fake_drafters import FakeDrafter, silent
@@ -141,7 +141,7 @@ class Service:
     servicer: VerifyServicer
     inbox: WatchedInbox
     gate: Gate
-    health: health_aio.HealthServicer
+    health: Health
     channel: grpc.aio.Channel
     stub: verify_pb2_grpc.VerifyServiceAsyncStub
     drafters: list[FakeDrafter] = field(default_factory=list)
@@ -232,7 +232,7 @@ async def _service(
     with tempfile.TemporaryDirectory() as folder:
         address = rpc.bind(server, f"unix:{folder}/verify")
         await server.start()
-        await rpc.set_serving(health, [SERVICE], True)
+        rpc.set_serving(health, [SERVICE], True)
         failed: list[BaseException] = []
         thread = threading.Thread(target=_run, args=(step_loop, failed))
         thread.start()

@@ -259,7 +259,7 @@ async def test_health_and_reflection_answer(serve: Serve) -> None:
     async for answer in reflection.ServerReflectionInfo(iter([asked])):
         names = {listed.name for listed in answer.list_services_response.service}
         assert {SERVICE, "grpc.health.v1.Health"} <= names
-    await rpc.set_serving(service.health, [SERVICE], False)
+    rpc.set_serving(service.health, [SERVICE], False)
     answer = await health.Check(health_pb2.HealthCheckRequest(service=SERVICE))
     assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
