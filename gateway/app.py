@@ -32,6 +32,7 @@ from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
 from outrider.serving import check_free, is_loopback
 from outrider.steady import keep_steady
+from outrider.stopping import on_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tls import http_context, server_files
@@ -140,12 +141,10 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         """Handles SIGINT and SIGTERM, and does not raise them again afterwards."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+        on_signals(self._on_signal)
         yield
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+            asyncio.get_running_loop().remove_signal_handler(number)
 
     def _on_signal(self) -> None:
         if self._gateway.leaving:

@@ -60,11 +60,10 @@ def _context(body: ChatCompletionRequest, codec: TextCodec, takes_tools: bool) -
     """
     check_schemas(body.tools)  # before anything goes through them
     messages = to_template(body.messages)
-    tools: list[dict[str, Any]] = []
-    if body.tools and body.tool_choice != "none":
-        tools = [_for_template(msgspec.to_builtins(tool)) for tool in body.tools]
-        if not takes_tools:
-            messages, tools = described(messages, tools), []
+    offered = body.tools if body.tool_choice != "none" else None
+    tools = [_for_template(msgspec.to_builtins(tool)) for tool in offered or ()]
+    if not takes_tools:  # nor calls that were made before, whether or not any may be made now
+        messages, tools = described(messages, tools), []
     kwargs = _template_kwargs(body)
     codec.check_length("".join(message["content"] for message in messages), "messages")
     cover = codec.covering(messages, kwargs, tools)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from gateway.parts import CallArguments, CallBegin, Content, Part, PartParser, Reasoning
 from gateway.reasoning import ReasoningParser
 from gateway.text_stream import Delta, Piece
+from gateway.tool_parsers.scanner import is_whole
 from gateway.tool_schemas import FunctionCall, ToolCall
 
 
@@ -57,6 +58,7 @@ class Message:
     reasoning_tokens: int = 0
     finish_reason: str | None = None
     call_ids: list[str] = field(default_factory=list)
+    last_arguments: list[str] = field(default_factory=list)  # of the last call, in pieces
 
     def feed(self, delta: Delta) -> list[Part]:
         """The parts that a delta makes certain; at its end, those that were held back."""
@@ -74,9 +76,16 @@ class Message:
             made += parser.finish() if parser is not None else ()
         if self.rules.single:
             made = [part for part in made if not (isinstance(part, CallBegin | CallArguments) and part.index)]
-        self.call_ids += [f"call_{secrets.token_hex(12)}" for part in made if isinstance(part, CallBegin)]
+        for part in made:
+            if isinstance(part, CallBegin):
+                self.call_ids.append(f"call_{secrets.token_hex(12)}")
+                self.last_arguments = []
+            elif isinstance(part, CallArguments):
+                self.last_arguments.append(part.text)
         if delta.finish_reason is not None:
             calls = self.call_ids and delta.finish_reason == "stop" and not self.rules.named
+            # What ends an output may stand within a call, a stop string above all.
+            calls = calls and is_whole("".join(self.last_arguments))
             self.finish_reason = "tool_calls" if calls else delta.finish_reason
         return made
 

@@ -109,7 +109,7 @@ class _Run:
             call_id = self.message.call_ids[part.index] if isinstance(part, CallBegin) else ""
             yield from self.transcript.add(part, call_id)
         if delta.finish_reason is not None:
-            yield from self.transcript.close("incomplete" if delta.finish_reason == "length" else "completed")
+            yield from self.transcript.finish("incomplete" if delta.finish_reason == "length" else "completed")
 
     def _encode(self, event: Event) -> bytes:
         numbered = {**event, "sequence_number": self.num_events}

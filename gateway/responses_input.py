@@ -62,9 +62,12 @@ def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
                 field=f"include[{index}]", code="unsupported_value",
             )  # fmt: skip
     sampling = {name: getattr(body, name) for name in SamplingFields.__struct_fields__}
+    tools, choice = _tools(body.tools), _choice(body.tool_choice)
+    if tools is None and choice in ("auto", "none"):  # what this route's clients send where there are no tools
+        choice = None
     return ChatCompletionRequest(
         **sampling, model=body.model, messages=_messages(body), max_completion_tokens=body.max_output_tokens,
-        response_format=_format(body), tools=_tools(body.tools), tool_choice=_choice(body.tool_choice),
+        response_format=_format(body), tools=tools, tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls, stream=body.stream, logprobs=wants_logprobs(body),
         top_logprobs=body.top_logprobs, reasoning_effort=body.reasoning.effort if body.reasoning else None,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from gateway.responses_schemas import (
     ReasoningText,
 )
 from gateway.text_stream import Piece
+from gateway.tool_parsers.scanner import is_whole
 
 Event = dict[str, Any]
 Status = Literal["completed", "incomplete"]
@@ -67,6 +68,12 @@ class Transcript:
             event["logprobs"] = self._take_logprobs(self._open, part.text)
         yield event
 
+    def finish(self, status: Status) -> Iterator[Event]:
+        """Ends the answer. One that has nothing has a message without text: clients look at the first item."""
+        if not self.items:
+            yield from self._switch(OutputMessage)
+        yield from self.close(status)
+
     def close(self, status: Status = "completed") -> Iterator[Event]:
         """Ends the item that is open."""
         item = self._open
@@ -76,6 +83,7 @@ class Transcript:
         item.status = status
         if isinstance(item, FunctionCallItem):
             item.arguments = text
+            item.status = status if is_whole(text) else "incomplete"
             kind = "response.function_call_arguments"
             yield {"type": f"{kind}.done", **self._place(kind), "name": item.name, "arguments": text}
         else:

@@ -17,10 +17,12 @@ To call one, write a JSON object with its name and its arguments between tags, a
 
 
 def described(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with the tools in its system message, calls and results as text."""
+    """The conversation with the tools, if there are any, in its system message, and calls and results as text."""
+    made = [_in_words(message) for message in messages]
+    if not tools:
+        return made
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     introduction = _INTRODUCTION.format(tools=lines)
-    made = [_in_words(message) for message in messages]
     if made and made[0]["role"] == "system":
         return [{**made[0], "content": f"{made[0]['content']}\n\n{introduction}".lstrip()}, *made[1:]]
     return [{"role": "system", "content": introduction}, *made]

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 from gateway.json_schema import check_depth, moved
 from gateway.shown import shown
+from gateway.tool_relaxed import relaxed
 from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
 from outrider.errors import InvalidArgument
 
 MAX_CALLS = 32  # of one answer that must make calls
 Mode = Literal["none", "auto", "required", "named"]
-ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class ToolPlan:
 
     def parameters(self) -> Mapping[str, dict[str, Any]]:
         """Each function's schema."""
-        return {tool.function.name: tool.function.parameters or ANY_ARGUMENTS for tool in self.tools}
+        return {tool.function.name: arguments_schema(tool) for tool in self.tools}
 
     def forced_schema(self) -> dict[str, Any] | None:
         """What the whole output must match: one function's arguments, or a list of calls. None where it is free."""
         if self.mode == "named":
-            return self.tools[0].function.parameters or ANY_ARGUMENTS
+            return arguments_schema(self.tools[0])
         if self.mode != "required":
             return None
         return {
@@ -123,6 +123,12 @@ def call_schema(tool: Tool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """A tool's schema, of an object though it may not say so: as much as can be of it, or all where it is strict."""
+    given = tool.function.parameters or {}
+    return {"type": "object", **(given if tool.function.strict else relaxed(given))}
+
+
 def embedded(tool: Tool) -> dict[str, Any]:
     """A tool's schema as it stands in `$defs`."""
-    return moved(tool.function.parameters or ANY_ARGUMENTS, f"#/$defs/{tool.function.name}")
+    return moved(arguments_schema(tool), f"#/$defs/{tool.function.name}")

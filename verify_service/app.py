@@ -102,7 +102,7 @@ def load_engine(args: VerifyArgs) -> Engine:
             max_len=sizes.context_length,
             features=FeatureSpec.parse(args.features),
             load_format=args.load_format,
-            max_batch_tokens=args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk,
+            max_batch_tokens=_most_rows(args, sizes),
             threads=args.threads,
             quantization=args.quantization,
             trust_remote_code=args.trust_remote_code,
@@ -116,12 +116,17 @@ def load_engine(args: VerifyArgs) -> Engine:
     share_cores(args.threads, by_kernels=runner.uses_kernels)
     if runner.device.type == "cuda":
         DeviceSampler(runner.device).warm_up(config.vocab_size, args.max_verify_nodes)
-    costs = measure_costs(runner, sizes)
+    costs = measure_costs(runner, min(sizes.context_length, _most_rows(args, sizes)))
     log.info(
         "model loaded", path=str(folder), kernels=runner.backend, tokens=sizes.total_tokens,
         step_ms=round(costs.ms(1), 2),
     )  # fmt: skip
     return Engine(runner, sizes, costs, vocab_fingerprint(folder))
+
+
+def _most_rows(args: VerifyArgs, sizes: Sizes) -> int:
+    """That a step may have."""
+    return args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk
 
 
 def execution_of(args: VerifyArgs) -> Execution:
@@ -144,14 +149,14 @@ def execution_of(args: VerifyArgs) -> Execution:
     )
 
 
-def measure_costs(runner: ModelRunner, sizes: Sizes) -> CostTable:
+def measure_costs(runner: ModelRunner, most_rows: int) -> CostTable:
     """Times steps of a few sizes on slots that nobody uses yet; the first of each size warms it up.
 
     The sizes take turns: a slow moment of the machine must not make one of them look dear, which nobody would try then.
     """
     measured: dict[int, float] = {}
     for _ in range(_WARM_UP_REPEATS):
-        for rows in (rows for rows in _WARM_UP_ROWS if rows <= sizes.context_length):
+        for rows in (rows for rows in _WARM_UP_ROWS if rows <= most_rows):
             slots = np.arange(rows, dtype=np.int32)
             segment = Segment(0, 0, np.zeros(rows, np.int32), slots, num_logits=rows)
             start = time.perf_counter()

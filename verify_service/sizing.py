@@ -71,6 +71,10 @@ def choose_sizes(
         raise StartupError(
             f"--max-total-tokens is {total}, of {budget.token_bytes} bytes each, and {budget.most_tokens} fit: {budget}"
         )
+    if total < args.page_size:
+        raise StartupError(
+            f"--max-total-tokens is {total}; it must be at least a page, --page-size, which is {args.page_size}"
+        )
     total -= total % args.page_size
     if total < context:
         log.warning("context cut to what the KV pool holds", tokens=total, of=context)

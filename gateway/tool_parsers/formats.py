@@ -35,7 +35,8 @@ def _tagged(name: str, form: TagForm, grammar: Callable[[Schemas], str] | None =
 
 
 HERMES = _tagged("hermes", TagForm("<tool_call>", ("</tool_call>",)), strict.tagged)
-FORCED = _tagged("forced", TagForm(None, ("[", ",", "]")))  # the list that a forced call's grammar makes
+# The list that a forced call's grammar makes.
+FORCED = _tagged("forced", TagForm(None, ("[", ",", "]"), only_calls=True))
 _LLAMA = _tagged("llama3_json", TagForm(None, (";", ","), may_begin="<|python_tag|>"), strict.bare)
 _DEEPSEEK = TagForm(
     begin="<｜tool▁calls▁begin｜>",

@@ -30,6 +30,11 @@ class ValueScanner:
         self._kind: Literal["", "string", "group", "scalar"] = ""
         self.done = False
 
+    @property
+    def is_scalar(self) -> bool:
+        """Whether it is a number or a word, whose end only what follows tells."""
+        return self._kind == "scalar"
+
     def push(self, char: str) -> bool:
         """Takes a character; False when it is no part of the value any more (only after a number or a word)."""
         if self._in_string:
@@ -61,6 +66,19 @@ class ValueScanner:
         elif char == '"':
             self._in_string = False
             self.done = self._kind == "string"
+
+
+def is_whole(arguments: str) -> bool:
+    """Whether a call's arguments have come to their end: brackets and strings tell, since no more is checked above."""
+    value = ValueScanner()
+    try:
+        for char in arguments:
+            value.push(char)
+            if value.done:
+                return True
+    except NotACall:
+        return False
+    return value.is_scalar
 
 
 class CallScanner:
@@ -157,7 +175,7 @@ class CallScanner:
         elif self._key in ARGUMENT_KEYS:
             self._has_arguments = True
             if text[0] == '"':  # arguments as JSON within a string
-                self._arguments += _string(text)
+                self._arguments += _string(text) or "{}"
             elif text[0] != "{":
                 self._arguments += "{}" if text == "null" else text
 

@@ -21,7 +21,8 @@ class TagForm:
 
     `begin` opens calls; without it (None) calls are the whole output, or none are. `fillers` may stand around calls, as
     may white space. `header` matches what leads to the arguments, with the group `name`; without it calls are objects.
-    `header_begin` is how a header after the first begins. `may_begin` is a mark that the output may begin with.
+    `header_begin` is how a header after the first begins. `may_begin` is a mark that the output may begin with. Where
+    `only_calls` is set a grammar lets nothing else come: what is held at the end is the beginning of a call.
     """
 
     begin: str | None
@@ -30,6 +31,7 @@ class TagForm:
     header_begin: str | None = None
     may_begin: str | None = None
     within_header: tuple[str, ...] = ()  # marks that stand in it
+    only_calls: bool = False
 
     @property
     def markers(self) -> frozenset[str]:
@@ -73,7 +75,7 @@ class TaggedCalls:
         """What was held back and never became a call, but for a mark that was cut after one."""
         held = self._raw + self._held
         is_cut_mark = self._between and self._state == "gap" and begins_mark(self._held, self._form.markers)
-        if held.strip() and not is_cut_mark:
+        if held.strip() and not is_cut_mark and not self._form.only_calls:
             yield Content(held)
         self._held = self._raw = ""
 

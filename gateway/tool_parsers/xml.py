@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at
-from gateway.tool_parsers.json_text import encodable
+from gateway.tool_parsers.xml_values import Parameters
 
 BEGIN = "<tool_call>"
 MARKERS = frozenset((BEGIN, "</tool_call>"))
@@ -24,7 +24,7 @@ class XmlCalls:
     """One choice's text; a parameter is told when it has ended. `schemas` are those of the functions offered."""
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
-        self._schemas = schemas
+        self._functions = {name: Parameters(schema) for name, schema in schemas.items()}
         self._held = ""
         self._inside = False
         self._raw = ""  # since the mark, until a function is called: text again when none is
@@ -94,7 +94,7 @@ class XmlCalls:
         return self._parameter(name, text, rest)
 
     def _open(self, name: str, text: str, rest: str) -> tuple[list[Part], str | None]:
-        if name not in self._schemas:
+        if name not in self._functions:
             return self._leave(), text
         made = self._close()
         self._index += 1
@@ -108,21 +108,10 @@ class XmlCalls:
         if end < 0:
             return ([], None) if len(rest) < _MAX_HELD_CHARS else (self._leave(), text)
         value = rest[:end].removeprefix("\n").removesuffix("\n")
-        pair = f"{json.dumps(key, ensure_ascii=False)}: {self._as_json(key, value)}"
+        pair = f"{json.dumps(key, ensure_ascii=False)}: {self._functions[self._name].as_json(key, value)}"
         comma = ", " if self._num_parameters else ""
         self._num_parameters += 1
         return [CallArguments(self._index, comma + pair)], rest[end + len(_VALUE_END) :]
-
-    def _as_json(self, key: str, value: str) -> str:
-        assert self._name is not None
-        properties = self._schemas[self._name].get("properties")  # a client's: of any type
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        if not isinstance(schema, Mapping) or schema.get("type") != "string":
-            try:
-                return encodable(json.dumps(json.loads(value), ensure_ascii=False, allow_nan=False))
-            except (ValueError, RecursionError):
-                pass
-        return json.dumps(value, ensure_ascii=False)
 
     def _close(self) -> list[Part]:
         if self._name is None:

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from gateway.constraints import after_reasoning, calls_after_reasoning, of_schema
 from gateway.reasoning import NAMES, reasoning_format
 from gateway.tool_parsers.formats import tool_format
-from gateway.tool_schemas import FunctionDefinition, Tool
+from gateway.tool_schemas import FunctionDefinition, NamedFunction, Tool, ToolChoice, ToolChoiceObject
 from gateway.tools import plan_tools
+from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
 from verify_service.grammar import GrammarCompiler
 
@@ -61,6 +62,67 @@ def test_required_calls(grammars: Grammars, parallel: bool, second: bool) -> Non
     assert not grammars.takes(grammar, f'[{{"name": "push", "arguments": {BAD}')
     assert not grammars.takes(grammar, '[{"name": "pop"')
     assert grammars.takes(grammar, '[{"name": "now", "arguments": {}}, {"name": "now"') == second
+
+
+# Each is in no grammar that verify has: as pydantic writes sets, paths and decimals, and as people write schemas.
+UNSAID: list[dict[str, Any]] = [
+    {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+    *({"type": "string", "format": name} for name in ("path", "password", "binary", "json-string", "no such")),
+    {"type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+    {"type": "string", "pattern": r"\bx\b"},
+    {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 2}]},
+    {"type": "string", "not": {"const": ""}},
+    {"type": "array", "contains": {"type": "string"}, "minContains": 2},
+    {"type": "object", "propertyNames": {"minLength": 1}, "dependentRequired": {"a": ["b"]}},
+    {"type": "object", "if": {}, "then": {}, "else": {}, "unevaluatedProperties": False},
+    {"type": "object", "dependentSchemas": {"a": {}}, "dependencies": {"a": ["b"]}},
+]
+
+
+@pytest.mark.parametrize("schema", UNSAID)
+@pytest.mark.parametrize("choice", ["required", "named"])
+def test_calls_of_tools_that_are_not_strict_have_any_schema(
+    grammars: Grammars, schema: dict[str, Any], choice: str
+) -> None:
+    def grammar(*, strict: bool) -> common_pb2.Grammar:
+        function = FunctionDefinition(name="f", parameters={"properties": {"not": schema}}, strict=strict)
+        named = ToolChoiceObject(type="function", function=NamedFunction(name="f"))
+        plan = plan_tools([Tool(type="function", function=function)], named if choice == "named" else "required", None)
+        assert plan is not None
+        return of_schema(plan.forced_schema())
+
+    before = "" if choice == "named" else '[{"name": "f", "arguments": '
+    assert grammars.takes(grammar(strict=False), f'{before}{{"not": ')
+    assert not grammars.takes(grammar(strict=False), f'{before}{{"not": 5')
+    with pytest.raises(InvalidArgument):
+        grammars.takes(grammar(strict=True), "")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"city": {"type": "string"}}}, {"$ref": "#/$defs/a", "$defs": {"a": {"required": ["city"]}}},
+        {"anyOf": [{"required": ["city"]}, {"required": ["zip"]}]}, {}, None,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("strict", [True, False])
+def test_arguments_are_objects(grammars: Grammars, parameters: dict[str, Any] | None, strict: bool) -> None:
+    tool = Tool(type="function", function=FunctionDefinition(name="f", parameters=parameters, strict=strict))
+    named = ToolChoiceObject(type="function", function=NamedFunction(name="f"))
+    hermes = tool_format("hermes", None)
+    assert hermes.strict is not None
+    choices: list[tuple[ToolChoice, str]] = [
+        (named, ""), ("required", '[{"name": "f", "arguments": '),
+        ("auto", '<tool_call>\n{"name": "f", "arguments": '),
+    ]  # fmt: skip
+    for choice, before in choices:
+        plan = plan_tools([tool], choice, None)
+        assert plan is not None
+        free = common_pb2.Grammar(ebnf=hermes.strict(plan.parameters()))
+        grammar = of_schema(plan.forced_schema()) if plan.forced else free
+        assert grammars.takes(grammar, f'{before}{{"city": "Rome"')
+        for text in ('"Paris, France"', "[", "5", "null"):
+            assert not grammars.takes(grammar, before + text)
 
 
 def test_strict_calls_within_text(grammars: Grammars) -> None:

@@ -234,8 +234,9 @@ def test_conversation_forms(client: openai.OpenAI, gateway: RunningGateway, toke
     client.chat.completions.create(model="small", messages=messages, extra_body={"continue_final_message": True})
     prompt = unpack_ids(last_request(gateway).prompt_tokens, field="").tolist()
     assert tokenizer.decode(prompt, skip_special_tokens=False) == (
-        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n"
-        "<|im_start|>tool\n<|im_end|><|im_end|>\n<|im_start|>assistant\nWell,"
+        "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n<|im_end|>\n</tool_response><|im_end|>\n<|im_start|>assistant\nWell,"
     )
     assert prompt.count(2) == 4
 

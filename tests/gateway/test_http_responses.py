@@ -138,6 +138,57 @@ def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
     assert last.response.output[0].status == "incomplete"  # type: ignore[union-attr]
 
 
+def test_an_empty_answer_is_a_message(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
+    say(gateway, tokenizer, "")
+    made: Any = client.responses.create(model="small", input="Hi!")
+    (item,) = made.output
+    assert (made.status, item.type, item.status, made.output_text) == ("completed", "message", "completed", "")
+    assert [(part.type, part.text, part.annotations) for part in item.content] == [("output_text", "", [])]
+    events: Any = list(client.responses.create(model="small", input="Hi!", stream=True))
+    assert [event.type for event in events] == [f"response.{name}" for name in (
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.done", "content_part.done",
+        "output_item.done", "completed",
+    )]  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].response.output == [events[-2].item]
+
+
+FORCED_CALL = '[{"name": "weather", "arguments": {"city": "Rome"}}]'
+
+
+@pytest.mark.parametrize(
+    ("stop", "items"),
+    [
+        (":", [("message", "completed", "")]),
+        (",", [("function_call", "incomplete", "")]),
+        ("}", [("function_call", "incomplete", '{"city": "Rome"')]),
+        ("}]", [("function_call", "completed", '{"city": "Rome"}')]),
+    ],
+)
+def test_a_call_that_a_stop_string_cuts(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, stop: str, items: list[tuple[str, str, str]]
+) -> None:
+    say(gateway, tokenizer, FORCED_CALL)
+    asked: Any = {"model": "small", "input": "Hi!", "tools": [WEATHER], "tool_choice": "required",
+                  "extra_body": {"stop": [stop]}}  # fmt: skip
+    made: Any = client.responses.create(**asked)
+    assert [
+        (item.type, item.status, item.arguments if item.type == "function_call" else item.content[0].text)
+        for item in made.output
+    ] == items
+    events: Any = list(client.responses.create(**asked, stream=True))
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [(item.type, item.status) for item in done] == [item[:2] for item in items]
+
+
+@pytest.mark.parametrize("fields", [{"tools": []}, {}])
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_a_choice_among_no_tools(gateway: RunningGateway, fields: dict[str, Any], choice: str | None) -> None:
+    reply = httpx.post(f"{gateway.url}/v1/responses", json={"input": "Hi!", "tool_choice": choice, **fields})
+    assert reply.status_code == 200
+    assert (reply.json()["tools"], reply.json()["tool_choice"]) == ([], choice or "auto")
+
+
 def test_logprobs(client: openai.OpenAI) -> None:
     made: Any = client.responses.create(
         model="small", input="Hi!", include=["message.output_text.logprobs"], top_logprobs=1
@@ -183,6 +234,7 @@ def test_a_messages_logprobs_are_its_texts(
         ({"input": [{"role": "tool", "content": "x"}]}, "missing_required_parameter", "input"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "missing_required_parameter", "input[0].call_id"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools[0].type"),
+        ({"tools": [], "tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "invalid_value", "tools[1].name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "missing_required_parameter", "tool_choice.name"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "missing_required_parameter",

@@ -130,6 +130,90 @@ def test_a_result_goes_back(client: openai.OpenAI, gateway: RunningGateway, toke
     )
 
 
+@pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
+def test_earlier_calls_stay_where_none_may_be_made(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, fields: Any
+) -> None:
+    messages: Any = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "Fine."},
+    ]  # fmt: skip
+    client.chat.completions.create(model="small", messages=messages, **fields)
+    assert prompt_of(gateway, tokenizer) == (
+        "<|im_start|>user\nHow is it in <|im_end|>Rome?<|im_end|>\n<|im_start|>assistant\n"
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\nFine.\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+FORCED_CALL = '[{"name": "weather", "arguments": {"city": "Rome"}}]'
+
+
+@pytest.mark.parametrize(
+    ("said", "choice", "stop", "arguments", "reason"),
+    [
+        (FORCED_CALL, "required", "}", '{"city": "Rome"', "stop"),
+        (FORCED_CALL, "required", "}]", '{"city": "Rome"}', "tool_calls"),
+        (FORCED_CALL, "required", ":", None, "stop"),
+        (TWO_CALLS, "auto", "Rome", '{"city": "', "stop"),
+        (TWO_CALLS, "auto", "</tool_call>", '{"city": "Rome"}', "tool_calls"),
+        (TWO_CALLS[:-15], "auto", "never", "{", "stop"),  # the model's own end, within the second call
+    ],
+)
+def test_a_call_that_a_stop_string_cuts(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer,
+    said: str, choice: Any, stop: str, arguments: str | None, reason: str,
+) -> None:  # fmt: skip
+    say(gateway, tokenizer, said)
+    asked: Any = {"model": "small", "messages": USER, "tools": [WEATHER, NOW], "tool_choice": choice, "stop": [stop]}
+    (made,) = client.chat.completions.create(**asked).choices
+    calls: Any = made.message.tool_calls or []
+    assert [call.function.arguments for call in calls][-1:] == ([] if arguments is None else [arguments])
+    assert (made.finish_reason, (made.message.content or "").rstrip()) == (
+        reason,
+        said.partition("\n")[0] * (choice == "auto"),
+    )
+    streamed = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    assert streamed[-1].finish_reason == reason
+
+
+@pytest.mark.parametrize("num_tokens", range(1, 60))
+def test_a_forced_call_that_is_cut_has_no_content(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, num_tokens: int
+) -> None:
+    say(gateway, tokenizer, '[{"name": "now", "arguments": {}}, {"name": "weather", "arguments": {"city": "Rome"}}]')
+    asked: Any = {"model": "small", "messages": USER, "tools": [WEATHER, NOW], "tool_choice": "required",
+                  "max_tokens": num_tokens}  # fmt: skip
+    (choice,) = client.chat.completions.create(**asked).choices
+    assert not choice.message.content
+    if num_tokens % 10 == 1:
+        assert not any(chunk.choices[0].delta.content for chunk in client.chat.completions.create(**asked, stream=True))
+
+
+LOOSE: dict[str, Any] = {
+    "properties": {
+        "tags": {"type": "array", "items": {"type": "string", "format": "path"}, "uniqueItems": True},
+        "format": {"type": "string"},
+    }
+}
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_only_strict_tools_are_held_to_all_of_their_schema(
+    client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer, strict: bool | None
+) -> None:
+    say(gateway, tokenizer, "{}")
+    tool: Any = {"type": "function", "function": {"name": "tag", "parameters": LOOSE, "strict": strict}}
+    choice: Any = {"type": "function", "function": {"name": "tag"}}
+    client.chat.completions.create(model="small", messages=USER, tools=[tool], tool_choice=choice)
+    held = json.loads(gateway.verify[0].requests[-1].sampling.grammar.json_schema)
+    tags: Any = {"type": "array", "items": {"type": "string"}}
+    properties = LOOSE["properties"] if strict else {"tags": tags, "format": {"type": "string"}}
+    assert held == {"type": "object", "properties": properties}
+
+
 def test_a_named_call(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
     say(gateway, tokenizer, '{"city": "Rome"}')
     choice: Any = {"type": "function", "function": {"name": "weather"}}

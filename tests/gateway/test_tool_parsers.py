@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.parts import CallArguments, CallBegin, Content, Part
 from gateway.tool_parsers.formats import FORCED, HERMES, NAMES, ToolFormat, tool_format
+from gateway.tool_parsers.scanner import is_whole
 from gateway.tool_parsers.strict import Schemas
 from outrider.args.gateway import TOOL_CALL_PARSERS
 from outrider.errors import StartupError
@@ -143,6 +144,8 @@ def test_what_is_no_call_stays_text(name: str, text: str, cuts: list[int]) -> No
     content, calls = parse(form_of(name), text, cuts)
     if calls:  # one that was cut
         assert (name, text, calls) == ("hermes", '<tool_call>{"name": "weather"', [("weather", "")])
+    elif name == "forced" and text in ("{", "["):  # the beginning of a call
+        assert content == ""
     else:
         assert content.strip() == text.strip()
 
@@ -342,10 +345,81 @@ def test_sets_are_no_values() -> None:
     assert parse(form_of("pythonic"), text, []) == (text, [])
 
 
-@pytest.mark.parametrize("properties", [[], None, {"a": True}, {"a": {"type": ["string"]}}])
+@pytest.mark.parametrize("properties", [[], None, {"a": True}, {"a": {"type": [{}]}}, {"a": {"$ref": "#/nowhere"}}])
 def test_a_schema_of_any_shape(properties: Any) -> None:
     text = "<tool_call><function=now><parameter=a>1</parameter></function></tool_call>"
     assert parse(form_of("qwen3_coder"), text, [], {"now": {"properties": properties}}) == ("", [("now", '{"a": 1}')])
+
+
+TEXT_OR_NULL: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+PARAMETERS: list[tuple[dict[str, Any], dict[str, str], dict[str, Any]]] = [
+    ({"type": "string"}, {"12345": "12345", "true": "true", "None": "None", "null": "null"}, {}),
+    (TEXT_OR_NULL, {"12345": "12345", "True": "True"}, {"null": None, "None": None}),
+    ({"type": ["string", "null"]}, {"12345": "12345"}, {"null": None, "None": None}),
+    ({"oneOf": [{"type": "integer"}, {"type": "string"}]}, {"12345": "12345"}, {}),
+    ({"enum": ["1", "2"]}, {"1": "1"}, {}),
+    ({"const": "1"}, {"1": "1"}, {}),
+    ({"enum": [1, None]}, {}, {"1": 1, "None": None}),
+    ({"$ref": "#/$defs/Zip~1Code"}, {"12345": "12345"}, {}),
+    ({"allOf": [{"$ref": "#/$defs/Either"}], "description": "x"}, {"12345": "12345"}, {"None": None}),
+    ({"$ref": "#/$defs/Circle"}, {"12345": "12345"}, {"null": None}),
+    ({"type": "boolean"}, {"maybe": "maybe"}, {"True": True, "False": False, "true": True, "FALSE": False}),
+    ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, {}, {"True": True, "None": None}),
+    ({"type": "integer"}, {"None": "None", "True": "True"}, {"3": 3}),
+    ({"anyOf": [{"type": "array"}, {"type": "null"}]}, {}, {"[1]": [1], "None": None}),
+    ({}, {"Rome": "Rome", "None": "None"}, {"3": 3, "null": None}),
+]
+DEFINITIONS: dict[str, Any] = {
+    "Zip/Code": {"type": "string"}, "Either": {"type": ["string", "null"]},
+    "Circle": {"anyOf": [{"$ref": "#/$defs/Circle"}, {"$ref": "#/$defs/Either"}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "texts", "others"), PARAMETERS)
+@pytest.mark.parametrize("place", ["properties", "additionalProperties", "by reference"])
+def test_xml_values_are_what_the_schema_says(
+    schema: dict[str, Any], texts: dict[str, str], others: dict[str, Any], place: str
+) -> None:
+    parameters: dict[str, Any] = {"$defs": DEFINITIONS, "properties": {"a": schema}}
+    if place == "additionalProperties":
+        parameters = {"$defs": DEFINITIONS, "additionalProperties": schema}
+    elif place == "by reference":
+        parameters = {"$ref": "#/$defs/Whole", "$defs": {**DEFINITIONS, "Whole": {"properties": {"a": schema}}}}
+    for written, value in {**texts, **others}.items():
+        text = f"<tool_call><function=now><parameter=a>\n{written}\n</parameter></function></tool_call>"
+        _, ((_, arguments),) = parse(form_of("qwen3_coder"), text, [], {"now": parameters})
+        assert json.loads(arguments) == {"a": value}, written
+
+
+def test_references_without_end() -> None:
+    chain: dict[str, Any] = {str(index): {"$ref": f"#/$defs/{index + 1}"} for index in range(10_000)}
+    parameters = {"$defs": chain, "properties": {"a": {"$ref": "#/$defs/0"}}}
+    text = "<tool_call><function=now><parameter=a>1</parameter></function></tool_call>"
+    assert parse(form_of("qwen3_coder"), text, [], {"now": parameters}) == ("", [("now", '{"a": 1}')])
+
+
+@pytest.mark.parametrize("cuts", [[], EVERYWHERE])
+def test_a_forced_call_that_is_cut_is_no_text(cuts: list[int]) -> None:
+    text = TWO_CALLS["forced"]
+    for size in range(len(text)):
+        content, calls = parse(FORCED, text[:size], cuts)
+        assert content == "", text[:size]
+        assert [function for function, _ in calls] == ["weather", "now"][: len(calls)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whole"),
+    [
+        ("{}", True), ('{"a": {"b": "}"}}', True), ("5", True), ('"x"', True), ("", False), ("{", False),
+        ('{"a": {"b": 1}', False), ('{"a": "}', False), ("[1}", False), ("[1]]", True),
+    ],
+)  # fmt: skip
+def test_whole_arguments(arguments: str, whole: bool) -> None:
+    assert is_whole(arguments) == whole
+
+
+def test_arguments_in_an_empty_string_are_none() -> None:
+    assert parse(HERMES, '<tool_call>{"name": "now", "arguments": ""}</tool_call>', []) == ("", [("now", "{}")])
 
 
 def test_a_name_of_many_lists() -> None:

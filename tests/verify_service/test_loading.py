@@ -13,6 +13,15 @@ from tests.e2e.small_model import write_small_model
 from verify_service.app import load_engine
 
 
+def test_small_limits(tmp_path: Path) -> None:
+    write_small_model(tmp_path)
+    common: dict[str, Any] = {"model_path": str(tmp_path), "device": "cpu", "threads": 1}
+    args = VerifyArgs(**common, max_running_requests=1, max_verify_nodes=8, chunked_prefill_size=16, page_size=16)
+    assert load_engine(args).sizes.chunk == 16
+    with pytest.raises(StartupError, match="--max-total-tokens is 10; it must be at least a page, --page-size"):
+        load_engine(VerifyArgs(**common, max_total_tokens=10, page_size=16))
+
+
 @pytest.mark.parametrize("limit", ["max_running_requests", "max_verify_nodes"])
 def test_limits_that_no_memory_holds(tmp_path: Path, limit: str) -> None:
     write_small_model(tmp_path)
