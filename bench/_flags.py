@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+SERVE_EPILOG = "Other flags go to `outrider serve`."
+
 
 def _whole(text: str) -> int:
     try:

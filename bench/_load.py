@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx
 
 from bench._prompts import Prompt
-from bench._stream import Answer, Asked, ServerRefused, ask
+from bench._stream import Answer, Asked, ServerRefused, ask, refusal
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def failure_at(url: str, failure: Exception) -> str:
 async def model_of(client: httpx.AsyncClient) -> str:
     """The first model that the server says it has. ServerRefused where it says none."""
     response = await client.get("/v1/models")
-    response.raise_for_status()
+    if response.status_code != 200:
+        raise refusal("/v1/models", response.status_code, response.content)
     try:
         return response.json()["data"][0]["id"]
     except (ValueError, LookupError, TypeError) as error:

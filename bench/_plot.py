@@ -91,20 +91,20 @@ def plot_goodput(path: Path, batches: Mapping[str, Mapping[str, Any]], plain: st
         picture.legend(loc="outside right", fontsize="small")
 
 
-def check_plot(path: Path | None) -> None:
-    """StartupError before anything is measured where a picture is asked for and cannot be made."""
+def check_plot(path: Path | None, flag: str = "--plot") -> None:
+    """StartupError before anything is measured where `flag` asks for a picture that cannot be made."""
     if path is not None:
         if path.suffix not in (".png", ".svg", ".pdf"):
-            raise StartupError(f"--plot writes .png, .svg or .pdf, not {path.name}")
-        _pyplot()
+            raise StartupError(f"{flag} writes .png, .svg or .pdf, not {path.name}")
+        pyplot(flag)
 
 
 @contextmanager
 def _picture(path: Path, panels: int, title: str, width: float = 1.0) -> Iterator[tuple[Any, Sequence[Any]]]:
     """A figure and its axes side by side, written at the end. width: of a panel, in usual ones."""
-    pyplot = _pyplot()
+    plt = pyplot()
     size = (_PANEL[0] * width * panels, _PANEL[1])
-    picture, axes = pyplot.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
+    picture, axes = plt.subplots(1, panels, figsize=size, layout="constrained", squeeze=False)
     for one in axes[0]:
         one.grid(alpha=0.3)
     try:
@@ -112,7 +112,7 @@ def _picture(path: Path, panels: int, title: str, width: float = 1.0) -> Iterato
         picture.suptitle(title)
         picture.savefig(path, dpi=120)
     finally:
-        pyplot.close(picture)
+        plt.close(picture)
 
 
 def _look(index: int, label: str) -> dict[str, Any]:
@@ -132,13 +132,13 @@ def _count(number: int, of_what: str) -> str:
     return f"{number} {of_what}" if number == 1 else f"{number} {of_what}s"
 
 
-def _pyplot() -> Any:
-    """matplotlib.pyplot, which draws into files only."""
+def pyplot(flag: str = "--plot") -> Any:
+    """matplotlib.pyplot, which draws into files only. StartupError where it is not installed."""
     try:
         import matplotlib
     except ModuleNotFoundError as error:
-        raise StartupError("--plot needs matplotlib: pip install 'outrider[bench]'") from error
+        raise StartupError(f"{flag} needs matplotlib: in a checkout, pip install '.[bench]'") from error
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
-    return pyplot
+    return plt

@@ -94,7 +94,7 @@ async def ask(client: httpx.AsyncClient, prompt: Prompt, asked: Asked) -> Answer
     sent = time.perf_counter()
     async with client.stream("POST", route, json=asked.body(prompt)) as response:
         if response.status_code != 200:
-            raise ServerRefused(f"{route}: HTTP {response.status_code}: {(await response.aread())[:500].decode()}")
+            raise refusal(route, response.status_code, await response.aread())
         async for event in _events(response):
             now = time.perf_counter()
             if "error" in event:
@@ -113,6 +113,13 @@ async def ask(client: httpx.AsyncClient, prompt: Prompt, asked: Asked) -> Answer
     return Answer(
         prompt, sent, tuple(chunk_times), ended, prompt_tokens, completion_tokens, finish_reason, verify_steps
     )
+
+
+def refusal(route: str, status: int, body: bytes) -> ServerRefused:
+    """Of an answer that is an error, in a line."""
+    if status == 401:
+        return ServerRefused(f"{route}: HTTP 401: the server wants a key that it knows; --api-key gives one")
+    return ServerRefused(f"{route}: HTTP {status}: {' '.join(body[:500].decode(errors='replace').split())}")
 
 
 def _count(usage: dict[str, Any], name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bench._plot import pyplot
 from bench._wire_run import Played
 
 _LANES = ("verify: step", "verify: commit, match", "wire", "drafter")
@@ -56,10 +57,7 @@ def _flight(kind: str, sent: float | None, came: float | None, first: float, las
 
 def draw(runs: dict[str, Played], path: Path) -> None:
     """Writes the picture, in the format that the path's ending names; one panel for each run."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
+    plt = pyplot("--picture")
     from matplotlib.patches import Rectangle
 
     figure, panels = plt.subplots(len(runs), 1, figsize=(11, 2.1 * len(runs) + 0.6), sharex=True, squeeze=False)

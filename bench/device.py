@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ import numpy as np
 import torch
 
 from bench._flags import above_zero, counts, output_file, positive
+from bench._main import as_command
 from draft_service.drafters.growing import grow, most_nodes, slots_needed
 from draft_service.drafters.heads import features_needed, make_drafter
 from draft_service.drafters.models import HeadModel
@@ -276,4 +276,4 @@ def read_rate(device: torch.device) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(as_command("device"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 from bench._flags import counts, output_file, positive, shapes
+from bench._main import as_command
 from draft_service.drafters.base import DraftRequest
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import pack_rows
@@ -200,4 +200,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(as_command("drafting"))

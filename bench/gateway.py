@@ -30,6 +30,7 @@ import httpx
 from bench._flags import not_below_zero, output_file, positive
 from bench._gguf import ensure_gguf
 from bench._load import model_of, open_client
+from bench._main import as_command
 from bench._server import Served, free_port, serving
 from bench._systems import SYSTEMS, Setup
 from bench.stand_in import TOKEN
@@ -196,4 +197,4 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(as_command("gateway"))

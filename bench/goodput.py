@@ -31,6 +31,7 @@ from typing import Any
 import uvloop
 
 from bench._flags import above_zero, counts, output_file, positive, setting, shapes
+from bench._main import as_command
 from bench._pairs import PLAIN, PLANNED, Load, Way, child, enlisted, fixed, measure, prompts, stub_of, summary, table
 from bench._plot import check_plot, plot_goodput
 from bench._wire_script import PROMPT_LEN, Setting
@@ -159,4 +160,4 @@ def _features(draft: tuple[str, ...]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(as_command("goodput"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ import numpy as np
 import torch
 
 from bench._flags import above_zero, counts, output_file, positive
+from bench._main import as_command
 from bench._plot import check_plot, plot_parts
 from engine.batch import Segment
 from engine.config import ModelConfig
@@ -193,4 +193,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(as_command("layers"))

@@ -24,7 +24,8 @@ from typing import Any
 
 import httpx
 
-from bench._flags import output_file, positive
+from bench._flags import SERVE_EPILOG, output_file, positive
+from bench._main import as_command
 from outrider.errors import StartupError
 
 QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
@@ -199,7 +200,9 @@ def table(results: list[Result]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the comparison."""
-    parser = argparse.ArgumentParser(prog="outrider bench mt_bench", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="outrider bench mt_bench", description=(__doc__ or "").partition("\n")[0], epilog=SERVE_EPILOG
+    )
     parser.add_argument("--per-category", type=positive, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
     parser.add_argument("--alone", action="store_true", help="leave transformers out")
@@ -239,4 +242,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(as_command("mt_bench"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import sysconfig
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import torch
 from tokenizers import Tokenizer
 
 from bench._flags import output_file, positive
+from bench._main import as_command
 from draft_service.drafters.base import DraftRequest
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.session import Session, Wishes
@@ -186,4 +186,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(as_command("ngram"))

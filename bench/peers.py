@@ -29,6 +29,7 @@ from bench._figures import Figures
 from bench._flags import counts, output_file, positive
 from bench._install import install_llama, install_vllm
 from bench._load import Load, model_of, open_client
+from bench._main import as_command
 from bench._plot import check_plot, plot_loads
 from bench._prompts import Deck, from_file, mt_bench, random_ids
 from bench._ratios import SCHEMA, Measured, Round, medians, ratio_table, ratios, speed_table
@@ -238,4 +239,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(as_command("peers"))

@@ -29,6 +29,7 @@ from bench._flags import (
     request_fields,
 )
 from bench._load import Load, failure_at, model_of, open_client
+from bench._main import as_command
 from bench._plot import check_plot, plot_loads
 from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
 from bench._stream import Asked, ServerRefused
@@ -40,7 +41,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked."""
     parser = argparse.ArgumentParser(prog="outrider bench serve", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("--url", default="http://127.0.0.1:8000", help="the server; an OpenAI base URL will do")
+    add("--url", default="http://127.0.0.1:8000", help="the server; an OpenAI base URL will do (default: %(default)s)")
     add("--model", help="model to ask for; default: the first that the server has")
     add("--api-key", help="sent as a bearer token")
     source = parser.add_mutually_exclusive_group()
@@ -49,14 +50,20 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--random-prompt-tokens", type=positive, metavar="N", help="prompts of N random tokens, to measure prefill"
     )
     load = parser.add_mutually_exclusive_group()
-    load.add_argument("--concurrency", type=counts, default=[1], help="requests at once, as 1,8,32")
+    load.add_argument("--concurrency", type=counts, default=[1], help="requests at once, as 1,8,32 (default: 1)")
     load.add_argument("--request-rate", type=rates, help="requests a second at random moments, as 0.5,2")
     add("--num-prompts", type=positive, help="requests under each load; default: 24 or more, by the number of streams")
-    add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
-    add("--temperature", type=not_below_zero, default=0.0)
+    add("--max-tokens", type=positive, default=128, help="most tokens of an answer (default: %(default)s)")
+    add("--temperature", type=not_below_zero, default=0.0, help="of sampling (default: %(default)s)")
     add("--ignore-eos", action="store_true", help="every answer runs to --max-tokens")
     add("--extra-body", type=request_fields, default={}, metavar="JSON", help="more fields for each request")
-    add("--warm-up", type=natural, default=2, metavar="N", help="short requests before anything is measured")
+    add(
+        "--warm-up",
+        type=natural,
+        default=2,
+        metavar="N",
+        help="short requests at first (default: %(default)s)",
+    )
     add("--seed", type=int, default=0, help="of random prompts and of the moments of sending")
     add("--output", type=output_file, help="file for the figures, as JSON")
     add("--plot", type=output_file, help="file for a picture of them (.png, .svg or .pdf)")
@@ -133,4 +140,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(as_command("serve"))

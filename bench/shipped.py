@@ -20,21 +20,26 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench._flags import output_file, positive
+from bench._flags import SERVE_EPILOG, output_file, positive
+from bench._main import as_command
 from bench.mt_bench import answer_tokens
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
 from outrider.args import ServeArgs
+from outrider.errors import StartupError
 from outrider.fastest import SPEEDS, USUAL, section
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measures, prints a table and writes it."""
-    parser = argparse.ArgumentParser(prog="outrider bench shipped", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="outrider bench shipped", description=(__doc__ or "").partition("\n")[0], epilog=SERVE_EPILOG
+    )
     parser.add_argument("--per-category", type=positive, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
-    parser.add_argument("--output", type=output_file, default=SPEEDS, help="file for the table")
+    parser.add_argument("--output", type=output_file, default=SPEEDS, help="file for the table (default: %(default)s)")
     args, serve_flags = parser.parse_known_args(argv)
+    served = ServeArgs.parse(serve_flags)  # which refuses what would end every run
     measured = {
         algorithm: of_rows(_measured(args, algorithm, serve_flags))
         for algorithm in (USUAL, *shipped_algorithms(ensure_embedded_model()))
@@ -44,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"| {algorithm} | {speed:.2f}x | {accept_length:.2f} |")
     tables = json.loads(args.output.read_text(encoding="utf-8")) if args.output.is_file() else {}
     own_flags = "".join(f" {flag}" for flag in serve_flags)
-    tables[section(quantized=ServeArgs.parse(serve_flags).quantization is not None)] = {
+    tables[section(quantized=served.quantization is not None)] = {
         "speeds": {algorithm: round(speed, 3) for algorithm, (speed, _) in measured.items()},
         "accept_lengths": {algorithm: round(length, 3) for algorithm, (_, length) in measured.items()},
         "command": f"python -m bench.shipped --per-category {args.per_category} --tokens {args.tokens}{own_flags}",
@@ -71,9 +76,11 @@ def _measured(args: argparse.Namespace, algorithm: str, serve_flags: list[str]) 
         output = Path(folder) / "rows.json"
         words = [f"--per-category={args.per_category}", f"--tokens={args.tokens}", "--alone", f"--output={output}"]
         flags = [f"--speculative-algorithm={algorithm}", *serve_flags]
-        subprocess.run([sys.executable, "-m", "bench.mt_bench", *words, *flags], check=True, stdout=sys.stderr)
+        command = [sys.executable, "-m", "bench.mt_bench", *words, *flags]
+        if subprocess.run(command, check=False, stdout=sys.stderr).returncode != 0:
+            raise StartupError(f"bench mt_bench with {algorithm} failed")
         return json.loads(output.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(as_command("shipped"))

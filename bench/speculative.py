@@ -25,9 +25,10 @@ from typing import Any
 import httpx
 
 from bench._figures import percentile
-from bench._flags import output_file, positive
+from bench._flags import SERVE_EPILOG, output_file, positive
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
 from bench._load import Load, Run, failure_at, model_of, open_client, run
+from bench._main import as_command
 from bench._plot import check_plot, plot_grid
 from bench._prompts import Prompt, from_file, mt_bench
 from bench._server import free_port, serving
@@ -41,7 +42,9 @@ _OWN_WORDS = ["--host=127.0.0.1", "--port=1"]  # that the server's are told from
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The command line, and the words that are the server's."""
-    parser = argparse.ArgumentParser(prog="outrider bench speculative", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="outrider bench speculative", description=(__doc__ or "").partition("\n")[0], epilog=SERVE_EPILOG
+    )
     add = parser.add_argument
     add("--speculative-algorithm", default="NGRAM", help="how drafts are made")
     add("--batch-size", type=positive, nargs="+", default=BATCH_SIZES, help="streams at once")
@@ -154,4 +157,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(as_command("speculative"))

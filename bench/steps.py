@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench._flags import counts, output_file
+from bench._main import as_command
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError
 from outrider.v1 import common_pb2, verify_pb2
@@ -123,7 +123,11 @@ def _request(prompt: np.ndarray, max_tokens: int) -> verify_pb2.GenerateRequest:
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to. Other flags are those of `outrider verify`."""
-    parser = argparse.ArgumentParser(prog="outrider bench steps", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="outrider bench steps",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog="Other flags go to `outrider verify`.",
+    )
     parser.add_argument("--batch", type=counts, default=(1, 8, 32), help="sessions; default: 1,8,32")
     parser.add_argument("--context", type=counts, default=(128, 1024), help="tokens of each; default: 128,1024")
     parser.add_argument("--output", type=output_file, default=None, help="file for the figures as JSON")
@@ -149,4 +153,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    raise SystemExit(as_command("steps"))

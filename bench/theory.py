@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict, dataclass
 
-from bench._flags import output_file, positive
+from bench._flags import SERVE_EPILOG, output_file, positive
+from bench._main import as_command
 from bench._metered import metered
 from bench.mt_bench import WARM_UP, Answer, answer_tokens, ask_outrider, choose
 from outrider.scrape import Span
@@ -69,7 +69,9 @@ def gain_of(plain: Side, speculative: Side) -> Gain:
 
 def main(argv: list[str] | None = None) -> int:
     """Measures and prints a table."""
-    parser = argparse.ArgumentParser(prog="outrider bench theory", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="outrider bench theory", description=(__doc__ or "").partition("\n")[0], epilog=SERVE_EPILOG
+    )
     parser.add_argument("--per-category", type=positive, default=1, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=96, help="most tokens of an answer")
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
@@ -100,4 +102,4 @@ def _measured(args: argparse.Namespace, serve_flags: list[str]) -> tuple[Side, S
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(as_command("theory"))

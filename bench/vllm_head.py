@@ -12,13 +12,13 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench._flags import positive
+from bench._main import as_command
 from engine.loader import resolve_model
 from training.accept_length import CHAIN_STEPS, chain_rounds
 from training.answers import read_first_turns
@@ -91,4 +91,4 @@ def _vllm(args: argparse.Namespace, target: Path, prompts: list[list[int]]) -> t
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(as_command("vllm_head"))

@@ -24,14 +24,13 @@ V, D and h are the flags'; R is the median of echo_ms, unless --round-trip-ms sa
 so rounds cut short count against the services. The first 15 % of a run count neither for rates nor for grpc_ms. Of
 several sessions a step that misses one draft waits for it: there h is the chance that none misses. `share_as_timed`
 takes V and D as they were in this run. `hops_ms` tells where the time between two steps goes, median of the rounds that
-waited for a fresh draft. --picture draws some rounds of both runs.
+waited for a fresh draft. --picture draws some rounds of both runs, where there is one session.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,8 @@ import numpy as np
 import uvloop
 
 from bench._flags import above_zero, natural, not_below_zero, output_file, positive
+from bench._main import as_command
+from bench._plot import check_plot
 from bench._wire_echo import round_trips_ms
 from bench._wire_hops import rounds
 from bench._wire_picture import draw
@@ -54,13 +55,15 @@ _FOLDER_PREFIX = "orw-"  # short: a Unix socket's path has at most 107 bytes
 
 
 def main(words: list[str] | None = None) -> int:
-    """Runs both ways; prints the figures, and writes them to --output."""
+    """Runs both ways; prints the figures, and writes them to --output; draws some rounds where asked."""
     args = _parse(words)
-    figures = uvloop.run(_measure(args))
+    figures, sequential, overlap = uvloop.run(_measure(args))
     text = json.dumps(figures, indent=2)
     print(text)
     if args.output is not None:
         args.output.write_text(text + "\n", encoding="utf-8")
+    if args.picture is not None:
+        draw({"one after the other": sequential, "with overlap": overlap}, args.picture)
     return 0
 
 
@@ -82,8 +85,11 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--core-placement", choices=("auto", "off"), default="auto", help="as of `outrider serve`")
     parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--output", type=output_file, help="JSON file")
-    parser.add_argument("--picture", type=output_file, help="picture of some rounds, .svg or .png; for --batch 1")
+    parser.add_argument("--picture", type=output_file, help="file for a picture of some rounds, with --batch 1")
     args = parser.parse_args(words)
+    check_plot(args.picture, "--picture")
+    if args.picture is not None and args.batch > 1:
+        parser.error(f"--picture draws one session; --batch is {args.batch}")
     args.num_draft_tokens = args.num_draft_tokens or (args.num_steps + 1 if args.topk == 1 else 16)
     if args.num_draft_tokens < 2:
         parser.error(f"--num-draft-tokens is {args.num_draft_tokens}; with its root a tree has at least 2")
@@ -115,7 +121,8 @@ def _cores(args: argparse.Namespace) -> tuple[int, int] | None:
     return cores_of_two() if args.core_placement == "auto" else None
 
 
-async def _measure(args: argparse.Namespace) -> dict[str, Any]:
+async def _measure(args: argparse.Namespace) -> tuple[dict[str, Any], Played, Played]:
+    """The figures, and what was played one after the other and with overlap."""
     with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX) as name:
         folder = Path(name)
         address = f"unix:{folder}/echo"
@@ -131,10 +138,8 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
     echo, grpc_ms = _percentiles(echo_ms), _percentiles(_grpc_ms(sequential))
     round_trip_ms = echo["p50"] if args.round_trip_ms is None else args.round_trip_ms
     d_r = args.draft_ms + round_trip_ms
-    if args.picture is not None:
-        draw({"one after the other": sequential, "with overlap": overlap}, args.picture)
     missed = 1.0 - args.hit_rate**args.batch
-    return {
+    figures = {
         "setting": {k: v for k, v in vars(args).items() if not isinstance(v, Path)},
         "round_trip_ms": round_trip_ms,
         "load_average": load_average(),
@@ -144,6 +149,7 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
         "echo_ms": echo,
         "grpc_over_echo": {name: grpc_ms[name] / echo[name] for name in echo},
     }
+    return figures, sequential, overlap
 
 
 def _figures(played: Played, cycle_ms: float, missed: float, round_trip_ms: float) -> dict[str, Any]:
@@ -207,4 +213,4 @@ def _mean(values: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(as_command("wire"))

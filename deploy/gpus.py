@@ -2,7 +2,7 @@
 
 python deploy/gpus.py --targets 0 1 2 --drafters 3 > docker-compose.override.yml
 It copies `verify-gpu` and `draft-gpu` of docker-compose.yml, which are the first of each, and gives every copy its GPU;
-with --tls what docker-compose.tls.yml adds to them, too.
+with --tls what docker-compose.tls.yml adds to them, too. Needs PyYAML.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
+try:
+    import yaml
+except ModuleNotFoundError:
+    sys.exit("gpus.py: needs PyYAML: pip install pyyaml")
 
 COMPOSE = Path(__file__).parents[1] / "docker-compose.yml"
 TLS = COMPOSE.with_name("docker-compose.tls.yml")

@@ -120,10 +120,12 @@ def _published_tensors(opened: HeadFolder) -> dict[str, torch.Tensor]:
 def _published_config(opened: HeadFolder) -> dict[str, Any]:
     raw, config = flattened(read_json(opened.folder / "config.json")), opened.config
     kept = {key: value for key, value in raw.items() if key not in _DROPPED}
-    kept["model_type"] = RawConfig(opened.folder / "config.json", raw).layer_like().removesuffix("ForCausalLM").lower()
+    like = RawConfig(opened.folder / "config.json", raw).layer_like(opened.names.stored)
+    kept["model_type"] = like.removesuffix("ForCausalLM").lower()
     if isinstance(config, EagleConfig):
         return {"architectures": ["LlamaForCausalLMEagle"], **kept, "bias": True}
     if isinstance(config, Eagle3Config):
+        kept["num_hidden_layers"] = config.block.num_layers
         eagle: dict[str, Any] = {"use_aux_hidden_state": config.reads_aux}
         if config.aux_layers is not None:
             eagle["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in config.aux_layers]

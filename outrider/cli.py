@@ -49,7 +49,7 @@ def _load(module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise StartupError(
             f"{module} needs the package {error.name!r}, which is not installed; "
-            "`pip install 'outrider[all]'` brings everything"
+            "in a checkout, `pip install '.[all]'` brings everything"
         ) from error
 
 

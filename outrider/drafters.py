@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -27,13 +28,19 @@ _COLUMNS = ("verify", "drafter", "algorithm", "mode", "sessions", "silent", "acc
 Say = Callable[[str], None]
 
 
-def run(words: list[str], say: Say = print) -> int:
-    """The command; returns its exit code: 1 when a verify service refused, or did not answer."""
-    if not words or words[0] not in ACTIONS:
-        if words and words[0] not in ("-h", "--help"):
-            raise StartupError(f"ACTION is {words[0]!r}; it must be one of {', '.join(ACTIONS)}")
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def run(words: list[str], say: Say = print, complain: Say = _complain) -> int:
+    """The command; returns its exit code: 1 when a verify service refused or did not answer, as `complain` hears."""
+    if not words:
+        raise StartupError(f"ACTION is missing: one of {', '.join(ACTIONS)}; `outrider drafters --help` tells more")
+    if words[0] in ("-h", "--help"):
         parser_for(DraftersArgs).print_help()
-        return 0 if words else 2
+        return 0
+    if words[0] not in ACTIONS:
+        raise StartupError(f"ACTION is {words[0]!r}; it must be one of {', '.join(ACTIONS)}")
     action, args = words[0], DraftersArgs.parse(words[1:])
     chosen = args.drafter is not None or args.algorithm is not None
     if action == "list" and chosen:
@@ -42,10 +49,10 @@ def run(words: list[str], say: Say = print) -> int:
         raise StartupError(f"{action} needs --drafter or --algorithm")
     if action == "drain" and args.algorithm is not None:
         raise StartupError("drain takes --drafter; an algorithm is disabled or enabled")
-    return asyncio.run(_run(action, args, say))
+    return asyncio.run(_run(action, args, say, complain))
 
 
-async def _run(action: str, args: DraftersArgs, say: Say) -> int:
+async def _run(action: str, args: DraftersArgs, say: Say, complain: Say) -> int:
     tls, name = args.verify_tls, args.verify_ssl_server_name
     if tls is not None and name is None:
         name = common_name(args.verify_address)
@@ -63,7 +70,7 @@ async def _run(action: str, args: DraftersArgs, say: Say) -> int:
                     await _switch(stub, action, args, address, say)
             except grpc.aio.AioRpcError as error:
                 failed = True
-                say(f"{address}: {error.details() or error.code().name}")
+                complain(f"{address}: {error.details() or error.code().name}")
     if action == "list" and rows:
         for line in _table([_COLUMNS, *rows]):
             say(line)

@@ -116,6 +116,8 @@ def _help(spec: dataclasses.Field[Any]) -> str:
     text = spec.metadata["help"].replace("%", "%%")
     if spec.default in (None, False, ()):
         return text
+    if spec.default == "":
+        return f"{text} (required)"
     default = " ".join(spec.default) if isinstance(spec.default, tuple) else spec.default
     return f"{text} (default: {default})"
 

@@ -102,7 +102,7 @@ def tracing_of(args: ObservingArgs, service: str) -> Tracing | None:
         from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
     except ModuleNotFoundError as error:
         raise StartupError(
-            f"--otlp-traces-endpoint needs the package {error.name!r}: pip install 'outrider[tracing]'"
+            f"--otlp-traces-endpoint needs the package {error.name!r}: in a checkout, pip install '.[tracing]'"
         ) from error
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(args.otlp_traces_sample_ratio)),

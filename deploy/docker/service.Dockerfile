@@ -5,9 +5,9 @@
 #   engine,models  the verify service
 # Build from the top of the repository: docker build -f deploy/docker/service.Dockerfile --build-arg EXTRAS=gateway .
 ARG BASE_IMAGE=python:3.11-slim
-ARG BUILD_IMAGE=${BASE_IMAGE}
+ARG BUILD_IMAGE=""
 
-FROM ${BUILD_IMAGE} AS build
+FROM ${BUILD_IMAGE:-${BASE_IMAGE}} AS build
 ARG EXTRAS
 # Where torch is looked for beside PyPI: https://download.pytorch.org/whl/cpu has the one without CUDA.
 ARG TORCH_INDEX=""

@@ -10,6 +10,7 @@ import http.client
 import importlib.util
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -22,6 +23,7 @@ from pathlib import Path
 
 _TEMPLATE = Path(__file__).with_name("envoy.yaml")
 _TLS = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
+_ADDRESS = re.compile(r"([^:\[\]\s]+|\[[^\[\]\s]+\]):[0-9]{1,5}")  # IPv6 in brackets
 _QUIET_PAUSE_S = 0.2
 _ADMIN_TIMEOUT_S = 5.0
 
@@ -88,6 +90,9 @@ def parse(words: list[str]) -> argparse.Namespace:
         for name in ("certificate", "server_name"):
             if getattr(args, f"{to}_{name}") is not None and getattr(args, f"{to}_ca") is None:
                 parser.error(f"--{to}-{name.replace('_', '-')} needs --{to}-ca")
+        for address in getattr(args, to) or ():
+            if _ADDRESS.fullmatch(address) is None or int(address.rpartition(":")[2]) not in range(1, 65536):
+                parser.error(f"--{to} is {address!r}; it must be HOST:PORT")
     return args
 
 

@@ -39,7 +39,8 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
     except ImportError as error:
         names = ", ".join(map(str, raw.get("architectures") or ["an unnamed architecture"]))
         raise StartupError(
-            f"{folder}: {names} is served through transformers, which is missing: pip install 'outrider[models]'"
+            f"{folder}: {names} is served through transformers, which is missing: "
+            "in a checkout, pip install '.[models]'"
         ) from error
     if raw.get("quantization_config") is not None:
         _fail(folder, "the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")

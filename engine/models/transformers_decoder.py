@@ -2,7 +2,8 @@
 
 The step's rows go through the model as one sequence of a batch of one, each with its own position; who sees whom is
 attention's business, and that is ours (transformers_attention.py). A short run at load shows whether the model is of
-that kind: every layer must come to attention once, and the result must be what transformers computes by itself.
+that kind: every layer must come to attention once, and the result must be what transformers computes by itself, also
+behind another session's rows and in a second step.
 """
 
 from __future__ import annotations
@@ -74,15 +75,9 @@ class TransformersDecoder:
     def probe(self, folder: Path) -> None:
         """Runs a few tokens. StartupError when this is no decoder with plain attention in every layer."""
         tokens = np.array([token % self.config.vocab_size for token in _PROBE], np.int32)
-        tokens = tokens[: min(len(tokens), self.pool.num_slots, self.config.max_position)]
-        count = len(tokens)
-        buffers = BatchBuffers(
-            np.zeros((1, count), np.int32), vocab_size=self.config.vocab_size, num_slots=count, num_positions=count,
-            max_tokens=count,
-        )  # fmt: skip
-        segment = Segment(0, 0, tokens, np.arange(count, dtype=np.int32), num_logits=count)
+        tokens = tokens[: min(len(tokens), self.pool.num_slots // 2, self.config.max_position)]
         try:
-            ours = self.forward(buffers.fill([segment]))
+            ours = self._in_two_steps(tokens)
         except StartupError:
             raise
         except Exception as error:  # attention of a kind that does not come to ours, or comes in another way
@@ -106,6 +101,24 @@ class TransformersDecoder:
                 self.config.architecture,
                 f"logits over the pool are {apart:.2f} of their spread away from transformers' own ({folder})",
             )
+
+    def _in_two_steps(self, tokens: np.ndarray) -> torch.Tensor:
+        """Logits [n, vocab], one half of the tokens after the other, below the rows of another session.
+
+        Models that count a call's rows for positions, and pass over those that they are given, go astray in it.
+        """
+        count = len(tokens)
+        slots = np.arange(2 * count, dtype=np.int32).reshape(2, count)
+        buffers = BatchBuffers(
+            slots, vocab_size=self.config.vocab_size, num_slots=2 * count, num_positions=count, max_tokens=2 * count
+        )
+        half = (count + 1) // 2
+        logits: list[torch.Tensor] = []
+        for start, end in ((0, half), (half, count)) if half < count else ((0, count),):
+            other = Segment(1, start, tokens[::-1][start:end], slots[1, start:end], num_logits=0)
+            own = Segment(0, start, tokens[start:end], slots[0, start:end], num_logits=end - start)
+            logits.append(self.forward(buffers.fill([other, own])))
+        return torch.cat(logits)
 
     def _keep_features(self) -> None:
         """Hooks that note the states that features ask for."""
@@ -137,10 +150,13 @@ class TransformersDecoder:
 def windows_of(text: Any, config: ModelConfig) -> tuple[int, ...]:
     """Each layer's sliding window by the config, for layers that do not say it themselves; 0: none. Empty: nowhere."""
     kinds = getattr(text, "layer_types", None)
+    window = getattr(text, "sliding_window", None) or 0
     if not kinds:
-        return ()
+        # A family whose config has it as a field means every layer, some in their mask alone; elsewhere it is a stray
+        # key of config.json that nothing reads.
+        is_read = hasattr(type(text), "sliding_window") and getattr(text, "use_sliding_window", True)
+        return (window,) * config.num_layers if window and is_read else ()
     strange = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if strange:
         refuse(config.architecture, f"it has layers of {', '.join(strange)}")
-    window = getattr(text, "sliding_window", None) or 0
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)

@@ -64,11 +64,12 @@ def load_transformers_model(
 
 
 class _Rows(torch.nn.Module):
-    """A linear layer of ours where transformers has its own."""
+    """A linear layer of ours where transformers has its own. Of `weight` only dtype and shape can be asked."""
 
-    def __init__(self, run: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, run: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor) -> None:
         super().__init__()
         self._run = run
+        self.weight = weight.to("meta")  # routers look at its dtype; its numbers are kept once, packed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]"""
@@ -86,7 +87,8 @@ def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None
             continue
         make = make_head if module is head else make_linear
         bias = None if module.bias is None else module.bias.detach()
-        model.set_submodule(name, _Rows(make(module.weight.detach(), bias)))
+        weight = module.weight.detach()
+        model.set_submodule(name, _Rows(make(weight, bias), weight))
 
 
 def _check_loaded(folder: Path, found: dict[str, Any]) -> None:

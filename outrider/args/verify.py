@@ -122,6 +122,13 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     max_draft_wait_ms: float = arg(
         20.0, "speculation", "Longest wait for a drafter; measured savings bound it further."
     )
+    speculative_accept_threshold_single: float = arg(
+        1.0, "speculation",
+        "Of requests that name none: a draft of at least this probability is accepted. Below 1 drafts change output.",
+    )  # fmt: skip
+    speculative_accept_threshold_acc: float = arg(
+        1.0, "speculation", "The same: drafts are accepted as if they were so many times likelier (1 over this)."
+    )
     disable_speculation_brake: bool = arg(False, "speculation", "Verify drafts as they come, whether or not they pay.")
     shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
     decode_log_interval: int = arg(40, "observing", "Steps between log lines about decoding; 0: none.")
@@ -142,6 +149,8 @@ class VerifyArgs(ObservingArgs, ServingArgs):
             "chunked_prefill_size", "max_verify_nodes", "max_proposal_nodes", "max_proposals_per_session",
             "cuda_graph_max_bs", "torch_compile_max_bs",
         )  # fmt: skip
+        at_least(self, 0, "speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+        at_most(self, 1, "speculative_accept_threshold_single", "speculative_accept_threshold_acc")
         check_algorithm(self.speculative_algorithm)
         if self.quantization is not None:
             quantization_method(self.quantization, "--quantization")

@@ -56,6 +56,8 @@ class StandIn:
         return Response()
 
     async def _models(self, request: Request) -> Response:
+        if self.status == 401:
+            return JSONResponse({"error": {"message": "no"}}, 401)
         return JSONResponse({"data": [{"id": "stand-in"}]})
 
     async def _metrics(self, request: Request) -> Response:

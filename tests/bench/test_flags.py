@@ -54,6 +54,7 @@ def test_figures_go_to_a_file_in_a_folder_that_is_there(tmp_path: Path) -> None:
         (["--num-draft-tokens", "1"], "--num-draft-tokens is 1"),
         (["--num-draft-tokens", "3"], "give 1 to 3"),
         (["--output", "/nowhere/x.json"], "does not exist"),
+        (["--picture", "x.svg", "--batch", "2"], "--picture draws one session; --batch is 2"),
     ],
 )
 def test_the_wire_refuses_what_cannot_be_played(

@@ -132,6 +132,13 @@ def test_loads_that_are_done_are_kept_when_it_is_stopped(
     assert seen == [(1, 1), (2, 1)]
 
 
+@pytest.mark.parametrize("flags", [[], ["--model", "stand-in"]])
+def test_a_key_that_is_missing_is_told_in_a_line(flags: list[str], tmp_path: Path) -> None:
+    says = r"^http://\S+: /v1/\S+: HTTP 401: the server wants a key that it knows; --api-key gives one$"
+    with pytest.raises(StartupError, match=says):
+        measured(StandIn(status=401), tmp_path, *flags)
+
+
 def test_no_server(tmp_path: Path) -> None:
     with running(StandIn()) as url:
         pass

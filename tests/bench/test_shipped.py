@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import subprocess
 from typing import Any
 
 import pytest
 
+from bench import shipped
 from bench.shipped import of_rows
+from outrider.errors import StartupError
 
 
 def row(question: int, system: str, speed: float, accept_length: float | None = None) -> dict[str, Any]:
@@ -21,3 +25,12 @@ def test_speed_is_a_ratio_within_each_question() -> None:
     speed, accept_length = of_rows(rows)
     assert speed == pytest.approx(1.0)
     assert accept_length == 2.0
+
+
+def test_a_run_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.CompletedProcess(command, 2)
+
+    monkeypatch.setattr(shipped.subprocess, "run", failing)
+    with pytest.raises(StartupError, match="bench mt_bench with NGRAM failed"):
+        shipped._measured(argparse.Namespace(per_category=1, tokens=16), "NGRAM", [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from bench import wire
 from bench._wire_hops import HOPS
 from bench._wire_run import Played
 from bench._wire_script import NUM_TOP, PROMPT_LEN, Script, Setting
+from outrider.errors import StartupError
 
 SETTING = Setting(
     verify_ms=1.0, draft_ms=1.0, accept_length=2.5, hit_rate=0.8, batch=1, topk=4, num_steps=4, num_draft_tokens=16,
@@ -54,13 +56,13 @@ def test_time_in_grpc_is_both_ways_of_a_trip_without_the_first_ones() -> None:
     assert wire._grpc_ms(played) == pytest.approx([7e-6] * 17)
 
 
-@pytest.mark.parametrize(("topk", "width"), [(1, 96), (4, 96), (4, 0)])
-def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: int, width: int) -> None:
-    output = tmp_path / "figures.json"
+@pytest.mark.parametrize(("batch", "topk", "width"), [(2, 1, 96), (1, 4, 96), (2, 4, 0)])
+def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, batch: int, topk: int, width: int) -> None:
+    output, picture = tmp_path / "figures.json", tmp_path / "rounds.svg"
     words = [
-        "--verify-ms", "8", "--draft-ms", "1", "--accept-length", "2.5", "--batch", "2", "--topk", str(topk),
+        "--verify-ms", "8", "--draft-ms", "1", "--accept-length", "2.5", "--batch", str(batch), "--topk", str(topk),
         "--num-steps", "4", "--feature-width", str(width), "--seconds", "0.4", "--output", str(output),
-        "--picture", str(tmp_path / "rounds.svg"),
+        *(("--picture", str(picture)) if batch == 1 else ()),
     ]  # fmt: skip
     assert wire.main(words) == 0
     figures = json.loads(output.read_text(encoding="utf-8"))
@@ -69,7 +71,7 @@ def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: in
         found = figures[way]
         assert found["share_of_theory"] > 0
         # Of each session the first token comes from its prompt.
-        assert found["accept_length"] * found["verify_steps"] == pytest.approx(found["num_tokens"] - 2)
+        assert found["accept_length"] * found["verify_steps"] == pytest.approx(found["num_tokens"] - batch)
         assert 0 <= found["hit_rate"] <= 1
         assert found["bytes_a_round"]["to_drafter"] > 0  # rows go through shared memory
     assert figures["sequential"]["hit_rate"] == 0
@@ -77,4 +79,24 @@ def test_a_small_run_plays_the_script_and_counts_add_up(tmp_path: Path, topk: in
     assert set(figures["sequential"]["hops_ms"]) == {*HOPS, "draft_steps"}
     assert figures["grpc_ms"]["p50"] > 0
     assert figures["round_trip_ms"] == figures["echo_ms"]["p50"]
-    assert (tmp_path / "rounds.svg").stat().st_size > 10_000
+    assert batch > 1 or picture.stat().st_size > 10_000
+
+
+def test_figures_are_written_before_anything_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measure(args: argparse.Namespace) -> tuple[dict[str, int], None, None]:
+        return {"figure": 1}, None, None
+
+    def draw(runs: dict[str, None], path: Path) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(wire, "_measure", measure)
+    monkeypatch.setattr(wire, "draw", draw)
+    output = tmp_path / "figures.json"
+    with pytest.raises(OSError, match="no room"):
+        wire.main(["--output", str(output), "--picture", str(tmp_path / "rounds.svg")])
+    assert json.loads(output.read_text()) == {"figure": 1}
+
+
+def test_a_picture_of_no_known_kind_is_refused_at_once() -> None:
+    with pytest.raises(StartupError, match=r"^--picture writes \.png, \.svg or \.pdf, not rounds\.foo$"):
+        wire.main(["--picture", "rounds.foo"])

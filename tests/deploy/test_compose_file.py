@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import ssl
@@ -35,6 +36,27 @@ def filled_in(word: str) -> str:
     return re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", word)
 
 
+def test_images_are_built_on_the_base_image_alone() -> None:
+    """Where only OUTRIDER_BASE_IMAGE is set: what is installed in one image does not run in another."""
+    for name in OURS:
+        build = SERVICES[name]["build"]
+        assert filled_in(build["args"]["BUILD_IMAGE"]) == ""
+        text = (ROOT / build["dockerfile"]).read_text()
+        assert 'ARG BUILD_IMAGE=""' in text
+        assert re.findall("^FROM (.*)$", text, re.MULTILINE) == [
+            "${BUILD_IMAGE:-${BASE_IMAGE}} AS build", "${BASE_IMAGE}"
+        ]  # fmt: skip
+
+
+def test_every_variable_is_told_of() -> None:
+    """In the table of docs/operations.md, which the file promises."""
+    table = [line for line in (ROOT / "docs" / "operations.md").read_text().splitlines() if line.startswith("| `")]
+    told = {name for line in table for name in re.findall(r"`(\w+)`", line)}
+    told |= {f"OUTRIDER{name}" for name in told if name.startswith("_")}
+    read = {name for path in FILES for name in re.findall(r"\$\{(\w+)", path.read_text())}
+    assert read <= told
+
+
 @pytest.mark.parametrize("name", [name for name in OURS if not name.startswith("envoy")])
 def test_commands_are_taken(name: str) -> None:
     """Every flag is one that the service has, with a value that it takes."""
@@ -61,6 +83,17 @@ def test_envoy_takes_its_command(name: str, tmp_path: Path) -> None:
     script = ROOT / "deploy" / "envoy" / "run.py"
     ended = subprocess.run([sys.executable, script, *words, "--check"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(
+    "address", ["foo", "foo:bar", ":8000", "foo:0", "foo:65536", "foo:80:80", "::1:8000", "a b:80"]
+)
+def test_envoy_refuses_what_is_no_address(address: str, tmp_path: Path) -> None:
+    words = [f"--gateway={address}", f"--run-dir={tmp_path}", "--check"]
+    script = ROOT / "deploy" / "envoy" / "run.py"
+    ended = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1] == f"run.py: error: --gateway is {address!r}; it must be HOST:PORT"
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -119,6 +152,15 @@ def test_a_machine_with_more_gpus() -> None:
         assert safe[name]["healthcheck"] == {**services[name]["healthcheck"], **TLS["services"][first]["healthcheck"]}
     twice = subprocess.run([sys.executable, script, *words, "0"], capture_output=True, text=True, check=False)
     assert twice.returncode == 2
+
+
+def test_without_pyyaml_a_line_says_so(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("raise ModuleNotFoundError(name='yaml')")
+    words = [ROOT / "deploy" / "gpus.py", "--targets", "0", "--drafters", "1"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "gpus.py: needs PyYAML: pip install pyyaml\n"
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ async def serving(folder: Path, *addresses: str, **flags: Any) -> AsyncIterator[
     health = rpc.add_health_and_reflection(server, [SERVICE])
     address = rpc.bind(server, f"unix:{folder}/draft.sock")
     await server.start()
-    await rpc.set_serving(health, [SERVICE], True)
+    rpc.set_serving(health, [SERVICE], True)
     try:
         async with rpc.create_channel(address) as channel:
             yield Serving(draft_pb2_grpc.DraftServiceStub(channel), channel, worker, drafter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import transformers
 
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
+from engine.models.transformers_decoder import windows_of
 from engine.runner import ModelRunner
 from outrider.errors import StartupError
 from tests.engine.test_quantization import plain_greedy, tree_greedy
@@ -40,6 +42,12 @@ def configs() -> dict[str, transformers.PretrainedConfig]:
         "phi": transformers.PhiConfig(**PHI),
         "phi3": transformers.Phi3Config(**SHAPE, sliding_window=WINDOW, pad_token_id=0),
         "qwen3-moe": transformers.Qwen3MoeConfig(**SHAPE, **experts),
+        # Its window is in its mask alone.
+        "phimoe": transformers.PhimoeConfig(
+            **SHAPE, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2
+        ),
+        # Its router asks for the dtype of a linear layer's weight.
+        "hunyuan-moe": transformers.HunYuanMoEV1Config(**SHAPE, num_experts=4, moe_topk=2),
         # A family of ours with what our decoders do not have.
         "llama": transformers.LlamaConfig(
             **SHAPE, mlp_bias=True, hidden_act="gelu",
@@ -206,6 +214,17 @@ SINKS: dict[str, Any] = {
     **SHAPE, "num_local_experts": 2, "num_experts_per_tok": 1, "layer_types": ["full_attention"] * 3
 }  # fmt: skip
 SMALL: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_size": 32}
+
+
+def count_rows_for_positions(kind: str) -> transformers.PretrainedConfig:
+    """A decoder that passes over the positions that it is given."""
+    return getattr(transformers, kind)(
+        vocab_size=VOCAB_SIZE, d_model=32, decoder_layers=2, decoder_attention_heads=2, encoder_attention_heads=2,
+        decoder_ffn_dim=64, max_position_embeddings=128, is_decoder=True, is_encoder_decoder=False, pad_token_id=0,
+        bos_token_id=1, eos_token_id=2, num_hidden_layers=2,
+    )  # fmt: skip
+
+
 REFUSED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     r"MambaForCausalLM.*num_attention_heads": lambda: transformers.MambaConfig(
         **SMALL, num_hidden_layers=2, state_size=4
@@ -218,6 +237,10 @@ REFUSED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     r"FalconForCausalLM.*takes no attention but its own": lambda: transformers.FalconConfig(
         **SMALL, num_hidden_layers=1, num_attention_heads=2, bos_token_id=1, eos_token_id=2
     ),
+    **{
+        rf"{name}ForCausalLM.*away from transformers' own": partial(count_rows_for_positions, f"{name}Config")
+        for name in ("Bart", "MBart", "Marian", "PLBart", "Blenderbot")
+    },
     r"BloomForCausalLM.*max_position_embeddings": lambda: transformers.BloomConfig(**SMALL, n_layer=2, n_head=2),
 }
 
@@ -229,6 +252,22 @@ def test_other_attention_is_refused_by_name(message: str, tmp_path: Path) -> Non
     model.save_pretrained(tmp_path)
     with pytest.raises(StartupError, match=message):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "window"),
+    [
+        (transformers.PhimoeConfig(sliding_window=WINDOW), WINDOW),
+        (transformers.PhimoeConfig(), None),
+        (transformers.Qwen3MoeConfig(sliding_window=WINDOW, use_sliding_window=False), None),
+        (transformers.Qwen2Config(sliding_window=WINDOW, use_sliding_window=False, num_hidden_layers=3), 0),
+        (transformers.LlamaConfig.from_dict({"sliding_window": WINDOW}), None),
+    ],
+)
+def test_a_window_without_layer_types_is_every_layers_where_the_family_reads_it(
+    config: transformers.PretrainedConfig, window: int | None, gemma: tuple[Path, Any]
+) -> None:
+    assert windows_of(config, load(gemma[0]).config) == (() if window is None else (window,) * 3)
 
 
 def test_a_tensor_that_is_missing_or_not_finite_is_refused(tmp_path: Path) -> None:

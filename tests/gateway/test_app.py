@@ -92,13 +92,14 @@ def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
     return client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}], **fields})
 
 
-def test_serves_and_leaves_with_0(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
+def test_serves_and_leaves_with_0(start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path) -> None:
     process = start("--port=0", f"--verify-address={verify[1]}")
     with httpx.Client(base_url=url_of(process), timeout=30) as client:
         until_healthy(client)
         assert ask(client).json()["choices"][0]["message"]["content"] == ANSWER
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
+    assert '"asked to stop"' in (tmp_path / "errors").read_text()
 
 
 def test_a_running_answer_is_finished(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:

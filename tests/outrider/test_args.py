@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import pytest
 
 from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
-from outrider.flags import Args
+from outrider.flags import Args, arg, parser_for
 
 KINDS: list[type[Args]] = [VerifyArgs, DraftArgs, GatewayArgs, ServeArgs, ChatArgs]
 ADDRESSES = {"listen", "verify_address", "uds"}
@@ -189,6 +190,16 @@ def test_every_flag_has_help() -> None:
     for kind in KINDS:
         for spec in dataclasses.fields(kind):
             assert spec.metadata["help"].endswith("."), f"{kind.__name__}.{spec.name}"
+
+
+def test_a_flag_without_a_default_is_told_to_be_required() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Needing(Args):
+        command: ClassVar[str] = "needing"
+        summary: ClassVar[str] = "Needs a folder."
+        data: str = arg("", "what", "Folder.")
+
+    assert parser_for(Needing).format_help().rstrip().endswith("--data TEXT  Folder. (required)")
 
 
 def test_settings_as_flags() -> None:

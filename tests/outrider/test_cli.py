@@ -110,7 +110,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert cli.main(["verify"]) == 2
     message = capsys.readouterr().err
     assert "'torch'" in message
-    assert "outrider[all]" in message
+    assert "in a checkout, `pip install '.[all]'`" in message
 
 
 def test_the_hugging_face_kernels_package_is_refused(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -189,3 +190,11 @@ def test_resumed_tokens_count_as_output() -> None:
     )
     assert (session.output_len, session.resumed_len, session.remaining) == (2, 2, 0)
     assert session.committed.tolist() == [1, 2, 3, 9, 8]
+
+
+def test_thresholds_of_requests_that_name_none_are_the_flags() -> None:
+    made = factory()
+    made._bounds = replace(made._bounds, accept_thresholds=(0.5, 1e-9))
+    requests = make(), speculative(accept_threshold_acc=0.75)
+    told = [session.speculation for each in requests for session in made.build(each)]
+    assert [(one.accept_threshold_single, one.accept_threshold_acc) for one in told] == [(0.5, 1e-9), (0.5, 0.75)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -9,6 +10,8 @@ from typing import Any, NoReturn
 from engine.config import LIMITS, ConfigReader, ModelConfig
 from engine.models.heads.target import TargetShape
 from outrider.errors import StartupError
+
+_Q_NORM = "self_attn.q_norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,15 @@ class RawConfig:
         shortest = min((window for window in config.windows if window), default=config.max_position)
         return replace(config, num_layers=num_layers, max_position=min(config.max_position, shortest), windows=())
 
-    def layer_like(self) -> str:
-        """The supported architecture whose layers its own are like, by the names that it gives itself."""
+    def layer_like(self, stored: Collection[str]) -> str:
+        """The supported architecture whose layers its own are like, by the names of its tensors and of itself.
+
+        Heads bear their target's name whether or not they have its norms of q and k; with nothing stored it is
+        believed.
+        """
         names = self.values.get("architectures")
         name = f"{names[0] if isinstance(names, list) and names else ''} {self.values.get('model_type', '')}".lower()
-        if "qwen3" in name:
+        if any(_Q_NORM in tensor for tensor in stored) or (not stored and "qwen3" in name):
             return "Qwen3ForCausalLM"
         return "Qwen2ForCausalLM" if "qwen2" in name else "LlamaForCausalLM"
 

@@ -39,9 +39,10 @@ class EagleConfig:
 
     @classmethod
     def read(cls, raw: RawConfig, stored: Shapes) -> Self:
-        """From config.json. `bias` says whether fc has one; where it does not say, the tensors do."""
+        """From config.json. `bias` and `qkv_bias` say which biases there are; where they do not, the tensors do."""
         raw.refuse("layernorms")
-        like = "Qwen2ForCausalLM" if raw.flag("qkv_bias", False) else "LlamaForCausalLM"
+        has_qkv_bias = raw.flag("qkv_bias", "layers.0.self_attn.q_proj.bias" in stored)
+        like = "Qwen2ForCausalLM" if has_qkv_bias else "LlamaForCausalLM"
         block = raw.block(like, num_layers=raw.count("num_hidden_layers", 1))
         return cls(raw, block, raw.flag("bias", "fc.bias" in stored))
 

@@ -55,9 +55,13 @@ class Eagle3Config:
 
     @classmethod
     def read(cls, raw: RawConfig, stored: Shapes) -> Self:
-        """From config.json, whose keys are SGLang's and, `norm_before_*` and aux layers at the top, speculators'."""
-        like = "Qwen3ForCausalLM" if raw.layer_like() == "Qwen3ForCausalLM" else "LlamaForCausalLM"
-        block = raw.block(like, num_layers=raw.count("num_hidden_layers", 1))
+        """From config.json, whose keys are SGLang's and, `norm_before_*` and aux layers at the top, speculators'.
+
+        Layers are counted where they are stored: some configs give their target's number.
+        """
+        like = "Qwen3ForCausalLM" if raw.layer_like(stored) == "Qwen3ForCausalLM" else "LlamaForCausalLM"
+        num_layers = len({name.split(".")[1] for name in stored if name.startswith("layers.")})
+        block = raw.block(like, num_layers=num_layers or raw.count("num_hidden_layers", 1))
         reads_aux, layers = _aux_layers(raw)
         num_aux = raw.count("num_aux_hidden_states", NUM_AUX if layers is None else len(layers)) if reads_aux else 1
         if layers is not None and reads_aux and len(layers) != num_aux:

@@ -153,7 +153,7 @@ def _config(raw: RawConfig, names: HeadNames, stored: Shapes) -> HeadConfig:
         return EagleConfig.read(raw, stored)
     if names.family == "eagle3":
         return Eagle3Config.read(raw, stored)
-    return MtpConfig.read(raw, names.family, names.num_stages)
+    return MtpConfig.read(raw, names.family, names.num_stages, stored)
 
 
 def _check_tensors(folder: Path, found: Shapes, config: HeadConfig) -> None:

@@ -8,6 +8,7 @@ head. Dense MLPs and ordinary attention only; a mixture of experts or latent att
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Self
 
@@ -44,12 +45,12 @@ class MtpConfig:
     family: str
 
     @classmethod
-    def read(cls, raw: RawConfig, family: str, num_stages: int) -> Self:
-        """From config.json; `family` is nextn, mimo or multi-layer."""
+    def read(cls, raw: RawConfig, family: str, num_stages: int, stored: Collection[str] = ()) -> Self:
+        """From config.json; `family` is nextn, mimo or multi-layer, `stored` its tensors' names where there are any."""
         raw.refuse(*_UNSUPPORTED)
         if family == "multi-layer":
             raw = _sliding_window_attention(raw)
-        like = raw.layer_like()
+        like = raw.layer_like(stored)
         if family == "mimo" or (like == "LlamaForCausalLM" and raw.flag("attention_bias", False)):
             like = "Qwen2ForCausalLM"  # biases on q, k and v, and not on the output
         return cls(raw, raw.block(like, num_layers=num_stages), family)

@@ -132,6 +132,34 @@ def test_dummy_weights_need_no_files_and_are_the_same_each_time(
     assert torch.equal(one.logits(outputs), two.logits(outputs))
 
 
+def without(key: str, head: Written) -> Written:
+    return make.write(head.folder, {name: value for name, value in head.config.items() if name != key}, head.tensors)
+
+
+def test_biases_that_the_config_does_not_speak_of(tmp_path: Path, target: Written) -> None:
+    head = without("qkv_bias", make.eagle(tmp_path / "head", qkv_bias=True))
+    head = make.rewrite(head, architectures=["Qwen2ForCausalLMEagle"], model_type="qwen2")
+    config = HeadFolder.open(head.folder).config
+    assert config.block.qkv_bias
+    assert config.shapes()["layers.0.self_attn.q_proj.bias"] == (HIDDEN,)
+    with pytest.raises(StartupError, match="3 tensors are not known"):
+        load(make.rewrite(head, qkv_bias=False), target)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_norms_of_q_and_k_are_told_by_the_tensors_and_not_by_a_name(name: str, qk_norm: bool, tmp_path: Path) -> None:
+    head = make.rewrite(make.eagle3(tmp_path / "head", qk_norm=qk_norm), model_type=name)
+    assert ("layers.0.self_attn.q_norm.weight" in HeadFolder.open(head.folder).config.shapes()) == qk_norm
+
+
+def test_layers_of_an_eagle3_head_are_counted_where_they_are_stored(tmp_path: Path, target: Written) -> None:
+    head = make.rewrite(make.eagle3(tmp_path / "head", layers=2), num_hidden_layers=40)
+    assert HeadFolder.open(head.folder).config.block.num_layers == 2
+    with pytest.raises(StartupError, match=r"missing: layers\.1\."):
+        load(make.rewrite(head, drop=("layers.1.mlp.up_proj.weight",)), target)
+
+
 # ---- Refusals: each names what is wrong, and both sides where there are two.
 
 
