@@ -166,9 +166,10 @@ class SpeculativeArgs(Args):
             raise StartupError("--speculative-adaptive and --enable-multi-layer-eagle exclude each other")
 
     def refuse_ngram_flags(self, algorithm: str) -> None:
-        """StartupError for a flag that only n-gram drafts have."""
+        """StartupError for a flag that only n-gram drafts have, but for the scope: others share no text at all."""
         for spec in dataclasses.fields(self):
-            if spec.metadata["group"] == "speculation: NGRAM" and getattr(self, spec.name) != spec.default:
+            is_ngrams = spec.metadata["group"] == "speculation: NGRAM" and spec.name != "speculative_ngram_scope"
+            if is_ngrams and getattr(self, spec.name) != spec.default:
                 raise StartupError(
                     f"{flag_of(spec)} is for n-gram drafts, and drafts are {algorithm} here: add "
                     "--speculative-algorithm NGRAM"

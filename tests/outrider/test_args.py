@@ -237,3 +237,8 @@ def test_a_head_is_converted_by_words_and_both_folders_are_needed() -> None:
     with pytest.raises(StartupError, match="--destination is needed"):
         ConvertArgs(source="head")
     assert ConvertArgs.parse(["--source=a", "--destination=b"]).destination == "b"
+
+
+def test_a_scope_of_n_grams_is_taken_whatever_drafts() -> None:
+    for algorithm in (None, "NGRAM", "EAGLE3", "NONE"):
+        assert ServeArgs(speculative_ngram_scope="session", speculative_algorithm=algorithm)
