@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.acceptance import Accepted
 from outrider.errors import Internal, OutriderError
@@ -82,6 +82,8 @@ class Committer:
     def commit(self, works: list[Work], outcomes: list[Accepted | None], *, step_us: int, batch_tokens: int) -> int:
         """Commits each work's outcome; None where there is none (a chunk), or where the model gave no distribution.
 
+        Then the session goes on without drafts, or ends where it had none.
+
         Returns the number of tokens committed.
         """
         committed = 0
@@ -91,6 +93,9 @@ class Committer:
                 assignment = self._drafters.of(work.session)
                 if assignment is not None and assignment is work.assignment:
                     self._features.send(assignment, min(work.session.kv_len, assignment.told_len - 1))
+            elif outcome is None and work.match is not None:
+                self._scheduler.keep(work.session, work.slots, [])
+                self._go_on_without_drafts(work.session)
             elif outcome is None:
                 self._scheduler.keep(work.session, work.slots, [])
                 self.fail(work.session, _no_token(work.session))
@@ -132,6 +137,12 @@ class Committer:
         self._scheduler.remove(session, reusable=False)
         self._drafters.close(session, verify_pb2.CLOSE_REASON_ERROR)
         self._drafters.forget(session)
+
+    def _go_on_without_drafts(self, session: Session) -> None:
+        """A draft whose row is not finite spoils those that mask it, by 0 times what is no number: the target alone is
+        asked again."""
+        session.speculation = replace(session.speculation, enabled=False)
+        self._drafters.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
 
     def _commit_one(self, work: Work, outcome: Accepted, step_us: int, batch_tokens: int) -> int:
         session, match = work.session, work.match

@@ -46,6 +46,32 @@ def test_output_is_that_of_plain_decoding_whatever_is_drafted(name: str, tempera
         assert sim.view.num_rerooted > 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_not_finite_costs_no_words(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where attention multiplies what it masks by 0, it spoils its whole tree."""
+    rig, truth = build_rig(MODEL), Truth()
+    rig.join(POLICIES["random"](truth, random.Random(5)))
+    forward, spoilt = rig.runner.forward, []
+
+    def spoiling(segments: Sequence[Segment]) -> torch.Tensor:
+        logits, end = forward(segments), 0
+        for segment in segments:
+            end += segment.num_logits
+            if segment.mask is not None and 7 in segment.tokens[1:].tolist():
+                logits[end - segment.num_logits : end] = torch.nan
+                spoilt.append(segment)
+        return logits
+
+    monkeypatch.setattr(rig.runner, "forward", spoiling)
+    params = [SamplingParams(temperature=temperature, seed=seed, max_tokens=40) for seed in range(6)]
+    sessions = [session for each in params for session in rig.submit(request(prompt_of(5, VOCAB, 1), each))]
+    learn(truth, rig, *sessions)
+    rig.run()
+    check_outputs(rig, *sessions)
+    rig.check_whole()
+    assert 0 < len(spoilt) <= len(sessions)
+
+
 def test_a_perfect_drafter_saves_steps_and_a_dead_one_costs_none() -> None:
     steps: dict[str, int] = {}
     for name in ("perfect", "silent"):
