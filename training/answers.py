@@ -33,6 +33,7 @@ def greedy_answers(
 ) -> list[Answer]:  # fmt: skip
     """The first turns of `path`, answered. `kept`: file that answers are read from, or written to."""
     prompts = read_first_turns(path)[:max_prompts]
+    chat = ChatFormat.of_model(model_path)
     facts = {
         "prompts": [text for _, text in prompts],
         "answer_tokens": answer_tokens,
@@ -42,7 +43,6 @@ def greedy_answers(
     }
     if kept is not None and (found := _read(kept, facts)) is not None:
         return found
-    chat = ChatFormat.of_model(model_path)
     asked = [chat.prompt([{"role": "user", "content": text}]) for _, text in prompts]
     max_len = max(map(len, asked)) + answer_tokens
     num_rows = min(32, len(asked))

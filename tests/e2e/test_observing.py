@@ -126,4 +126,4 @@ def test_without_opentelemetry_the_flag_is_refused_and_nothing_else_needs_it() -
         "tracing_of(VerifyArgs(otlp_traces_endpoint='http://x'), 'verify')\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert re.search(r"StartupError: --otlp-traces-endpoint needs .*outrider\[tracing\]", done.stderr)
+    assert re.search(r"StartupError: --otlp-traces-endpoint needs .*pip install \'\.\[tracing\]\'", done.stderr)

@@ -16,7 +16,7 @@ from engine.runner import ModelRunner
 from kernels.norm import rms_norm
 from tests.engine.tiny import VOCAB_SIZE, configs, save_model, sessions
 
-TOLERANCE = 1e-4
+TOLERANCE = 2e-4  # of features up to 20
 
 
 class Pair:
