@@ -102,7 +102,8 @@ class Supervisor:
         """One line of the supervisor's own: for a person, or as services' logs are."""
         if not sys.stderr.isatty():
             now = datetime.now(UTC).isoformat()
-            line = json.dumps({"event": line, "service": "serve", "level": "warning", "timestamp": now})
+            named = {"service": "serve", "module": __name__, "level": "warning", "timestamp": now}
+            line = json.dumps({"event": line, **named})
         self._output(f"{line}\n".encode())
 
     def stop(self) -> None:

@@ -48,10 +48,16 @@ def _json_formatter(service: str) -> logging.Formatter:
     return structlog.stdlib.ProcessorFormatter(
         processor=structlog.processors.JSONRenderer(),
         foreign_pre_chain=[
-            structlog.stdlib.add_logger_name, partial(_name_service, service), structlog.processors.add_log_level,
+            _name_module, partial(_name_service, service), structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"), structlog.processors.format_exc_info,
         ],
     )  # fmt: skip
+
+
+def _name_module(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """As our own lines do it."""
+    event["module"] = event["_record"].name
+    return event
 
 
 class _Lossy:

@@ -67,3 +67,18 @@ def test_a_line_names_its_service_on_any_thread_and_in_any_context() -> None:
     }
     assert services["in a thread"] == ["verify", "draft", "gateway", "verify"]
     assert services["in a context"] == ["verify", "draft", "gateway", "draft"]
+
+
+LIBRARY = """
+import logging
+from outrider.telemetry import configure_logging
+configure_logging("verify")
+logging.getLogger("some.library").warning("it said %d", 5)
+"""
+
+
+def test_what_a_library_logs_is_json_too() -> None:
+    ended = subprocess.run([sys.executable, "-c", LIBRARY], capture_output=True, text=True, check=True)
+    line = json.loads(ended.stderr)
+    found = line["event"], line["service"], line["module"], line["level"]
+    assert found == ("it said 5", "verify", "some.library", "warning")
