@@ -15,12 +15,13 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
 KERNELS = tuple(sorted(SOURCES.glob("*.c")))
-FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fno-math-errno"]
+FLAGS = ["-O3", "-std=gnu11", "-fPIC", "-fno-math-errno"]
 # Spelled differently by compilers and CPUs; the first one that compiles is taken.
 NATIVE_FLAGS = (["-march=native"], ["-mcpu=native"], [])
 # gcc tears some chains of fused multiplications and additions apart on AMD's CPUs, by how many sums go side by side: a
@@ -87,26 +88,32 @@ def compile_library(
 ) -> None:  # fmt: skip
     """Compiles to `target`, with the first of the sets of flags that the compiler takes. Raises CannotBuild.
 
-    It goes into a file beside the target, then is renamed: two first starts at once each put a whole library there.
+    It goes into a folder beside the target, then is renamed: two first starts at once each put a whole library there.
     """
-    words = [f"-I{SOURCES}", *map(str, sources)]
-    descriptor, name = tempfile.mkstemp(prefix=".building-", suffix=".so", dir=target.parent)
-    os.close(descriptor)
-    said = ""
-    try:
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=target.parent) as name:
+        folder = Path(name)
+        said = ""
         for flags, fused in itertools.product(instructions, ALWAYS_FUSED):
-            command = [compiler, *FLAGS, *fused, *flags, *words, "-o", name, "-lm", "-lpthread"]
             try:
-                result = subprocess.run(
-                    command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT_S
-                )  # fmt: skip
+                library = _compile_and_link([compiler, *FLAGS, *fused, *flags], sources, folder)
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise CannotBuild(f"{compiler} could not be run: {error}") from error
-            if result.returncode == 0:
-                os.chmod(name, 0o755)  # mkstemp's files are their owner's alone; a cache may be shared
-                os.replace(name, target)
-                return
-            said = result.stderr
+            except subprocess.CalledProcessError as error:
+                said = error.stderr
+                continue
+            os.replace(library, target)
+            return
         raise CannotBuild(f"{compiler} failed: {said.strip()[-2000:]}")  # warnings come first
-    finally:
-        Path(name).unlink(missing_ok=True)
+
+
+def _compile_and_link(command: list[str], sources: Sequence[Path], folder: Path) -> Path:
+    """All files at once, as cores allow: the first start waits for it. Raises as subprocess.run does."""
+
+    def run(*words: str) -> None:
+        subprocess.run([*command, *words], capture_output=True, text=True, check=True, timeout=COMPILE_TIMEOUT_S)
+
+    objects = [folder / f"{number}.o" for number in range(len(sources))]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda source, made: run(f"-I{SOURCES}", "-c", str(source), "-o", str(made)), sources, objects))
+    run("-shared", *map(str, objects), "-o", str(folder / "library.so"), "-lm", "-lpthread")
+    return folder / "library.so"

@@ -185,7 +185,7 @@ class Soak:
                 self.outcome.bad_exits.append(f"{service.name}: {code}")
         await service.start()
         await self._until_all_are_used()
-        wanted = self.outcome.answers + 2 * NUM_STREAMS
+        wanted = self.outcome.answers + NUM_STREAMS
         while self.outcome.answers < wanted and not self.outcome.lost:  # noqa: ASYNC110  nothing tells when
             await asyncio.sleep(0.05)
 

@@ -46,7 +46,7 @@ def test_ngram_on_and_off(greedy_answers: Answers) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--attention-backend=torch_native", "--page-size=16"), ("--page-size=64",)])
 def test_other_attention_and_larger_pages(greedy_answers: Answers, flags: tuple[str, ...]) -> None:
-    few = greedy_answers[:6]
+    few = greedy_answers[:4]
     with serve(*FP32, "--speculative-algorithm=NGRAM", "--disable-speculation-brake", *flags) as stack:
         _check(stack, few)
         again = _check(stack, few)

@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.asking import CHAT, COMPLETIONS, NATIVE, SCHEMA, Question, Said, ask
 from tests.e2e.stack import serve
 
-NUM_REQUESTS = 36
+NUM_REQUESTS = 24
 AT_ONCE = 6
 PROMPTS = [
     "Count from one to twenty in words, separated by commas.",

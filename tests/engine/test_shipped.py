@@ -28,6 +28,7 @@ from engine.shipped import (
     shipped_token_map,
     stored_quantization,
 )  # fmt: skip
+from outrider import env
 from outrider.errors import StartupError
 from tests.engine.heads import make
 from tests.engine.heads.make import Written
@@ -38,6 +39,9 @@ LIMIT_BYTES = 32 * 2**20
 
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+    kernels = env.home() / "kernels"  # compiled but once
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "kernels").symlink_to(kernels)
     monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path / "home"))
     return make.write_target(tmp_path / "target")
 

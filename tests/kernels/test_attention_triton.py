@@ -121,7 +121,7 @@ PIECES = st.lists(
 
 
 @pytest.mark.gpu
-@settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     pieces=PIECES,
     page_size=st.sampled_from([1, 16, 32, 64]),
