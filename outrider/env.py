@@ -52,6 +52,12 @@ def sglang_spec_v2() -> bool:
     return flag("SGLANG_ENABLE_SPEC_V2", False)
 
 
+def ngram_force_greedy_verify() -> bool:
+    """OUTRIDER_NGRAM_FORCE_GREEDY_VERIFY, or SGLang's name for it: n-gram drafters' sessions decode greedily."""
+    theirs = flag("SGLANG_NGRAM_FORCE_GREEDY_VERIFY", False)
+    return flag("OUTRIDER_NGRAM_FORCE_GREEDY_VERIFY", theirs)
+
+
 def flag(name: str, default: bool) -> bool:
     """A boolean variable: 1/true/yes/on or 0/false/no/off."""
     value = os.environ.get(name, "").strip().lower()

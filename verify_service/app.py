@@ -27,7 +27,7 @@ from engine.pages import PagePool
 from engine.radix_cache import RadixCache
 from engine.runner import ModelRunner, model_shapes
 from engine.threads import share_cores
-from outrider import rpc, serving
+from outrider import env, rpc, serving
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
 from outrider.busy_poll import is_wanted
@@ -268,6 +268,7 @@ def build_step_loop(
         max_verify_nodes=args.max_verify_nodes,
         max_draft_wait_ms=args.max_draft_wait_ms,
         brake=not args.disable_speculation_brake,
+        greedy_for_ngram=env.ngram_force_greedy_verify(),
         decode_log_interval=args.decode_log_interval,
         clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=placement.roam),
         lent_ms=lent_ms,

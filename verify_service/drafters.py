@@ -190,6 +190,15 @@ class Drafters:
         drafter.wake()
         return assignment
 
+    def may_draft_by_ngrams(self, session: Session) -> bool:
+        """Whether an n-gram drafter is there that the session may be assigned to, now or later."""
+        wanted = session.speculation.algorithm
+        return (
+            session.speculation.enabled
+            and wanted in (common_pb2.ALGORITHM_UNSPECIFIED, common_pb2.ALGORITHM_NGRAM)
+            and any(drafter.algorithm == common_pb2.ALGORITHM_NGRAM for drafter in self._drafters)
+        )
+
     def close(self, session: Session, reason: verify_pb2.CloseReason, *, bar: bool = False) -> None:
         """Takes the session from its drafter, if it has one; `bar`: that drafter will not get it again."""
         assignment = self._by_session.pop(session.session_id, None)

@@ -72,6 +72,10 @@ class SessionSampler:
         self.takes_highest = self._filters.is_greedy and not self._is_shaped
         self.commit(resumed.tolist())
 
+    def be_greedy(self) -> None:
+        """From now on the likeliest token is taken, whatever the request's temperature."""
+        self._filters, self._coupled, self.takes_highest = Filters(temperature=0.0), True, not self._is_shaped
+
     def commit(self, tokens: list[int]) -> None:
         """Takes in output tokens."""
         if self._penalised:

@@ -74,6 +74,7 @@ class StepLoop:
         max_verify_nodes: int,
         max_draft_wait_ms: float,
         brake: bool = True,
+        greedy_for_ngram: bool = False,
         decode_log_interval: int = 0,
         clerk: Executor | None = None,
         lent_ms: float = 0.0,
@@ -81,7 +82,10 @@ class StepLoop:
         placement: Placement | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """clock: nanoseconds, by which it is judged whether drafts pay."""
+        """clock: nanoseconds, by which it is judged whether drafts pay.
+
+        greedy_for_ngram: sessions that an n-gram drafter may draft for take the likeliest tokens.
+        """
         self.scheduler = scheduler
         self.drafters = drafters
         self.inbox = inbox
@@ -93,6 +97,7 @@ class StepLoop:
             scheduler, drafters, costs, max_nodes=max_verify_nodes, max_wait_ms=max_draft_wait_ms, brake=brake
         )
         self._costs = costs
+        self._greedy_for_ngram = greedy_for_ngram
         self._sampler = Sampler()
         self._weigher = Weigher(drafters, costs, self.counters, clock)
         self._features = FeatureSender(runner)
@@ -139,6 +144,8 @@ class StepLoop:
         self.counters.lap(IDLE)
         self._obey(commands)
         for session in self.scheduler.admit():
+            if self._greedy_for_ngram and self.drafters.may_draft_by_ngrams(session):
+                session.sampler.be_greedy()
             session.started_ns = session.started_ns or time.monotonic_ns()
         self._assign()
         waited_ms, late = yield from self._gatherer.gather()

@@ -41,6 +41,15 @@ def test_sglangs_name_for_early_proposals(monkeypatch: pytest.MonkeyPatch) -> No
     assert not env.early_proposals()
 
 
+def test_sglangs_name_for_greedy_verify_of_n_grams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OUTRIDER_NGRAM_FORCE_GREEDY_VERIFY", raising=False)
+    assert not env.ngram_force_greedy_verify()
+    monkeypatch.setenv("SGLANG_NGRAM_FORCE_GREEDY_VERIFY", "true")
+    assert env.ngram_force_greedy_verify()
+    monkeypatch.setenv("OUTRIDER_NGRAM_FORCE_GREEDY_VERIFY", "0")
+    assert not env.ngram_force_greedy_verify()
+
+
 def test_early_proposals_may_be_left_to_what_pays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_ENABLE_SPEC_V2", "auto")
     assert env.early_proposals() is None

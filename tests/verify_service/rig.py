@@ -292,6 +292,7 @@ def build_rig(
     eos_token_ids: tuple[int, ...] = (),
     nan_tokens: frozenset[int] = frozenset(),
     longest_prefix_first: bool = False,
+    greedy_for_ngram: bool = False,
 ) -> Rig:
     """A rig; time plays no part in what it does, or, with `brake` on, the time that steps take by `costs`."""
     runner = FakeRunner(
@@ -326,6 +327,7 @@ def build_rig(
         max_verify_nodes=MAX_NODES,
         max_draft_wait_ms=wait_ms,
         brake=brake,
+        greedy_for_ngram=greedy_for_ngram,
         clock=clock or time.monotonic_ns,
     )
     factory = build_factory(runner.config)

@@ -267,6 +267,34 @@ def test_a_request_without_speculation_or_for_another_algorithm_is_opened_to_nob
     assert not sim.view.generations
 
 
+@pytest.mark.parametrize(
+    ("drafter", "wanted", "greedy"),
+    [
+        (common_pb2.ALGORITHM_NGRAM, common_pb2.SpeculativeParams(), True),
+        (common_pb2.ALGORITHM_NGRAM, common_pb2.SpeculativeParams(algorithm=common_pb2.ALGORITHM_NGRAM), True),
+        (common_pb2.ALGORITHM_NGRAM, common_pb2.SpeculativeParams(algorithm=common_pb2.ALGORITHM_EAGLE), False),
+        (common_pb2.ALGORITHM_NGRAM, common_pb2.SpeculativeParams(enabled=False), False),
+        (common_pb2.ALGORITHM_EAGLE, common_pb2.SpeculativeParams(), False),
+        (None, common_pb2.SpeculativeParams(), False),
+    ],
+)  # fmt: skip
+def test_who_n_grams_may_draft_for_can_be_made_greedy(
+    drafter: common_pb2.Algorithm | None, wanted: common_pb2.SpeculativeParams, greedy: bool
+) -> None:
+    def said(temperature: float, *, greedy_for_ngram: bool) -> list[int]:
+        rig = build_rig(MODEL, greedy_for_ngram=greedy_for_ngram)
+        if drafter is not None:
+            rig.join(POLICIES["random"](Truth(), random.Random(5)), algorithm=drafter)
+        params = SamplingParams(temperature=temperature, seed=3, presence_penalty=0.5, max_tokens=40)
+        (session,) = rig.submit(request(prompt_of(5, VOCAB, 1), params, speculative=wanted))
+        rig.run()
+        return rig.output(session)
+
+    sampled, likeliest = said(1.0, greedy_for_ngram=False), said(0.0, greedy_for_ngram=False)
+    assert sampled != likeliest
+    assert said(1.0, greedy_for_ngram=True) == (likeliest if greedy else sampled)
+
+
 def test_num_draft_tokens_bounds_what_is_verified() -> None:
     rig, truth = build_rig(MODEL), Truth()
     rig.join(perfect(truth, 8))
