@@ -12,6 +12,7 @@ import httpx
 
 from bench._prompts import Prompt
 from bench._stream import Answer, Asked, ServerRefused, ask, refusal
+from outrider.direct import is_local
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def open_client(url: str, *, api_key: str | None = None, timeout_s: float = 600)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     return httpx.AsyncClient(
         base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout_s,
+        trust_env=not is_local(url),  # `http_proxy` is for the world outside
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )  # fmt: skip
 

@@ -79,7 +79,7 @@ def _until_healthy(
 ) -> str | None:
     """What went wrong, if anything did."""
     deadline = time.monotonic() + timeout_s
-    with httpx.Client(base_url=url) as client:
+    with httpx.Client(base_url=url, trust_env=False) as client:
         while True:
             with contextlib.suppress(httpx.TransportError):
                 if client.get("/health").status_code == 200 and ready():

@@ -26,6 +26,7 @@ import httpx
 
 from bench._flags import SERVE_EPILOG, output_file, positive
 from bench._main import as_command
+from outrider.direct import is_local
 from outrider.errors import StartupError
 
 QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
@@ -218,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
         if line is None:
             raise StartupError("outrider serve ended before it served")
         url = line.split(" at ")[1].split()[0]
-        with httpx.Client(base_url=url, timeout=600) as client:
+        with httpx.Client(base_url=url, timeout=600, trust_env=not is_local(url)) as client:
             model_path = client.get("/get_model_info").json()["model_path"]
             systems = {} if args.alone else {"transformers": ask_transformers(model_path)}
             systems |= {

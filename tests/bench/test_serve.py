@@ -40,6 +40,11 @@ def test_text_may_hold_what_else_ends_lines(tmp_path: Path) -> None:
     assert load["requests"][0]["num_chunks"] == 2
 
 
+def test_no_proxy_stands_before_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert len(measured(StandIn(), tmp_path, "--num-prompts", "2")["loads"]) == 1
+
+
 def test_what_is_asked(tmp_path: Path) -> None:
     stand_in = StandIn()
     flags = ["--num-prompts", "8", "--warm-up", "1", "--max-tokens", "7", "--ignore-eos"]
