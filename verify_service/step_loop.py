@@ -144,9 +144,8 @@ class StepLoop:
         self.counters.lap(IDLE)
         self._obey(commands)
         for session in self.scheduler.admit():
-            if self._greedy_for_ngram and self.drafters.may_draft_by_ngrams(session):
-                session.sampler.be_greedy()
-            session.started_ns = session.started_ns or time.monotonic_ns()
+            if not session.started_ns:  # else it was preempted
+                self._begin(session)
         self._assign()
         waited_ms, late = yield from self._gatherer.gather()
         works = self._planner.plan(self._gatherer.left_out)
@@ -166,6 +165,11 @@ class StepLoop:
             self._run(works, rows, waited_ms, late)
         if not (self.scheduler.running or self.scheduler.waiting):
             self.flush()
+
+    def _begin(self, session: Session) -> None:
+        session.started_ns = time.monotonic_ns()
+        if self._greedy_for_ngram and self.drafters.may_draft_by_ngrams(session):
+            session.sampler.be_greedy()
 
     def _run(self, works: list[Work], rows: int, waited_ms: float, late: list[Assignment]) -> None:
         start_ns = time.monotonic_ns()

@@ -295,6 +295,18 @@ def test_who_n_grams_may_draft_for_can_be_made_greedy(
     assert said(1.0, greedy_for_ngram=True) == (likeliest if greedy else sampled)
 
 
+def test_an_answer_that_began_is_not_made_greedy() -> None:
+    rig = build_rig(MODEL, pages=64, context=60, chunk=8, max_running=6, greedy_for_ngram=True)
+    prompts = [request(prompt_of(10 + seed, VOCAB, seed), SAMPLED) for seed in range(6)]
+    sessions = [session for each in prompts for session in rig.submit(each)]
+    rig.step()
+    begun = [session for session in sessions if session.started_ns]
+    rig.join()
+    rig.run()
+    assert rig.loop.scheduler.num_preemptions > 1
+    check_outputs(rig, *begun)
+
+
 def test_num_draft_tokens_bounds_what_is_verified() -> None:
     rig, truth = build_rig(MODEL), Truth()
     rig.join(perfect(truth, 8))
