@@ -35,7 +35,9 @@ class Counters:
     decode_s: Buckets = field(default_factory=Buckets)  # forward passes without prompts' chunks
     prefill_s: Buckets = field(default_factory=Buckets)  # those with some
     by_algorithm: defaultdict[int, Stats] = field(default_factory=lambda: defaultdict(Stats))  # 0: plain steps
+    is_idle: bool = False  # the loop waits for a command
     _lap_ns: int = field(default_factory=time.monotonic_ns)
+    _most_idle_ns: int = 0  # that was read
     _window_ns: int = 0
     _window_tokens: int = 0
 
@@ -44,6 +46,14 @@ class Counters:
         now_ns = time.monotonic_ns()
         self.phase_ns[phase] += now_ns - self._lap_ns
         self._lap_ns = now_ns
+
+    def spent_ns(self) -> list[int]:
+        """What phase_ns says, and the idle time since the last lap; never less than was read before."""
+        spent_ns = self.phase_ns.copy()
+        if self.is_idle:
+            spent_ns[IDLE] += time.monotonic_ns() - self._lap_ns
+        spent_ns[IDLE] = self._most_idle_ns = max(spent_ns[IDLE], self._most_idle_ns)
+        return spent_ns
 
     def count(self, tokens: int, elapsed_ns: int) -> None:
         """Counts one step that sent `tokens`."""

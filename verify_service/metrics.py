@@ -120,7 +120,7 @@ def _read_steps(reading: Reading, engine: StepLoop) -> None:
     reading.add("outrider_steps_total", counters.steps)
     reading.add_buckets("outrider_step_seconds", counters.decode_s, "decode")
     reading.add_buckets("outrider_step_seconds", counters.prefill_s, "prefill")
-    for phase, spent_ns in zip(PHASES, counters.phase_ns, strict=True):
+    for phase, spent_ns in zip(PHASES, counters.spent_ns(), strict=True):
         reading.add("outrider_step_phase_seconds_total", spent_ns / 1e9, phase)
     reading.add("outrider_draft_waits_total", counters.waits)
     reading.add("outrider_drafts_missing_total", counters.missing)

@@ -140,7 +140,9 @@ class StepLoop:
 
         Drafters are told of a step before all else: the next one waits for them, not for clients or accounts.
         """
-        commands = yield LOOK if self.scheduler.running or self.scheduler.waiting else _IDLE
+        self.counters.is_idle = not (self.scheduler.running or self.scheduler.waiting)
+        commands = yield _IDLE if self.counters.is_idle else LOOK
+        self.counters.is_idle = False
         self.counters.lap(IDLE)
         self._obey(commands)
         for session in self.scheduler.admit():

@@ -95,6 +95,18 @@ async def test_waits_that_run_out_are_counted(serve: Serve) -> None:
 
 
 @pytest.mark.asyncio
+async def test_time_goes_by_while_nothing_is_asked(serve: Serve) -> None:
+    service = await serve(MODEL)
+    await service.generate(request(PROMPT, GREEDY))
+    await service.inbox.idle()
+    registry = registry_of(service)
+    before, after = (value(registry, "outrider_step_phase_seconds_total", phase="idle") for _ in range(2))
+    assert before < after
+    await service.generate(request(PROMPT, GREEDY))
+    assert value(registry, "outrider_step_phase_seconds_total", phase="idle") >= after
+
+
+@pytest.mark.asyncio
 async def test_wrong_drafts_are_waste(serve: Serve) -> None:
     service = await serve(MODEL)
     await service.patient_draft(wrong(Truth([TEXT]), MODEL.vocab_size, 3))
