@@ -145,7 +145,7 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
             executor.shutdown(cancel_futures=True)
         drafter.close_down()
         if tracing is not None:
-            tracing.close()
+            await tracing.close(stop.hurry)
 
 
 async def _first_of(*tasks: asyncio.Task[object]) -> None:

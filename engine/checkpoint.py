@@ -23,6 +23,8 @@ from outrider.errors import StartupError, reason_of
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# What a trainer leaves beside its weights.
+_NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*")
 _MAX_DIMS = 16
 # A header is some 100 bytes a tensor; the format's own readers stop at the same size.
 MAX_HEADER_BYTES = 100 * 10**6
@@ -127,10 +129,10 @@ def open_checkpoint(folder: Path, *, load_format: str) -> Checkpoint:
     """
     if load_format == "pt":
         return _open_pickled(folder)
+    if (folder / "model.safetensors").is_file():  # of both the whole one, as transformers does
+        return SafetensorsCheckpoint([folder / "model.safetensors"])
     if (folder / INDEX_NAME).is_file():
         return SafetensorsCheckpoint(_indexed_files(folder))
-    if (folder / "model.safetensors").is_file():
-        return SafetensorsCheckpoint([folder / "model.safetensors"])
     pickled = _pickled_files(folder)
     if pickled:
         raise StartupError(
@@ -215,7 +217,7 @@ def _is_inside(folder: Path, name: str) -> bool:
 
 def _pickled_files(folder: Path) -> list[Path]:
     names = sorted(path for pattern in PICKLED_PATTERNS for path in folder.glob(pattern))
-    return [path for path in names if path.name != "training_args.bin"]
+    return [path for path in names if not any(path.match(pattern) for pattern in _NO_WEIGHTS)]
 
 
 def _open_pickled(folder: Path) -> Checkpoint:

@@ -24,6 +24,15 @@ ARCHITECTURES = (
 # Biases on q, k and v, whatever `attention_bias` says, and none on the output. MiMo-7B is Qwen2 with layers for
 # multi-token prediction beside it, which are a drafter's.
 _QWEN2_LIKE = frozenset({"Qwen2ForCausalLM", "MiMoForCausalLM"})
+# What transformers' classes take for a key that config.json leaves out; null is a value of its own.
+_QWEN_LEFT_OUT = {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096}
+_LEFT_OUT = {
+    "LlamaForCausalLM": {"max_position_embeddings": 2048},
+    "MistralForCausalLM": {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "Qwen2ForCausalLM": _QWEN_LEFT_OUT,
+    "Qwen3ForCausalLM": {**_QWEN_LEFT_OUT, "head_dim": 128},
+    "MiMoForCausalLM": _QWEN_LEFT_OUT,
+}
 
 # Far above any published model; a number beyond them is damage or an attack on memory.
 LIMITS = {
@@ -153,6 +162,7 @@ class ConfigReader:
 
     def config(self, generation: dict[str, Any]) -> ModelConfig:
         architecture = _architecture(self.path, self.raw)
+        self.raw = {**_LEFT_OUT[architecture], **self.raw}
         self._refuse_what_changes_the_arithmetic()
         num_heads = self._count("num_attention_heads")
         hidden_size = self._count("hidden_size")
@@ -173,7 +183,7 @@ class ConfigReader:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position=self._count("max_position_embeddings", 2048),
+            max_position=self._count("max_position_embeddings"),
             rope_theta=theta,
             rms_eps=self._number("rms_norm_eps", 1e-6, self.raw),
             tied_embeddings=self._flag("tie_word_embeddings", False),
@@ -210,6 +220,8 @@ class ConfigReader:
             return ()
         window = self._count("sliding_window")
         if is_mistral:
+            if self.raw.get("layer_types") is not None:
+                self._leave("layer_types make a Ministral of a Mistral")
             return (window,) * num_layers
         if not self._flag("use_sliding_window", False):
             return ()
@@ -224,11 +236,22 @@ class ConfigReader:
         return tuple(window if kind == _LAYER_TYPES[0] else 0 for kind in kinds)
 
     def _rope(self) -> tuple[float, RopeScaling | None]:
-        """theta and scaling, from `rope_parameters` (newer files) or `rope_theta` and `rope_scaling`."""
-        rope = self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {}
-        if not isinstance(rope, dict):
-            self._fail("rope_parameters must be an object")
+        """theta and scaling, from `rope_parameters` (newer files) or `rope_theta` and `rope_scaling`.
+
+        As transformers has it: of both objects the older one holds, and the original length at the top before its own.
+        """
+        newer = self.raw.get("rope_parameters") or {}
+        rope = self.raw.get("rope_scaling") or newer
+        if not isinstance(rope, dict) or not isinstance(newer, dict):
+            self._fail("rope_parameters and rope_scaling must be objects")
+        if any(isinstance(value, dict) for value in rope.values()):
+            self._leave("rotary settings by the layers' types are not supported")
         theta = self._number("rope_theta", self._number("rope_theta", 10000.0, self.raw), rope)
+        if "rope_theta" not in rope and newer.get("rope_theta", theta) != theta:
+            log.warning(
+                "rope_scaling is read instead of rope_parameters, its rope_theta too; name that in rope_scaling",
+                path=str(self.path), read=theta, passed_over=newer["rope_theta"],
+            )  # fmt: skip
         kind = rope.get("rope_type") or rope.get("type") or "default"
         if not isinstance(kind, str):
             self._fail(f"rope_type is {kind!r}; it must be a name")
@@ -236,6 +259,8 @@ class ConfigReader:
             return theta, None
         if kind not in {"linear", "llama3"}:
             self._leave(f"rope scaling {kind!r} is not supported; linear and llama3 are")
+        if self._number("partial_rotary_factor", 1.0, rope) != 1.0:
+            self._leave("partial_rotary_factor other than 1 is not supported")
         factor = self._number("factor", None, rope)
         if kind == "linear":
             return theta, RopeScaling("linear", factor)
@@ -243,7 +268,9 @@ class ConfigReader:
         high = self._number("high_freq_factor", 4.0, rope)
         if high <= low:
             self._fail(f"rope scaling: high_freq_factor {high} must be above low_freq_factor {low}")
-        original = self._number("original_max_position_embeddings", 8192, rope)
+        key = "original_max_position_embeddings"
+        longest = self._count("max_position_embeddings")
+        original = self._number(key, self._number(key, longest, rope), self.raw)
         return theta, RopeScaling("llama3", factor, low, high, int(original))
 
     def _eos_token_ids(self, generation: dict[str, Any]) -> tuple[int, ...]:

@@ -16,6 +16,9 @@ from kernels.native_linear import NativeLinear, ProductTeam, fits
 from kernels.quantized_linear import Float8Linear, Int4Linear, Int8DynamicLinear, Int8Linear
 from outrider.args.quantization import quantization_method
 from outrider.errors import StartupError
+from outrider.telemetry import get_logger
+
+log = get_logger(__name__)
 
 # Of CUDA devices, as (major, minor): Ada Lovelace is the first that multiplies fp8.
 _FLOAT8_CAPABILITY = (8, 9)
@@ -38,6 +41,16 @@ def check_quantization(name: str | None, device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) < _FLOAT8_CAPABILITY:
         raise StartupError(f"quantization fp8 needs compute capability 8.9; {device} is older: use int8")
     return method
+
+
+def warn_of_rounding(method: str | None, device: torch.device, backend: str) -> None:
+    """Says that results depend on what else is in a step, where 8 bits of activations are rounded from what torch's
+    operators give: those have other last bits for another number of rows."""
+    if method == "int8_dynamic" and device.type == "cpu" and not backend.startswith("native"):
+        log.warning(
+            "int8_dynamic without the C decoder: speculation and batches change answers; take int8, or what the C "
+            "decoder runs", backend=backend.split()[0],
+        )  # fmt: skip
 
 
 def draft_quantization(draft: str | None, target: str | None, *, stored: str | None = None) -> str | None:

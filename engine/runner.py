@@ -28,7 +28,7 @@ from engine.loader import compute_dtype, load_checkpoint
 from engine.models.llama import TorchLlama
 from engine.models.llama_native import NativeLlama, is_supported
 from engine.models.llama_weights import LlamaWeights, tensor_shapes
-from engine.quantization import check_quantization, kernels_used
+from engine.quantization import check_quantization, kernels_used, warn_of_rounding
 from engine.smoothing import SmoothedWeights
 from kernels.dispatch import triton_version
 from kernels.native.build import build_key
@@ -165,6 +165,7 @@ class ModelRunner:
                     model_path, config, pool, features, quantization, torch_dtype, execution, load_format,
                     trust_remote_code,
                 )  # fmt: skip
+        warn_of_rounding(quantization, place, backend)
         slot_table = np.zeros((max_sessions, max_len), dtype=np.int32)
         buffers = BatchBuffers(
             slot_table, vocab_size=config.vocab_size, num_slots=num_slots, num_positions=max_len,
@@ -246,7 +247,7 @@ def _transformers_decoder(
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
     decoder = TransformersDecoder(model, config, pool, features, attention)
-    decoder.probe(folder)
+    decoder.probe(folder, rounds=quantization == "int8_dynamic")
     facts = [f"transformers {version} torch {torch.__version__} {device.type}"]
     facts += [torch.backends.cpu.get_cpu_capability(), str(execution.attention.resolved(device)), str(pool.k.dtype)]
     facts += [kernels_used(quantization, device)]

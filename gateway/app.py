@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -85,7 +87,7 @@ def create_app(
         await gateway.start()
         async with contextlib.AsyncExitStack() as stack:
             if tracing is not None:
-                stack.push_async_callback(asyncio.to_thread, tracing.close)
+                stack.push_async_callback(tracing.close)
             stack.push_async_callback(gateway.close)
             try:
                 metrics = serve_metrics(gateway.metrics.registry, args.metrics_host, args.metrics_port)
@@ -174,6 +176,7 @@ def main(args: GatewayArgs) -> int:
     strangers = Strangers("a connection ended before TLS was agreed on") if args.ssl_certfile else None
     config = uvicorn_config(app, args, None if strangers is None else strangers.note)
     server = _Server(config, app.state.gateway, args.drain_delay_s, strangers)
+    ours = None if args.uds is None else _identity(args.uds)
     announce(f"gateway listens on {address}")
     if args.uds is None and not is_loopback(f"{args.host}:{args.port}") and not (args.api_key or args.api_key_file):
         log.warning("other machines can reach the gateway without a key (--api-key-file)")
@@ -181,7 +184,7 @@ def main(args: GatewayArgs) -> int:
         server.run(sockets=[listener])
     finally:
         listener.close()
-        if args.uds is not None:
+        if args.uds is not None and _identity(args.uds) == ours:  # else another began while we drained
             Path(args.uds).unlink(missing_ok=True)
     if server.failure is not None:
         raise server.failure
@@ -218,12 +221,29 @@ def listen(args: GatewayArgs) -> tuple[socket.socket, str]:
             listener.bind(args.uds)
             listener.listen(_BACKLOG)
             return listener, f"unix:{args.uds}"
-        family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
-        listener = socket.create_server((args.host, args.port), family=family, backlog=_BACKLOG)
+        family, where = _resolved(args.host, args.port)
+        listener = socket.create_server(where, family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise StartupError(f"cannot listen on {args.uds or f'{args.host}:{args.port}'}: {error.strerror}") from error
+        address = args.uds or f"{args.host}:{args.port}"
+        raise StartupError(f"cannot listen on {address}: {error.strerror or error}") from error
     host = f"[{args.host}]" if ":" in args.host else args.host
     return listener, f"http{'s' if args.ssl_certfile else ''}://{host}:{listener.getsockname()[1]}"
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Where to listen: over IPv4 where the host has such an address, as localhost does, else over what it has."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, where = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return family, where
+
+
+def _identity(path: str) -> tuple[int, int, int] | None:
+    """Tells a file from a later one of its name, which may have its number again; None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 def _remove_dead_socket(path: Path) -> None:

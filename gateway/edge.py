@@ -21,7 +21,7 @@ from gateway.errors import HttpError, failure
 from gateway.exchange import ClientGone, SlowReader
 from gateway.metrics import Metrics
 from outrider.errors import OutriderError, Unavailable
-from outrider.telemetry import get_logger
+from outrider.telemetry import Throttle, get_logger
 from outrider.tracing import TRACEPARENT, Tracing, set_call_metadata
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _QUIET = frozenset({"/health", "/metrics"}) | page.PATHS
 CLIENT_GONE = 499
 _SMALL_BODY_BYTES = 64 * 1024
 _CLOSING = frozenset({408, 413})  # the rest of the body is not waited for
+_stranger_lines = Throttle()
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -125,7 +126,8 @@ class Edge:
             if span is not None:
                 span.set_attribute("http.response.status_code", exchange.status or 0)
                 span.end()
-            say = log.debug if scope["path"] in _QUIET else log.info
+            quiet = scope["path"] in _QUIET or (exchange.status == 401 and not _stranger_lines.allows())
+            say = log.debug if quiet else log.info
             say("http", status=exchange.status, ms=exchange.elapsed_ms, method=scope["method"], path=scope["path"],
                 request_id=exchange.request_id, caller=exchange.caller.name if exchange.caller else None)  # fmt: skip
 

@@ -1,5 +1,5 @@
 """What uvicorn's HTTP protocol leaves open: headers without end in size or time, ambiguous framing, connections, and
-clients that would rather speak HTTP/2.
+clients that do not read, hang up while requests wait, or would rather speak HTTP/2.
 
 Every refusal here has OpenAI's error shape and closes the connection.
 """
@@ -7,28 +7,41 @@ Every refusal here has OpenAI's error shape and closes the connection.
 from __future__ import annotations
 
 import asyncio
-import sys
+import uuid
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import httptools
 from starlette.types import Message, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import HttpError, failure
-from gateway.exchange import ABORT_EXTENSION, WRITE_EXTENSION
+from gateway.exchange import ABORT_EXTENSION, STALL_LIMIT_S, WRITE_EXTENSION
 from outrider.strangers import tcp_peer
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
 
-MAX_HEADER_BYTES = 32 * 1024
+MAX_HEADER_BYTES = 32 * 1024  # of a request's headers, and again of its trailers
+_PIECE_BYTES = 8 * 1024  # what the parser gets at once, and may turn into requests that wait
 _lines = Throttle()
 
 
 class _Refused(Exception):
     """Raised in a parser callback to stop parsing."""
+
+
+class _Flow(FlowControl):
+    """Reads no further while enough waits to be read, whoever asks for more."""
+
+    has_enough = False
+
+    def resume_reading(self) -> None:
+        if not self.has_enough:
+            super().resume_reading()
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -41,18 +54,24 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_bytes = 0
-        self._in_headers = False
+        self._in_headers = self._in_trailers = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal: HttpError | None = None
         self._spoke = False
-        self._unread: list[bytes] = []  # pieces of what came, the next one last
-        self._piece = b""  # which the parser has
+        self._open: deque[RequestResponseCycle] = deque()  # requests whose answer is not complete, the oldest first
+        self._late = bytearray()  # what came and is not in pieces yet
+        self._unread: list[bytes | memoryview] = []  # pieces, the next one last
+        self._piece: bytes | memoryview = b""  # which the parser has
         self._had_body = False  # the piece; how much of it is headers, nobody says
         self._asks_upgrade = False
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._unsent = 0  # bytes that the peer would have to read, when that was looked at last
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Refuses the connection past the limit; starts the clock for its first request."""
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
+        self._watch_reading()
         if self.on_connection is not None and self.client is not None:
             self.on_connection(tcp_peer(*self.client))
         if len(self.connections) > self.max_connections:
@@ -61,31 +80,65 @@ class GuardedProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the clock; tells of who asked for nothing, as scanners of ports do."""
+        """Stops the clocks; ends what is being answered; tells of who asked for nothing, as scanners of ports do."""
         self._stop_timer()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+        for cycle in self._open:  # uvicorn tells the newest alone, which may not have begun
+            cycle.disconnected = True
+            cycle.message_event.set()
         if not self._spoke and self._refusal is None and _lines.allows():
             log.info("a connection ended without a request", peer=self.client)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Gives what came to the parser, in pieces where that stopped; counts bytes while headers are incomplete."""
-        self._unread = [data]
-        while self._unread and self._refusal is None:
-            self._piece, self._had_body = self._unread.pop(), False
-            super().data_received(self._piece)
-            if self._in_headers and self._refusal is None and not self._had_body:
+        """Reads on: also while requests wait for their turn, since a hang-up would not be noticed otherwise."""
+        self._late += data
+        self._read()
+
+    def _read(self) -> None:
+        """Gives what came to the parser until a request has to wait; counts bytes while headers are incomplete."""
+        while (self._unread or self._late) and not self.pipeline and self._refusal is None:
+            if not self._unread:
+                self._unread.append(memoryview(self._late))
+                self._late = bytearray()
+            piece = self._unread.pop()
+            if len(piece) > _PIECE_BYTES:
+                self._unread.append(memoryview(piece)[_PIECE_BYTES:])
+            self._piece, self._had_body = piece[:_PIECE_BYTES], False
+            self._parse()
+            if (self._in_headers or self._in_trailers) and self._refusal is None and not self._had_body:
                 self._header_bytes += len(self._piece)
                 if self._header_bytes > MAX_HEADER_BYTES:
                     self._refuse(_header_too_large())
+        self._piece = b""
+        self._flow.has_enough = len(self._late) > HIGH_WATER_LIMIT
+        if self._flow.has_enough:
+            self._flow.pause_reading()
+
+    def _parse(self) -> None:
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(self._piece)
+        except httptools.HttpParserUpgrade as stopped:
+            self._read_again(stopped.args[0])
+        except httptools.HttpParserError:  # also when one of our checks stopped it
+            self._refuse(self._refusal or HttpError(400, "The HTTP request is malformed."))
 
     def on_message_begin(self) -> None:
         """A request begins: its headers have a limited time."""
         super().on_message_begin()
         self._spoke = self._in_headers = True
+        self._in_trailers = False
         self._header_bytes = 0
         self.scope["extensions"] = {ABORT_EXTENSION: {"call": self.transport.abort}}
         if self._header_timer is None:
             self._start_timer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; what comes after a body is passed over."""
+        if self._in_headers:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The headers are there: checks them before any of the application runs."""
@@ -106,34 +159,49 @@ class GuardedProtocol(HttpToolsProtocol):
         extensions, before = self.scope.setdefault("extensions", {}), self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
+            self._open.append(self.cycle)
             if self.parser.get_http_version() == "1.0":
                 self.cycle.send = cast(Any, partial(_send_until_close, self.cycle, cast(Send, self.cycle.send)))
             extensions[WRITE_EXTENSION] = {"call": partial(self._write_now, self.cycle)}
+        if self.pipeline:
+            self._flow.resume_reading()  # what uvicorn has paused
+
+    def on_chunk_header(self) -> None:
+        """A chunk begins, or trailers do: the last chunk is empty."""
+        self._in_trailers = True
+        self._header_bytes = 0
 
     def on_body(self, body: bytes) -> None:
         """A part of a body."""
-        self._had_body = True
+        self._had_body, self._in_trailers = True, False
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """A request is whole, unless it is to be read again."""
+        self._in_trailers = False
         if not self._asks_upgrade:
             super().on_message_complete()
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """What uvicorn calls where the parser stopped before a body, for another protocol to go on.
+    def on_response_complete(self) -> None:
+        """A request is answered: the next one has its turn."""
+        self._open.popleft()
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._read()
+            self._flow.resume_reading()
+
+    def _read_again(self, stopped_at: int) -> None:
+        """Goes on where the parser stopped before a body, for another protocol to do so.
 
         Clients offer HTTP/2 so (curl --http2, Java's) and take an answer in HTTP/1.1: the offer is left out, and the
         request read again.
         """
-        stopped = sys.exception()
-        assert isinstance(stopped, httptools.HttpParserUpgrade)
         head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         head += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
         # A view of the rest: of many requests that came together, each may be such an offer.
-        rest = cast(bytes, memoryview(self._piece)[stopped.args[0] :])
+        rest = memoryview(self._piece)[stopped_at:]
         self._unread += [rest] * bool(rest) + [b"\r\n".join([*head, b"", b""])]
 
     def _write_now(self, cycle: RequestResponseCycle, body: bytes) -> bool:
@@ -143,10 +211,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn calls when parsing fails: also when one of our checks stopped it."""
-        self._refuse(self._refusal or HttpError(400, "The HTTP request is malformed."))
-
     def _stop_parsing(self, error: HttpError) -> None:
         self._refusal = error
         raise _Refused
@@ -154,17 +218,39 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, error: HttpError) -> None:
         self._refusal = error
         self._stop_timer()
+        request_id = uuid.uuid4().hex
         if _lines.allows():
-            log.warning("refused a connection", peer=self.client, status=error.http_status, reason=error.message)
+            log.warning(
+                "refused a connection", peer=self.client, status=error.http_status, reason=error.message,
+                request_id=request_id,
+            )  # fmt: skip
         failed = failure(error)
         headers = [
+            b"x-request-id: %b\r\n" % request_id.encode(),
             b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(failed.body),
             b"connection: close\r\n", *(f"{name}: {value}\r\n".encode() for name, value in failed.headers), b"\r\n",
         ]  # fmt: skip
         self.transport.write(b"".join([STATUS_LINE[failed.status], *headers, failed.body]))
         self.transport.close()
 
-    # ---- The clock
+    # ---- The clocks
+
+    def resume_writing(self) -> None:
+        """The peer has read."""
+        self._unsent = 0
+        super().resume_writing()
+
+    def _watch_reading(self) -> None:
+        """Drops a connection that waits for a peer who reads nothing: to write on, or to be closed."""
+        waits = self._flow.write_paused or self.transport.is_closing()
+        unsent = self.transport.get_write_buffer_size() if waits else 0
+        if 0 < self._unsent <= unsent:
+            if _lines.allows():
+                log.info("dropped a connection whose client does not read", peer=self.client, unsent_bytes=unsent)
+            self.transport.abort()
+            return
+        self._unsent = unsent
+        self._read_timer = self.loop.call_later(STALL_LIMIT_S, self._watch_reading)
 
     def _start_timer(self) -> None:
         self._header_timer = self.loop.call_later(self.header_timeout_s, self._timed_out)
@@ -178,7 +264,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer = None
         if self.transport.is_closing():
             return
-        if self.flow.read_paused:  # we read no further ourselves, because an earlier request is still being answered
+        if self.pipeline or self.flow.read_paused:  # we read no further ourselves: an earlier one is still answered
             self._start_timer()
         elif self._in_headers:
             self._refuse(HttpError(408, f"The headers did not arrive within {self.header_timeout_s:g} s."))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from outrider.args import ChatArgs
 from outrider.direct import is_local
 from outrider.errors import StartupError
 from outrider.flags import is_text
+from outrider.terminal import shown_line, shown_text
+from outrider.tls import TlsFiles, client_context
 
 Write = Callable[[str, bool], None]  # text, and whether it was drafted and accepted
 
@@ -28,15 +31,18 @@ _ACCEPTED, _FAINT, _RESET = "\x1b[32m", "\x1b[2m", "\x1b[0m"
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer and what it took. `tokens_per_s` is the speed after the first token; None for fewer than two."""
+    """An answer and what it took. `num_tokens` is None where the server does not tell; `tokens_per_s` is the speed
+    after the first token, None for fewer than two."""
 
     text: str
-    num_tokens: int
+    num_tokens: int | None
     accept_length: float | None
     tokens_per_s: float | None
 
     def summary(self) -> str:
         """In one line."""
+        if self.num_tokens is None:
+            return "the server tells no number of tokens"
         parts = [f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}"]
         if self.tokens_per_s is not None:
             parts.append(f"{self.tokens_per_s:.1f} tokens/s")
@@ -46,14 +52,18 @@ class Answer:
 
 
 class Painter:
-    """Writes an answer's tokens; accepted drafts are green on a terminal, and all is plain text elsewhere."""
+    """Writes an answer's tokens; accepted drafts are green on a terminal, which is shown and not sent what it would
+    obey, and all is as it came elsewhere."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self.coloured = out.isatty() and not env.no_color()
+        self._is_terminal = out.isatty()
+        self.coloured = self._is_terminal and not env.no_color()
 
     def write(self, text: str, accepted: bool) -> None:
         """One token's text, shown at once."""
+        if self._is_terminal:
+            text = shown_text(text)
         self._out.write(f"{_ACCEPTED}{text}{_RESET}" if accepted and self.coloured else text)
         self._out.flush()
 
@@ -66,9 +76,13 @@ class Painter:
         return f"{_ACCEPTED}drafted and accepted{_RESET}, the target's own" if self.coloured else ""
 
 
-def connect(url: str, api_key: str | None) -> openai.OpenAI:
-    """A client of the gateway at `url`, which may end in /v1."""
-    own = openai.DefaultHttpxClient(trust_env=False) if is_local(url) else None
+def connect(url: str, api_key: str | None, ca_certs: str | None = None) -> openai.OpenAI:
+    """A client of the gateway at `url`, which may end in /v1. ca_certs: a file of the authorities to believe.
+
+    StartupError for a file that cannot be used.
+    """
+    believed = True if ca_certs is None else client_context(TlsFiles(None, None, ca_certs))
+    own = openai.DefaultHttpxClient(trust_env=not is_local(url), verify=believed)
     base_url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
     return openai.OpenAI(base_url=base_url, api_key=api_key or "none", http_client=own)
 
@@ -78,11 +92,20 @@ def first_model(client: openai.OpenAI, url: str) -> str:
     try:
         return client.models.list().data[0].id
     except openai.APIConnectionError as error:
+        if tls := _tls_failure(error):
+            raise StartupError(f"{url}: {tls}") from error
         raise StartupError(f"no server answers at {url}; `outrider serve` starts one") from error
     except openai.APIStatusError as error:
         raise StartupError(f"{url} answers: {error.message}") from error
     except _NOT_UNDERSTOOD as error:
         raise StartupError(f"what answers at {url} is no server of models, or has none") from error
+
+
+def _tls_failure(error: BaseException | None) -> str | None:
+    """Why no TLS was agreed on, where that is what a connection failed of."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return None if error is None else f"TLS failed: {error}; --ssl-ca-certs names whom to believe"
 
 
 def ask(
@@ -116,14 +139,14 @@ def ask(
                 write(content, accepted)
             if text and chunk.choices and chunk.choices[0].finish_reason:  # which the token that ends it comes with
                 last_s = time.perf_counter()
-    num_tokens = usage.completion_tokens if usage else 0
+    num_tokens = usage.completion_tokens if usage else None
     speculation: dict[str, Any] = (usage.model_extra or {}).get("speculation") or {} if usage else {}
     decode_s = last_s - first_s
     return Answer(
         text=text,
         num_tokens=num_tokens,
         accept_length=speculation.get("accept_length"),
-        tokens_per_s=(num_tokens - 1) / decode_s if decode_s else None,
+        tokens_per_s=(num_tokens - 1) / decode_s if decode_s and num_tokens and num_tokens > 1 else None,
     )
 
 
@@ -140,7 +163,7 @@ def main(args: ChatArgs) -> int:
     """Asks once, or talks until the input ends. Returns the exit code."""
     if sys.stdout is None:
         raise StartupError("stdout is closed")
-    client = connect(args.url, args.api_key)
+    client = connect(args.url, args.api_key, args.ssl_ca_certs)
     model = args.model or first_model(client, args.url)
     painter = Painter(sys.stdout)
     messages: list[ChatCompletionMessageParam] = []
@@ -148,7 +171,7 @@ def main(args: ChatArgs) -> int:
         messages.append({"role": "system", "content": args.system})
     if args.prompt is not None:
         return _turn(client, model, args, messages, args.prompt, painter)
-    _say(f"{model} at {args.url}. Ctrl-C stops an answer, Ctrl-D ends.", painter)
+    _say(f"{shown_line(model)} at {args.url}. Ctrl-C stops an answer, Ctrl-D ends.", painter)
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  line editing for input()
     while sys.stdin is not None:
@@ -185,7 +208,7 @@ def _turn(
         _say("\nstopped", painter)
         return 130
     except openai.APIError as error:
-        print(f"outrider chat: {error.message}", file=sys.stderr)
+        print(f"outrider chat: {shown_text(_tls_failure(error) or error.message)}", file=sys.stderr)
         return 1
     except _NOT_UNDERSTOOD as error:
         print(f"outrider chat: {args.url} answers what no chat server does: {error!r}", file=sys.stderr)

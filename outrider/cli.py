@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
 import importlib
 import importlib.metadata
 import importlib.util
+import io
 import os
 import signal
 import sys
@@ -20,6 +23,7 @@ from outrider.args.top import TopArgs
 from outrider.errors import StartupError
 from outrider.flags import Args
 from outrider.supervisor import die_with_parent
+from outrider.terminal import shown_text
 from outrider.wire import WIRE_VERSION
 
 
@@ -154,6 +158,7 @@ def help_text() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code: 2 for wrong words and for what cannot start."""
+    _ready_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "help"
     try:
@@ -165,13 +170,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartupError as error:
         text = str(error)
         shown = text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]} ..."
-        print(f"outrider {name}: {shown}", file=sys.stderr)
+        _complain(f"outrider {name}: {shown}")
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read our output has left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left of it is no error either
+        _drop_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        _complain(f"outrider {name}: {error.strerror}{f': {error.filename}' if error.filename else ''}")
+        return 1
+
+
+def _ready_streams() -> None:
+    """What is opened later gets none of the numbers 0 to 2, where others write; what an encoding lacks is escaped."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """What is left to write on stdout is no further error at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _complain(line: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it, or the disk is full
+        print(shown_text(line), file=sys.stderr)
 
 
 def _run(name: str, words: list[str]) -> int:

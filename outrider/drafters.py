@@ -15,6 +15,7 @@ from outrider.auth import TokenFile, token_file
 from outrider.dialing import Dialer, common_name
 from outrider.errors import StartupError
 from outrider.flags import parser_for
+from outrider.terminal import shown_line
 from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 
 _MODES = {
@@ -29,7 +30,7 @@ Say = Callable[[str], None]
 
 
 def _complain(line: str) -> None:
-    print(line, file=sys.stderr)
+    print(shown_line(line), file=sys.stderr)
 
 
 def run(words: list[str], say: Say = print, complain: Say = _complain) -> int:
@@ -105,9 +106,10 @@ async def _switch(
 def _row(address: str, drafter: admin_pb2.ManagedDrafter, off: bool) -> tuple[str, ...]:
     share = f"{drafter.accepted_tokens / drafter.draft_tokens:.0%}" if drafter.draft_tokens else "-"
     return (
-        address, drafter.drafter_id, algorithm_name(drafter.algorithm),
+        address, shown_line(drafter.drafter_id), algorithm_name(drafter.algorithm),
         "algorithm-off" if off else _mode(drafter.mode),
-        f"{drafter.sessions}/{drafter.max_sessions}", str(drafter.silent_sessions), share, drafter.draft_model or "-",
+        f"{drafter.sessions}/{drafter.max_sessions}", str(drafter.silent_sessions), share,
+        shown_line(drafter.draft_model) or "-",
     )  # fmt: skip
 
 

@@ -11,9 +11,13 @@ from outrider.errors import StartupError
 def home() -> Path:
     """OUTRIDER_HOME: where models and compiled kernels are cached; default: `outrider` below the XDG cache folder."""
     given = os.environ.get("OUTRIDER_HOME")
-    if given:
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+    try:
+        if given:
+            return Path(given).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
+    except RuntimeError as error:  # no such user, or one without a home
+        named = f"OUTRIDER_HOME is {given!r}" if given else "neither OUTRIDER_HOME nor XDG_CACHE_HOME is set"
+        raise StartupError(f"{named}: {error}") from error
 
 
 def cpu_kernel() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
 import shutil
 import socket
 import sys
@@ -53,16 +54,25 @@ def main(args: ServeArgs) -> int:
     started = time.monotonic()
 
     async def when_ready(served: Served) -> None:
-        drafts = f"{args.algorithm} drafts" if args.drafts else "no drafts"
-        seconds = time.monotonic() - started
-        announce(f"Outrider serves {served.model} with {drafts} at {served.url} (ready in {seconds:.1f} s)")
-        announce(f"Metrics at {' '.join(served.metrics)}")
-        if served.grpc is not None:
-            announce(f"gRPC at {served.grpc}")
-        if args.drafts:
-            announce(f"Drafters: outrider drafters list --verify-address={served.verify}")
+        for line in ready_lines(args, served, time.monotonic() - started):
+            announce(line)
 
     return asyncio.run(serve(args, when_ready))
+
+
+def ready_lines(args: ServeArgs, served: Served, ready_s: float) -> list[str]:
+    """What whoever started it is told once all parts serve."""
+    drafts = f"{args.algorithm} drafts" if args.drafts else "no drafts"
+    lines = [
+        f"Outrider serves {served.model} with {drafts} at {served.url} (ready in {ready_s:.1f} s)",
+        f"Metrics at {' '.join(served.metrics)}",
+    ]
+    if served.grpc is not None:
+        lines.append(f"gRPC at {served.grpc}")
+    if args.drafts:
+        token = f" --admin-token-file={shlex.quote(args.admin_token_file)}" if args.admin_token_file else ""
+        lines.append(f"Drafters: outrider drafters list --verify-address={served.verify}{token}")
+    return lines
 
 
 class Settings(Protocol):

@@ -64,7 +64,8 @@ class _Door:
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: one request, one answer."""
         self._open.add(writer)
-        peer = str(writer.get_extra_info("peername"))
+        host, port, *_ = writer.get_extra_info("peername") or ("", 0)  # it may be gone already
+        peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if len(self._open) > MAX_CONNECTIONS:
                 self._tell("too many connections for metrics", peer, f"{MAX_CONNECTIONS} are open")

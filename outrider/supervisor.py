@@ -101,7 +101,7 @@ class Supervisor:
     def say(self, line: str) -> None:
         """One line of the supervisor's own: for a person, or as services' logs are."""
         if not sys.stderr.isatty():
-            now = datetime.now(UTC).isoformat()
+            now = f"{datetime.now(UTC).replace(tzinfo=None).isoformat()}Z"  # as all other lines have it
             named = {"service": "serve", "module": __name__, "level": "warning", "timestamp": now}
             line = json.dumps({"event": line, **named})
         self._output(f"{line}\n".encode())

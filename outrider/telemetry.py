@@ -14,6 +14,7 @@ from typing import TextIO, cast
 import structlog
 
 from outrider import env
+from outrider.terminal import shown_line, shown_text
 
 _SERVICES = {"verify_service": "verify", "draft_service": "draft", "gateway": "gateway"}  # by package
 
@@ -21,8 +22,10 @@ _SERVICES = {"verify_service": "verify", "draft_service": "draft", "gateway": "g
 def configure_logging(service: str) -> None:
     """Sets up logging for a process; every line names the service: its package's, else this one."""
     level = getattr(logging, env.log_level().upper())
-    renderer: structlog.types.Processor = (
-        structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    renderers: list[structlog.types.Processor] = (
+        [_show_controls, structlog.dev.ConsoleRenderer()]
+        if sys.stderr.isatty()
+        else [structlog.processors.JSONRenderer()]
     )
     structlog.configure(
         processors=[
@@ -31,7 +34,7 @@ def configure_logging(service: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         # A line is one write: processes that share a pipe do not get into each other's lines.
@@ -39,8 +42,8 @@ def configure_logging(service: str) -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
-    if not sys.stderr.isatty():
-        logging.root.handlers[0].setFormatter(_json_formatter(service))
+    shown = _ShownFormatter(logging.BASIC_FORMAT) if sys.stderr.isatty() else _json_formatter(service)
+    logging.root.handlers[0].setFormatter(shown)
 
 
 def _json_formatter(service: str) -> logging.Formatter:
@@ -58,6 +61,23 @@ def _name_module(logger: object, method: str, event: structlog.typing.EventDict)
     """As our own lines do it."""
     event["module"] = event["_record"].name
     return event
+
+
+def _show_controls(
+    logger: object, method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:  # fmt: skip
+    """What strangers send is logged, and a terminal would obey it; what is no text is shown by its repr anyway."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = shown_text(value) if key == "exception" else shown_line(value)
+    return event
+
+
+class _ShownFormatter(logging.Formatter):
+    """The same for what libraries log."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown_text(super().format(record))
 
 
 class _Lossy:

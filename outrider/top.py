@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from outrider.args.top import TopArgs
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import OutriderError, StartupError, Unavailable
 from outrider.scrape import Scrape, Span, fetch
 from outrider.top_frame import frame, is_draft, is_verify
 
@@ -19,6 +19,8 @@ Fetch = Callable[[str, float], Scrape]
 
 def main(args: TopArgs) -> int:
     """Shows frames until Ctrl-C, or one with --once: then 1 where one did not answer, 2 where one is no service."""
+    if sys.stdout is None:
+        raise StartupError("stdout is closed")
     live = sys.stdout.isatty() and not args.once
     view = View(args.metrics)
     view.look()

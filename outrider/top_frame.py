@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from outrider.scrape import Scrape, Span
+from outrider.terminal import shown_line
 
 _PHASES = ("forward", "wait", "plan", "tell", "commit", "idle")
 _BAR = 30  # characters
@@ -32,7 +33,7 @@ def frame(spans: Mapping[str, Span], failed: Mapping[str, str]) -> list[str]:
     for url in spans.keys() - verifying.keys() - drafting.keys():
         lines += [f"{url}: neither a verify nor a draft service", ""]
     lines += [f"no answer: {reason}" for reason in failed.values()]
-    return lines
+    return [shown_line(line) for line in lines]
 
 
 def _verify(url: str, span: Span) -> list[str]:

@@ -7,7 +7,10 @@ request whose traceparent says so is traced or not, whatever the share. Spans ar
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import contextvars
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 TRACEPARENT = "traceparent"
 REQUEST_ID = "x-request-id"
 Attributes = Mapping[str, str | int | float | bool]
+_CLOSE_S = 1.0  # for what is left: three parts in a row end within the margin that `outrider serve` gives them
 
 # Of the HTTP request that the current task answers: what calls made for it send along.
 _call_metadata: contextvars.ContextVar[tuple[tuple[str, str], ...]] = contextvars.ContextVar("metadata", default=())
@@ -80,9 +84,20 @@ class Tracing:
         self._propagator.inject(carrier, set_span_in_context(span))
         return carrier.get(TRACEPARENT, "")
 
-    def close(self) -> None:
-        """Sends what is left."""
-        self._provider.shutdown()
+    async def close(self, hurry: asyncio.Event | None = None) -> None:
+        """Sends what is left; waits a short while at most, and not at all once `hurry` is set."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def shut_down() -> None:
+            self._provider.shutdown()
+            with contextlib.suppress(RuntimeError):  # nobody waited: the loop is closed
+                loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=shut_down, name="closes tracing", daemon=True).start()
+        waits = [asyncio.create_task(event.wait()) for event in (ended, hurry) if event is not None]
+        await asyncio.wait(waits, timeout=_CLOSE_S, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     def _context(self, traceparent: str) -> Any:
         from opentelemetry.context import Context
@@ -107,6 +122,7 @@ def tracing_of(args: ObservingArgs, service: str) -> Tracing | None:
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(args.otlp_traces_sample_ratio)),
         resource=Resource.create({"service.name": f"outrider-{service}", "service.version": outrider.__version__}),
+        shutdown_on_exit=False,
     )
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=args.otlp_traces_endpoint)))
     return Tracing(provider)

@@ -144,7 +144,7 @@ def _tree_accepts(
     """Drafts accepted below each position; those before `start` and after `end` are left 0."""
     tokens = batch.tokens[0]
     device, num_rows = tokens.device, len(tokens) - kind.shift
-    below = RootRows(1, kind.config.block.num_layers)
+    below = RootRows(1, kind.config.block.num_layers, kind.config.block.windows)
     fused = head.fuse(states.features[0, :num_rows].to(head.dtype)) if kind.shift else tokens.new_empty((num_rows, 0))
     every = torch.arange(num_rows, device=device)
     outputs = head.forward(tokens[kind.shift :], fused, every, below.attend)

@@ -21,8 +21,8 @@ _MOST_SLOTS = 2**31 - 1  # what a pool can number
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetArgs(Args):
-    """Which target, and where it runs."""
+class WeightsArgs(Args):
+    """Which target."""
 
     model_path: str | None = arg(
         None, "target", "Local Hugging Face folder, or a hub id. Default: the embedded SmolLM2-135M-Instruct.",
@@ -30,6 +30,12 @@ class TargetArgs(Args):
     )  # fmt: skip
     revision: str | None = arg(None, "target", "Revision of a hub id.")
     load_format: Literal["auto", "safetensors", "pt", "dummy"] = arg("auto", "target", "Form of the target's weights.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetArgs(WeightsArgs):
+    """Which target, and where it runs."""
+
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = arg("auto", "target", "The target's compute dtype.")
     device: str = arg("auto", "target", "cpu, cuda or cuda:N.")
     threads: int | None = arg(None, "target", "CPU threads. Default: all cores.")
@@ -245,7 +251,7 @@ class EvalArgs(TargetArgs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportArgs(TargetArgs):
+class ExportArgs(WeightsArgs):
     """Settings of `outrider train export`."""
 
     command: ClassVar[str] = "train export"
@@ -260,7 +266,6 @@ class ExportArgs(TargetArgs):
 
     def check(self) -> None:
         """Both folders."""
-        super().check()
         if not self.checkpoint or not self.output:
             raise StartupError("--checkpoint and --output are needed: the folder of the training, and one for the head")
 

@@ -77,8 +77,8 @@ def _history(history: list[dict[str, Any]]) -> list[str]:
 
 
 def _command(facts: dict[str, Any], seen: int) -> str:
-    words = ["outrider", "train", "head", "--data", "data", "--output", "head", "--tokens", str(seen)]
-    for name, value in facts.items():
+    words = ["outrider", "train", "head", "--data", "data", "--output", "head"]
+    for name, value in ({"tokens": seen} | facts).items():  # older ones do not know what was asked for
         if name not in _NOT_FLAGS and value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     return shlex.join(words)

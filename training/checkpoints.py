@@ -87,6 +87,15 @@ class Checkpoint:
                     f"{path} was trained with {name} {self.facts.get(name)!r}, now {value!r}; name another --output"
                 )
 
+    def check_beginning(self, initial_head: str | None, path: Path) -> None:
+        """StartupError where --initial-head is given and names another than it began with, where it knows that."""
+        begun = self.facts.get("initial_head", initial_head)
+        if initial_head not in (None, begun):
+            raise StartupError(
+                f"{path} began {f'with --initial-head {begun}' if begun else 'without --initial-head'}, now it is "
+                f"{initial_head}; leave it out to go on, or name another --output"
+            )
+
 
 def _remedy(path: Path) -> str:
     best = path.with_name(BEST)

@@ -8,11 +8,10 @@ import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from engine.config import ARCHITECTURES, ModelConfig, read_json
+from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from engine.loader import load_checkpoint, resolve_model
 from engine.models.heads.base import Head, Vocabulary
@@ -28,12 +27,11 @@ from training.args import EvalArgs
 from training.checkpoints import LAST, Checkpoint
 from training.data.given import read_first_turns
 from training.export import export, kind_of
-from training.kinds import EAGLE, EAGLE3, NEXTN, STANDALONE, Kind, ShallowConfig
+from training.exported import algorithm_of, is_whole_model
+from training.kinds import STANDALONE, Kind, ShallowConfig
 from training.outputs import check_file, write_file
 from training.served import ask_all
 from training.target_states import TargetStates, trainable_config
-
-_ALGORITHMS = {"eagle": EAGLE, "eagle3": EAGLE3, "nextn": NEXTN, "mimo": NEXTN}
 
 
 @dataclass(slots=True)
@@ -119,7 +117,7 @@ def _computed(args: EvalArgs, folder: Path, target_folder: Path) -> dict[str, Fi
 def _served(args: EvalArgs, folder: Path) -> dict[str, Figures]:
     """Through `outrider serve`, one question at a time."""
     prompts = read_first_turns(args.prompts_path())[: args.max_prompts]
-    algorithm = STANDALONE if _is_standalone(folder) else _head_algorithm(folder)
+    algorithm = algorithm_of(folder)
     figures: dict[str, Figures] = defaultdict(Figures)
     shapes = {"chain": (args.steps, 1, args.steps + 1)}
     if args.tree_tokens and algorithm != STANDALONE:
@@ -133,12 +131,12 @@ def _served(args: EvalArgs, folder: Path) -> dict[str, Figures]:
 def load_published(folder: Path, target: TargetStates, *, max_len: int) -> Published:
     """An exported head or shallow model, in the target's dtype."""
     dtype = target.runner.dtype
-    if not _is_standalone(folder):
+    if not is_whole_model(folder):
         head, features = load_head(
             folder, target.folder, max_len=max_len, dtype=str(dtype).removeprefix("torch."), device=target.device,
             target_load_format=target.load_format,
         )  # fmt: skip
-        return Published(Kind(_head_algorithm(folder), {}, head.config, features, shift=1), head)
+        return Published(Kind(algorithm_of(folder), {}, head.config, features, shift=1), head)
     model = ModelConfig.from_folder(folder)
     config = ShallowConfig(model)
     _, stored = load_checkpoint(folder, tensor_shapes(model))
@@ -151,21 +149,9 @@ def load_published(folder: Path, target: TargetStates, *, max_len: int) -> Publi
 
 def features_of_head(folder: Path, target: Path) -> FeatureSpec:
     """The states of the target that an exported head goes on from."""
-    if _is_standalone(folder):
+    if is_whole_model(folder):
         return FeatureSpec()
     return HeadFolder.open(folder).config.features(TargetShape.from_folder(target))
-
-
-def _head_algorithm(folder: Path) -> str:
-    family = HeadFolder.open(folder).config.family
-    if family not in _ALGORITHMS:
-        raise StartupError(f"{folder} is a {family} head, whose stages take turns; it cannot be measured here")
-    return _ALGORITHMS[family]
-
-
-def _is_standalone(folder: Path) -> bool:
-    names: Any = read_json(folder / "config.json").get("architectures")
-    return isinstance(names, list) and names[0] in ARCHITECTURES
 
 
 def _exported(folder: Path, target: Path, load_format: str) -> Path:

@@ -1,7 +1,7 @@
 """A trained head in the form that SGLang, vLLM and EAGLE's own code read: config.json and model.safetensors in bf16.
 
 EAGLE and EAGLE-3 by their own names (`midlayer` for EAGLE-3's layer, d2t and t2d with it), NextN as DeepSeek exports
-it on its own (`model.layers.0`), STANDALONE as a whole Llama with the target's embedding and head.
+it on its own (`model.layers.0`), STANDALONE as a whole model of the target's architecture, with its embedding and head.
 """
 
 from __future__ import annotations

@@ -1,21 +1,24 @@
-"""A published head as the place where training starts: what it has learnt is kept, optimizers begin anew."""
+"""A published head: what it is, and as the place where training starts: what it has learnt is kept, optimizers begin
+anew."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from engine.checkpoint import open_checkpoint
+from engine.config import ARCHITECTURES, read_json
 from engine.models.heads import target as targets
 from engine.models.heads.load import HeadFolder
 from engine.models.heads.names import DRAFT_TO_TARGET, EMBEDDING, OUTPUT_HEAD, TARGET_TO_DRAFT
 from engine.models.heads.token_map import target_tokens
 from engine.shipped import shipped_head
 from outrider.errors import StartupError
-from training.kinds import STANDALONE, Kind
+from training.kinds import EAGLE, EAGLE3, NEXTN, STANDALONE, Kind
 
+_ALGORITHMS: Final = {"eagle": EAGLE, "eagle3": EAGLE3, "nextn": NEXTN, "mimo": NEXTN}
 # Instead of a folder: the one that comes with Outrider.
 SHIPPED: Final = "shipped"
 
@@ -25,6 +28,24 @@ _BLOCK_SETTINGS: Final = ("rope_theta", "rope_scaling", "rms_eps")
 _MAPS: Final = (DRAFT_TO_TARGET, TARGET_TO_DRAFT)
 # Of a whole draft model what is the target's; heads may bring it too.
 _WHOLE_MODELS: Final = (targets.EMBEDDING, targets.OUTPUT_HEAD)
+
+
+def algorithm_of(folder: Path) -> str:
+    """What an exported network is served as, its tensors tell. StartupError for a head of several stages."""
+    if is_whole_model(folder):
+        return STANDALONE
+    family = HeadFolder.open(folder).config.family
+    if family not in _ALGORITHMS:
+        raise StartupError(
+            f"{folder} is a {family} head, whose stages take turns; it is neither measured nor packed here"
+        )
+    return _ALGORITHMS[family]
+
+
+def is_whole_model(folder: Path) -> bool:
+    """Whether it is no head but a draft model, by its config.json."""
+    names: Any = read_json(folder / "config.json").get("architectures")
+    return isinstance(names, list) and names[:1] != [] and names[0] in ARCHITECTURES
 
 
 def initial_folder(name: str, algorithm: str, target: Path) -> Path:

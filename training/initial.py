@@ -19,8 +19,8 @@ from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
 from engine.models.llama_weights import tensor_shapes
 from training.batches import Batch
 from training.fitting import Basis, fitted
-from training.kinds import EAGLE, EAGLE3, NEXTN, OUTPUT_HEAD, STANDALONE, Kind
-from training.shallow import copying_layer, source_layers
+from training.kinds import EAGLE, EAGLE3, NEXTN, OUTPUT_HEAD, STANDALONE, Kind, source_layers
+from training.shallow import copying_layer
 from training.target_states import States, TargetStates, tensor_of
 
 _READING = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")

@@ -6,8 +6,9 @@ A kind knows its shape and how its rows lie: row r holds token r + shift. A head
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from training.copying import NUM_COPYING
 
 EAGLE, EAGLE3, NEXTN, STANDALONE = ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 OUTPUT_HEAD: Final = "lm_head.weight"
+# Draft models of fewer layers copy the target's as they are.
+_FEWEST_WITH_COPYING: Final = 3
 # What a head's layer has in common with the target's.
 _INHERITED: Final = (
     "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings", "rms_norm_eps",
@@ -116,10 +119,47 @@ def _common(target: Path, num_kv_heads: int | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def source_layers(num_target: int, num_draft: int) -> list[int | None]:
+    """Which of the target's layers each of a draft model's begins as; None: the one that copies (`shallow`).
+
+    The last two, or one of few, stand above it. A model without it takes the first, the last and layers between.
+    """
+    if num_draft < _FEWEST_WITH_COPYING or num_target < num_draft:
+        steps = max(num_draft - 1, 1)
+        return [round(i * (num_target - 1) / steps) if num_draft > 1 else num_target - 1 for i in range(num_draft)]
+    above = 2 if num_draft >= 5 else 1
+    first = list(range(num_draft - 1 - above))
+    return [*first, None, *range(num_target - above, num_target)]
+
+
 def _standalone(target: Path, num_layers: int) -> Kind:
-    values = read_json(target / "config.json") | {"num_hidden_layers": num_layers}
-    config = ShallowConfig(replace(ModelConfig.from_folder(target), num_layers=num_layers))
+    raw, whole = read_json(target / "config.json"), ModelConfig.from_folder(target)
+    windows = _windows(whole.windows, source_layers(whole.num_layers, num_layers))
+    values = raw | {"num_hidden_layers": num_layers} | _per_layer(raw, whole.architecture, windows or (0,) * num_layers)
+    config = ShallowConfig(replace(whole, num_layers=num_layers, windows=windows))
     return Kind(STANDALONE, values, config, FeatureSpec("none"), shift=0)
+
+
+def _windows(whole: Sequence[int], sources: Sequence[int | None]) -> tuple[int, ...]:
+    """A draft model's, by layer: those of the target's layers; the one that copies sees as far as any of the target's.
+
+    So it does in a Mistral, whose config.json names one window for all layers.
+    """
+    if not whole:
+        return ()
+    furthest = 0 if 0 in whole else max(whole)
+    return tuple(furthest if source is None else whole[source] for source in sources)
+
+
+def _per_layer(raw: Mapping[str, Any], architecture: str, windows: Sequence[int]) -> dict[str, Any]:
+    """What config.json says of single layers, for layers with these windows: `layer_types` where the target's has it,
+    or where a count of layers that see all, which is all that Qwen's older files have, may not tell it."""
+    values: dict[str, Any] = {}
+    if raw.get("layer_types") is not None or (any(windows) and architecture != "MistralForCausalLM"):
+        values["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
+    if raw.get("max_window_layers") is not None:
+        values["max_window_layers"] = len(list(takewhile(lambda window: not window, windows)))
+    return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ _FREE = {
     "initial_head",
 }  # fmt: skip
 # Those of them that it takes to make a head again: a card tells how it was begun.
-_TOLD = ("model_path", "revision", "initial_head")
+_TOLD = ("model_path", "revision", "initial_head", "tokens")
 
 log = get_logger(__name__)
 
@@ -219,6 +219,9 @@ class Trainer:
         if path.is_file():
             checkpoint = Checkpoint.load(path)
             checkpoint.check(facts, path)
+            checkpoint.check_beginning(self.args.initial_head, path)
+            if checkpoint.seen < self.args.tokens:
+                checkpoint.facts["tokens"] = self.args.tokens
             log.info("training goes on", folder=str(self.folder), seen=checkpoint.seen, epoch=checkpoint.plan.epoch)
             return checkpoint
         return Checkpoint(facts | told_of(self.args), *self._first_tensors())

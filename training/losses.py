@@ -92,7 +92,7 @@ def unrolled(
     batch_size, length = batch.tokens.shape
     num_rows = length - kind.shift
     roots = torch.arange(num_rows, device=batch.tokens.device)
-    below = RootRows(batch_size, kind.config.block.num_layers)
+    below = RootRows(batch_size, kind.config.block.num_layers, kind.config.block.windows)
     branches: Branches | None = None
     fused = head.fuse(states.features[:, :num_rows].flatten(0, 1).to(head.dtype)) if kind.shift else None
     carried = fused

@@ -12,6 +12,7 @@ from engine.shipped import SHIPPED, pack
 from outrider.errors import StartupError
 from outrider.telemetry import announce
 from training.args import PackArgs
+from training.exported import algorithm_of
 
 
 def main(args: PackArgs) -> int:
@@ -20,6 +21,8 @@ def main(args: PackArgs) -> int:
     output = (
         SHIPPED / f"{target.name}-{args.algorithm.lower()}.safetensors" if args.output is None else Path(args.output)
     )
+    if (found := algorithm_of(Path(args.head))) != args.algorithm:
+        raise StartupError(f"{args.head} is {found}, and --algorithm is {args.algorithm}; give the one that it is")
     try:
         size = pack(Path(args.head), args.algorithm, target, output)
         card = Path(args.head) / "README.md"

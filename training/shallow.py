@@ -18,27 +18,12 @@ from kernels.norm import rms_norm
 from training.attending import RootRows
 from training.copying import Copying, slow_places
 from training.fitting import Basis, chosen, least_squares
-from training.kinds import Kind
+from training.kinds import Kind, source_layers
 from training.looking import Lesson, teach
 from training.network import linear_layer
 
-# Fewer layers than this copy the target's as they are.
-_FEWEST_WITH_COPYING = 3
 # Numbers by which a row's token is brought, as a share of the stream.
 _SHARE_BROUGHT = 1 / 3
-
-
-def source_layers(num_target: int, num_draft: int) -> list[int | None]:
-    """Which of the target's layers each begins as; None: the one that copies.
-
-    The last two, or one of few, stand above it. A model without it takes the first, the last and layers between.
-    """
-    if num_draft < _FEWEST_WITH_COPYING or num_target < num_draft:
-        steps = max(num_draft - 1, 1)
-        return [round(i * (num_target - 1) / steps) if num_draft > 1 else num_target - 1 for i in range(num_draft)]
-    above = 2 if num_draft >= 5 else 1
-    first = list(range(num_draft - 1 - above))
-    return [*first, None, *range(num_target - above, num_target)]
 
 
 @torch.no_grad()
@@ -79,7 +64,7 @@ def copying_layer(kind: Kind, basis: Basis) -> dict[str, torch.Tensor]:
 def _entering(kind: Kind, index: int, tensors: Mapping[str, torch.Tensor], embedded: torch.Tensor) -> torch.Tensor:
     """Rows [L, hidden] as the attention of layer `index` reads them, its norm's weights being one."""
     block, x = kind.config.block, embedded
-    rope, attend = rope_rows(block, len(x)), RootRows(1, index).attend
+    rope, attend = rope_rows(block, len(x)), RootRows(1, index, block.windows).attend
     for layer in range(index):
         x = Block(block, layer, within(dict(tensors), f"model.layers.{layer}."), linear_layer)(x, rope, attend)
     return rms_norm(x, torch.ones(block.hidden_size), block.rms_eps)

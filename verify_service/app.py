@@ -230,7 +230,7 @@ async def serve(
         servicer.end_streams()
         await server.stop(grace=1.0)
     if tracing is not None:
-        tracing.close()
+        await tracing.close(stop.hurry)
     return 1 if failed else 0
 
 

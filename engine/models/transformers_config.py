@@ -115,6 +115,9 @@ def _is_decoder(config: Any, raw: dict[str, Any], trust_remote_code: bool) -> bo
 
 
 def _max_position(text: Any, limit: int) -> int:
+    if getattr(text, "rope_parameters", None):
+        # As a model does when it is built: only then the original length at the top counts before rotary scaling's own.
+        text.standardize_rope_params()
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     for part in kinds:
@@ -128,7 +131,9 @@ def _max_position(text: Any, limit: int) -> int:
 
 def _end_ids(folder: Path, text: Any, vocab_size: int) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    value = (read_json(path).get("eos_token_id") if path.is_file() else None) or text.eos_token_id
+    value = read_json(path).get("eos_token_id") if path.is_file() else None
+    if value is None:
+        value = text.eos_token_id
     items = value if isinstance(value, list) else [value]
     return possible_ends([item for item in items if type(item) is int], vocab_size, folder)
 

@@ -9,6 +9,7 @@ export class ApiError extends Error {
 }
 
 const UNREACHABLE = "The server cannot be reached.";
+const NO_KEY = "This is no API key: it has letters that no HTTP header may hold.";
 const BROKEN_OFF = "The answer broke off.";
 
 // The name of the model that is served. ApiError, of status 401 where a key is needed.
@@ -36,6 +37,7 @@ export async function* streamChat(body, key, signal) {
 }
 
 function headersFor(key) {
+  if (/[^ -~]/.test(key)) throw new ApiError(NO_KEY);
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 

@@ -23,15 +23,24 @@ let model = "default";
 let messages = []; // the conversation as it is sent
 let running = null; // AbortController of what streams now
 let key = readKey();
+let waiting = 0; // for a server that is not ready
 
+// Asks which model there is, again and again while the server does not serve yet.
 async function begin() {
+  clearTimeout(waiting);
   try {
     model = await fetchModel(key);
     byId("model").textContent = model;
     byId("key-form").hidden = true;
+    keepKey();
     return true;
   } catch (error) {
-    showError(error);
+    if (error.status === 503) {
+      byId("model").textContent = error.message;
+      waiting = setTimeout(begin, 1000 * (error.retryAfterS || 1));
+    } else {
+      showError(error);
+    }
     return false;
   }
 }
@@ -191,9 +200,7 @@ byId("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   key = byId("key").value.trim();
   byId("error").textContent = "";
-  if (!await begin()) return;
-  keepKey();
-  prompt.focus();
+  if (await begin()) prompt.focus();
 });
 settingsForm.addEventListener("submit", (event) => event.preventDefault());
 byId("colours").addEventListener("change", ({ target }) => log.classList.toggle("plain", !target.checked));

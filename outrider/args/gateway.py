@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from outrider.args.links import DialingArgs, ServingArgs, check_address, check_tls_is_used
+from outrider.args.links import MAX_SOCKET_BYTES, DialingArgs, ServingArgs, check_address, check_tls_is_used
 from outrider.args.observing import ObservingArgs
 from outrider.errors import StartupError
 from outrider.flags import arg, at_least, at_most, check_key
@@ -92,6 +93,8 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
         DialingArgs.check(self)
         if self.uds is not None and self.ssl_certfile is not None:
             raise StartupError("--ssl-certfile is for --host and --port; --uds goes without TLS")
+        if self.uds is not None and len(os.fsencode(self.uds)) > MAX_SOCKET_BYTES:
+            raise StartupError(f"--uds is {self.uds!r}; a socket's path has at most {MAX_SOCKET_BYTES} bytes")
         for address in self.verify_address:
             if not address.startswith("file:"):
                 check_address("--verify-address", address)
@@ -104,6 +107,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
             self, 1, "max_body_bytes", "max_connections", "stream_buffer_bytes", "requests_per_minute",
             "tokens_per_minute", "max_prompt_tokens", "max_schema_bytes",
         )  # fmt: skip
+        at_most(self, 65535, "port")
         at_most(self, MAX_GRAMMAR_BYTES, "max_schema_bytes")
         _check_name("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         _check_name("--reasoning-parser", self.reasoning_parser, REASONING_PARSERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from outrider.errors import StartupError
@@ -9,6 +10,7 @@ from outrider.flags import Args, arg
 from outrider.tls import TlsFiles, server_files
 
 MAX_LABEL_CHARS = 63  # of a name in DNS
+MAX_SOCKET_BYTES = 107  # of a Unix socket's path or name (unix(7))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,11 @@ def check_address(flag: str, address: str, *, least_port: int = 1) -> None:
     is_host = host and (":" not in host or (host[0], host[-1]) == ("[", "]"))
     is_port = port.isascii() and port.isdigit() and least_port <= int(port) < 65536
     if is_socket(address) and port:
+        length = len(os.fsencode(address.partition(":")[2].removeprefix("//")))
+        if length > MAX_SOCKET_BYTES:
+            raise StartupError(
+                f"{flag} is {address!r}; a Unix socket's path has at most {MAX_SOCKET_BYTES} bytes, not {length}"
+            )
         return
     if not (is_host and is_port):
         raise StartupError(

@@ -19,6 +19,9 @@ class ChatArgs(Args):
 
     url: str = arg("http://127.0.0.1:8000", "connection", "Address of the gateway; an OpenAI base URL will do.")
     api_key: str | None = arg(None, "connection", "Key, where the server asks for one.")
+    ssl_ca_certs: str | None = arg(
+        None, "connection", "Authorities (PEM) of the server's certificate. Default: those of this machine."
+    )
     model: str | None = arg(None, "connection", "Model to talk to. Default: the first that the server names.")
     prompt: str | None = arg(None, "conversation", "Ask this once and end, instead of a conversation.")
     system: str | None = arg(None, "conversation", "System message.")
@@ -31,6 +34,8 @@ class ChatArgs(Args):
         at_least(self, 1, "max_tokens")
         at_least(self, 0, "temperature")
         check_url("--url", self.url, "http://127.0.0.1:8000")
+        if self.ssl_ca_certs is not None and not self.url.lower().startswith("https:"):
+            raise StartupError(f"--ssl-ca-certs is for https; --url is {self.url}")
         if self.api_key is not None:
             check_key("--api-key", self.api_key)
         for name in ("model", "prompt", "system"):

@@ -101,6 +101,46 @@ def test_rope_in_both_spellings(tmp_path: Path) -> None:
     assert old.rope_scaling == RopeScaling("llama3", 8.0, 1.0, 4.0, 99)
 
 
+def test_rotary_settings_are_read_as_transformers_reads_them(tmp_path: Path) -> None:
+    def rope(**changes: Any) -> tuple[float, Any]:
+        config = read(tmp_path, **changes)
+        return config.rope_theta, config.rope_scaling
+
+    llama3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+    newer = {"rope_type": "default", "rope_theta": 7.0}
+    assert rope(rope_parameters=newer, rope_scaling={"type": "linear", "factor": 2}, rope_theta=5.0) == (
+        5.0, RopeScaling("linear", 2.0),
+    )  # fmt: skip
+    assert rope(rope_parameters=newer, rope_scaling=None) == (7.0, None)
+    length = {"original_max_position_embeddings": 99}
+    for own, top, expected in (
+        ({}, {}, 512),
+        (length, {}, 99),
+        ({}, length, 99),
+        ({**length}, {next(iter(length)): 64}, 64),
+    ):
+        assert rope(rope_scaling=llama3 | own, **top)[1] == RopeScaling("llama3", 8.0, 1.0, 4.0, expected)
+
+
+def test_a_key_that_is_left_out_is_what_the_familys_class_takes_for_it(tmp_path: Path) -> None:
+    absent = dict.fromkeys(("max_position_embeddings", "num_key_value_heads"), "absent")
+
+    def of(family: str, **changes: Any) -> ModelConfig:
+        return read(
+            tmp_path, architectures=[f"{family}ForCausalLM"], **{**absent, "num_attention_heads": 32, **changes}
+        )
+
+    assert [of(family).max_position for family in ("Llama", "Mistral", "Qwen2", "Qwen3")] == [
+        2048, 131_072, 32_768, 32_768,
+    ]  # fmt: skip
+    assert [of(family).num_kv_heads for family in ("Llama", "Mistral", "Qwen2")] == [32, 8, 32]
+    assert [of(family).head_dim for family in ("Llama", "Mistral", "Qwen2", "Qwen3")] == [2, 2, 2, 128]
+    assert of("Llama").windows == of("Qwen2").windows == ()
+    assert of("Mistral").windows == (4096,) * 2
+    assert of("Qwen3", use_sliding_window=True, max_window_layers=1).windows == (0, 4096)
+    assert of("Qwen3", use_sliding_window=True, max_window_layers=1, sliding_window=None).windows == ()
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

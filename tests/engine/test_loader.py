@@ -180,12 +180,12 @@ def test_no_weights(folder: Path) -> None:
 
 
 def shard(folder: Path, names: dict[str, str]) -> None:
+    (folder / WEIGHTS).unlink(missing_ok=True)
     (folder / INDEX_NAME).write_text(json.dumps({"weight_map": names}))
 
 
 def test_shards(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
-    (folder / WEIGHTS).unlink()
     names = sorted(tensors)
     parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
     for part, members in parts.items():
@@ -194,6 +194,8 @@ def test_shards(folder: Path) -> None:
     assert all(torch.equal(value, tensors[name]) for name, value in load(folder).items())
     (folder / "b.safetensors").unlink()
     refused(folder, r"b\.safetensors does not exist")
+    save_file(tensors, folder / WEIGHTS)
+    assert load(folder).keys() == tensors.keys()  # of both the whole file, as transformers does
 
 
 @pytest.mark.parametrize(
@@ -228,6 +230,7 @@ def test_shards_linked_within_a_hub_cache(saved: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": 3}])
 def test_an_index_without_a_map(folder: Path, index: dict[str, Any]) -> None:
+    (folder / WEIGHTS).unlink()
     (folder / INDEX_NAME).write_text(json.dumps(index))
     refused(folder, "weight_map")
 
@@ -243,6 +246,8 @@ def test_pickled_weights_need_consent(folder: Path) -> None:
     message = refused(folder, r"pytorch_model\.bin")
     assert "safetensors" in message
     assert "--load-format pt" in message
+    torch.save({"state": {}, "param_groups": [3]}, folder / "optimizer.pt")  # a trainer's, beside them
+    torch.save({"python": (3, 1)}, folder / "rng_state_0.pth")
     assert all(torch.equal(value, stored[name]) for name, value in load(folder, "pt").items())
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from engine.batch import Segment
 from engine.loader import resolve_model
@@ -65,6 +66,19 @@ def test_every_method_is_a_model_of_its_own(folder: Path, kernel: str, monkeypat
     # A random model has no redundancy: it forgives far less than a trained one.
     assert 0 < errors["int8"] < errors["int8_dynamic"] < errors["int4"] < 0.8
     assert errors["int8"] < 0.08
+
+
+def test_int8_dynamic_without_the_c_decoder_is_warned_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned(method: str) -> bool:
+        with capture_logs() as logs:
+            load(folder, method)
+        return any("speculation and batches change answers" in entry["event"] for entry in logs)
+
+    load_native(folder, "int8_dynamic")
+    assert not warned("int8_dynamic")
+    monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "0")
+    assert warned("int8_dynamic")
+    assert not warned("int8")
 
 
 @pytest.mark.parametrize("method", ON_CPU)

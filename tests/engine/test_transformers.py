@@ -16,6 +16,7 @@ import transformers
 
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
+from engine.loader import resolve_model
 from engine.models.transformers_decoder import windows_of
 from engine.runner import ModelRunner
 from outrider.errors import StartupError
@@ -268,6 +269,43 @@ def test_a_window_without_layer_types_is_every_layers_where_the_family_reads_it(
     config: transformers.PretrainedConfig, window: int | None, gemma: tuple[Path, Any]
 ) -> None:
     assert windows_of(config, load(gemma[0]).config) == (() if window is None else (window,) * 3)
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), [("bfloat16", None), ("float32", "int8_dynamic")])
+def test_large_activations_are_not_taken_for_other_attention(
+    dtype: str, quantization: str | None, tmp_path: Path
+) -> None:
+    source = resolve_model(None)
+    for path in source.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    changed = {**json.loads((source / "config.json").read_text()), "hidden_act": "swish"}
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    runner = load(tmp_path, dtype=dtype, quantization=quantization, num_slots=32, max_len=16)
+    assert runner.backend.startswith("transformers")
+
+
+def test_what_transformers_does_not_run_itself_is_refused_by_name(tmp_path: Path) -> None:
+    save("gemma2", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": None}))
+    with pytest.raises(StartupError, match=r"Gemma2ForCausalLM.*transformers does not run it either.*sliding_window"):
+        load(tmp_path)
+
+
+def test_the_length_before_long_rope_counts_at_the_top_too(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    path = tmp_path / "config.json"
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+    changes = {"rope_parameters": rope, "original_max_position_embeddings": 150}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert ModelConfig.from_folder(tmp_path).max_position == 150
+
+
+def test_an_end_id_of_zero_is_the_generation_configs(tmp_path: Path) -> None:
+    save("phi", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    assert ModelConfig.from_folder(tmp_path).eos_token_ids == (0,)
 
 
 def test_a_tensor_that_is_missing_or_not_finite_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.app import main
+from gateway.app import listen, main
 from outrider.args import GatewayArgs
 from outrider.errors import StartupError
 from tests.gateway.conftest import ANSWER
@@ -222,9 +222,44 @@ def test_unix_socket(
         assert ask(client).status_code == 200
         with pytest.raises(StartupError, match="another process"):
             main(GatewayArgs(uds=str(path)))
+        path.unlink()
+        with socket.socket(socket.AF_UNIX) as successor:  # as of one that starts while this one drains
+            successor.bind(str(path))
+            process.terminate()
+            assert process.wait(30) == 0
+            assert path.exists()
+    path.unlink()
+    process = start(f"--uds={path}", f"--verify-address={verify[1]}")
+    url_of(process)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x", timeout=30) as client:
+        until_healthy(client)
     process.terminate()
     assert process.wait(30) == 0
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--uds=/tmp/" + "x" * 103], "at most 107 bytes"),
+        (["--port=65536"], "--port is 65536; it must be at most 65535"),
+    ],
+)
+def test_addresses_that_there_cannot_be(words: list[str], message: str) -> None:
+    with pytest.raises(StartupError, match=message):
+        GatewayArgs.parse(words)
+
+
+@pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
+def test_a_name_is_listened_on_over_what_it_has(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    found = [*socket.getaddrinfo("::1", 0), *(socket.getaddrinfo(host, 0) if host != "::1" else ())]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    try:
+        listener, _ = listen(GatewayArgs(host="somewhere"))
+    except StartupError as error:
+        pytest.skip(f"there is no IPv6: {error}")
+    with listener:
+        assert listener.getsockname()[0] == host
 
 
 @pytest.mark.parametrize("flag", ["--port", "--metrics-port"])

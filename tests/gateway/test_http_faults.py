@@ -386,6 +386,7 @@ def read_status(connection: socket.socket) -> int:
         data += received
     top, _, body = data.partition(b"\r\n\r\n")
     headers = dict(line.lower().split(b": ", 1) for line in top.split(b"\r\n")[1:])
+    assert headers[b"x-request-id"]
     while len(body) < int(headers[b"content-length"]):
         body += connection.recv(65536)
     if headers[b"content-type"] == b"application/json":

@@ -26,6 +26,7 @@ class FakeGateway:
     models: str = '{"object": "list", "data": [{"id": "a-model"}]}'
     stream: str | None = None  # in place of events
     requests: list[dict[str, Any]] = field(default_factory=list)
+    server: ThreadingHTTPServer = field(init=False)
 
     def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         speculate = body["speculative"]["enabled"]
@@ -70,6 +71,7 @@ def fake_gateway() -> Iterator[FakeGateway]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        fake.server = server
         fake.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

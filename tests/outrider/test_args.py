@@ -85,6 +85,16 @@ def test_flags_that_look_like_another_name_it(words: list[str], meant: str, caps
         (ServeArgs, {"shutdown_grace_s": math.inf}, "--shutdown-grace-s is inf; it must be a finite number"),
         (GatewayArgs, {"request_timeout_s": math.nan}, "--request-timeout-s is nan; it must be a finite number"),
         (VerifyArgs, {"model_path": ""}, "--model-path is empty"),
+        *(
+            (kind, {name: address}, f"at most 107 bytes, not {length}")
+            for kind, name, address, length in (
+                (VerifyArgs, "listen", f"unix:/{'a' * 107}", 108),
+                (VerifyArgs, "listen", f"unix:///{'a' * 107}", 108),
+                (ServeArgs, "grpc_address", "unix:" + "\u00e4" * 54, 108),
+                (DraftArgs, "listen", f"unix-abstract:{'a' * 109}", 109),
+                (GatewayArgs, "verify_address", (f"unix:/{'a' * 107}",), 108),
+            )
+        ),
         (GatewayArgs, {"verify_address": ("a:1", "")}, "--verify-address is ''; it must be host:port"),
         (
             ServeArgs,
@@ -242,3 +252,8 @@ def test_a_head_is_converted_by_words_and_both_folders_are_needed() -> None:
 def test_a_scope_of_n_grams_is_taken_whatever_drafts() -> None:
     for algorithm in (None, "NGRAM", "EAGLE3", "NONE"):
         assert ServeArgs(speculative_ngram_scope="session", speculative_algorithm=algorithm)
+
+
+def test_a_sockets_path_may_be_as_long_as_the_system_takes() -> None:
+    for address in (f"unix:/{'a' * 106}", f"unix:///{'a' * 106}", f"unix-abstract:{'a' * 107}"):
+        assert VerifyArgs(listen=address).listen == address

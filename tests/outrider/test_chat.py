@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import io
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from outrider import chat
 from outrider.args import ChatArgs
 from outrider.errors import StartupError
+from tests.certificates import Authority
 from tests.outrider.conftest import FakeGateway
 
 
@@ -57,6 +60,43 @@ def test_colours_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
     assert painted(io.StringIO()) == "ab"
     monkeypatch.setenv("NO_COLOR", "1")
     assert painted(Terminal()) == "ab"
+
+
+def test_a_terminal_is_shown_what_it_would_obey(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    for out, shown in (
+        (Terminal(), "a\n\tb \\x1b]0;title\\x07\\x9b\\x7f\\x0d"),
+        (io.StringIO(), "a\n\tb \x1b]0;title\x07\x9b\x7f\r"),
+    ):
+        chat.Painter(out).write("a\n\tb \x1b]0;title\x07\x9b\x7f\r", True)
+        assert out.getvalue() == shown
+
+
+def test_a_server_that_tells_no_usage(fake_gateway: FakeGateway) -> None:
+    pieces = "".join(f'data: {{"choices": [{{"index": 0, "delta": {{"content": "{text}"}}}}]}}\n\n' for text in "ab")
+    fake_gateway.stream = pieces + "data: [DONE]\n\n"
+    with chat.connect(fake_gateway.url, None) as client:
+        answer = chat.ask(client, "m", [{"role": "user", "content": "hi"}], lambda *piece: None)
+    assert (answer.text, answer.num_tokens, answer.tokens_per_s) == ("ab", None, None)
+    assert "token/s" not in answer.summary()
+
+
+def test_an_authority_of_ones_own(fake_gateway: FakeGateway, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate = authority.issue("127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    fake_gateway.server.socket = context.wrap_socket(fake_gateway.server.socket, server_side=True)
+    url = fake_gateway.url.replace("http", "https")
+    with chat.connect(url, None, str(authority.path)) as client:
+        assert chat.first_model(client, url) == "a-model"
+    with (
+        chat.connect(url, None).with_options(max_retries=0) as client,
+        pytest.raises(StartupError, match=r"TLS failed: .*CERTIFICATE_VERIFY_FAILED.*--ssl-ca-certs"),
+    ):
+        chat.first_model(client, url)
+    with pytest.raises(StartupError, match=r"--ssl-ca-certs .* has no certificate"):
+        chat.connect(url, None, certificate[1])
 
 
 def test_one_prompt_leaves_the_answer_alone_on_stdout(
@@ -155,6 +195,7 @@ def test_an_answer_that_breaks_off(fake_gateway: FakeGateway, capsys: pytest.Cap
     [
         (["--url", "http://[::1"], "--url is"),
         (["--url", "nonsense"], "--url is"),
+        (["--ssl-ca-certs", "ca.pem"], "--ssl-ca-certs is for https"),
         (["--url", "http://127.0.0.1:99999"], "--url is"),
         (["--prompt", "a\udcff"], "--prompt is not valid UTF-8"),
         (["--system", "a\udcff"], "--system is not valid UTF-8"),

@@ -148,3 +148,50 @@ def test_whoever_reads_the_output_may_leave(words: list[str]) -> None:
     )
     os.close(write)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_full_disk_is_told_in_a_line() -> None:
+    for words in (["--help"], ["serve", "--help"]):
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(
+                [sys.executable, "-m", "outrider", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert (ended.returncode, ended.stderr) == (1, f"outrider {words[0]}: No space left on device\n")
+
+
+NUMBERS = """
+import os, sys, types
+from outrider import cli
+from outrider.supervisor import Supervisor
+from outrider.telemetry import configure_logging, get_logger
+
+def run(args):
+    configure_logging("verify")
+    Supervisor([], startup_timeout_s=1, stop_timeout_s=1).say("said")
+    print("more \\u20ac")
+    return os.open(os.devnull, os.O_RDONLY)
+
+sys.modules["verify_service.app"] = types.SimpleNamespace(main=run)
+sys.exit(cli.main(["verify"]))
+"""
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(closed: str) -> None:
+    """What a command opens takes the place of none of them."""
+    shell = ["sh", "-c", f'exec "$0" -c "$1" {closed}', sys.executable, NUMBERS]
+    assert subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 3
+
+
+def test_a_terminal_that_lacks_characters_gets_others() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", NUMBERS], env={**os.environ, "PYTHONIOENCODING": "latin-1"}, capture_output=True,
+        check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (3, b"more \\u20ac\n")
+
+
+def test_top_needs_somewhere_to_show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert cli.main(["top"]) == 2
+    assert capsys.readouterr().err == "outrider top: stdout is closed\n"

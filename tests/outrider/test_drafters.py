@@ -21,12 +21,13 @@ class Noting(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(self) -> None:
         self.asked: list[object] = []
+        self.drafter_id = "host:7"
         self.disabled: common_pb2.Algorithm = common_pb2.ALGORITHM_NGRAM
 
     def ListDrafters(self, request: pb.ListDraftersRequest, context: grpc.ServicerContext) -> pb.ListDraftersResponse:
         drafter = pb.ManagedDrafter(
-            drafter_id="host:7", algorithm=common_pb2.ALGORITHM_EAGLE3, mode=pb.DRAFTER_MODE_DRAINING, sessions=2,
-            max_sessions=8, silent_sessions=1, draft_tokens=10, accepted_tokens=6,
+            drafter_id=self.drafter_id, algorithm=common_pb2.ALGORITHM_EAGLE3, mode=pb.DRAFTER_MODE_DRAINING,
+            sessions=2, max_sessions=8, silent_sessions=1, draft_tokens=10, accepted_tokens=6,
         )  # fmt: skip
         return pb.ListDraftersResponse(drafters=[drafter], disabled_algorithms=[self.disabled])
 
@@ -67,6 +68,13 @@ def test_list(service: tuple[Noting, str]) -> None:
     assert disabled == f"{address}: NGRAM is disabled"
     assert head.split()[:4] == ["verify", "drafter", "algorithm", "mode"]
     assert row.split() == [address, "host:7", "EAGLE3", "draining", "2/8", "1", "60%", "-"]
+
+
+def test_a_drafters_name_sends_a_terminal_nothing(service: tuple[Noting, str]) -> None:
+    noting, address = service
+    noting.drafter_id = "\x1b[31mhost\n:7"
+    _, (_, _, row) = run("list", f"--verify-address={address}")
+    assert row.split()[1] == r"\x1b[31mhost\x0a:7"
 
 
 def test_a_drafter_of_an_algorithm_that_is_off(service: tuple[Noting, str]) -> None:

@@ -62,3 +62,14 @@ def test_a_child_knows_its_parent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_PARENT_PID", env.for_child()["OUTRIDER_PARENT_PID"])
     assert env.take_parent_pid() == os.getpid()
     assert env.take_parent_pid() is None
+
+
+def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_HOME", "~nosuchuser/x")
+    with pytest.raises(StartupError, match="OUTRIDER_HOME is '~nosuchuser/x'"):
+        env.home()
+    for name in ("OUTRIDER_HOME", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # of whom the system knows nothing
+    with pytest.raises(StartupError, match="neither OUTRIDER_HOME nor XDG_CACHE_HOME is set"):
+        env.home()

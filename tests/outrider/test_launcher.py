@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import shlex
 import socket
 import stat
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from outrider import launcher
 from outrider.args import DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
+from outrider.args.admin import DraftersArgs
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
 from outrider.launcher import Settings
@@ -58,6 +60,13 @@ async def test_all_parts_come_up_and_end(algorithm: str) -> None:
     assert model == "a-model"
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+
+
+def test_the_command_that_is_told_works_as_it_stands() -> None:
+    served = launcher.Served("http://127.0.0.1:1", "m", lambda: None, "unix:/v")
+    args = ServeArgs(speculative_algorithm="NGRAM", admin_token_file="/a folder/tokens")
+    words = shlex.split(launcher.ready_lines(args, served, 1.0)[-1].removeprefix("Drafters: outrider drafters list"))
+    assert DraftersArgs.parse(words).admin_token_file == "/a folder/tokens"
 
 
 @pytest.mark.asyncio

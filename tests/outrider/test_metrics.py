@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Callable
 
@@ -94,6 +95,7 @@ async def test_slow_broken_large_and_many_connections_get_nowhere_and_are_logged
             assert await exchange(address, b"GET /metrics HTTP/1.1\r\nHo") == b""
             assert await exchange(patient, b"GET /metrics HTTP/1.1\r\nx: " + b"y" * 40_000) == b""
         assert [log["event"] for log in logs] == ["metrics: no whole request in time", "metrics: no whole request"]
+        assert all(re.fullmatch(r"127\.0\.0\.1:\d+", log["peer"]) for log in logs)
         monkeypatch.setattr(metrics_http, "MAX_CONNECTIONS", 0)
         with capture_logs() as logs:
             assert await exchange(address, b"") == b""

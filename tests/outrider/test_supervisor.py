@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -265,3 +268,12 @@ def test_parts_print_to_a_terminal_when_we_do(monkeypatch: pytest.MonkeyPatch) -
 
 async def run_only(only: Part) -> None:
     await supervisor(Output(), only).run(never)
+
+
+def test_its_own_lines_tell_the_time_as_all_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Output()
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    supervisor(output).say("something")
+    line = json.loads(output.text)
+    assert line["event"] == "something"
+    assert re.fullmatch(r"[\d-]{10}T[\d:]{8}(\.\d+)?Z", line["timestamp"])

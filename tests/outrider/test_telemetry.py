@@ -69,6 +69,30 @@ def test_a_line_names_its_service_on_any_thread_and_in_any_context() -> None:
     assert services["in a context"] == ["verify", "draft", "gateway", "draft"]
 
 
+TERMINAL = """
+import logging
+import sys
+sys.stderr.isatty = lambda: True
+from outrider.telemetry import configure_logging, get_logger
+configure_logging("verify")
+sent = "\\x1b]0;title\\x07\\x9b31m\\x7f"
+get_logger("a").warning("http", path="/" + sent)
+get_logger("a").warning(sent)
+try:
+    raise ValueError(sent)
+except ValueError:
+    get_logger("a").exception("failed")
+logging.getLogger("some.library").warning("peer %s", sent)
+"""
+
+
+def test_a_terminal_is_shown_what_it_would_obey() -> None:
+    ended = subprocess.run([sys.executable, "-c", TERMINAL], capture_output=True, text=True, check=True)
+    assert ended.stderr.count("\\x1b]0;title\\x07\\x9b31m\\x7f") == 4
+    assert not any(control in ended.stderr for control in ("\x1b]", "\x07", "\x9b", "\x7f"))
+    assert "Traceback (most recent call last):\n" in ended.stderr
+
+
 LIBRARY = """
 import logging
 from outrider.telemetry import configure_logging

@@ -100,6 +100,13 @@ def test_a_counter_that_began_anew_has_not_grown() -> None:
     assert span.mean_ms("a") is None
 
 
+def test_what_a_process_tells_sends_a_terminal_nothing() -> None:
+    shown = frame(
+        {"u": Span(*(parse('outrider_steps_total{model="\x1b[31mred"} 1\n', at_s) for at_s in (1.0, 2.0)))}, {}
+    )
+    assert shown[0] == r"verify  \x1b[31mred  u"
+
+
 def test_a_view_shows_processes_from_their_second_answer_on() -> None:
     answers: list[Scrape | Unavailable] = [
         draft_span().before, Unavailable("u: gone"), draft_span().before,

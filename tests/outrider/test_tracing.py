@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import threading
 import time
 
 import pytest
 
+from outrider import tracing as tracing_module
 from outrider.args import DraftArgs, GatewayArgs, VerifyArgs
 from outrider.args.observing import ObservingArgs
 from outrider.errors import StartupError
@@ -16,7 +20,8 @@ SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = SAMPLED[:-1] + "0"
 
 
-def test_spans_arrive_below_one_another() -> None:
+@pytest.mark.asyncio
+async def test_spans_arrive_below_one_another() -> None:
     with collecting() as collector:
         tracing = tracing_of(
             VerifyArgs(otlp_traces_endpoint=collector.endpoint, otlp_traces_sample_ratio=1.0), "verify"
@@ -26,7 +31,7 @@ def test_spans_arrive_below_one_another() -> None:
         start_ns = time.monotonic_ns()
         tracing.record("inner", tracing.traceparent(span), start_ns, start_ns + 5_000_000, {"outrider.nodes": 3})
         span.end()
-        tracing.close()
+        await tracing.close()
         (outer,), (inner,) = collector.named("outer"), collector.named("inner")
     assert outer.service == "outrider-verify"
     assert (inner.trace_id, inner.parent_id) == (outer.trace_id, outer.span_id)
@@ -35,11 +40,12 @@ def test_spans_arrive_below_one_another() -> None:
     assert inner.attributes == {"outrider.nodes": 3}
 
 
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("ratio", "traceparent", "recorded"),
     [(1.0, "", True), (0.0, "", False), (0.0, SAMPLED, True), (1.0, UNSAMPLED, False), (1.0, "nonsense", True)],
 )
-def test_the_caller_decides_then_the_share(ratio: float, traceparent: str, recorded: bool) -> None:
+async def test_the_caller_decides_then_the_share(ratio: float, traceparent: str, recorded: bool) -> None:
     with collecting() as collector:
         tracing = tracing_of(
             DraftArgs(otlp_traces_endpoint=collector.endpoint, otlp_traces_sample_ratio=ratio), "draft"
@@ -52,8 +58,29 @@ def test_the_caller_decides_then_the_share(ratio: float, traceparent: str, recor
         if traceparent.startswith("00-"):
             assert sent.split("-")[1] == traceparent.split("-")[1]
         span.end()
-        tracing.close()
+        await tracing.close()
     assert bool(collector.spans) is recorded
+
+
+@pytest.mark.parametrize("hurried", [True, False])
+@pytest.mark.asyncio
+async def test_a_collector_that_never_answers_is_not_waited_for(hurried: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hurried:
+        monkeypatch.setattr(tracing_module, "_CLOSE_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"
+        tracing = tracing_of(VerifyArgs(otlp_traces_endpoint=endpoint, otlp_traces_sample_ratio=1.0), "verify")
+        assert tracing is not None
+        tracing.start("request").end()
+        hurry = asyncio.Event()
+        if hurried:
+            hurry.set()
+        await tracing.close(hurry)
+        (closing,) = (thread for thread in threading.enumerate() if thread.name == "closes tracing")
+        taken, _ = silent.accept()
+        with taken:
+            taken.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            closing.join()
 
 
 def test_off_is_nothing() -> None:

@@ -64,6 +64,10 @@ def test_a_narrow_screen_scrolls_one_way_only(open_page: OpenPage) -> None:
     assert above is not None
     assert below is not None
     assert below["y"] >= above["y"] + above["height"]  # the columns stand one above the other
+    page.locator("#model").evaluate("model => model.textContent = 'a-model-of-some-length'")
+    box = page.locator("#model").bounding_box()
+    assert box is not None
+    assert box["width"] >= NARROW["width"] / 2
 
 
 def test_all_of_it_by_keyboard(gateway: RunningGateway, visit: Visit) -> None:

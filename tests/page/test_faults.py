@@ -60,6 +60,28 @@ def test_a_key_is_asked_for_and_limits_are_told(open_page: OpenPage, locked: Run
     expect(page.locator("#key-form")).to_be_hidden()
 
 
+def test_a_key_that_no_header_holds_is_told(open_page: OpenPage, locked: RunningGateway) -> None:
+    page = open_page(locked.url).page
+    page.get_by_label("API key").fill("ключ")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("This is no API key")
+
+
+def test_a_server_that_is_not_ready_is_waited_for(open_page: OpenPage, locked: RunningGateway) -> None:
+    visit = open_page(locked.url)
+    page, header = visit.page, visit.page.locator("#model")
+    error = {"error": {"message": "The model is being loaded."}}
+    page.route("**/v1/models", lambda route: route.fulfill(status=503, headers={"retry-after": "0.1"}, json=error))
+    page.get_by_label("API key").fill(KEY)
+    page.keyboard.press("Enter")
+    expect(header).to_have_text("The model is being loaded.")
+    page.unroute("**/v1/models")
+    expect(header).to_have_text(locked.verify[0].folder.name)
+    expect(page.locator("#key-form")).to_be_hidden()
+    page.reload()
+    expect(header).to_have_text(locked.verify[0].folder.name)
+
+
 def test_a_full_server_is_told(gateway: RunningGateway, open_page: OpenPage) -> None:
     visit = open_page()
     gateway.verify[0].refuse = ResourceExhausted("The queue is full.", retry_after_s=3)

@@ -13,6 +13,7 @@ from outrider.errors import StartupError
 from tests.training.rig import head_args
 from training.args import EvalArgs, PackArgs
 from training.evaluate import main
+from training.export import export
 from training.kinds import ALGORITHMS
 from training.loop import Trainer
 from training.packing import main as pack_main
@@ -103,8 +104,29 @@ def test_a_head_is_packed_for_shipping(target: Path, data: Path, tmp_path: Path)
     assert pack_main(args) == 0
     assert path.stat().st_size < (tmp_path / "head" / "model.safetensors").stat().st_size
     assert path.with_suffix(".md").read_text().startswith("# NEXTN draft head")
+    settings: dict[str, Any] = {"head": str(tmp_path / "head"), "model_path": str(target), "algorithm": "NEXTN"}
     with pytest.raises(StartupError, match="cannot be packed"):
+        pack_main(PackArgs(**settings, output=f"{path}/x.safetensors"))
+    with pytest.raises(StartupError, match=r"nowhere/config.json does not exist"):
         pack_main(PackArgs(head=str(tmp_path / "nowhere"), model_path=str(target), output=str(path)))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_head_is_packed_as_what_it_is(
+    algorithm: str, target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trained(algorithm, target, data, tmp_path)
+    export(trainer.kind, trainer.checkpoint, tmp_path / "head", target=target)
+    monkeypatch.setattr("training.packing.SHIPPED", tmp_path / "shipped")
+    for other in ALGORITHMS:
+        args = PackArgs.parse([f"--head={tmp_path / 'head'}", f"--algorithm={other}", f"--model-path={target}"])
+        if other == algorithm:
+            assert pack_main(args) == 0
+        else:
+            with pytest.raises(StartupError, match=rf"head is {algorithm}, and --algorithm is {other};"):
+                pack_main(args)
+    packed = [path.name for path in (tmp_path / "shipped").glob("*.safetensors")]
+    assert packed == [f"{target.name}-{algorithm.lower()}.safetensors"]
 
 
 def test_the_command_lists_its_steps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def test_a_card_tells_how_to_make_a_head_again(target: Path, data: Path, tmp_pat
     trainer, _, _ = exported("EAGLE", target, data, tmp_path)
     at = trainer.checkpoint
     at.history = [{"seen": 1000 * i, "chain": 1.0 + i / 100} for i in range(31)]
-    at.seen = 30_000
+    at.seen = 30_000  # of 4,000 asked for: the schedule goes by these
     text = card(at, "tiny")
     assert text.startswith("# EAGLE draft head for tiny\n")
     assert "| 30,000 | 1.300 |" in text
@@ -135,7 +135,7 @@ def test_a_card_tells_how_to_make_a_head_again(target: Path, data: Path, tmp_pat
     assert words[:3] == ["outrider", "train", "head"]
     again = HeadArgs.parse(words[3:])
     assert facts_of(again, target) | told_of(again) == at.facts
-    assert again.model_path == str(target)
+    assert (again.model_path, again.tokens) == (str(target), 4000)
     assert (tmp_path / "published" / "README.md").is_file()
 
 
@@ -145,9 +145,26 @@ def test_a_card_tells_what_a_head_began_from_and_training_goes_on_without(
     exported("NEXTN", target, data, tmp_path / "first")
     words, begun = ("NEXTN", target, data, tmp_path / "second"), str(tmp_path / "first" / "published")
     Trainer(head_args(*words, initial_head=begun), Ranks(0, 1, "cpu"))._save("checkpoint.pt")
-    for other in (None, "shipped"):
+    for other in (None, begun):
         at = Trainer(head_args(*words, initial_head=other), Ranks(0, 1, "cpu")).checkpoint
         assert f" --initial-head {begun}" in card(at, "tiny")
+    with pytest.raises(StartupError, match=f"began with --initial-head {begun}, now it is shipped; leave it out"):
+        Trainer(head_args(*words, initial_head="shipped"), Ranks(0, 1, "cpu"))
+    with pytest.raises(StartupError, match=r"first/checkpoint.pt began without --initial-head, now it is /nonexistent"):
+        Trainer(head_args(*words[:3], tmp_path / "first", initial_head="/nonexistent"), Ranks(0, 1, "cpu"))
+
+
+def test_a_card_tells_the_tokens_that_were_asked_for_last(target: Path, data: Path, tmp_path: Path) -> None:
+    exported("NEXTN", target, data, tmp_path)
+    trainer = Trainer(head_args("NEXTN", target, data, tmp_path, tokens=9000), Ranks(0, 1, "cpu"))
+    assert " --tokens 9000 " in card(trainer.checkpoint, "tiny")
+    trainer.checkpoint.seen = 5000
+    trainer._save("checkpoint.pt")
+    # It ends where it stands, and the schedule was another's.
+    at = Trainer(head_args("NEXTN", target, data, tmp_path, tokens=5000), Ranks(0, 1, "cpu")).checkpoint
+    assert " --tokens 9000 " in card(at, "tiny")
+    del at.facts["tokens"]  # older ones have none
+    assert " --tokens 5000 " in card(at, "tiny")
 
 
 def test_a_card_tells_what_was_measured(target: Path, data: Path, tmp_path: Path) -> None:
@@ -187,6 +204,16 @@ def test_a_token_map_is_the_most_frequent_tokens_of_the_answers(suffix: str, dat
 def test_a_map_needs_data(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="no training data"):
         token_map_main(TokenMapArgs(data=str(tmp_path), output=str(tmp_path / "map.pt")))
+
+
+def test_an_export_asks_for_nothing_that_it_does_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """It runs nothing: the weights are all that it needs of a target."""
+    words = ["--checkpoint=head", "--output=export"]
+    assert ExportArgs.parse([*words, "--load-format=pt"]).load_format == "pt"
+    for flag in ("--dtype=float32", "--device=cpu", "--threads=1"):
+        with pytest.raises(SystemExit):
+            ExportArgs.parse([*words, flag])
+        assert f"unrecognized arguments: {flag}" in capsys.readouterr().err
 
 
 def untouched(folder: Path) -> dict[str, bytes]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from training.kinds import source_layers
 from training.looking import Lesson, Taught, teach, whitening
-from training.shallow import source_layers
 
 VOCAB, HIDDEN, LENGTH = 40, 48, 70
 

@@ -11,6 +11,7 @@ from engine.config import LIMITS, ConfigReader, ModelConfig
 from engine.models.heads.target import TargetShape
 from outrider.errors import StartupError
 
+_NOT_OF_THE_CLASS = ("num_key_value_heads", "head_dim", "sliding_window")
 _Q_NORM = "self_attn.q_norm.weight"
 
 
@@ -50,10 +51,11 @@ class RawConfig:
         A head serves sessions as long as its target's, whatever max_position_embeddings says (SGLang overrides it
         too); only a sliding window bounds max_position.
         """
-        values = {**self.values, "architectures": [like], "max_position_embeddings": LIMITS["max_position_embeddings"]}
+        # It is seldom of that architecture's class, so what it leaves out is not what that one takes for it.
+        values = {**dict.fromkeys(_NOT_OF_THE_CLASS), **self.values, "architectures": [like]}
         config = ConfigReader(self.path, values).config({})
-        shortest = min((window for window in config.windows if window), default=config.max_position)
-        return replace(config, num_layers=num_layers, max_position=min(config.max_position, shortest), windows=())
+        shortest = min((window for window in config.windows if window), default=LIMITS["max_position_embeddings"])
+        return replace(config, num_layers=num_layers, max_position=shortest, windows=())
 
     def layer_like(self, stored: Collection[str]) -> str:
         """The supported architecture whose layers its own are like, by the names of its tensors and of itself.

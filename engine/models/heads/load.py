@@ -87,6 +87,8 @@ class HeadFolder:
     def tensor(self, name: str) -> torch.Tensor:
         """A floating-point tensor by our name for it. StartupError when it is not finite."""
         tensor = self.checkpoint.tensor(self.names.stored[name])
+        if tensor.numel() == 0:
+            raise StartupError(f"{self.folder}: tensor {self.names.stored[name]} is {list(tensor.shape)}; it is empty")
         if not all(math.isfinite(bound) for bound in torch.aminmax(tensor)):
             raise StartupError(f"{self.folder}: tensor {self.names.stored[name]} holds NaN or infinity")
         return tensor

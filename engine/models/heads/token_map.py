@@ -13,6 +13,11 @@ from safetensors import SafetensorError, safe_open
 from outrider.errors import StartupError, reason_of
 
 TENSOR_NAME = "token_map"
+# Types that d2t may be stored in; floating-point ones hold whole numbers in some files.
+_WHOLE = frozenset({
+    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bfloat16, torch.float16, torch.float32,
+    torch.float64,
+})  # fmt: skip
 
 
 def load_token_map(path: str, vocab_size: int) -> torch.Tensor:
@@ -31,7 +36,7 @@ def load_token_map(path: str, vocab_size: int) -> torch.Tensor:
 
 def target_tokens(d2t: torch.Tensor, t2d: torch.Tensor | None, vocab_size: int, where: str) -> torch.Tensor:
     """int64 [n] from EAGLE-3's tensors: d2t [n] holds target id - draft id; t2d bool [vocab] marks the target ids."""
-    if d2t.ndim != 1 or not torch.equal(d2t, d2t.round()):
+    if d2t.ndim != 1 or d2t.dtype not in _WHOLE or not torch.equal(d2t, d2t.round()):
         raise StartupError(f"{where}: d2t is {d2t.dtype} {list(d2t.shape)}; a list of whole numbers is needed")
     tokens = check_tokens(d2t.long() + torch.arange(len(d2t)), vocab_size, f"{where}: d2t")
     if t2d is None:

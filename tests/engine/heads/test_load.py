@@ -146,6 +146,14 @@ def test_biases_that_the_config_does_not_speak_of(tmp_path: Path, target: Writte
         load(make.rewrite(head, qkv_bias=False), target)
 
 
+def test_scaling_of_rotary_frequencies_starts_from_the_heads_own_length(tmp_path: Path) -> None:
+    rope = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+    head = make.rewrite(make.eagle(tmp_path / "head"), rope_scaling=rope)
+    scaling = HeadFolder.open(head.folder).config.block.rope_scaling
+    assert scaling is not None
+    assert scaling.original_max_position == 256
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_norms_of_q_and_k_are_told_by_the_tensors_and_not_by_a_name(name: str, qk_norm: bool, tmp_path: Path) -> None:
@@ -194,7 +202,14 @@ def config(**changes: Any) -> Any:
         (make.eagle3, tensor("d2t", torch.full((NARROW,), VOCAB)), "entry 0 is token 80; .* from 0 to 79"),
         (make.eagle3, tensor("d2t", -torch.arange(NARROW)), "token 0 is named 48 times"),
         (make.eagle3, tensor("d2t", torch.zeros(NARROW, dtype=torch.int64)), "t2d marks 48; they are not the same"),
+        (
+            make.eagle3,
+            tensor("d2t", torch.ones(NARROW, dtype=torch.bool)),
+            r"d2t is torch.bool \[48\]; a list of whole",
+        ),
+        (make.eagle3, tensor("d2t", torch.ones(NARROW).to(torch.float8_e5m2)), r"d2t is torch.float8_e5m2 \[48\]"),
         (make.eagle3, tensor("t2d", torch.ones(7, dtype=torch.bool)), r"t2d is \[7\]"),
+        (make.eagle3, tensor("lm_head.weight", torch.zeros(0, HIDDEN)), r"lm_head.weight is \[0, 64\]; it is empty"),
         (make.eagle3, tensor("lm_head.weight", torch.zeros(9, HIDDEN)), r"lm_head.weight is \[9, 64\]; \[48, 64\]"),
         (make.eagle3, tensor("embed_tokens.weight", torch.zeros(9, HIDDEN)), r"embed_tokens.weight is \[9, 64\]"),
         (make.eagle3, config(eagle_aux_hidden_state_layer_ids=[1, 2]), r"fc.weight is \[64, 192\].*\[64, 128\]"),

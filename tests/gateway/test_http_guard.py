@@ -1,0 +1,138 @@
+"""What a connection may cost: trailers without end, answers that nobody reads, requests that wait for their turn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+
+from gateway import edge, http_guard
+from gateway.app import listen
+from outrider.args import GatewayArgs
+from outrider.telemetry import Throttle
+from tests.gateway import fakes
+from tests.gateway.fakes import RunningGateway
+from tests.gateway.test_http_faults import head, plain_fake, raw, read_status, stream_head
+
+OPENAPI = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+LAST = OPENAPI[:-2] + b"connection: close\r\n\r\n"
+DROPPED = "dropped a connection whose client does not read"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+BODY = json.dumps({"messages": [{"role": "user", "content": "Hi!"}]}).encode()
+CHUNKED = head("transfer-encoding: chunked", "content-type: application/json") + b"%x\r\n%b\r\n0\r\n" % (
+    len(BODY),
+    BODY,
+)
+
+
+@pytest.mark.parametrize("trailers", [b"a:b\r\n" * 20_000, b"a" * 100_000, b"a: " + b"b" * 100_000])
+def test_huge_trailers(gateway: RunningGateway, trailers: bytes) -> None:
+    status = 431  # the answer may be lost, since the connection is closed with some of the request unread
+    with raw(gateway) as connection, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        connection.sendall(CHUNKED + trailers)
+        status = read_status(connection)
+    assert status == 431
+
+
+def test_trailers_are_passed_over(gateway: RunningGateway) -> None:
+    with raw(gateway) as connection:
+        for _ in range(2):
+            connection.sendall(CHUNKED + b"x-sum: 5\r\nhost: y\r\n\r\n")
+            assert read_status(connection) == 200
+
+
+def test_answers_that_nobody_reads(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection is dropped, also when it is closed already and its last answer waits to be read."""
+
+    def small_buffers(args: GatewayArgs) -> tuple[socket.socket, str]:
+        listener, url = listen(args)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return listener, url
+
+    monkeypatch.setattr(fakes, "listen", small_buffers)
+    monkeypatch.setattr(http_guard, "STALL_LIMIT_S", 0.05)
+    monkeypatch.setattr(http_guard, "_lines", Throttle())
+    with fakes.running({}, lambda: [plain_fake(folder, tokenizer)], tmp_path) as gateway, capture_logs() as logs:
+        for num_dropped, num_answers in ((1, 1), (2, 50)):
+            with socket.socket() as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connection.connect(("127.0.0.1", gateway.port))
+                connection.sendall(OPENAPI * (num_answers - 1) + LAST)
+                while [log["event"] for log in logs].count(DROPPED) < num_dropped:
+                    pass
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_client_that_hangs_up_with_requests_waiting(gateway: RunningGateway, stream: bool, apart: bool) -> None:
+    verify = gateway.verify[0]
+    verify.hold_after = 2
+    with raw(gateway) as connection:
+        waiting = (HEALTH + stream_head(stream)) * 20
+        connection.sendall(stream_head(stream) + (b"" if apart else waiting))
+        gateway.wait(verify.holding)
+        if apart:
+            connection.sendall(waiting)
+    gateway.wait(verify.idle)
+    assert verify.cancelled == 1
+    assert len(verify.requests) == 1
+
+
+def test_requests_that_come_while_one_is_answered(gateway: RunningGateway) -> None:
+    """They wait their turn, and no more of them are taken in than a buffer holds."""
+    verify = gateway.verify[0]
+    verify.hold_after = 2
+    with raw(gateway) as connection:
+        connection.sendall(stream_head(stream=False))
+        gateway.wait(verify.holding)
+        connection.setblocking(False)
+        num_sent = 0
+        with contextlib.suppress(BlockingIOError):
+            while num_sent < 2**26:
+                num_sent += connection.send((HEALTH * 10_000)[num_sent % len(HEALTH) :])
+        assert num_sent < 2**26
+        connection.setblocking(True)
+        gateway.set(verify.release)
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 500:
+            part = connection.recv(2**20)
+            assert part, "closed"
+            received += part
+
+
+def test_headers_may_come_in_pieces_behind_other_requests(gateway: RunningGateway) -> None:
+    with raw(gateway) as connection:
+        connection.sendall(HEALTH * 1000 + HEALTH[:20])
+        connection.sendall(HEALTH[20:])
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 1001:
+            part = connection.recv(2**20)
+            assert part, "closed"
+            received += part
+
+
+def test_malformed_requests_are_told_of_once(gateway: RunningGateway, caplog: pytest.LogCaptureFixture) -> None:
+    with raw(gateway) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        assert read_status(connection) == 400
+    assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.levelname != "INFO"]
+
+
+def test_requests_without_a_key_fill_no_log(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(edge, "_stranger_lines", Throttle(lines_a_minute=2))
+    running = fakes.running({"api_key": ("k",)}, lambda: [plain_fake(folder, tokenizer)], tmp_path)
+    with running as gateway, capture_logs() as logs, httpx.Client(base_url=gateway.url) as client:
+        for _ in range(4):
+            assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers={"authorization": "Bearer k"}).status_code == 200
+    assert [log["status"] for log in logs if (log["event"], log["log_level"]) == ("http", "info")] == [401, 401, 200]
