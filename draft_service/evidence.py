@@ -229,7 +229,7 @@ class Evidence:
     def _observe_credit(self, session: Session, credit: verify_pb2.Credit) -> None:
         proposal_id, root, nodes = credit.proposal_id, credit.root_node, credit.nodes_verified
         sent = session.sent.get(proposal_id)
-        if sent is None or not -1 <= root < len(sent.tokens):
+        if sent is None or not len(sent.tokens) or not -1 <= root < len(sent.tokens):
             return
         self.hit_rate += 0.05 * (float(len(sent.assumed) > 0 or root != ROOT) - self.hit_rate)
         if session.wishes.has_any:

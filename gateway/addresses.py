@@ -11,6 +11,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from outrider.args.links import host_port
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -54,7 +55,7 @@ async def resolve(given: Iterable[str], before: Iterable[str]) -> set[str]:
             found.update(before)  # which of them were this one's, nobody knows
         else:
             _told.pop(address, None)
-            found.update(_join(entry[4][0], port) for entry in entries)
+            found.update(host_port(str(entry[4][0]), port) for entry in entries)
     return found
 
 
@@ -74,7 +75,3 @@ def _warn(event: str, address: str, error: Exception) -> None:
     if _told.get(address) != str(error):
         _told[address] = str(error)
         log.warning(event, address=address, error=str(error))
-
-
-def _join(host: str | int, port: str) -> str:
-    return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"

@@ -30,6 +30,7 @@ from gateway.openapi import openapi
 from gateway.replicas import ProbeTimes
 from gateway.service import Gateway
 from outrider.args import GatewayArgs
+from outrider.args.links import host_port
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
 from outrider.serving import check_free, is_loopback
@@ -150,7 +151,8 @@ class _Server(uvicorn.Server):
 
     def _on_signal(self) -> None:
         if self._gateway.leaving:
-            self.force_exit = self._gateway.draining = self.should_exit = True
+            self._gateway.drain()
+            self.force_exit = self.should_exit = True
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # of what it cuts off it tells at length
             return
         self._gateway.leaving = True
@@ -158,7 +160,8 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().call_later(self._drain_delay_s, self._drain)
 
     def _drain(self) -> None:
-        self._gateway.draining = self.should_exit = True
+        self._gateway.drain()
+        self.should_exit = True
 
 
 def main(args: GatewayArgs) -> int:
@@ -224,10 +227,9 @@ def listen(args: GatewayArgs) -> tuple[socket.socket, str]:
         family, where = _resolved(args.host, args.port)
         listener = socket.create_server(where, family=family, backlog=_BACKLOG)
     except OSError as error:
-        address = args.uds or f"{args.host}:{args.port}"
+        address = args.uds or host_port(args.host, args.port)
         raise StartupError(f"cannot listen on {address}: {error.strerror or error}") from error
-    host = f"[{args.host}]" if ":" in args.host else args.host
-    return listener, f"http{'s' if args.ssl_certfile else ''}://{host}:{listener.getsockname()[1]}"
+    return listener, f"http{'s' if args.ssl_certfile else ''}://{host_port(args.host, listener.getsockname()[1])}"
 
 
 def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:

@@ -168,7 +168,7 @@ class _Route:
                     return self._pick()
                 except (Unavailable, ResourceExhausted):
                     left_s = self._give_up_at - time.monotonic()
-                    if left_s <= 0:
+                    if left_s <= 0 or (self._replicas.draining and not self._replicas.serving):
                         raise
                     await self._replicas.wait_for_change(min(left_s, self._retry.max_pause_s))
 

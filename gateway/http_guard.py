@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import HttpError, failure
 from gateway.exchange import ABORT_EXTENSION, STALL_LIMIT_S, WRITE_EXTENSION
+from outrider.args.links import host_port
 from outrider.strangers import tcp_peer
 from outrider.telemetry import Throttle, get_logger
 
@@ -58,6 +59,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer: asyncio.TimerHandle | None = None
         self._refusal: HttpError | None = None
         self._spoke = False
+        self._peer = ""  # over a Unix socket
         self._open: deque[RequestResponseCycle] = deque()  # requests whose answer is not complete, the oldest first
         self._late = bytearray()  # what came and is not in pieces yet
         self._unread: list[bytes | memoryview] = []  # pieces, the next one last
@@ -72,8 +74,10 @@ class GuardedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
         self._watch_reading()
-        if self.on_connection is not None and self.client is not None:
-            self.on_connection(tcp_peer(*self.client))
+        if self.client is not None:
+            self._peer = host_port(*self.client)
+            if self.on_connection is not None:
+                self.on_connection(tcp_peer(*self.client))
         if len(self.connections) > self.max_connections:
             self._refuse(HttpError(503, "The server is at its limit of connections."))
             return
@@ -88,7 +92,7 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
         if not self._spoke and self._refusal is None and _lines.allows():
-            log.info("a connection ended without a request", peer=self.client)
+            log.info("a connection ended without a request", peer=self._peer)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -221,7 +225,7 @@ class GuardedProtocol(HttpToolsProtocol):
         request_id = uuid.uuid4().hex
         if _lines.allows():
             log.warning(
-                "refused a connection", peer=self.client, status=error.http_status, reason=error.message,
+                "refused a connection", peer=self._peer, status=error.http_status, reason=error.message,
                 request_id=request_id,
             )  # fmt: skip
         failed = failure(error)
@@ -246,7 +250,7 @@ class GuardedProtocol(HttpToolsProtocol):
         unsent = self.transport.get_write_buffer_size() if waits else 0
         if 0 < self._unsent <= unsent:
             if _lines.allows():
-                log.info("dropped a connection whose client does not read", peer=self.client, unsent_bytes=unsent)
+                log.info("dropped a connection whose client does not read", peer=self._peer, unsent_bytes=unsent)
             self.transport.abort()
             return
         self._unsent = unsent

@@ -59,6 +59,7 @@ class ReplicaSet:
         self._resolver: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._prefixes = PrefixMap()
+        self.draining = False  # the gateway ends: no answer waits for a replica while there is none
         self._num_waiting = 0  # answers under way that look for a replica
         self.info: ServerInfo | None = None  # of whichever replica served first: all must have its vocabulary
 

@@ -142,6 +142,10 @@ class Gateway:
         """Whether a request made now would find a verify service."""
         return self._ready is not None and not self.leaving and not self.draining and bool(self.replicas.serving)
 
+    def drain(self) -> None:
+        """Takes no more requests."""
+        self.draining = self.replicas.draining = True
+
     def ready(self) -> Ready:
         """What is known of the model; Unavailable until it is, and when no request can be served now."""
         if self.draining:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
-from outrider.args.links import is_socket
+from outrider.args.links import host_port, is_socket
 from outrider.auth import token_file
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
@@ -126,7 +126,7 @@ async def _serve(
 
     async def report() -> None:
         model = args.served_model_name or await model_name(verify, tokens.metadata() if tokens is not None else ())
-        url = f"http{'s' if args.ssl_certfile else ''}://{_url_host(args.host)}:{port}"
+        url = f"http{'s' if args.ssl_certfile else ''}://{host_port(args.host, port)}"
         await when_ready(Served(url, model, supervisor.stop, verify, args.grpc_address, metrics_of(args, url, metrics)))
 
     try:
@@ -275,9 +275,9 @@ def choose_metrics_ports(args: ServeArgs, held: contextlib.ExitStack) -> tuple[i
 
 def metrics_of(args: ServeArgs, url: str, ports: tuple[int, int]) -> tuple[str, ...]:
     """The addresses of the parts' metrics."""
-    host = _url_host(_dial_host(args.metrics_host))
+    host = _dial_host(args.metrics_host)
     used = ports if args.drafts else ports[:1]
-    return (*(f"http://{host}:{port}/metrics" for port in used), f"{url}/metrics")
+    return (*(f"http://{host_port(host, port)}/metrics" for port in used), f"{url}/metrics")
 
 
 def make_runtime_dir() -> Path:
@@ -294,7 +294,3 @@ def make_runtime_dir() -> Path:
 def _dial_host(host: str) -> str:
     """Where to reach a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-
-
-def _url_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 
 from prometheus_client import CollectorRegistry
 
+from outrider.args.links import host_port
 from outrider.errors import StartupError
 from outrider.metrics import CONTENT_TYPE, text
 from outrider.telemetry import Throttle, get_logger
@@ -41,7 +42,7 @@ async def serve_metrics(
         raise StartupError(f"cannot listen on --metrics-host {host}, --metrics-port {port}: {error}") from error
     bound = server.sockets[0].getsockname()
     try:
-        yield f"http://{f'[{host}]' if ':' in host else host}:{bound[1]}/metrics"
+        yield f"http://{host_port(host, bound[1])}/metrics"
     finally:
         server.close()
         door.close()
@@ -65,7 +66,7 @@ class _Door:
         """One connection: one request, one answer."""
         self._open.add(writer)
         host, port, *_ = writer.get_extra_info("peername") or ("", 0)  # it may be gone already
-        peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        peer = host_port(host, port)
         try:
             if len(self._open) > MAX_CONNECTIONS:
                 self._tell("too many connections for metrics", peer, f"{MAX_CONNECTIONS} are open")

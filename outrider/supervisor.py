@@ -49,7 +49,8 @@ class PartFailed(Exception):
 
     def __init__(self, name: str, status: int, tail: Sequence[str]) -> None:
         lines = "".join(f"\n  {name} | {line}" for line in tail)
-        super().__init__(f"{name} failed ({describe_status(status)}); its last lines:{lines or ' none'}")
+        self.summary = f"{name} failed ({describe_status(status)})"
+        super().__init__(f"{self.summary}; its last lines:{lines or ' none'}")
         self.exit_code = status if status > 0 else 1
 
 
@@ -129,6 +130,10 @@ class Supervisor:
                 tasks -= done
                 for task in done:
                     task.result()
+        except PartFailed as failed:
+            if all(child.was_ready for child in self._children):
+                self.say(f"{failed.summary}; ending the others")
+            raise
         finally:
             self._stop.set()  # from here on stop() means at once
             for task in tasks:

@@ -28,7 +28,6 @@ class Acceptance:
             # The prior trusts scores half: exp(-score / 16) of the bin's middle, worth eight nodes.
             self._verified = array("d", [8.0] * (_DEPTHS * _BINS))
             self._accepted = array("d", [8.0 * 0.5 * math.exp(-bin) for bin in range(_BINS)] * _DEPTHS)
-        self._tables = np.frombuffer(self._verified), np.frombuffer(self._accepted)
         self._chances: list[float] | None = None if shared is None else self._rates_falling()
 
     def probabilities(
@@ -65,7 +64,7 @@ class Acceptance:
         return np.minimum.accumulate(np.minimum.accumulate(rates, axis=0), axis=1).reshape(-1).tolist()
 
     def _rates(self) -> NDArray[np.float64]:
-        verified, accepted = self._tables
+        verified, accepted = np.frombuffer(self._verified), np.frombuffer(self._accepted)
         if self._shared is None:
             return accepted / verified
         return (_OWN_WEIGHT * self._shared._rates() + accepted) / (_OWN_WEIGHT + verified)

@@ -51,6 +51,7 @@ class Assignment:
     is_silenced: bool = False  # so it was told last
     asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet
     waited_len: int = -1  # committed length for which a wait has run out
+    forgiven_len: int = 0  # the largest length for which a proposal was kept that took refusals off
     has_answered: bool = False  # with a tree; before that it reads the prompt, for as long as that takes
     unheard_steps: int = 0  # in which it did
 

@@ -46,12 +46,12 @@ class DrafterLeft:
 
 @dataclass(eq=False, slots=True)
 class Arrived:
-    """One proposal of a frame; its form is checked, or what is wrong with it."""
+    """One proposal of a frame; its form is checked, or what is wrong with it. None: of a session that it has not."""
 
     session: int
     generation: int
     proposal_id: int
-    proposal: Proposal | InvalidArgument
+    proposal: Proposal | InvalidArgument | None
 
 
 @dataclass(frozen=True, slots=True)

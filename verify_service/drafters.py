@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from verify_service.proposals import ProposalBook, Refusal
 from verify_service.replies import ReplyTimes
 from verify_service.session import Session
 
-# A drafter that gets this many proposals refused floods; its stream is ended. Each one kept takes some off.
+# A drafter that gets this many proposals refused floods; its stream is ended. Each length that one is kept for takes
+# some off.
 MAX_REFUSALS = 4096
 REFUSALS_FORGIVEN = 64
 # Drafters, by name, of which it is kept what the operator set; the one set first is forgotten.
@@ -122,6 +124,8 @@ class Drafters:
         self._outbox_bytes = outbox_bytes
         self.totals: collections.defaultdict[int, DraftTotals] = collections.defaultdict(DraftTotals)  # by algorithm
         self.disabled_algorithms: set[common_pb2.Algorithm] = set()  # by the operator
+        # What the one that left last had shown: the next of its algorithm, under whatever name, begins from that.
+        self._records: dict[common_pb2.Algorithm, DrafterRecord] = {}
         self._modes: dict[str, Mode] = {}  # by drafter id: what the operator set; one that comes back is no other
         self._drafters: list[Drafter] = []
         self._by_session: dict[int, Assignment] = {}
@@ -137,6 +141,8 @@ class Drafters:
     def enlist(self, drafter: Drafter) -> None:
         """Takes a drafter on."""
         drafter.totals = self.totals[drafter.algorithm]
+        if drafter.algorithm in self._records:
+            drafter.record = copy.deepcopy(self._records[drafter.algorithm])
         drafter.mode = self._modes.get(drafter.drafter_id, Mode.ENABLED)
         self._drafters.append(drafter)
 
@@ -146,6 +152,8 @@ class Drafters:
             return []
         self._drafters.remove(drafter)
         drafter.totals.counts.update(drafter.counts)
+        drafter.counts = drafter.totals.counts  # of the step under way
+        self._records[drafter.algorithm] = drafter.record
         sessions = [assignment.session for assignment in drafter.assignments.values()]
         for session in sessions:
             del self._by_session[session.session_id]

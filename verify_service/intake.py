@@ -60,7 +60,7 @@ def _expel(drafters: Drafters, drafter: Drafter) -> None:
 
 def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
     assignment = drafter.find(arrived.session, arrived.generation)
-    if assignment is None:
+    if assignment is None or arrived.proposal is None:
         drafter.refuse(arrived.session, arrived.generation, arrived.proposal_id, Refusal.FOREIGN)
         return
     session = assignment.session
@@ -78,7 +78,8 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
         drafter.refuse(arrived.session, arrived.generation, proposal_id, why)
     if assignment.book.num_idle > num_idle:
         drafter.refusals += 1
-    elif not refused:
+    elif not refused and arrived.proposal.tree_len > assignment.forgiven_len:
+        assignment.forgiven_len = arrived.proposal.tree_len
         drafter.refusals = max(0, drafter.refusals - REFUSALS_FORGIVEN)
     if all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
         drafter.counts["kept"] += 1

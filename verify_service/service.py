@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import grpc.aio
@@ -23,6 +24,7 @@ from verify_service.call_stream import CallStream
 from verify_service.calls import Calls
 from verify_service.commands import FlushCache, Inbox
 from verify_service.counting import CallTotals
+from verify_service.expelled import Expelled
 from verify_service.feature_calls import FeatureCalls
 from verify_service.requests import SessionFactory
 from verify_service.speculate import DrafterStream
@@ -57,6 +59,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._inbox = inbox
         self._tokens = token_file(args.token_file, "--token-file")
         self._streams: set[DrafterStream] = set()
+        self._expelled = Expelled()
         self._call_streams: set[CallStream] = set()
         self._feature_calls = FeatureCalls(target, inbox)
         self.totals = CallTotals()
@@ -111,9 +114,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request_iterator: AsyncIterator[verify_pb2.SpeculateRequest], context: grpc.aio.ServicerContext
     ) -> None:
         """One drafter, until its stream ends or it breaks a rule. No generator: each frame would pass through three."""
-        self._admit_drafter()
+        peer = context.peer()
+        self._admit_drafter(peer)
         stream = DrafterStream(
-            self._args, self._target, self._inbox, self._engine.turns, self._feature_calls, self._admit_drafter,
+            self._args, self._target, self._inbox, self._engine.turns, self._feature_calls,
+            admit=partial(self._admit_drafter, peer), on_expelled=partial(self._expelled.note, peer),
             busy_poll=self._busy_poll,
         )  # fmt: skip
         self._streams.add(stream)
@@ -122,7 +127,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         finally:
             self._streams.discard(stream)
 
-    def _admit_drafter(self) -> None:
+    def _admit_drafter(self, peer: str) -> None:
+        self._expelled.check(peer)
         enlisted = sum(stream.is_enlisted for stream in self._streams)
         if enlisted >= MAX_DRAFTERS:
             raise ResourceExhausted(f"{enlisted} drafters are enlisted; at most {MAX_DRAFTERS} may be")

@@ -19,6 +19,7 @@ from verify_service.drafters import Drafter
 from verify_service.enlisting import check_enlist
 from verify_service.feature_calls import FeatureCalls
 from verify_service.parsing import parse_proposals
+from verify_service.proposals import Proposal
 from verify_service.target import Target
 from verify_service.turns import Turns
 
@@ -73,11 +74,11 @@ class DrafterStream:
 
     def __init__(
         self, args: VerifyArgs, target: Target, inbox: Inbox, turns: Turns, feature_calls: FeatureCalls,
-        admit: Callable[[], object], *, busy_poll: bool = False,
+        *, admit: Callable[[], object], on_expelled: Callable[[], object], busy_poll: bool = False,
     ) -> None:  # fmt: skip
-        """admit: raises where no more drafters may be enlisted."""
+        """admit: raises where no more drafters may be enlisted. on_expelled: called when this one is thrown out."""
         self._args = args
-        self._admit = admit
+        self._admit, self._on_expelled = admit, on_expelled
         self._target = target
         self._inbox = inbox
         self._turns = turns
@@ -212,7 +213,7 @@ class DrafterStream:
                     if drafter.ring is not None and frame.proposals.HasField("shared_memory_nonce"):
                         drafter.ring.prove(frame.proposals.shared_memory_nonce)
                     read = frame.proposals.consumed_slot_seq if frame.proposals.HasField("consumed_slot_seq") else None
-                    self._hand_over(ProposalsArrived(drafter, await self._parse(proposals), read))
+                    self._hand_over(ProposalsArrived(drafter, await self._parse(proposals, drafter), read))
                     await asyncio.sleep(0)  # what that led to is sent first: asking gRPC for the next one takes a while
                 case "releases":
                     releases = frame.releases.releases
@@ -228,22 +229,30 @@ class DrafterStream:
 
     def _hand_over(self, arrived: ProposalsArrived) -> None:
         """Where early proposals come, which is while a step runs, they must not wait for its end to be read."""
-        proposals = [one.proposal for one in arrived.proposals if not isinstance(one.proposal, InvalidArgument)]
-        self._fresh_frames = 0 if any(one.is_early for one in proposals) else self._fresh_frames + 1
+        brings_early = any(isinstance(one.proposal, Proposal) and one.proposal.is_early for one in arrived.proposals)
+        self._fresh_frames = 0 if brings_early else self._fresh_frames + 1
         if self._fresh_frames > FRESH_FRAMES:
             self._turns.bring(arrived)
         else:
             self._inbox.put(arrived)
 
-    async def _parse(self, proposals: Sequence[verify_pb2.Proposal]) -> list[Arrived]:
+    async def _parse(self, proposals: Sequence[verify_pb2.Proposal], drafter: Drafter) -> list[Arrived]:
+        """Of a session that the drafter has not, nothing is looked at."""
         arrived: list[Arrived] = []
         for first in range(0, len(proposals), PROPOSALS_PER_TURN):
             if first:
                 await asyncio.sleep(0)
-            arrived += parse_proposals(
-                proposals[first : first + PROPOSALS_PER_TURN],
-                vocab_size=self._target.model.vocab_size, max_nodes=self._args.max_proposal_nodes,
-            )  # fmt: skip
+            piece = proposals[first : first + PROPOSALS_PER_TURN]
+            own: list[verify_pb2.Proposal] = []
+            for pb in piece:
+                if drafter.find(pb.session, pb.generation) is not None:
+                    own.append(pb)
+                else:
+                    arrived.append(Arrived(pb.session, pb.generation, pb.proposal_id, None))
+            if own:
+                arrived += parse_proposals(
+                    own, vocab_size=self._target.model.vocab_size, max_nodes=self._args.max_proposal_nodes
+                )
         return arrived
 
     def _wake(self) -> None:
@@ -254,6 +263,7 @@ class DrafterStream:
 
     def _end(self, reason: str) -> None:
         self._ended_because = reason
+        self._on_expelled()
         self._ready.set()
         if self._writing is not None:
             self._writing.cancel()

@@ -66,6 +66,11 @@ class DialingArgs(Args):
         return TlsFiles(self.verify_ssl_certfile, self.verify_ssl_keyfile, self.verify_ssl_ca_certs, "--verify-ssl-")
 
 
+def host_port(host: str, port: int | str) -> str:
+    """An address as flags, URLs and logs have it: an IPv6 host stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_socket(address: str) -> bool:
     """Whether an address is a Unix socket, which goes without TLS."""
     return address.startswith(("unix:", "unix-abstract:"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.args.links import host_port
 from outrider.errors import StartupError
 from outrider.flags import Args, arg
 
@@ -31,8 +32,7 @@ class ObservingArgs(Args):
         """Where metrics are served, for whoever looks whether it is free."""
         if not self.metrics_port:
             return ()
-        host = f"[{self.metrics_host}]" if ":" in self.metrics_host else self.metrics_host
-        return (f"{host}:{self.metrics_port}",)
+        return (host_port(self.metrics_host, self.metrics_port),)
 
     def check(self) -> None:
         """Bounds."""

@@ -352,6 +352,17 @@ def test_what_comes_after_a_draft_that_ended_early_counts_as_not_accepted() -> N
         assert bool(after[2] / after[1] < 0.99 * before[2] / before[1]) is cut_short
 
 
+@pytest.mark.parametrize(("nodes", "root"), [(0, ROOT), (0, 0), (2, -2), (2, 2)])
+def test_a_credit_for_what_there_was_not_is_nothing(nodes: int, root: int) -> None:
+    planner, session = planned(), new_session(1)
+    ids = np.arange(nodes, dtype=np.int32)
+    session.sent = {1: Sent(1, 4, NO_IDS, ids, ids - 1, bytes(nodes), grown=None)}
+    untouched = np.array(planner.evidence.trees(1).accepted.one_more())
+    credit = verify_pb2.Credit(proposal_id=1, root_node=root, nodes_verified=2, accepted_nodes=[0, 1])
+    planner.evidence.observe([Extension(session, 4, verify_pb2.Verdict(credits=[credit]))])
+    assert (np.array(planner.evidence.trees(1).accepted.one_more()) == untouched).all()
+
+
 def test_a_tree_cut_short_says_nothing_of_what_was_below() -> None:
     acceptance, untouched = DepthReached(), DepthReached().one_more()
     for _ in range(200):

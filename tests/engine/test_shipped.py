@@ -40,6 +40,7 @@ LIMIT_BYTES = 32 * 2**20
 @pytest.fixture
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
     kernels = env.home() / "kernels"  # compiled but once
+    kernels.mkdir(parents=True, exist_ok=True)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "kernels").symlink_to(kernels)
     monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path / "home"))

@@ -176,6 +176,21 @@ async def test_no_replica_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_gateway_that_ends_waits_for_no_replica_to_come_back(tmp_path: Path) -> None:
+    """Else the end of all is told to clients, and to whoever starts it again, after --failover-patience-s."""
+    only = fake(tmp_path, break_after=[3])
+    retry = RetryPolicy(patience_s=600.0, first_pause_s=0.001, max_pause_s=0.01)
+    async with backend_of([only], tmp_path, retry=retry) as backend:
+        stream = backend.generate(ask(), timeout_s=600.0)
+        async with contextlib.aclosing(stream):
+            await anext(stream)
+            only.draining = backend.replicas.draining = True
+            with pytest.raises(Unavailable):
+                async for _ in stream:
+                    pass
+
+
+@pytest.mark.asyncio
 async def test_without_a_replica_nothing_is_waited_for(tmp_path: Path) -> None:
     async with backend_of([fake(tmp_path, draining=True)], tmp_path, num_up=0) as backend:
         with pytest.raises(Unavailable):

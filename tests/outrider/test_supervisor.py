@@ -122,6 +122,7 @@ async def test_a_needed_part_killed_later_is_named_with_the_signal() -> None:
     with pytest.raises(PartFailed, match=r"verify failed \(signal SIGKILL\)") as failure:
         await running.run(when_ready)
     assert failure.value.exit_code == 1
+    assert "verify failed (signal SIGKILL); ending the others" in output.text
 
 
 @pytest.mark.asyncio

@@ -17,7 +17,7 @@ from tests.fakes import ToyModel, toy_config
 from tests.verify_service.rig import MAX_KEPT, Sim, build_factory, build_rig, expected, request, taken
 from verify_service.assignment import MAX_UNANSWERED
 from verify_service.commands import Arrived
-from verify_service.drafters import MAX_REFUSALS, Drafter, Drafters
+from verify_service.drafters import MAX_REFUSALS, REFUSALS_FORGIVEN, Drafter, Drafters
 from verify_service.intake import take_proposals, take_releases
 from verify_service.proposals import Proposal
 from verify_service.session import Session
@@ -229,6 +229,56 @@ def test_a_flood_ends_the_stream_and_the_rest_of_it_is_not_even_looked_at(kind: 
     assert everybody.of(one) is None
     assert bad.counts[kind] <= MAX_REFUSALS
     assert len(everybody) == 0
+
+
+def test_refusals_are_forgiven_once_for_a_length() -> None:
+    """Who gets a few kept with each flood of them would flood for ever."""
+    bad = drafter("bad")
+    everybody, one = drafters(bad), session()
+    everybody.assign(one)
+    bad.refusals = 3 * REFUSALS_FORGIVEN
+    numbers = iter(range(1, 100))
+    for _ in range(3):
+        take_proposals(everybody, bad, [arrived(one, next(numbers), [4])])
+    assert bad.refusals == 2 * REFUSALS_FORGIVEN
+    one.commit([4])
+    take_proposals(everybody, bad, [arrived(one, next(numbers), [5])])
+    assert bad.refusals == REFUSALS_FORGIVEN
+
+
+def test_the_next_of_an_algorithm_begins_from_what_the_last_one_showed() -> None:
+    """Under whatever name it comes; else one that leaves in time is listened to as if it were new for ever."""
+    bad = drafter("bad")
+    everybody = drafters(bad, drafter("other", algorithm=common_pb2.ALGORITHM_MTP))
+    nothing = np.zeros(4, np.bool_)
+    for _ in range(12):
+        bad.record.trees.observe(0)
+        bad.record.acceptance.observe(np.zeros(4, np.uint8), nothing)
+    assert bad.record.gains_nothing
+    everybody.leave(bad)
+    again, fresh = drafter("again"), drafter("fresh", algorithm=common_pb2.ALGORITHM_MTP)
+    for each in (again, fresh):
+        everybody.enlist(each)
+    assert [each.record.gains_nothing for each in (again, fresh)] == [True, False]
+    scores = np.zeros(1, np.uint8)
+    known = bad.record.acceptance.probabilities(scores)[0]
+    assert again.record.acceptance.probabilities(scores)[0] == known < 0.4
+    for _ in range(64):  # it is its own from here on
+        again.record.trees.observe(4)
+        again.record.acceptance.observe(np.zeros(4, np.uint8), ~nothing)
+    assert not again.record.gains_nothing
+    assert again.record.acceptance.probabilities(scores)[0] > 0.5
+    assert bad.record.gains_nothing
+    assert bad.record.acceptance.probabilities(scores)[0] == known
+
+
+def test_what_is_counted_after_it_left_is_not_lost() -> None:
+    gone = drafter("gone")
+    everybody = drafters(gone)
+    gone.counts["kept"] = 2
+    everybody.leave(gone)
+    gone.counts["used"] += 1
+    assert everybody.totals[gone.algorithm].counts == {"kept": 2, "used": 1}
 
 
 def test_a_drafter_that_proposes_much_and_sensibly_is_no_flood() -> None:

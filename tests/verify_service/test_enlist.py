@@ -32,6 +32,9 @@ class Told(asyncio.Queue[verify_pb2.SpeculateResponse]):
         super().__init__()
         self._gone = gone
 
+    def peer(self) -> str:
+        return "unix:"
+
     async def write(self, frame: verify_pb2.SpeculateResponse) -> None:
         await self.put(frame)
         if self._gone:

@@ -23,7 +23,7 @@ from tests.verify_service.conftest import Serve
 from tests.verify_service.held import LONG, MODEL, OUTPUT, PROMPT, TEXT, Held, hold
 from tests.verify_service.rig import request
 from tests.verify_service.test_service import tokens_of
-from verify_service import speculate
+from verify_service import expelled, speculate
 from verify_service.app import SERVICE
 from verify_service.commands import DrafterJoined, DrafterLeft, ProposalsArrived, Submit
 
@@ -158,7 +158,8 @@ async def test_of_too_many_proposals_the_newest_are_kept(serve: Serve) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_flood_ends_its_own_stream_and_no_other(serve: Serve) -> None:
+async def test_a_flood_ends_its_own_stream_and_no_other(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expelled, "_FIRST_S", 60.0)  # for which it does not come back
     service = await serve(MODEL, max_draft_wait_ms=0.0)
     held = await hold(service)
     good = await service.draft(perfect(Truth([TEXT])), name="good", max_sessions=1)
@@ -174,6 +175,9 @@ async def test_a_flood_ends_its_own_stream_and_no_other(serve: Serve) -> None:
     await service.inbox.idle()
     assert good.view.generations
     assert [drafter.drafter_id for drafter in service.engine.drafters] == ["good"]
+    with pytest.raises(grpc.aio.AioRpcError, match="was thrown out; its next one may enlist in") as refused:
+        await service.draft(name="again")
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.asyncio

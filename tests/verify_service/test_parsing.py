@@ -53,6 +53,7 @@ def shown(arrived: Arrived) -> tuple[object, ...]:
     found = arrived.proposal
     if isinstance(found, InvalidArgument):
         return *of, found.field, found.message
+    assert found is not None
     arrays = found.assumed, found.tree.tokens, found.tree.parents, found.tree.depths, found.tree.ancestor_mask()
     lists = [array.tolist() for array in (*arrays, found.scores, found.from_prediction)]
     return *of, found.proposal_id, found.base_len, found.draft_us, lists
