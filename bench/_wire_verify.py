@@ -175,6 +175,7 @@ class _Stamping:
     def __init__(self, context: Any, sent_ns: dict[str, int]) -> None:
         self._context = context
         self._sent_ns = sent_ns
+        self.peer = context.peer
 
     async def write(self, frame: verify_pb2.SpeculateResponse) -> None:
         """As the context's."""
