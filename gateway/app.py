@@ -11,7 +11,6 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -33,7 +32,7 @@ from outrider.args import GatewayArgs
 from outrider.args.links import host_port
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
-from outrider.serving import check_free, is_loopback
+from outrider.serving import check_free, is_loopback, resolved
 from outrider.steady import keep_steady
 from outrider.stopping import on_signals
 from outrider.strangers import Strangers
@@ -224,19 +223,12 @@ def listen(args: GatewayArgs) -> tuple[socket.socket, str]:
             listener.bind(args.uds)
             listener.listen(_BACKLOG)
             return listener, f"unix:{args.uds}"
-        family, where = _resolved(args.host, args.port)
+        family, where = resolved(args.host, args.port)
         listener = socket.create_server(where, family=family, backlog=_BACKLOG)
     except OSError as error:
         address = args.uds or host_port(args.host, args.port)
         raise StartupError(f"cannot listen on {address}: {error.strerror or error}") from error
     return listener, f"http{'s' if args.ssl_certfile else ''}://{host_port(args.host, listener.getsockname()[1])}"
-
-
-def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """Where to listen: over IPv4 where the host has such an address, as localhost does, else over what it has."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, *_, where = min(found, key=lambda one: one[0] != socket.AF_INET)
-    return family, where
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import grpc.aio
 
@@ -66,11 +67,18 @@ def check_free(*addresses: str) -> None:
             _check_socket(address)
             continue
         host, _, port = address.rpartition(":")
-        host = host.strip("[]")
         try:
-            socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+            family, where = resolved(host.strip("[]"), int(port))
+            socket.create_server(where, family=family).close()
         except OSError as error:
             raise StartupError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+def resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Where to listen: over IPv4 where the host has such an address, as localhost does, else over what it has."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, *_, where = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return family, where
 
 
 def _check_socket(address: str) -> None:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from gateway.app import listen, main
 from outrider.args import GatewayArgs
 from outrider.errors import StartupError
+from outrider.serving import check_free
 from tests.gateway.conftest import ANSWER
 from tests.gateway.fakes import FakeVerify, LoopThread, serving
 
@@ -265,6 +266,7 @@ def has_ipv6() -> bool:
 def test_a_name_is_listened_on_over_what_it_has(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     found = [*socket.getaddrinfo("::1", 0), *(socket.getaddrinfo(host, 0) if host != "::1" else ())]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    check_free("somewhere:0")
     with listen(GatewayArgs(host="somewhere"))[0] as listener:
         assert listener.getsockname()[0] == host
 
