@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -44,9 +45,10 @@ def cpu_has(build: str) -> bool:
 def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if not cpu_has(request.param):
         pytest.skip(f"this CPU has no {request.param}")
-    target = tmp_path_factory.mktemp("build") / f"{request.param}.so"
+    folder = tmp_path_factory.mktemp("build")
     try:
-        compile_library(find_compiler(), target, [BUILDS[request.param]])
+        compiler = replace(find_compiler(), instructions=tuple(BUILDS[request.param]))
+        target = compile_library(compiler, folder, request.param)
     except CannotBuild as error:
         pytest.skip(str(error))
     return with_signatures(ctypes.CDLL(str(target)))

@@ -1,0 +1,111 @@
+"""How the C kernels come to be, and that no odd compiler, killed build or damaged file is believed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kernels.native import build
+
+KERNEL = "int answer(void) { return 42; }\n"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    if not any(map(shutil.which, build.COMPILERS)):
+        pytest.skip("no C compiler")
+    path = tmp_path / "answer.c"
+    path.write_text(KERNEL)
+    return path
+
+
+def load(folder: Path, source: Path) -> ctypes.CDLL:
+    build.load_library.cache_clear()
+    library = build.load_library(folder, (source,))
+    assert library.answer() == 42
+    return library
+
+
+def as_compiler(path: Path, script: str) -> str:
+    """A compiler that does what the script says before it is the true one."""
+    true = next(filter(None, map(shutil.which, build.COMPILERS)))
+    path.write_text(f'#!/bin/sh\n{script}\nexec {true} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("size", [0, 100, 4096, None], ids=str)
+def test_a_damaged_library_is_made_anew(tmp_path: Path, source: Path, size: int | None) -> None:
+    """As a power cut leaves it: empty, cut off, which ends a process that maps it, or all zeros."""
+    cache, other = tmp_path / "kernels", tmp_path / "other"
+    load(cache, source)
+    (made,) = cache.iterdir()
+    whole = made.read_bytes()
+    other.mkdir()
+    damaged = other / made.name
+    damaged.write_bytes(whole[:size] if size is not None else bytes(len(whole)))
+    load(other, source)
+    assert [path.read_bytes() for path in other.iterdir()] == [whole]
+
+
+def test_a_compiler_that_is_killed_once_is_not_thought_to_know_fewer_flags(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows' bits follow from the flags."""
+    compiler = as_compiler(
+        tmp_path / "cc", f'case "$*" in *answer.c*) mkdir {tmp_path}/killed 2>/dev/null && kill -9 $$;; esac'
+    )
+    monkeypatch.setattr(build, "COMPILERS", (compiler,))
+    known = build.find_compiler()
+    with pytest.raises(build.CannotBuild):
+        load(tmp_path / "kernels", source)
+    assert not list((tmp_path / "kernels").iterdir())
+    load(tmp_path / "kernels", source)
+    assert build.find_compiler() == known
+
+
+def test_other_flags_have_another_key(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {build.build_key(load(tmp_path / "kernels", source))}
+    monkeypatch.setattr(build, "NATIVE_FLAGS", ((),))
+    keys.add(build.build_key(load(tmp_path / "kernels", source)))
+    assert len(keys) == len(list((tmp_path / "kernels").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["exit 1", "exec sleep 60", r"""case "$*" in *version*) printf '\377';; *) exit 1;; esac"""],
+    ids=["fails", "hangs", "babbles"],
+)
+def test_the_next_compiler_is_tried(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    bad, good = as_compiler(tmp_path / "bad", script), as_compiler(tmp_path / "good", "")
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler", bad, good))
+    monkeypatch.setattr(build, "PROBE_TIMEOUT_S", 2.0 if "sleep" in script else 20.0)
+    assert build.find_compiler().path == good
+    monkeypatch.setattr(build, "COMPILERS", (bad,))
+    monkeypatch.setattr(build, "PROBE_TIMEOUT_S", 0.1 if "sleep" in script else 20.0)
+    with pytest.raises(build.CannotBuild, match="bad"):
+        build.find_compiler()
+
+
+def test_a_flag_that_a_compiler_does_not_know_is_left_out(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "ALWAYS_FUSED", (("--param=no-such-parameter=0",), ()))
+    monkeypatch.setattr(build, "NATIVE_FLAGS", (("-march=no-such-cpu",), ()))
+    compiler = build.find_compiler()
+    assert (compiler.fused, compiler.instructions) == ((), ())
+    load(tmp_path / "kernels", source)
+
+
+def test_what_a_killed_build_left_is_swept_away(tmp_path: Path, source: Path) -> None:
+    cache = tmp_path / "kernels"
+    for name, age_s in (("old", 2 * build._ABANDONED_S), ("new", 0)):
+        (cache / f".building-{name}").mkdir(parents=True)
+        then = (cache / f".building-{name}").stat().st_mtime - age_s
+        os.utime(cache / f".building-{name}", (then, then))
+    load(cache, source)
+    assert [path.name for path in cache.glob(".*")] == [".building-new"]
