@@ -9,6 +9,7 @@ from typing import Literal
 
 from gateway.account import Account
 from gateway.merge import merge
+from gateway.prediction import PredictionCount
 from gateway.text_stream import ChoiceText, Delta, OutputRules, Piece, SpeculationCount, total_speculation
 from outrider.errors import OutriderError
 from outrider.v1 import verify_pb2
@@ -80,6 +81,14 @@ class Answer:
         """OpenAI's system_fingerprint, of whoever computed it: equal ones give equal output for equal seeds."""
         numerics_id = next((choice.numerics_id for choice in self.choices if choice.numerics_id), "")
         return f"fp_{numerics_id[:16]}" if numerics_id else None
+
+    @property
+    def prediction(self) -> PredictionCount | None:
+        """All choices' counts together; None where nothing was predicted."""
+        counts = [choice.prediction.count for choice in self.choices if choice.prediction is not None]
+        if not counts:
+            return None
+        return PredictionCount(sum(count.accepted for count in counts), sum(count.rejected for count in counts))
 
     @property
     def speculation(self) -> SpeculationCount:

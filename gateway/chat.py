@@ -67,10 +67,8 @@ class Chat:
     def usage(self, messages: list[Message]) -> Usage:
         """The counts so far."""
         reasons = self.rules.message.make_reasoning is not None
-        return Usage.of(
-            [self.answer], predicted=self.body.prediction is not None,
-            reasoning_tokens=sum(message.reasoning_tokens for message in messages) if reasons else None,
-        )  # fmt: skip
+        reasoning_tokens = sum(message.reasoning_tokens for message in messages) if reasons else None
+        return Usage.of([self.answer], prediction=self.answer.prediction, reasoning_tokens=reasoning_tokens)
 
 
 def _names(body: ChatCompletionRequest) -> Names:
@@ -87,7 +85,7 @@ async def begin_chat(
         raise InvalidArgument("top_logprobs needs logprobs.", field="top_logprobs", code="invalid_value")
     encoded = await encode_conversation(body, ready, request.state.body_bytes)
     rules = chat_rules(body, ready, encoded.tail, _continued(body))
-    prediction = await _encode_prediction(body.prediction, ready) if body.prediction is not None else ()
+    prediction = await _encode_prediction(body.prediction, ready) if body.prediction is not None else None
     report = Report(
         logprobs=bool(body.logprobs), top_logprobs=body.top_logprobs or 0,
         pieces=rules.message.make_reasoning is not None, markers=rules.markers,
@@ -97,7 +95,7 @@ async def begin_chat(
         max_tokens=body.max_completion_tokens or body.max_tokens, codec=ready.codec, info=ready.info,
         names=names, prediction=prediction, grammar=rules.grammar, report=report,
     )  # fmt: skip
-    (answer,) = gateway.answers(plan, request, grammar_field=rules.grammar_field)
+    (answer,) = gateway.answers(plan, request, grammar_field=names.path(rules.grammar_field))
     return Chat(body, ready, id, answer, rules)
 
 

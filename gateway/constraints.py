@@ -103,3 +103,8 @@ def of_sglang(params: SglangSampling) -> common_pb2.Grammar | None:
             f"Only one of {', '.join(given)} may be given.", field="sampling_params", code="invalid_value"
         )
     return common_pb2.Grammar(**given) if given else None
+
+
+def sglang_grammar_field(params: SglangSampling) -> str:
+    """The field that `of_sglang` takes the grammar from."""
+    return next((kind for kind in _KINDS if getattr(params, kind) is not None), "json_schema")

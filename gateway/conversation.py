@@ -21,6 +21,7 @@ from outrider.errors import InvalidArgument
 _MAX_TEMPLATE_KWARGS = 16
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
 _TAIL_CHARS = 256
+_SPACE = "\x1f"  # white space that templates trim and do not write
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,14 @@ async def encode_conversation(body: ChatCompletionRequest, ready: Ready, body_by
     except InvalidArgument as error:  # the template may have put a message's text into its reason
         raise InvalidArgument(cover.uncover(error.message), field=error.field, code=error.code) from error
     if body.continue_final_message:
-        rendered, marked, _ = rendered.partition(cover.end)
+        rendered, marked, rest = rendered.partition(cover.end)
         if not marked:
             raise InvalidArgument(
                 "The chat template does not let the last message be continued.",
                 field="continue_final_message", code="template_error",
             )  # fmt: skip
+        if not rest.startswith(_SPACE):  # the template trims what an assistant said
+            rendered = rendered.rstrip()
     return Encoded(await ready.codec.encode_chat(rendered, cover), cover.uncover(rendered[-_TAIL_CHARS:]))
 
 
@@ -89,13 +92,14 @@ def _for_template(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mark_end(messages: list[dict[str, Any]], cover: Cover) -> None:
-    """Puts a mark where the assistant's last message ends: what the template writes after it is cut off."""
+    """Puts a mark where the assistant's last message ends: what the template writes after it is cut off. White space
+    behind the mark tells whether the template keeps the message's own."""
     last = messages[-1]
     if last["role"] != "assistant":
         raise InvalidArgument(
             "Only an assistant's message can be continued.", field="continue_final_message", code="invalid_value"
         )
-    messages[-1] = {**last, "content": last["content"].rstrip() + cover.end}
+    messages[-1] = {**last, "content": last["content"] + cover.end + _SPACE}
 
 
 def _template_kwargs(body: ChatCompletionRequest) -> dict[str, Any]:

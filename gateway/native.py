@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from gateway.answer import numbered
 from gateway.chunks import DONE
 from gateway.completions import as_prompts, encode_prompts
-from gateway.constraints import of_sglang
+from gateway.constraints import of_sglang, sglang_grammar_field
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.names import Names
 from gateway.native_output import Output, scores_of
@@ -50,7 +50,7 @@ async def generate(request: Request) -> ASGIApp:
             codec=ready.codec, info=ready.info, grammar=of_sglang(params), report=wanted.report,
         )  # fmt: skip
         answers += gateway.answers(
-            plan, request, grammar_field="sampling_params", prompt_field=prompt.field,
+            plan, request, grammar_field=called.path(sglang_grammar_field(params)), prompt_field=prompt.field,
             top_logprobs_field="top_logprobs_num",
         )  # fmt: skip
     outputs = [

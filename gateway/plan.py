@@ -82,7 +82,7 @@ def make_plan(
     info: ServerInfo,
     names: Names = _OURS,
     default_max_tokens: int | None = None,
-    prediction: Sequence[int] = (),
+    prediction: Sequence[int] | None = None,
     grammar: common_pb2.Grammar | None = None,
     report: Report = PLAIN,
 ) -> Plan:
@@ -100,6 +100,7 @@ def make_plan(
     sampling = params.to_proto()
     if grammar is not None:
         sampling.grammar.CopyFrom(grammar)
+    predicted = None if prediction is None else prediction[: codec.context_length]
     calls = tuple(
         verify_pb2.GenerateRequest(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
@@ -107,7 +108,7 @@ def make_plan(
             sampling=sampling,
             speculative=speculative,
             num_choices=num_choices,
-            prediction_tokens=pack_ids(prediction[: codec.context_length]),
+            prediction_tokens=pack_ids(predicted or ()),
             priority=fields.priority or 0,
             cache_salt=fields.cache_salt or "",
             corpus_scope=fields.cache_salt or "",
@@ -131,6 +132,7 @@ def make_plan(
         ),
         stops=stop_strings(fields),
         min_tokens=params.min_tokens,
+        prediction=predicted,
         end_ids=_end_ids(params, info),
         pieces=report.logprobs or report.pieces or bool(options.include_origins),
     )

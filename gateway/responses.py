@@ -8,6 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from gateway.answer import Answer
 from gateway.logprobs import ChatLogprobs, TextLogprobs
+from gateway.prediction import PredictionCount
 from gateway.text_stream import SpeculationCount, total_speculation
 from gateway.tool_schemas import ToolCall
 
@@ -51,22 +52,28 @@ class Usage(Struct):
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def of(cls, answers: Sequence[Answer], *, predicted: bool = False, reasoning_tokens: int | None = None) -> Usage:
+    def of(
+        cls,
+        answers: Sequence[Answer],
+        *,
+        prediction: PredictionCount | None = None,
+        reasoning_tokens: int | None = None,
+    ) -> Usage:
         """Of one HTTP request: each prompt counts once, whatever its number of choices."""
         prompt = sum(answer.prompt_len for answer in answers)
         completion = sum(answer.completion_tokens for answer in answers)
         count = total_speculation(answer.speculation for answer in answers)
         details = CompletionTokensDetails()
-        if predicted:
-            details.accepted_prediction_tokens = count.accepted_prediction_tokens
-            details.rejected_prediction_tokens = count.rejected_prediction_tokens
+        if prediction is not None:
+            details.accepted_prediction_tokens = prediction.accepted
+            details.rejected_prediction_tokens = prediction.rejected
         if reasoning_tokens is not None:
             details.reasoning_tokens = reasoning_tokens
         return cls(
             prompt, completion, prompt + completion,
             PromptTokensDetails(sum(answer.cached_tokens for answer in answers)),
             SpeculationUsage.of(count),
-            details if predicted or reasoning_tokens is not None else UNSET,
+            details if prediction is not None or reasoning_tokens is not None else UNSET,
         )  # fmt: skip
 
 

@@ -33,8 +33,10 @@ LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset({LOGPROBS, "reasoning.encrypted_content"})  # the second is never there: nothing is hidden
 _TEXT_TYPES = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text",
                "summary_text": "text", "refusal": "refusal"}  # fmt: skip
-_FIELDS = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
-NAMES = Names({"max_tokens": "max_output_tokens"})
+_FIELDS = {"response_format": "text.format", "reasoning_effort": "reasoning.effort"}
+# Objects of a chat's fields that this route's do without.
+_FLAT = {"tools": ("function",), "tool_choice": ("function", "allowed_tools"), "response_format": ("json_schema",)}
+NAMES = Names({"max_tokens": "max_output_tokens", "response_format": "text.format"})
 _REFUSED: dict[str, Callable[[ResponsesRequest], object]] = {
     "background": lambda body: body.background,
     "previous_response_id": lambda body: body.previous_response_id,
@@ -80,14 +82,13 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
 
 def in_its_words(error: OutriderError) -> OutriderError:
     """The same error with this route's name for the field."""
-    name, dot, rest = (error.field or "").partition(".")
+    name, *inside = (error.field or "").split(".")
     bare = name.partition("[")[0]
     if bare == "messages":
         error.field = "input"
-    elif bare in _FIELDS:
-        error.field = _FIELDS[bare]
-    elif bare == "tools" and rest.startswith("function."):
-        error.field = name + dot + rest.removeprefix("function.")
+    elif bare in _FIELDS or bare in _FLAT:
+        left = [step for step in inside if step not in _FLAT.get(bare, ())]
+        error.field = ".".join([_FIELDS.get(bare, name), *left])
     return error
 
 
@@ -113,8 +114,9 @@ def _messages(body: ResponsesRequest) -> list[Message]:
         else:
             raise InvalidArgument(f"This server does not take items of the type {shown(kind)}.", field=f"{path}.type",
                                   code="unsupported_value")  # fmt: skip
-        if reasoning and made and made[-1].role == "assistant":
-            made[-1].reasoning_content = "\n".join(reasoning)
+        if kind != "reasoning" and reasoning and made[-1].role == "assistant":
+            said = made[-1].reasoning_content  # before the text of a message that now has a call too
+            made[-1].reasoning_content = "\n".join(reasoning if said is None else [said, *reasoning])
             reasoning = []
     return made
 
@@ -126,6 +128,11 @@ def _parts(content: Any) -> list[Any]:
 def _message(item: InputItem, path: str) -> Message:
     if item.role is None:
         raise _missing(f"{path}.role")
+    if item.role == "tool":
+        raise InvalidArgument(
+            f"A result of a call is an item of the type 'function_call_output'; the role of {path} is \"tool\".",
+            field=f"{path}.role", code="invalid_value",
+        )  # fmt: skip
     if item.content is None:
         raise _missing(f"{path}.content")
     return Message(role=item.role, content=_content(item.content, f"{path}.content"))
@@ -134,11 +141,15 @@ def _message(item: InputItem, path: str) -> Message:
 def _content(content: InputContent, path: str) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
+    if not content:
+        raise InvalidArgument("Content must have a part.", field=path, code="empty_array")
     made: list[ContentPart] = []
     for index, part in enumerate(content):
         kind = _TEXT_TYPES.get(part.type)
         if kind is None:
             raise not_text(part.type, f"{path}[{index}].type")
+        if getattr(part, kind) is None:
+            raise _missing(f"{path}[{index}].{kind}")
         made.append(ContentPart(type=kind, text=part.text, refusal=part.refusal))
     return made
 
@@ -156,7 +167,7 @@ def _add_call(made: list[Message], item: InputItem, path: str) -> None:
 
 
 def _output(item: InputItem, path: str) -> Message:
-    if item.call_id is None:
+    if not item.call_id:
         raise _missing(f"{path}.call_id")
     if item.output is None:
         raise _missing(f"{path}.output")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gateway.detokenizer import Detokenizer
+from gateway.prediction import PredictionMatch
 from gateway.stop import StopMatcher
 from outrider.v1 import common_pb2, verify_pb2
 
@@ -23,6 +24,7 @@ class OutputRules:
     end_ids: frozenset[int] = frozenset()  # tokens that end an output; their text is not part of it
     pieces: bool = False  # whether deltas tell of each token
     min_tokens: int = 0  # within which no stop string ends an output
+    prediction: Sequence[int] | None = None  # what the caller thinks the output is
 
 
 @dataclass(slots=True)
@@ -72,8 +74,6 @@ class SpeculationCount:
     accepted_tokens: int = 0
     committed_tokens: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
 
     @property
     def accept_length(self) -> float | None:
@@ -88,8 +88,6 @@ class SpeculationCount:
         self.committed_tokens += other.committed_tokens
         for index, steps in enumerate(other.accepted_histogram):
             self._count_steps(index, steps)
-        self.accepted_prediction_tokens += other.accepted_prediction_tokens
-        self.rejected_prediction_tokens += other.rejected_prediction_tokens
 
     def count_step(self, *, drafted: int, accepted: int, committed: int) -> None:
         """Counts one step as it is seen in the stream."""
@@ -109,7 +107,7 @@ class SpeculationCount:
         """Verify's own count for a call."""
         return cls(
             stats.verify_steps, stats.draft_tokens, stats.accepted_tokens, stats.committed_tokens,
-            list(stats.accepted_histogram), stats.accepted_prediction_tokens, stats.rejected_prediction_tokens,
+            list(stats.accepted_histogram),
         )  # fmt: skip
 
 
@@ -121,6 +119,7 @@ class ChoiceText:
         self.completion_tokens = 0
         self.cached_tokens = 0
         self.speculation = SpeculationCount()
+        self.prediction = PredictionMatch(rules.prediction) if rules.prediction is not None else None
         self.prompt_logprobs: list[verify_pb2.TokenLogprob] = []
         self.numerics_id = ""  # of the service that began it
         self.finished = False
@@ -161,6 +160,8 @@ class ChoiceText:
                 self._cut(delta)
                 break
         self.completion_tokens += len(delta.tokens)
+        if self.prediction is not None:
+            self.prediction.feed(delta.tokens)
         self._count(response, len(delta.tokens))
         if delta.finish_reason is not None:
             self._end(None)

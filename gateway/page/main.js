@@ -73,9 +73,9 @@ async function answer() {
   answers.forEach((view) => view.end()); // one may never have begun
   setRunning(null);
   if (messages !== before) return; // a new chat has begun meanwhile
-  if (first.run.content) {
+  if (first.run.content || !failure) { // what is shown is sent on, an empty answer too
     messages = [...asked, { role: "assistant", content: first.run.content }];
-  } else if (failure) { // nothing came of it: the question may be asked again
+  } else { // nothing came of it: the question may be asked again
     question.remove();
     turn.remove();
     prompt.value ||= text;
@@ -116,7 +116,7 @@ async function stream({ run, view }, settings, asked) {
 function summaryOf(run) {
   const [speed, length] = [run.speed(), run.acceptLength()];
   return [
-    `${run.numTokens} tokens`,
+    `${run.numTokens} ${run.numTokens === 1 ? "token" : "tokens"}`,
     speed && `${speed.toFixed(1)} tokens/s`,
     run.speculation && length && `accept length ${length.toFixed(2)}`,
   ].filter(Boolean).join(", ");

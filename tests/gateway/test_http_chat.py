@@ -199,10 +199,35 @@ def test_prediction(client: openai.OpenAI, gateway: RunningGateway, tokenizer: T
     assert len(predicted) == gateway.verify[0].context_length
     assert gateway.verify[0].eos not in predicted
     assert tokenizer.decode(predicted).startswith("<|im_end|> Hello again")
-    assert made.usage is not None
+    assert predicted_in(made) == (0, len(predicted))
+
+
+def predicted_in(made: Any) -> tuple[int | None, int | None]:
+    """Tokens of the prediction that the output has, and others, as an answer or a chunk says."""
     details = made.usage.completion_tokens_details
-    assert details is not None
-    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (2, 1)
+    return details.accepted_prediction_tokens, details.rejected_prediction_tokens
+
+
+def test_predicted_tokens_are_those_in_the_output(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    def size(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def ask(text: str, **fields: Any) -> Any:
+        given: Any = {"type": "content", "content": text}
+        return client.chat.completions.create(model="small", messages=USER, prediction=given, **fields)
+
+    tail, unlike = "qqqq 0000", "QQQQ"
+    options: Any = [{}, {"extra_body": {"speculative": {"enabled": False}}}]
+    for fields in options:
+        assert predicted_in(ask(ANSWER, **fields)) == (size(ANSWER), 0)
+    assert predicted_in(ask(ANSWER + tail)) == (size(ANSWER), size(ANSWER + tail) - size(ANSWER))
+    assert predicted_in(ask(tail + ANSWER)) == (size(ANSWER), size(tail + ANSWER) - size(ANSWER))
+    assert predicted_in(ask(unlike)) == (0, size(unlike))
+    assert predicted_in(ask(ANSWER, n=2)) == (2 * size(ANSWER), 0)
+    cut = ask(ANSWER, stop="!")
+    assert predicted_in(cut) == (cut.usage.completion_tokens, size(ANSWER) - cut.usage.completion_tokens)
+    *_, last = ask(ANSWER + tail, stream=True, stream_options={"include_usage": True})
+    assert predicted_in(last) == (size(ANSWER), size(ANSWER + tail) - size(ANSWER))
 
 
 def test_origins_come_when_asked(client: openai.OpenAI) -> None:
@@ -236,7 +261,7 @@ def test_conversation_forms(client: openai.OpenAI, gateway: RunningGateway, toke
     assert tokenizer.decode(prompt, skip_special_tokens=False) == (
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
         '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>user\n<tool_response>\n<|im_end|>\n</tool_response><|im_end|>\n<|im_start|>assistant\nWell,"
+        "<|im_start|>user\n<tool_response>\n<|im_end|>\n</tool_response><|im_end|>\n<|im_start|>assistant\nWell, \n"
     )
     assert prompt.count(2) == 4
 

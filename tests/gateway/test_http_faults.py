@@ -349,6 +349,7 @@ def test_keys(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
     ("method", "path", "status", "allow"),
     [
         ("GET", CHAT, 405, "POST"),
+        ("GET", "/flush_cache", 405, "POST"),  # a link on any page could be followed
         ("DELETE", "/v1/models", 405, "GET, HEAD"),
         ("POST", "/health", 405, "GET, HEAD"),
         ("POST", "/v1/embeddings", 404, None),

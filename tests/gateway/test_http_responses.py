@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 from pydantic import BaseModel
 from tokenizers import Tokenizer
 
+from gateway.responses_input import as_chat
+from gateway.responses_schemas import InputItem, InputPart, ResponsesRequest
 from outrider.errors import InvalidArgument
 from tests.gateway.conftest import ANSWER
 from tests.gateway.fakes import RunningGateway
@@ -22,6 +25,7 @@ WEATHER: Any = {
     "type": "function", "name": "weather", "strict": False,
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }  # fmt: skip
+DEEP = functools.reduce(lambda inner, _: {"items": inner}, range(40), {})
 CALL = 'Wait.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
@@ -84,6 +88,21 @@ def test_items_go_back(client: openai.OpenAI, gateway: RunningGateway, tokenizer
         '{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\nFine.\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+def test_reasoning_goes_with_what_follows_it() -> None:
+    def thought(text: str) -> InputItem:
+        return InputItem(type="reasoning", content=[InputPart(type="reasoning_text", text=text)])
+
+    call = InputItem(type="function_call", call_id="c", name="f", arguments="{}")
+    output = InputItem(type="function_call_output", call_id="c", output="1")
+    said = InputItem(role="assistant", content="Wait.")
+    items = [InputItem(role="user", content="Hi!"), thought("a"), said, thought("b"), thought("c"), call, output,
+             thought("d"), said, said, thought("e")]  # fmt: skip
+    chat = as_chat(ResponsesRequest(input=items))
+    assert [(message.role, message.reasoning_content) for message in chat.messages] == [
+        ("user", None), ("assistant", "a\nb\nc"), ("tool", None), ("assistant", "d"), ("assistant", None),
+    ]  # fmt: skip
 
 
 def test_stream(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
@@ -231,13 +250,24 @@ def test_a_messages_logprobs_are_its_texts(
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "unsupported_content",
          "input[0].content[0].type"),
         ({"input": [{"role": "robot", "content": "x"}]}, "invalid_value", "input[0].role"),
-        ({"input": [{"role": "tool", "content": "x"}]}, "missing_required_parameter", "input"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "invalid_value", "input[0].role"),
+        ({"input": [{"role": "user", "content": []}]}, "empty_array", "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "missing_required_parameter",
+         "input[0].content[0].text"),
+        ({"input": [{"type": "function_call_output", "call_id": "", "output": "x"}]}, "missing_required_parameter",
+         "input[0].call_id"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "missing_required_parameter", "input[0].call_id"),
         ({"tools": [{"type": "web_search"}]}, "unsupported_value", "tools[0].type"),
         ({"tools": [], "tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "invalid_value", "tools[1].name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "missing_required_parameter", "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "invalid_value", "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "g"}]}},
+         "invalid_value", "tool_choice.tools[0].name"),
+        ({"text": {"format": {"type": "magic"}}}, "invalid_value", "text.format.type"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "missing_required_parameter",
+         "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": DEEP}}}, "invalid_json_schema",
          "text.format.schema"),
         ({"max_output_tokens": 2**30}, "context_length_exceeded", "max_output_tokens"),
     ],
@@ -247,13 +277,17 @@ def test_what_is_refused(gateway: RunningGateway, fields: dict[str, Any], code: 
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["code"], error["param"]) == (code, param)
+    assert "messages[" not in error["message"]
 
 
 def test_verifys_complaint_about_a_schema(gateway: RunningGateway) -> None:
-    gateway.verify[0].refuse = InvalidArgument("no", field="sampling.grammar", code="invalid_json_schema")
+    gateway.verify[0].refuse = InvalidArgument(
+        "sampling.grammar: no", field="sampling.grammar", code="invalid_json_schema"
+    )
     body = {"input": "Hi!", "text": {"format": {"type": "json_object"}}, "stream": True}
     reply = httpx.post(f"{gateway.url}/v1/responses", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "text.format")
+    assert reply.json()["error"]["message"] == "text.format: no"
     body = {"messages": [{"role": "user", "content": "x"}], "tool_choice": "required",
             "tools": [{"type": "function", "function": {"name": "f"}}]}  # fmt: skip
     reply = httpx.post(f"{gateway.url}/v1/chat/completions", json=body)
@@ -261,3 +295,8 @@ def test_verifys_complaint_about_a_schema(gateway: RunningGateway) -> None:
     for route, prompt in (("chat/completions", {"messages": body["messages"]}), ("completions", {"prompt": "x"})):
         reply = httpx.post(f"{gateway.url}/v1/{route}", json={**prompt, "regex": "("})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "regex")
+    one: dict[str, Any] = {"text": "x", "sampling_params": {"regex": "("}}
+    several: dict[str, Any] = {"text": ["x"], "sampling_params": [{"json_schema": "{}"}]}
+    for native, param in ((one, "sampling_params.regex"), (several, "sampling_params[0].json_schema")):
+        error = httpx.post(f"{gateway.url}/generate", json=native).json()["error"]
+        assert (error["param"], error["message"]) == (param, f"{param}: no")

@@ -6,14 +6,16 @@ import json
 import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
 import gateway.tokenizer
+from gateway.conversation import encode_conversation
 from gateway.messages import to_template
-from gateway.schemas import Message
+from gateway.schemas import ChatCompletionRequest, Message
 from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec, TokenizerFiles
 from outrider.errors import InvalidArgument, StartupError
@@ -50,6 +52,12 @@ class Conversations:
         cover = self.codec.covering(messages, extra)
         context = {"messages": cover.cover(messages), "add_generation_prompt": True, **cover.cover(extra)}
         return await self.codec.encode_chat(await self.template.render(context, self.codec.max_chars), cover)
+
+    async def continued(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The ids of a conversation whose last message is to be continued."""
+        ready: Any = SimpleNamespace(codec=self.codec, template=self.template)
+        body = ChatCompletionRequest(messages=[Message(**each) for each in messages], continue_final_message=True)
+        return (await encode_conversation(body, ready, 0)).ids
 
 
 async def open_folder(folder: Path) -> Conversations:
@@ -106,6 +114,43 @@ async def test_templates_that_look_into_messages_as_transformers(tmp_path: Path,
         for messages in cases:
             expected = oracle.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
             assert await conversations.ids(messages) == expected
+    finally:
+        await conversations.template.close()
+
+
+BEGINNINGS = ["Well,", "Well, \n", "def f():\n    ", " \n"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("template", [THINKING, models.CHATML, None])
+async def test_answers_are_continued_as_transformers_does(
+    tmp_path: Path, embedded_folder: Path, template: str | None
+) -> None:
+    """White space that a message ends in stays where the template keeps it."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if template is None:
+        folder, oracle = embedded_folder, AutoTokenizer.from_pretrained(embedded_folder)
+    else:
+        folder = models.write_folder(tmp_path, models.byte_level(), template)
+        oracle = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), chat_template=template)
+    conversations = await open_folder(folder)
+    try:
+        for text in BEGINNINGS:
+            messages = turns("Go on.", text)
+            expected = oracle.apply_chat_template(messages, continue_final_message=True, return_dict=False)
+            assert await conversations.continued(messages) == expected
+    finally:
+        await conversations.template.close()
+
+
+@pytest.mark.asyncio
+async def test_a_space_that_the_template_writes_is_not_the_messages(tmp_path: Path) -> None:
+    template = "{% for message in messages %}[{{ message.content | trim }} ]{% endfor %}"
+    conversations = await open_folder(models.write_folder(tmp_path, models.byte_level(), template))
+    try:
+        ids = await conversations.continued(turns("Go on.", "Well, \n"))
+        assert models.byte_level().decode(ids) == "[Go on. ][Well,"
     finally:
         await conversations.template.close()
 

@@ -181,6 +181,21 @@ def test_the_conversation_goes_on(gateway: RunningGateway, visit: Visit) -> None
     visit.wait_done()
 
 
+def test_an_empty_answer_stays_in_the_conversation(visit: Visit, say: Say) -> None:
+    say("")
+    visit.ask("One?")
+    visit.wait_done()
+    expect(visit.page.locator(".turn.user")).to_have_count(1)
+    expect(visit.page.locator(".summary")).to_have_text("0 tokens")
+    say("H")
+    with visit.page.expect_request("**/v1/chat/completions") as sent:
+        visit.ask("Two?")
+    assert [message["content"] for message in body_of(sent.value)["messages"]] == ["One?", "", "Two?"]
+    visit.wait_done()
+    expect(visit.page.locator(".turn.user")).to_have_count(2)
+    expect(visit.page.locator(".summary").last).to_contain_text("1 token,")
+
+
 @pytest.mark.parametrize("by_key", [False, True])
 def test_stop_cancels(gateway: RunningGateway, visit: Visit, by_key: bool) -> None:
     page, (verify,) = visit.page, gateway.verify
