@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
@@ -32,22 +33,30 @@ async def accept_length(client: httpx.AsyncClient, before: Counters) -> float | 
     """Tokens a step since `before` (vLLM), or on average since the start (SGLang); None where neither is told."""
     now = await read_counters(client)
     if now.drafts > before.drafts:
-        return round(1 + (now.accepted - before.accepted) / (now.drafts - before.drafts), 3)
+        length = 1 + (now.accepted - before.accepted) / (now.drafts - before.drafts)
+        return round(length, 3) if math.isfinite(length) else None
     response = await client.get("/get_server_info")
     if response.status_code != 200:
         return None
-    return _sglang(response.json())
+    return _sglang(response.content)
 
 
-def _sglang(info: Any) -> float | None:
-    states = info.get("internal_states") if isinstance(info, dict) else None
-    if not isinstance(states, list) or not states or not isinstance(states[0], dict):
-        return None
-    value = states[0].get("avg_spec_accept_length")
-    return round(float(value), 3) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
+def _sglang(body: bytes) -> float | None:
+    with contextlib.suppress(ValueError, RecursionError, OverflowError):  # a page for people, with status 200
+        match json.loads(body):
+            case {"internal_states": [{"avg_spec_accept_length": int() | float() as value}, *_]}:
+                return round(float(value), 3) if math.isfinite(value) and value > 0 else None
+    return None
 
 
 def _sum(text: str, name: str) -> float:
-    """The sum of a counter over its labels, in Prometheus' text format."""
+    """The sum of a counter over its labels, in Prometheus' text format; NaN where a line ends in no number."""
     own = (line for line in text.splitlines() if line.startswith((name + "{", name + " ")))
-    return sum(float(line.rpartition(" ")[2]) for line in own)
+    return sum(_number(line.rpartition(" ")[2]) for line in own)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

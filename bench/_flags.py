@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
+
+from outrider.flags import is_text
 
 SERVE_EPILOG = "Other flags go to `outrider serve`."
 
@@ -68,12 +71,32 @@ def shapes(text: str) -> list[tuple[int, int, int]]:
 
 
 def output_file(text: str) -> Path:
-    """A file that can be written, as far as its folder tells: it is written when all has been measured."""
+    """A file that can be written, which is tried: it is written when all has been measured."""
     path = Path(text)
-    if path.is_dir():
-        raise argparse.ArgumentTypeError(f"{text} is a folder")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"the folder {path.parent} does not exist")
+    try:
+        if path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text} is a folder")
+        if not path.parent.is_dir():
+            raise argparse.ArgumentTypeError(f"the folder {path.parent} does not exist")
+        if path.exists() and not path.is_file():  # to open a pipe may wait for its reader
+            return path
+        target = Path(os.path.realpath(path))
+        is_new = not target.exists()
+        target.open("ab").close()
+        if is_new:
+            target.unlink()
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be written: {error.strerror or error}") from error
+    return path
+
+
+def output_folder(text: str) -> Path:
+    """A folder, made where it is not there."""
+    path = Path(text)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be a folder: {error.strerror or error}") from error
     return path
 
 
@@ -95,14 +118,31 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def read_json(text: str) -> Any:
+    """A JSON value that can be sent on. ValueError for none, and for one with NaN, Infinity or a lone surrogate."""
+    try:
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("too many levels") from error
+    return value
+
+
+def utf8(text: str) -> str:
+    """Words that JSON and a terminal can hold."""
+    if not is_text(text):
+        raise argparse.ArgumentTypeError("not UTF-8 text")
+    return text
+
+
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = read_json(text)
+    except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("not a JSON object")
+        raise argparse.ArgumentTypeError("not a JSON object of finite numbers and UTF-8 text")
     return value
 
 

@@ -31,7 +31,10 @@ Run = Callable[[Sequence[str | Path]], str]
 def run(command: Sequence[str | Path]) -> str:
     """Runs a command, its output with ours; returns what it said. StartupError when it fails."""
     print("+ " + " ".join(map(str, command)), file=sys.stderr, flush=True)
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    except OSError as error:
+        raise StartupError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
         raise StartupError(f"{command[0]} ended with {done.returncode}: {done.stdout[-1000:]}")
     return done.stdout

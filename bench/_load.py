@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Sequence
@@ -13,6 +14,8 @@ import httpx
 from bench._prompts import Prompt
 from bench._stream import Answer, Asked, ServerRefused, ask, refusal
 from outrider.direct import is_local
+from outrider.errors import StartupError
+from outrider.flags import is_text
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,13 @@ async def run(client: httpx.AsyncClient, prompts: Sequence[Prompt], asked: Asked
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(worker()) for _ in range(min(at_once, len(prompts)))]
     except ExceptionGroup as failed:
-        raise _first_cause(failed) from failed
+        raise first_cause(failed) from failed
     answers = tuple(answer for task in tasks for answer in task.result())
     return Run(load, answers, max(answer.ended for answer in answers) - began)
 
 
-def _first_cause(error: Exception) -> Exception:
+def first_cause(error: Exception) -> Exception:
+    """What a group of tasks failed of."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -80,12 +84,23 @@ def poisson_moments(count: int, rate: float, seed: int) -> list[float]:
 def open_client(url: str, *, api_key: str | None = None, timeout_s: float = 600) -> httpx.AsyncClient:
     """A client for any number of streams. `url` may end in /v1, as OpenAI's base URLs do.
 
+    No proxy stands before a local server; its certificate is checked as others' are, by SSL_CERT_FILE or SSL_CERT_DIR
+    where they are set. StartupError where these cannot be read.
+
     Each request opens a connection of its own: servers differ in when they close an idle one, and llama.cpp's does so
     just as the next request is sent.
     """
+    try:
+        verify = httpx.create_ssl_context()
+    except OSError as error:
+        raise StartupError(f"certificates cannot be read, of SSL_CERT_FILE or SSL_CERT_DIR: {error}") from error
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        base_url = httpx.URL(url.rstrip("/").removesuffix("/v1"))
+    except httpx.InvalidURL as error:
+        raise StartupError(f"{url!r} is no URL: {error}") from error
     return httpx.AsyncClient(
-        base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=timeout_s,
+        base_url=base_url, headers=headers, timeout=timeout_s, verify=verify,
         trust_env=not is_local(url),  # `http_proxy` is for the world outside
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )  # fmt: skip
@@ -94,8 +109,19 @@ def open_client(url: str, *, api_key: str | None = None, timeout_s: float = 600)
 def failure_at(url: str, failure: Exception) -> str:
     """What failed, in words."""
     if isinstance(failure, httpx.ConnectError):
-        return f"no server answers at {url}"
+        return f"no server answers at {url}: {_root(failure)}"
     return f"{url}: {str(failure) or type(failure).__name__}"
+
+
+def _root(failure: BaseException) -> str:
+    """What the system or TLS said first: layers above it tell that all attempts failed."""
+    while (cause := failure.__cause__ or failure.__context__) is not None:
+        failure = cause
+    if isinstance(failure, BaseExceptionGroup):
+        return _root(failure.exceptions[0])
+    if isinstance(failure, ConnectionError) and failure.errno:
+        return os.strerror(failure.errno)  # asyncio's words are of the address
+    return getattr(failure, "strerror", None) or str(failure) or type(failure).__name__
 
 
 async def model_of(client: httpx.AsyncClient) -> str:
@@ -104,6 +130,9 @@ async def model_of(client: httpx.AsyncClient) -> str:
     if response.status_code != 200:
         raise refusal("/v1/models", response.status_code, response.content)
     try:
-        return response.json()["data"][0]["id"]
-    except (ValueError, LookupError, TypeError) as error:
+        name = response.json()["data"][0]["id"]
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
         raise ServerRefused("/v1/models names no model") from error
+    if not isinstance(name, str) or not is_text(name):
+        raise ServerRefused(f"/v1/models names a model {name!r}")
+    return name

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from bench._serve_flags import check_serve_flags
 from bench._server import free_port, serving
 from bench._systems import OURS_READY, Launch
 from outrider.scrape import Scrape, fetch
@@ -37,7 +38,11 @@ class Metered:
 
 @contextmanager
 def metered(serve_flags: Sequence[str], *, overlap: bool) -> Iterator[Metered]:
-    """Runs `outrider serve` with these flags for the time of the block; overlap: always drafting early, or never."""
+    """Runs `outrider serve` with these flags for the time of the block; overlap: always drafting early, or never.
+
+    StartupError for flags that are not for a benchmark.
+    """
+    check_serve_flags(serve_flags, "metrics_port")
     port = free_port(3)  # the gateway's, and the metrics' of verify and drafter
     metrics = port + 1
     flags = ["--disable-speculation-brake", f"--metrics-port={metrics}", *serve_flags]

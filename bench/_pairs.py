@@ -17,6 +17,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
 
+from bench._load import first_cause
 from bench._prompts import mt_bench
 from bench._wire_run import load_average
 from outrider import env, rpc
@@ -121,8 +122,8 @@ async def measure(
             await _block(stub, dealt, PLAIN, _WARM_TOKENS)  # their KV is in the prefix cache for all ways alike
             for way in [*ways[turn % len(ways) :], *ways[: turn % len(ways)]]:
                 measured = found[batch][way.name]
-                seconds, stats = await _block(stub, dealt, way, load.max_tokens)
-                measured.tokens_per_s.append(batch * load.max_tokens / seconds)
+                seconds, tokens, stats = await _block(stub, dealt, way, load.max_tokens)
+                measured.tokens_per_s.append(tokens / seconds)
                 steps = sum(one.verify_steps for one in stats)
                 measured.accept_length.append(sum(one.committed_tokens for one in stats) / max(1, steps))
                 measured.drafted.append(sum(one.draft_tokens for one in stats))
@@ -136,24 +137,37 @@ def _line(measured: dict[str, Measured]) -> str:
 
 async def _block(
     stub: verify_pb2_grpc.VerifyServiceAsyncStub, dealt: Sequence[bytes], way: Way, max_tokens: int
-) -> tuple[float, list[common_pb2.SpeculationStats]]:
+) -> tuple[float, int, list[common_pb2.SpeculationStats]]:
+    """Seconds, tokens of all answers, and what speculation did for each. StartupError for an answer that fails."""
     began = time.perf_counter()
-    stats = await asyncio.gather(*(_stream(stub, prompt, way, max_tokens) for prompt in dealt))
-    return time.perf_counter() - began, stats
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_stream(stub, prompt, way, max_tokens)) for prompt in dealt]
+    except ExceptionGroup as failed:
+        raise first_cause(failed) from failed
+    seconds = time.perf_counter() - began
+    answers = [task.result() for task in tasks]
+    return seconds, sum(tokens for tokens, _ in answers), [stats for _, stats in answers]
 
 
 async def _stream(
     stub: verify_pb2_grpc.VerifyServiceAsyncStub, prompt: bytes, way: Way, max_tokens: int
-) -> common_pb2.SpeculationStats:
+) -> tuple[int, common_pb2.SpeculationStats]:
     request = verify_pb2.GenerateRequest(
         prompt_tokens=prompt, speculative=way.params,
         sampling=common_pb2.SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
     )  # fmt: skip
-    finish = verify_pb2.GenerateFinish()
-    async for response in stub.Generate(request):
-        if response.HasField("finish"):
-            finish = response.finish
-    return finish.speculation
+    made, finish = 0, verify_pb2.GenerateFinish()
+    try:
+        async for response in stub.Generate(request):
+            made += len(response.tokens)
+            if response.HasField("finish"):
+                finish = response.finish
+    except rpc.grpc.aio.AioRpcError as error:
+        raise StartupError(f"verify ended an answer with {error.code().name}: {error.details()}") from error
+    if made < max_tokens:
+        raise StartupError(f"verify ended an answer after {made} of {max_tokens} tokens; is its context longer?")
+    return made, finish.speculation
 
 
 def stub_of(channel: Any) -> verify_pb2_grpc.VerifyServiceAsyncStub:

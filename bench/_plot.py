@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._figures import Figures
+from bench._output import writing
 from outrider.errors import StartupError
 
 _PANEL = (5, 4)  # inches
@@ -91,9 +93,12 @@ def plot_goodput(path: Path, batches: Mapping[str, Mapping[str, Any]], plain: st
         picture.legend(loc="outside right", fontsize="small")
 
 
-def check_plot(path: Path | None, flag: str = "--plot") -> None:
-    """StartupError before anything is measured where `flag` asks for a picture that cannot be made."""
+def check_plot(path: Path | None, output: Path | None, flag: str = "--plot") -> None:
+    """StartupError before anything is measured where `flag` asks for a picture that cannot be made, or for one in the
+    file of the figures."""
     if path is not None:
+        if output is not None and os.path.realpath(path) == os.path.realpath(output):
+            raise StartupError(f"--output and {flag} are the same file, {path}")
         if path.suffix not in (".png", ".svg", ".pdf"):
             raise StartupError(f"{flag} writes .png, .svg or .pdf, not {path.name}")
         pyplot(flag)
@@ -110,7 +115,8 @@ def _picture(path: Path, panels: int, title: str, width: float = 1.0) -> Iterato
     try:
         yield picture, axes[0]
         picture.suptitle(title)
-        picture.savefig(path, dpi=120)
+        with writing(path):
+            picture.savefig(path, dpi=120)
     finally:
         plt.close(picture)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench._flags import read_json
 from outrider.errors import StartupError
 
 QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
@@ -98,6 +98,6 @@ def _json_lines(path: Path) -> Iterator[Any]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                yield json.loads(line)
+                yield read_json(line)
             except ValueError as error:
                 raise StartupError(f"{path}:{number} is no JSON: {error}") from error

@@ -46,32 +46,44 @@ class Served:
 def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[Served]:
     """Yields once `/health` says 200, and the server that it is ready, if it is to.
 
-    StartupError, with its log's end, for one that does not come up.
+    StartupError, with its log's end, for one that does not come up, and for one that cannot be run.
 
     The server has a process group of its own, which is killed where it does not end by SIGTERM. A SIGTERM to us is for
     the time of the block as Ctrl-C is, so that no server outlives us.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with log.open("ab") as sink:
-        said_before = sink.tell()
-        process = subprocess.Popen(
-            launch.command, env={**os.environ, **launch.environment}, stdin=subprocess.DEVNULL, stdout=sink,
-            stderr=sink, start_new_session=True,
-        )  # fmt: skip
     url = f"http://127.0.0.1:{port}"
-
-    def ready() -> bool:
-        return launch.ready.encode() in log.read_bytes()[said_before:]
-
     try:
-        trouble = _until_healthy(process, url, timeout_s, ready)
-        if trouble:
-            tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
-            raise StartupError(f"{' '.join(launch.command[:4])} ... {trouble}; its log ends with:\n{tail}")
-        yield Served(url, process.pid)
+        with _running(launch, log) as (process, said_before):
+
+            def ready() -> bool:
+                return launch.ready.encode() in log.read_bytes()[said_before:]
+
+            trouble = _until_healthy(process, url, timeout_s, ready)
+            if trouble:
+                tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
+                raise StartupError(f"{' '.join(launch.command[:4])} ... {trouble}; its log ends with:\n{tail}")
+            yield Served(url, process.pid)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _running(launch: Launch, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Its process, and how long the log was before. StartupError where it cannot be run."""
+    try:
+        with log.open("ab") as sink:
+            said_before = sink.tell()
+            process = subprocess.Popen(
+                launch.command, env={**os.environ, **launch.environment}, stdin=subprocess.DEVNULL, stdout=sink,
+                stderr=sink, start_new_session=True,
+            )  # fmt: skip
+    except OSError as error:
+        raise StartupError(f"{launch.command[0]} cannot be run: {error}") from error
+    try:
+        yield process, said_before
     finally:
         _end(process)
-        signal.signal(signal.SIGTERM, before)
 
 
 def _until_healthy(

@@ -9,11 +9,14 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import httpx
 
 from bench._prompts import Prompt
+
+# What a delta's text comes as; vLLM's newer versions say reasoning where its older ones and others add _content.
+_TEXTS = ("content", "reasoning", "reasoning_content", "tool_calls")
 
 
 class ServerRefused(Exception):
@@ -97,16 +100,16 @@ async def ask(client: httpx.AsyncClient, prompt: Prompt, asked: Asked) -> Answer
             raise refusal(route, response.status_code, await response.aread())
         async for event in _events(response):
             now = time.perf_counter()
-            if "error" in event:
+            if event.get("error") is not None:
                 raise ServerRefused(f"{route}: {event['error']}")
-            usage = event.get("usage") or usage
+            usage = _object(event.get("usage"), "usage") or usage
             told = _verify_steps(event)
             verify_steps = verify_steps if told is None else told
-            for choice in event.get("choices") or ():
+            for choice in _choices(event):
                 if _has_text(choice):
                     chunk_times.append(now)
                 if choice.get("finish_reason"):
-                    ended, finish_reason = now, choice["finish_reason"]
+                    ended, finish_reason = now, str(choice["finish_reason"])
     if not usage or not ended:
         raise ServerRefused(f"{route}: the stream ended without its {'finish reason' if usage else 'usage'}")
     prompt_tokens, completion_tokens = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
@@ -124,9 +127,27 @@ def refusal(route: str, status: int, body: bytes) -> ServerRefused:
 
 def _count(usage: dict[str, Any], name: str) -> int:
     value = usage.get(name)
-    if not isinstance(value, int) or value < 0:
+    if not _is_count(value):
         raise ServerRefused(f"the server's usage has {name} {value!r}, which is no count")
     return value
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _object(value: object, name: str) -> dict[str, Any]:
+    """Empty where there is none."""
+    if not isinstance(value, dict | None):
+        raise ServerRefused(f"an event's {name} is no object: {str(value)[:200]}")
+    return value or {}
+
+
+def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = event.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise ServerRefused(f"an event's choices are no objects: {str(choices)[:200]}")
+    return choices
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
@@ -138,23 +159,23 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             if line.startswith(b"data:") and data.startswith(b"{"):
                 try:
                     event = json.loads(data)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise ServerRefused(f"an event is no JSON: {error}") from error
                 yield event
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
-    delta = choice.get("delta") or {}
-    return any((choice.get("text"), delta.get("content"), delta.get("reasoning_content"), delta.get("tool_calls")))
+    return bool(choice.get("text")) or any(map(_object(choice.get("delta"), "delta").get, _TEXTS))
 
 
 def _verify_steps(event: dict[str, Any]) -> int | None:
-    """Steps of the target as this event tells them: Outrider's in its usage, llama.cpp's by its timings."""
-    speculation = (event.get("usage") or {}).get("speculation")
-    if speculation:
-        return speculation["verify_steps"]
-    timings = event.get("timings") or {}
-    if "draft_n_accepted" in timings:
-        # The first token is the prompt's; then each step commits what it accepts and one token of the target's own.
-        return timings["predicted_n"] - 1 - timings["draft_n_accepted"]
-    return None
+    """Steps of the target as this event tells them: Outrider's in its usage, llama.cpp's by its timings. None where it
+    tells none, or in another shape."""
+    match event:
+        case {"usage": {"speculation": {"verify_steps": steps}}} if _is_count(steps):
+            return steps
+        case {"timings": {"predicted_n": made, "draft_n_accepted": hits}} if _is_count(made) and _is_count(hits):
+            # The first token is the prompt's; then each step commits what it accepts and one token of the target's own.
+            return max(0, made - 1 - hits)
+        case _:
+            return None

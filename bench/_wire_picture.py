@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from bench._output import writing
 from bench._plot import pyplot
 from bench._wire_run import Played
 
@@ -77,5 +78,6 @@ def draw(runs: dict[str, Played], path: Path) -> None:
     handles = [Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()]
     figure.legend(handles, _COLOURS.keys(), loc="lower center", ncols=len(_COLOURS), fontsize=7, frameon=False)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    with writing(path):
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)

@@ -29,6 +29,7 @@ import torch
 
 from bench._flags import above_zero, counts, output_file, positive
 from bench._main import as_command
+from bench._output import write_json
 from draft_service.drafters.growing import grow, most_nodes, slots_needed
 from draft_service.drafters.heads import features_needed, make_drafter
 from draft_service.drafters.models import HeadModel
@@ -260,7 +261,7 @@ def main(argv: Sequence[str]) -> int:
         figures = measure(args, *folders)
     print(_report(figures))
     if args.output:
-        args.output.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_json(args.output, figures)
     return 0
 
 

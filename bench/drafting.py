@@ -23,6 +23,7 @@ import torch
 
 from bench._flags import counts, output_file, positive, shapes
 from bench._main import as_command
+from bench._output import write_json
 from draft_service.drafters.base import DraftRequest
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import pack_rows
@@ -195,7 +196,7 @@ def main(argv: Sequence[str]) -> int:
             drafter.close_down()
     if args.output:
         report = [asdict(row) | {"python_share": row.python_share} for row in rows]
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(args.output, report)
     return 0
 
 

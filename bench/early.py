@@ -9,12 +9,12 @@ was drafted before the token that it hangs below was known; the hit rate is the 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 
 from bench._flags import SERVE_EPILOG, output_file, positive
 from bench._main import as_command
 from bench._metered import metered
+from bench._output import write_json
 from bench.mt_bench import WARM_UP, answer_tokens, ask_outrider, choose
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     for row in every:
         print(f"| {row.algorithm} | {_cell(row.hit_rate)} | {_cell(row.early)} | {_cell(row.fresh)} | {row.trees} |")
     if args.output:
-        args.output.write_text(json.dumps([asdict(row) for row in every], indent=1) + "\n", encoding="utf-8")
+        write_json(args.output, [asdict(row) for row in every])
     return 0
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from bench._flags import not_below_zero, output_file, positive
 from bench._gguf import ensure_gguf
 from bench._load import model_of, open_client
 from bench._main import as_command
+from bench._output import write_json
 from bench._server import Served, free_port, serving
 from bench._systems import SYSTEMS, Setup
 from bench.stand_in import TOKEN
@@ -192,7 +192,7 @@ def main(words: list[str] | None = None) -> int:
     for cost in costs:
         print(f"{cost.way:10} {cost.step:15} {cost.token_us:9.1f} {cost.request_us:11.0f}")
     if args.output is not None:
-        args.output.write_text(json.dumps([asdict(cost) for cost in costs], indent=1))
+        write_json(args.output, [asdict(cost) for cost in costs])
     return 0
 
 

@@ -32,6 +32,7 @@ import uvloop
 
 from bench._flags import above_zero, counts, output_file, positive, setting, shapes
 from bench._main import as_command
+from bench._output import write_json
 from bench._pairs import PLAIN, PLANNED, Load, Way, child, enlisted, fixed, measure, prompts, stub_of, summary, table
 from bench._plot import check_plot, plot_goodput
 from bench._wire_script import PROMPT_LEN, Setting
@@ -55,7 +56,7 @@ def main(words: list[str] | None = None) -> int:
     result |= with_best(uvloop.run(measured))
     print(table(result, PLAIN.name))
     if args.output is not None:
-        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(args.output, result)
     if args.plot is not None:
         title = "stand-in networks" if args.stand_in else " ".join(flags)
         plot_goodput(args.plot, result["batches"], PLAIN.name, title)
@@ -95,9 +96,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=output_file, help="JSON file")
     parser.add_argument("--plot", type=output_file, help="file for a picture of the ratios (.png, .svg or .pdf)")
     args = parser.parse_args(words)
-    check_plot(args.plot)
+    check_plot(args.plot, args.output)
     if args.stand_in and (args.model_path or args.quantization):
         parser.error("--stand-in has no model; --model-path and --quantization are for real ones")
+    if not 1.0 <= args.accept_length <= _MOST_STEPS + 1:
+        parser.error(f"--accept-length is {args.accept_length}; {_MOST_STEPS} steps give 1 to {_MOST_STEPS + 1}")
     if args.fixed is None:
         args.fixed = trees(STAND_IN_TREES if args.stand_in else DEFAULT_TREES)
     return args

@@ -10,7 +10,6 @@ stands the same by torch's oneDNN-packed linear layers.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,12 +20,14 @@ import torch
 
 from bench._flags import above_zero, counts, output_file, positive
 from bench._main import as_command
+from bench._output import write_json
 from bench._plot import check_plot, plot_parts
 from engine.batch import Segment
 from engine.config import ModelConfig
 from engine.loader import resolve_model
 from engine.runner import ModelRunner
 from kernels.linear import Linear
+from outrider.errors import StartupError
 
 SCHEMA = "outrider.bench.layers/1"
 PREFILL_CHUNK = 512
@@ -45,17 +46,25 @@ class Row:
 
     @property
     def products_ms(self) -> float:
-        """All matrix products together."""
+        """All matrix products together; 0 where the kernels don't run, which time them."""
         return sum(self.parts_ms.get(name, 0.0) for name in PRODUCTS)
+
+    @property
+    def over_products(self) -> float | None:
+        """The step's time by its products'."""
+        return self.total_ms / self.products_ms if self.products_ms else None
 
 
 def prefilled_runner(
     model: str | None, dtype: str, context: int, room: int, *, is_contiguous: bool, quantization: str | None = None
 ) -> tuple[ModelRunner, float]:
     """A runner with `context` random tokens in one session's cache, and the prefill's tokens per second."""
-    size = context + room
+    size, folder = context + room, resolve_model(model)
+    longest = ModelConfig.from_folder(folder).max_position
+    if size > longest:
+        raise StartupError(f"--context {context} and a step of {room} tokens exceed the model's {longest} positions")
     runner = ModelRunner.load(
-        resolve_model(model), dtype=dtype, num_slots=size, max_sessions=1, max_len=size,
+        folder, dtype=dtype, num_slots=size, max_sessions=1, max_len=size,
         max_batch_tokens=max(PREFILL_CHUNK, room), quantization=quantization,
     )  # fmt: skip
     rng = np.random.default_rng(0)
@@ -139,7 +148,7 @@ def figures_of(
         "prefill_tokens_per_s": prefill_rate, "dtype": options.dtype, "quantization": options.quantization,
         "context": options.context,
         "steps": [
-            asdict(row) | {"products_ms": row.products_ms, "over_products": row.total_ms / row.products_ms}
+            asdict(row) | {"products_ms": row.products_ms, "over_products": row.over_products}
             for row in rows
         ],
     }  # fmt: skip
@@ -160,7 +169,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--output", type=output_file, help="write the figures as JSON")
     parser.add_argument("--plot", type=output_file, help="file for a picture of them (.png, .svg or .pdf)")
     args = parser.parse_args(argv)
-    check_plot(args.plot)
+    check_plot(args.plot, args.output)
     return args
 
 
@@ -184,7 +193,7 @@ def main(argv: list[str]) -> int:
     print(f"prefill {prefill_rate:.0f} tokens/s; a step's milliseconds:")
     print_table(rows)
     if options.output:
-        options.output.write_text(json.dumps(figures_of(runner, rows, prefill_rate, options), indent=2) + "\n")
+        write_json(options.output, figures_of(runner, rows, prefill_rate, options), indent=2)
     if options.plot:
         names = sorted(rows[0].parts_ms, key=lambda name: name not in PRODUCTS)  # those below, the others on top
         parts = {row.tokens: {name: row.parts_ms[name] for name in names} for row in rows}

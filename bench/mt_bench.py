@@ -26,6 +26,8 @@ import httpx
 
 from bench._flags import SERVE_EPILOG, output_file, positive
 from bench._main import as_command
+from bench._output import write_json
+from bench._serve_flags import check_serve_flags
 from outrider.direct import is_local
 from outrider.errors import StartupError
 
@@ -209,6 +211,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--alone", action="store_true", help="leave transformers out")
     parser.add_argument("--output", type=output_file, help="file for all results, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
+    check_serve_flags(serve_flags)
     serve = subprocess.Popen(
         [sys.executable, "-m", "outrider", "serve", "--port=0", *serve_flags], stdout=subprocess.PIPE, text=True
     )
@@ -238,7 +241,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{changed} change with speculation ({differences.tokens} tokens)")
     if args.output:
         rows = [asdict(result) | {"tokens_per_s": round(result.tokens_per_s, 2)} for result in results]
-        args.output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        write_json(args.output, rows)
     return 0
 
 

@@ -10,7 +10,6 @@ users set it. Reported beside time: how many of the proposed tokens come true al
 from __future__ import annotations
 
 import argparse
-import json
 import sysconfig
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from tokenizers import Tokenizer
 
 from bench._flags import output_file, positive
 from bench._main import as_command
+from bench._output import write_json
 from draft_service.drafters.base import DraftRequest
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.session import Session, Wishes
@@ -181,7 +181,7 @@ def main(argv: list[str]) -> int:
         )
     if args.output:
         report = {"insertion": asdict(insertion), "lookups": [asdict(row) for row in lookups]}
-        args.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(args.output, report)
     return 0
 
 

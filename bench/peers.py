@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import sys
 import tempfile
 import time
@@ -26,10 +25,11 @@ import httpx
 
 from bench._drive import Batch, Plan, drive, num_prompts
 from bench._figures import Figures
-from bench._flags import counts, output_file, positive
+from bench._flags import above_zero, counts, natural, output_file, output_folder, positive
 from bench._install import install_llama, install_vllm
 from bench._load import Load, model_of, open_client
 from bench._main import as_command
+from bench._output import write_json
 from bench._plot import check_plot, plot_loads
 from bench._prompts import Deck, from_file, mt_bench, random_ids
 from bench._ratios import SCHEMA, Measured, Round, medians, ratio_table, ratios, speed_table
@@ -46,24 +46,27 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--systems", default=DEFAULT, help="what to compare, as NAME, or NAME@1+8 for these numbers of streams only")
     add("--concurrency", type=counts, default=[1, 8, 32], help="numbers of streams")
     add("--rounds", type=positive, default=3, help="how often each system is measured")
-    add("--minutes", type=float, help="no round is begun that would not end within so many minutes")
+    add("--minutes", type=above_zero, help="no round is begun that would not end within so many minutes")
     add("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
     add("--num-prompts", type=positive, help="requests under each load; default: 24 or more, by the number of streams")
     add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
-    add("--prefill-tokens", type=int, default=256, help="tokens of the prompts that measure prefill; 0: none")
+    add("--prefill-tokens", type=natural, default=256, help="tokens of the prompts that measure prefill; 0: none")
     add("--threads", type=positive, default=2, help="threads of each server")
     add("--context-length", type=positive, default=1536, help="tokens that each stream has room for")
     add("--llama-server", type=Path, help="llama.cpp's server")
     add("--llama-ngram", default=Setup.llama_ngram, help="its flags for n-gram speculation")
     add("--vllm-python", type=Path, help="interpreter of an environment with vLLM")
     add("--vllm-eager", action="store_true", help="vLLM does not compile: slower, but quick to start")
-    add("--install", type=Path, metavar="FOLDER", help="fetch vLLM and llama.cpp into a folder where no path is given")
-    add("--startup-timeout-s", type=float, default=600, help="how long a server may take to come up")
-    add("--logs", type=Path, help="folder for what the servers say; default: a temporary one")
+    add(
+        "--install", type=output_folder, metavar="FOLDER",
+        help="fetch vLLM and llama.cpp into a folder where no path is given",
+    )  # fmt: skip
+    add("--startup-timeout-s", type=above_zero, default=600, help="how long a server may take to come up")
+    add("--logs", type=output_folder, help="folder for what the servers say; default: a temporary one")
     add("--output", type=output_file, help="file for all figures, as JSON, written anew after each round")
     add("--plot", type=output_file, help="file for a picture of the medians (.png, .svg or .pdf)")
     args = parser.parse_args(argv)
-    check_plot(args.plot)
+    check_plot(args.plot, args.output)
     return args
 
 
@@ -74,7 +77,6 @@ def setup_of(args: argparse.Namespace, entries: Sequence[Entry]) -> Setup:
 
     names = [entry.system.name for entry in entries]
     if args.install:
-        args.install.mkdir(parents=True, exist_ok=True)
         if args.vllm_python is None and any(name.startswith("vllm") for name in names):
             args.vllm_python = install_vllm(args.install.resolve())
         if args.llama_server is None and any(name.startswith("llama.cpp") for name in names):
@@ -194,8 +196,7 @@ def measure_rounds(
         rounds.append(Turn(setup, args, failed).measure([*entries[first:], *entries[:first]], loads))
         longest_s = max(longest_s, time.monotonic() - round_began)
         if args.output:
-            written = json.dumps(document(args, entries, rounds, failed), indent=1)
-            args.output.write_text(written + "\n", encoding="utf-8")
+            write_json(args.output, document(args, entries, rounds, failed))
     return rounds, failed
 
 
@@ -223,7 +224,6 @@ def main(argv: list[str] | None = None) -> int:
     setup = setup_of(args, entries)
     with tempfile.TemporaryDirectory(prefix="outrider-peers-") as logs:
         args.logs = args.logs or Path(logs)
-        args.logs.mkdir(parents=True, exist_ok=True)
         rounds, failed = measure_rounds(entries, setup, args)
     of_systems = medians(entries, rounds)
     print(speed_table(of_systems))

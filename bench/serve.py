@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,9 +26,11 @@ from bench._flags import (
     positive,
     rates,
     request_fields,
+    utf8,
 )
 from bench._load import Load, failure_at, model_of, open_client
 from bench._main import as_command
+from bench._output import write_json
 from bench._plot import check_plot, plot_loads
 from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
 from bench._stream import Asked, ServerRefused
@@ -42,7 +43,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="outrider bench serve", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="the server; an OpenAI base URL will do (default: %(default)s)")
-    add("--model", help="model to ask for; default: the first that the server has")
+    add("--model", type=utf8, help="model to ask for; default: the first that the server has")
     add("--api-key", help="sent as a bearer token")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
@@ -71,7 +72,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     check_url("--url", args.url, "http://127.0.0.1:8000")
     if args.api_key is not None:
         check_key("--api-key", args.api_key)
-    check_plot(args.plot)
+    check_plot(args.plot, args.output)
     return args
 
 
@@ -111,7 +112,7 @@ def report(args: argparse.Namespace, model: str, results: Sequence[Result]) -> N
         print(TABLE_HEAD)
     print(table_row(results[-1][0]), flush=True)
     if args.output:
-        args.output.write_text(json.dumps(document(args, model, results), indent=1) + "\n", encoding="utf-8")
+        write_json(args.output, document(args, model, results))
 
 
 def document(args: argparse.Namespace, model: str, results: Sequence[Result]) -> dict[str, Any]:

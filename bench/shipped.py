@@ -22,10 +22,11 @@ from typing import Any
 
 from bench._flags import SERVE_EPILOG, output_file, positive
 from bench._main import as_command
+from bench._output import write_json
+from bench._serve_flags import check_serve_flags
 from bench.mt_bench import answer_tokens
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
-from outrider.args import ServeArgs
 from outrider.errors import StartupError
 from outrider.fastest import SPEEDS, USUAL, section
 
@@ -37,9 +38,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--per-category", type=positive, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
-    parser.add_argument("--output", type=output_file, default=SPEEDS, help="file for the table (default: %(default)s)")
+    parser.add_argument(
+        "--output", type=output_file, default=str(SPEEDS), help="file for the table (default: %(default)s)"
+    )
     args, serve_flags = parser.parse_known_args(argv)
-    served = ServeArgs.parse(serve_flags)  # which refuses what would end every run
+    served = check_serve_flags(serve_flags)
     measured = {
         algorithm: of_rows(_measured(args, algorithm, serve_flags))
         for algorithm in (USUAL, *shipped_algorithms(ensure_embedded_model()))
@@ -54,8 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         "accept_lengths": {algorithm: round(length, 3) for algorithm, (_, length) in measured.items()},
         "command": f"python -m bench.shipped --per-category {args.per_category} --tokens {args.tokens}{own_flags}",
     }
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
+    write_json(args.output, tables)
     return 0
 
 

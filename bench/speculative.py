@@ -25,19 +25,18 @@ from typing import Any
 import httpx
 
 from bench._figures import percentile
-from bench._flags import SERVE_EPILOG, output_file, positive
+from bench._flags import SERVE_EPILOG, natural, output_file, positive
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
 from bench._load import Load, Run, failure_at, model_of, open_client, run
 from bench._main import as_command
+from bench._output import writing
 from bench._plot import check_plot, plot_grid
 from bench._prompts import Prompt, from_file, mt_bench
+from bench._serve_flags import check_serve_flags
 from bench._server import free_port, serving
 from bench._stream import Asked, ServerRefused
 from bench._systems import OURS_READY, Launch
-from outrider.args import ServeArgs
 from outrider.errors import StartupError
-
-_OWN_WORDS = ["--host=127.0.0.1", "--port=1"]  # that the server's are told from
 
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -48,18 +47,18 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add = parser.add_argument
     add("--speculative-algorithm", default="NGRAM", help="how drafts are made")
     add("--batch-size", type=positive, nargs="+", default=BATCH_SIZES, help="streams at once")
-    add("--steps", type=int, nargs="+", default=STEPS, help="depths of a tree; 0, with the two others: plain decoding")
-    add("--topk", type=int, nargs="+", default=TOPKS, help="branches of a node")
-    add("--num-draft-tokens", type=int, nargs="+", default=DRAFT_TOKENS, help="nodes of a tree, root included")
+    add("--steps", type=natural, nargs="+", default=STEPS, help="depths of a tree; 0, with both others: plain decoding")
+    add("--topk", type=natural, nargs="+", default=TOPKS, help="branches of a node")
+    add("--num-draft-tokens", type=natural, nargs="+", default=DRAFT_TOKENS, help="nodes of a tree, root included")
     add("--start", type=int, default=0, help="the first setting of the grid to measure")
     add("--end", type=int, help="the one not measured any more")
     add("--num-prompts", type=positive, default=16, help="requests of a setting, at least the batch size")
     add("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
     add("--max-tokens", type=positive, default=512, help="tokens of an answer, at least 16")
-    add("--output", type=output_file, default=Path("output.jsonl"), help="JSON Lines, a line added for each setting")
+    add("--output", type=output_file, default="output.jsonl", help="JSON Lines, a line added for each setting")
     add("--plot", type=output_file, help="file for a picture of them (.png, .svg or .pdf)")
     args, rest = parser.parse_known_args(argv)
-    check_plot(args.plot)
+    check_plot(args.plot, args.output)
     if args.speculative_algorithm.upper() == "NONE":
         parser.error("--speculative-algorithm NONE has no settings to compare")
     if args.max_tokens < 16:
@@ -81,13 +80,7 @@ def server_flags(args: argparse.Namespace, settings: Sequence[Setting], rest: Se
     if speculating:
         words.append(f"--speculative-num-draft-tokens={max(setting.num_draft_tokens for setting in speculating)}")
     words += rest
-    served = ServeArgs.parse([*_OWN_WORDS, *words])
-    own = ServeArgs.parse(_OWN_WORDS)
-    for name in ("host", "port", "api_key", "api_key_file", "ssl_certfile"):
-        if getattr(served, name) != getattr(own, name):
-            raise StartupError(
-                f"--{name.replace('_', '-')} is not for this benchmark, which is its server's one client"
-            )
+    check_serve_flags(words)
     return words
 
 
@@ -121,7 +114,7 @@ async def measure(
             dealt = [prompts[index % len(prompts)] for index in range(count)]
             await run(client, dealt[: setting.batch_size], asked, load)
             rows.append(line(setting, await run(client, dealt, asked, load)))
-            with args.output.open("a", encoding="utf-8") as file:
+            with writing(args.output), args.output.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
             print(f"{number}/{len(settings)} {json.dumps(rows[-1])}", file=sys.stderr, flush=True)
     return rows

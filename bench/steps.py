@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 
 from bench._flags import counts, output_file
 from bench._main import as_command
+from bench._output import write_json
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError
 from outrider.v1 import common_pb2, verify_pb2
@@ -148,7 +148,7 @@ def main(argv: Sequence[str]) -> int:
             )
     if options.output:
         report = [asdict(row) | {"scheduling_ms": row.scheduling_ms} for row in rows]
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+        write_json(options.output, report)
     return 0
 
 

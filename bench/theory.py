@@ -10,12 +10,12 @@ metrics over the same answers; the gain is of decode speed as the client sees it
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 
 from bench._flags import SERVE_EPILOG, output_file, positive
 from bench._main import as_command
 from bench._metered import metered
+from bench._output import write_json
 from bench.mt_bench import WARM_UP, Answer, answer_tokens, ask_outrider, choose
 from outrider.scrape import Span
 
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     print("| T, ms | V, ms | D, ms | accept length | gain | tau*T/(V+D) | share |\n" + "|---" * 7 + "|")
     print(f"| {' | '.join(cells)} |")
     if args.output:
-        args.output.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+        write_json(args.output, asdict(found))
     return 0
 
 

@@ -13,7 +13,6 @@ text instead. Each turn runs the same prompts without speculation and with it; r
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -23,6 +22,7 @@ import uvloop
 
 from bench._flags import counts, not_below_zero, output_file, positive, setting
 from bench._main import as_command
+from bench._output import write_json
 from bench._pairs import PLAIN, PLANNED, Load, child, enlisted, measure, prompts, stub_of, summary, table
 from outrider import rpc
 
@@ -33,7 +33,7 @@ def main(words: list[str] | None = None) -> int:
     result = {"setting": setting(args), **uvloop.run(_measure(args))}
     print(table(result, PLAIN.name))
     if args.output is not None:
-        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(args.output, result)
     return 0
 
 

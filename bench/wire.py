@@ -40,6 +40,7 @@ import uvloop
 
 from bench._flags import above_zero, natural, not_below_zero, output_file, positive
 from bench._main import as_command
+from bench._output import write_json
 from bench._plot import check_plot
 from bench._wire_echo import round_trips_ms
 from bench._wire_hops import rounds
@@ -58,10 +59,9 @@ def main(words: list[str] | None = None) -> int:
     """Runs both ways; prints the figures, and writes them to --output; draws some rounds where asked."""
     args = _parse(words)
     figures, sequential, overlap = uvloop.run(_measure(args))
-    text = json.dumps(figures, indent=2)
-    print(text)
+    print(json.dumps(figures, indent=2))
     if args.output is not None:
-        args.output.write_text(text + "\n", encoding="utf-8")
+        write_json(args.output, figures, indent=2)
     if args.picture is not None:
         draw({"one after the other": sequential, "with overlap": overlap}, args.picture)
     return 0
@@ -87,7 +87,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=output_file, help="JSON file")
     parser.add_argument("--picture", type=output_file, help="file for a picture of some rounds, with --batch 1")
     args = parser.parse_args(words)
-    check_plot(args.picture, "--picture")
+    check_plot(args.picture, args.output, "--picture")
     if args.picture is not None and args.batch > 1:
         parser.error(f"--picture draws one session; --batch is {args.batch}")
     args.num_draft_tokens = args.num_draft_tokens or (args.num_steps + 1 if args.topk == 1 else 16)

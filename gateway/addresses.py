@@ -60,12 +60,15 @@ async def resolve(given: Iterable[str], before: Iterable[str]) -> set[str]:
 
 
 def _listed(address: str) -> list[str]:
-    """The address, or those in the file that it names. OSError where it has none: somebody is about to write them."""
+    """The address, or those in the file that it names, but for lines that begin with #.
+
+    OSError where it has none: somebody is about to write them.
+    """
     if not address.startswith(_FILE):
         return [address]
     path = address.removeprefix(_FILE)
     lines = Path(path).read_text(encoding="utf-8").splitlines()
-    listed = [line.strip() for line in lines if line.strip()]
+    listed = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
     if not listed:
         raise OSError(f"{path} has no address")
     return listed

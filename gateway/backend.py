@@ -24,6 +24,7 @@ from outrider.wire import num_ids, pack_ids, unpack_ids
 
 log = get_logger(__name__)
 
+_MANY_BREAKS = 8  # of one request, after which each is paused for
 _MAX_ENGINES = 2  # that may fail while they compute a request: it may be the cause, and must not go through them all
 
 
@@ -98,6 +99,7 @@ class Backend:
                                 numerics_id = response.start.numerics_id
                                 replica.check_same(response.start)
                             if tokens := response.tokens:
+                                _check(tokens, len(given[index]), request, replica)
                                 progress = True
                                 given[index].extend(tokens)
                                 route.went_well()
@@ -143,6 +145,7 @@ class _Route:
         self._replicas = replicas
         self._retry = retry
         self._failures = 0  # in a row
+        self._breaks = 0  # in all
         self._refusals = 0  # of full replicas since the first of these
         self._engines = 0  # that failed, in all
         self._numerics_id: str | None = None
@@ -153,7 +156,7 @@ class _Route:
     def fork(self) -> _Route:
         """A route for one choice that goes on from here."""
         route = _Route(self._replicas, self._retry, self.deadline, self._request)
-        route._failures, route._numerics_id = self._failures, self._numerics_id
+        route._failures, route._numerics_id, route._breaks = self._failures, self._numerics_id, self._breaks
         route._give_up_at, route._engines = self._give_up_at, self._engines
         return route
 
@@ -188,8 +191,11 @@ class _Route:
             raise
 
     def _pause_s(self) -> float:
-        """None after the first break, since another replica may be ready; then longer and longer."""
-        tries = self._failures + self._refusals
+        """None after the first break, since another replica may be ready; then longer and longer.
+
+        Breaks with tokens between them count where there are many: one that ends after each token is asked no faster.
+        """
+        tries = max(self._failures + self._refusals, self._breaks - _MANY_BREAKS)
         if tries <= 1:
             return 0.0
         longest = min(self._retry.first_pause_s * 2 ** min(tries - 2, 16), self._retry.max_pause_s)
@@ -209,6 +215,7 @@ class _Route:
         if self._failures == 0:
             self._give_up_at = min(time.monotonic() + self._retry.patience_s, self.deadline)
         self._failures += 1
+        self._breaks += 1
         # Whoever was full when the request came may have room by now, and is waited for like others.
         self._full.clear()
         self._refusal = None
@@ -228,6 +235,16 @@ class _Route:
             raise error
         else:
             self._refusals += 1
+
+
+def _check(tokens: Sequence[int], num_given: int, request: verify_pb2.GenerateRequest, replica: Replica) -> None:
+    """Broken where a replica gives what no client may get: more tokens than were asked for, or none of the model's."""
+    sampling = request.sampling
+    if sampling.HasField("max_tokens") and num_given + len(tokens) > sampling.max_tokens:
+        raise Broken(f"{num_given + len(tokens)} tokens came, of {sampling.max_tokens} that were asked for")
+    vocab_size = 0 if replica.info is None else replica.info.model.vocab_size
+    if vocab_size and max(tokens) >= vocab_size:
+        raise Broken(f"token {max(tokens)} came, of a vocabulary of {vocab_size}")
 
 
 def _given(request: verify_pb2.GenerateRequest) -> dict[int, list[int]]:

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from outrider.dialing import terms_of
-from outrider.errors import ENGINE_FAILED, DeadlineExceeded, OutriderError
+from outrider.errors import ENGINE_FAILED, DeadlineExceeded, Internal, OutriderError
 from outrider.rpc import error_from_rpc, is_lost
 from outrider.statuses import code_of, error_of
 from outrider.telemetry import get_logger
@@ -27,9 +27,10 @@ from outrider.wire import MAX_ENTRIES
 log = get_logger(__name__)
 
 # The last two are of the gateway's own token, which is not the client's: its probes will find out, another may take it.
+# UNKNOWN is of what lies between; verify has a status for everything.
 _BREAKS = frozenset({
-    grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED,
 })  # fmt: skip
 _LARGE_BYTES = 1 << 20  # of a request, which then has a message, and a call, of its own
 _FRAME_BYTES = 4 << 20
@@ -251,10 +252,8 @@ class _Stream:
                 end = NotOffered
             elif is_lost(failed) and not heard:
                 end = NotOffered
-            elif failed.code() is grpc.StatusCode.INTERNAL:  # of the stream; an engine's failure comes as calls' ends
-                end = partial(Broken, error_from_rpc(failed).message)
-            else:
-                end = partial(_failure_of_rpc, failed)
+            else:  # whatever befell the stream says nothing of one call: what verify answers that comes as its end
+                end = partial(_broken, failed.code(), error_from_rpc(failed))
         finally:
             self.ended = True
             calls, self._calls = self._calls, {}
@@ -293,5 +292,12 @@ def _failure_of(end: verify_pb2.CallEnd) -> Exception | None:
 def _failure(code: grpc.StatusCode, error: OutriderError) -> Exception:
     """Broken where the replica went away, what verify answered otherwise."""
     if code in _BREAKS:
-        return Broken(error.message or code.name, engine=error.code == ENGINE_FAILED)
+        return _broken(code, error)
+    if isinstance(error, Internal) and error.code is None:  # not verify's, whose text is for clients
+        log.error("a call failed", status=code.name, reason=error.message)
+        return Internal("The verify service failed on this request.")
     return error
+
+
+def _broken(code: grpc.StatusCode, error: OutriderError) -> Broken:
+    return Broken(error.message or code.name, engine=error.code == ENGINE_FAILED)

@@ -31,6 +31,7 @@ _FIRST_RESTART_DELAY_S = 0.5
 _LAST_RESTART_DELAY_S = 30.0
 _STEADY_S = 60.0  # a part that ran this long starts its back-off anew
 _DRAIN_S = 1.0
+_LAST_CHANCE_S = 1.0  # between SIGTERM for all that is left and SIGKILL
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,10 @@ class Supervisor:
         in_order = asyncio.create_task(self._terminate())
         killed = asyncio.create_task(self._kill.wait())
         await asyncio.wait({in_order, killed}, timeout=self._stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not (in_order.done() or killed.done()):  # one that hangs must not cost those before it their own end
+            for child in self._children:
+                child.signal(signal.SIGTERM)
+            await asyncio.wait({in_order, killed}, timeout=_LAST_CHANCE_S, return_when=asyncio.FIRST_COMPLETED)
         late = [child for child in self._children if child.running]
         if late:
             self.say(f"ending {' and '.join(child.part.name for child in late)} by force")

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 
@@ -25,18 +25,21 @@ from starlette.routing import Route
 class StandIn:
     """Answers each request with `chunks`, the number of tokens in each event with text, which are all `token`.
 
-    `last` are the fields beside the usage at the end; `status` another HTTP status; `cut` leaves the end out.
+    `said_as` is where a chat's text stands; `events` come as they are, after the text; `last` are the fields beside the
+    usage at the end; `status` another HTTP status; `cut` leaves the end out. A string as `info` is a page.
     """
 
     chunks: tuple[int, ...] = (1, 1, 1, 1)
     token: str = "a"
+    said_as: str = "content"
+    events: tuple[Any, ...] = ()
     prompt_tokens: int = 10
     usage: dict[str, Any] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     status: int = 200
     cut: bool = False
     metrics: list[str] = field(default_factory=list)
-    info: dict[str, Any] | None = None
+    info: dict[str, Any] | str | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
 
     def app(self) -> Starlette:
@@ -64,6 +67,8 @@ class StandIn:
         return PlainTextResponse(self.metrics.pop(0)) if self.metrics else Response(status_code=404)
 
     async def _info(self, request: Request) -> Response:
+        if isinstance(self.info, str):
+            return HTMLResponse(self.info)
         return JSONResponse(self.info) if self.info else Response(status_code=404)
 
     async def _complete(self, request: Request) -> Response:
@@ -75,13 +80,15 @@ class StandIn:
 
     async def _stream(self, bare: bool) -> AsyncIterator[str]:
         def event(text: str | None, reason: str | None = None) -> str:
-            said = {"text": text} if bare else {"delta": {"content": text}}
+            said = {"text": text} if bare else {"delta": {self.said_as: text}}
             told = {"choices": [{"index": 0, **said, "finish_reason": reason}]}
             return f"data: {json.dumps(told, ensure_ascii=False)}\n\n"
 
         yield event("")  # a role, or nothing: no token
         for tokens in self.chunks:
             yield event(self.token * tokens)
+        for told in self.events:
+            yield f"data: {json.dumps(told)}\n\n"
         if self.cut:
             return
         yield event("", "length")
@@ -90,14 +97,16 @@ class StandIn:
 
 
 @contextlib.contextmanager
-def running(stand_in: StandIn) -> Iterator[str]:
-    """The URL at which it serves for the time of the block."""
+def running(stand_in: StandIn, certificate: tuple[str, str] | None = None) -> Iterator[str]:
+    """The URL at which it serves for the time of the block, over TLS with a certificate's file and its key's."""
+    certfile, keyfile = certificate or (None, None)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(stand_in.app(), log_level="error", ws="none"))
+    config = uvicorn.Config(stand_in.app(), log_level="error", ws="none", ssl_certfile=certfile, ssl_keyfile=keyfile)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"{'https' if certificate else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

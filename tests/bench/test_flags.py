@@ -10,8 +10,19 @@ from typing import Any
 
 import pytest
 
-from bench import layers, wire
-from bench._flags import above_zero, counts, json_object, natural, not_below_zero, output_file, rates, setting
+from bench import goodput, layers, peers, wire
+from bench._flags import (
+    above_zero,
+    counts,
+    json_object,
+    natural,
+    not_below_zero,
+    output_file,
+    output_folder,
+    rates,
+    setting,
+)
+from bench._output import write_json
 from bench._prompts import from_file
 from bench.goodput import trees
 from outrider.errors import StartupError
@@ -46,6 +57,54 @@ def test_figures_go_to_a_file_in_a_folder_that_is_there(tmp_path: Path) -> None:
             output_file(str(path))
 
 
+def test_a_file_that_cannot_be_written_is_found_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="/proc/figures cannot be written"):
+        output_file("/proc/figures")
+    kept, link = tmp_path / "kept.json", tmp_path / "link.json"
+    kept.write_text("{}")
+    link.symlink_to(tmp_path / "new.json")
+    assert [output_file(str(path)) for path in (kept, link)] == [kept, link]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.json", "link.json"]
+    assert kept.read_text() == "{}"
+
+
+def test_what_fails_to_be_written_at_the_end_is_told_in_a_line() -> None:
+    with pytest.raises(StartupError, match=r"^/dev/full cannot be written: No space left on device$"):
+        write_json(output_file("/dev/full"), {"figure": 1})
+
+
+def test_a_folder_is_made_and_no_file(tmp_path: Path) -> None:
+    assert output_folder(str(tmp_path / "a" / "b")).is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(argparse.ArgumentTypeError, match="file cannot be a folder"):
+        output_folder(str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--minutes", "-1"],
+        ["--minutes", "nan"],
+        ["--prefill-tokens", "-5"],
+        ["--startup-timeout-s", "nan"],
+        ["--logs", __file__],
+        ["--install", __file__],
+    ],
+)
+def test_peers_refuse_what_cannot_be_measured(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        peers.parse(words)
+    assert refused.value.code == 2
+    assert f"argument {words[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["nan", "-3", "8.5"])
+def test_goodput_refuses_what_its_stand_in_cannot_play(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        goodput.main(["--stand-in", "--accept-length", text])
+    assert "7 steps give 1 to 8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -54,6 +113,7 @@ def test_figures_go_to_a_file_in_a_folder_that_is_there(tmp_path: Path) -> None:
         (["--num-draft-tokens", "1"], "--num-draft-tokens is 1"),
         (["--num-draft-tokens", "3"], "give 1 to 3"),
         (["--output", "/nowhere/x.json"], "does not exist"),
+        (["--output", "/proc/x.json"], "cannot be written"),
         (["--picture", "x.svg", "--batch", "2"], "--picture draws one session; --batch is 2"),
     ],
 )

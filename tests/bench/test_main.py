@@ -24,7 +24,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_what_cannot_start_is_told_in_a_line() -> None:
     ended = run("bench.serve", "--url", "http://127.0.0.1:9")
     assert ended.returncode == 2
-    assert ended.stderr == "outrider bench: no server answers at http://127.0.0.1:9\n"
+    assert ended.stderr == "outrider bench: no server answers at http://127.0.0.1:9: Connection refused\n"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
+import grpc.aio
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from bench._pairs import PLAIN, PLANNED, Load, Measured, fixed, measure, summary
 from bench._wire_script import Setting
 from bench._wrong_draft import NUM_NODES, WrongDrafter
 from draft_service.drafters.base import DraftRequest
+from outrider.errors import StartupError
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
 from tests.draft_service.model_rig import session
@@ -78,6 +80,8 @@ class Echo:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.short = 0  # tokens that an answer lacks
+        self.error: Exception | None = None
         self.asked: list[tuple[bytes, bool, int]] = []  # prompt, speculates, tokens
 
     def perf_counter(self) -> float:
@@ -88,7 +92,9 @@ class Echo:
         self.asked.append((request.prompt_tokens, speculates, count))
         self.now += count * (0.01 if speculates else 0.02)
         stats = common_pb2.SpeculationStats(verify_steps=count // 3, committed_tokens=count, draft_tokens=2 * count)
-        yield verify_pb2.GenerateResponse(tokens=[1] * count)
+        yield verify_pb2.GenerateResponse(tokens=[1] * (count - self.short))
+        if self.error:
+            raise self.error
         yield verify_pb2.GenerateResponse(finish=verify_pb2.GenerateFinish(speculation=stats))
 
 
@@ -110,6 +116,22 @@ async def test_each_turn_runs_all_ways_on_the_same_prompts_in_another_order(monk
         False, True, False, False, True, True,
         True, False, True, True, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_fails_is_no_fast_one() -> None:
+    echo = Echo()
+
+    async def ask() -> None:
+        await measure(cast("Any", echo), [pack_ids([1])], [PLAIN], Load([2], max_tokens=30, turns=1))
+
+    echo.short = 5
+    with pytest.raises(StartupError, match=r"^verify ended an answer after 3 of 8 tokens"):
+        await ask()
+    nothing = grpc.aio.Metadata()
+    echo.error = grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, nothing, nothing, "no room", None)
+    with pytest.raises(StartupError, match=r"^verify ended an answer with RESOURCE_EXHAUSTED: no room$"):
+        await ask()
 
 
 def test_rows_cost_what_the_stand_in_says() -> None:

@@ -15,6 +15,10 @@ from bench._systems import Launch, Setup, System
 from outrider.errors import StartupError
 
 
+def missing(setup: Setup, port: int, streams: int) -> Launch:
+    return Launch(["/nonexistent/python", "-m", "server"])
+
+
 def stand_in(setup: Setup, port: int, streams: int) -> Launch:
     return Launch([sys.executable, "-m", "tests.bench.openai_stand_in", str(port)])
 
@@ -25,13 +29,14 @@ def broken(setup: Setup, port: int, streams: int) -> Launch:
 
 @pytest.fixture
 def systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Two stand-ins and one that does not start, in place of the real systems."""
+    """Two stand-ins and two that do not start, in place of the real systems."""
     monkeypatch.setattr(
         _systems,
         "SYSTEMS",
         {
             "outrider": System("outrider", "bf16", stand_in),
             "broken": System("broken", "bf16", broken),
+            "missing": System("missing", "bf16", missing),
             "other": System("other", "bf16", stand_in),
         },
     )
@@ -41,7 +46,8 @@ def systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("systems")
 def test_rounds_of_real_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "peers.json"
-    flags = ["--systems", "outrider,broken,other@1", "--concurrency", "1,2", "--rounds", "2", "--num-prompts", "2"]
+    systems = "outrider,broken,missing,other@1"
+    flags = ["--systems", systems, "--concurrency", "1,2", "--rounds", "2", "--num-prompts", "2"]
     assert peers.main([*flags, "--output", str(output), "--plot", str(tmp_path / "peers.svg")]) == 1
     document = json.loads(output.read_text())
     assert document["schema"] == "outrider.bench.peers/1"
@@ -52,6 +58,7 @@ def test_rounds_of_real_servers(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("other", "decode", 1), ("other", "prefill", 1),
     }  # fmt: skip
     assert "no such model" in document["failed"]["broken"]
+    assert document["failed"]["missing"].startswith("StartupError: /nonexistent/python cannot be run: ")
     said = capsys.readouterr()
     assert "broken failed" in said.out
     assert "| outrider, decode | 1 |" in said.out
@@ -75,6 +82,16 @@ def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
         serving(launch, free_port(), tmp_path / "log", timeout_s=0.0),
     ):
         pass
+
+
+def test_a_server_that_cannot_be_run_leaves_signals_as_they_were(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with (
+        pytest.raises(StartupError, match="cannot be run"),
+        serving(missing(Setup(tmp_path, lambda kind: tmp_path), 1, 1), 1, tmp_path / "log", timeout_s=1.0),
+    ):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_server_does_not_outlive_us(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from bench import serve
 from outrider.errors import StartupError
 from tests.bench.openai_stand_in import StandIn, running
+from tests.certificates import Authority
 
 
 def measured(stand_in: StandIn, tmp_path: Path, *flags: str) -> dict:
@@ -43,6 +44,26 @@ def test_text_may_hold_what_else_ends_lines(tmp_path: Path) -> None:
 def test_no_proxy_stands_before_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert len(measured(StandIn(), tmp_path, "--num-prompts", "2")["loads"]) == 1
+
+
+def test_certificates_are_checked_by_an_authority_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    with running(StandIn(), authority.issue("server", "127.0.0.1")) as url:
+        words = ["--url", url, "--num-prompts", "1"]
+        with pytest.raises(StartupError, match=f"^no server answers at {url}: .*certificate verify failed"):
+            serve.main(words)
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
+        monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+        assert serve.main(words) == 0
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+        with pytest.raises(StartupError, match="SSL_CERT_FILE"):
+            serve.main(words)
+
+
+@pytest.mark.parametrize("said_as", ["content", "reasoning", "reasoning_content"])
+def test_reasoning_is_text(said_as: str, tmp_path: Path) -> None:
+    (load,) = measured(StandIn(chunks=(1, 2), said_as=said_as), tmp_path, "--num-prompts", "1")["loads"]
+    assert load["requests"][0]["num_chunks"] == 2
 
 
 def test_what_is_asked(tmp_path: Path) -> None:
@@ -106,9 +127,32 @@ def test_accept_length_from_sglangs_info(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "stand_in",
+    [
+        StandIn(info="<html>nothing here</html>"),
+        StandIn(info={"internal_states": [{"avg_spec_accept_length": 10**400}]}),
+        StandIn(metrics=["vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_drafts_total many"]),
+        StandIn(usage={"speculation": {}}),
+        StandIn(usage={"speculation": "much"}),
+        StandIn(usage={"speculation": {"verify_steps": None}}),
+        StandIn(last={"timings": {"draft_n_accepted": 3}}),
+        StandIn(last={"timings": [3]}),
+        StandIn(events=({"choices": [], "error": None, "usage": None},)),
+    ],
+)
+def test_an_accept_length_of_no_known_shape_is_none(stand_in: StandIn, tmp_path: Path) -> None:
+    (load,) = measured(stand_in, tmp_path, "--num-prompts", "1", "--warm-up", "0")["loads"]
+    assert (load["accept_length"], load["completion_tokens"]) == (None, 4)
+
+
+@pytest.mark.parametrize(
     ("stand_in", "says"),
     [
         (StandIn(status=429), "429"),
+        (StandIn(events=({"choices": [None]},)), "choices are no objects"),
+        (StandIn(events=({"choices": [{"delta": "a"}]},)), "delta is no object"),
+        (StandIn(events=({"usage": [1]},)), "usage is no object"),
+        (StandIn(events=({"error": {"message": "no room"}},)), "no room"),
         (StandIn(cut=True), "without its usage"),
         (StandIn(usage={"completion_tokens": None}), "completion_tokens None, which is no count"),
     ],
@@ -147,8 +191,13 @@ def test_a_key_that_is_missing_is_told_in_a_line(flags: list[str], tmp_path: Pat
 def test_no_server(tmp_path: Path) -> None:
     with running(StandIn()) as url:
         pass
-    with pytest.raises(StartupError, match=f"^no server answers at {url}$"):
+    with pytest.raises(StartupError, match=f"^no server answers at {url}: Connection refused$"):
         serve.main(["--url", url])
+
+
+def test_a_name_that_no_host_has() -> None:
+    with pytest.raises(StartupError, match="is no URL"):
+        serve.main(["--url", "http://\udcff"])
 
 
 def test_a_picture(tmp_path: Path) -> None:
@@ -182,6 +231,10 @@ def test_bad_prompts_are_refused(text: str, says: str, tmp_path: Path) -> None:
         ["--url", "127.0.0.1:8000"],
         ["--api-key", "schlüssel"],
         ["--api-key", "a\nb"],
+        ["--extra-body", '{"x": NaN}'],
+        ["--extra-body", '{"x": "\\ud800"}'],
+        ["--model", "\udcff"],
+        ["--output", "figures.svg", "--plot", "./figures.svg"],
     ],
 )
 def test_bad_flags_are_refused(flags: list[str]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bench import speculative
+from bench import mt_bench, shipped, speculative, theory
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
 from outrider.errors import StartupError
 
@@ -45,6 +46,25 @@ def test_what_would_keep_the_benchmark_out_is_refused(words: list[str]) -> None:
     args, rest = speculative.parse(words)
     with pytest.raises(StartupError, match=f"{words[0].partition('=')[0]} is not for this benchmark"):
         speculative.server_flags(args, [Setting(1, 0, 0, 0)], rest)
+
+
+@pytest.mark.parametrize("main", [theory.main, mt_bench.main, shipped.main])
+@pytest.mark.parametrize("flag", ["--port=8000", "--api-key=k", "--speculative-algorithm=NONE"])
+def test_others_refuse_it_too(main: Callable[[list[str]], int], flag: str) -> None:
+    with pytest.raises(StartupError, match=f"{flag.partition('=')[0]} .*(is not for this benchmark|leaves nothing)"):
+        main([flag])
+
+
+def test_the_metrics_are_read_where_the_benchmark_has_them() -> None:
+    with pytest.raises(StartupError, match="--metrics-port is not for this benchmark"):
+        theory.main(["--metrics-port=9000"])
+
+
+@pytest.mark.parametrize("flag", ["--steps", "--topk", "--num-draft-tokens"])
+def test_a_tree_has_no_less_than_nothing(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        speculative.parse([flag, "-4"])
+    assert f"{flag}: -4 is below 0" in capsys.readouterr().err
 
 
 def test_the_best_of_each_batch_size() -> None:

@@ -68,6 +68,7 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     entries: list[int] = field(default_factory=list)  # of each message on these
     is_late: bool = False  # never answers to GetServerInfo
     is_broken: bool = False  # nor does it then; as if the connection were lost
+    unbounded: bool = False  # says all of it, whatever was asked for
     release: asyncio.Event = field(default_factory=asyncio.Event)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     holding: asyncio.Event = field(default_factory=asyncio.Event)
@@ -169,7 +170,8 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
                     yield script[index]
 
     def _output(self, request: verify_pb2.GenerateRequest, choice: int) -> tuple[int, list[int], bool]:
-        limit = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else 10**6
+        bounded = request.sampling.HasField("max_tokens") and not self.unbounded
+        limit = request.sampling.max_tokens if bounded else 10**6
         limit = min(limit, self.context_length - len(request.prompt_tokens) // 4)
         tokens: list[int] = []
         stop_ids = {*request.sampling.stop_token_ids, *([] if request.sampling.ignore_eos else [self.eos])}

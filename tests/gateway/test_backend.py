@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backend import Backend, RetryPolicy
+from gateway.backend import Backend, RetryPolicy, _Route
 from gateway.calls import NotOffered
 from gateway.replica import Replica
 from gateway.replicas import ReplicaSet
@@ -159,6 +159,36 @@ async def test_a_request_that_engines_fail_on_does_not_go_through_them_all(tmp_p
         for one in fakes[1:]:
             one.refuse = None
         assert await outputs(backend, ask()) == {0: LONG}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "lies", [[*LONG, 5], [*LONG[:12], 300, *LONG[13:]], [2**32 - 1]], ids=["more", "after", "first"]
+)
+async def test_what_no_model_of_ours_says_reaches_no_client(tmp_path: Path, lies: list[int]) -> None:
+    """More tokens than were asked for, or such as there are not: another replica answers."""
+    lying, honest = fake(tmp_path), fake(tmp_path)
+    lying.say, lying.unbounded = lambda request, choice: lies, True
+    async with backend_of([lying, honest], tmp_path) as backend:
+        request = ask()
+        request.sampling.max_tokens = len(LONG)
+        backend.replicas.serving[1].outstanding += 1
+        assert await outputs(backend, request) == {0: LONG}
+    assert [len(verify.requests) for verify in (lying, honest)] == [1, 1]
+
+
+@pytest.mark.asyncio
+async def test_a_replica_that_ends_after_each_token_is_asked_no_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    pause_s = _Route._pause_s
+    monkeypatch.setattr(_Route, "_pause_s", lambda self: pauses.append(pause_s(self)) or 0.0)
+    async with backend_of([fake(tmp_path, break_after=[1] * 20)], tmp_path, retry=RetryPolicy()) as backend:
+        assert await outputs(backend, ask()) == {0: LONG}
+    assert len(pauses) == 20
+    assert max(pauses[:8]) == 0.0
+    assert 0.5 <= pauses[-1] <= 1.0
 
 
 @pytest.mark.asyncio

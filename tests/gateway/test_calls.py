@@ -17,7 +17,7 @@ from gateway.replica import Replica, ServerInfo
 from outrider.args import GatewayArgs
 from outrider.auth import AuthInterceptor, token_file
 from outrider.dialing import dialer_of
-from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, ResourceExhausted
+from outrider.errors import DeadlineExceeded, Internal, InvalidArgument, OutriderError, ResourceExhausted
 from outrider.rpc import bind, create_channel, create_server
 from outrider.tracing import set_call_metadata
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -176,13 +176,14 @@ class FailingStream(FakeVerify):
 
     answers = 0  # frames before that
     says = "Internal error from Core"
+    code = grpc.StatusCode.INTERNAL
 
     async def GenerateMany(self, request_iterator: Any, context: Any) -> AsyncGenerator[Any]:
         """Takes a frame and fails."""
         await anext(request_iterator)
         for _ in range(self.answers):
             yield verify_pb2.GenerateManyResponse()
-        await context.abort(grpc.StatusCode.INTERNAL, self.says)
+        await context.abort(self.code, self.says)
 
 
 @pytest.mark.asyncio
@@ -196,6 +197,37 @@ async def test_a_stream_that_fails_breaks_its_calls_so_that_they_go_on_elsewhere
         with pytest.raises(Broken) as caught:
             await read(made.begin(ask(), 60))
     assert not caught.value.engine
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name not in {"OK", "UNIMPLEMENTED"}])
+async def test_no_status_of_a_stream_is_an_answer_to_its_calls(tmp_path: Path, code: grpc.StatusCode) -> None:
+    """It lives for hours: proxies end it, or what another client sent."""
+    verify = FailingStream(tmp_path, vocab_size=300)
+    verify.answers, verify.says, verify.code = 1, "longer than a proxy lets it be", code
+    async with calls_to(verify, tmp_path) as made:
+        one, other = made.begin(ask(), 60), made.begin(ask(), 60)
+        for call in (one, other):
+            with pytest.raises(Broken):
+                await read(call)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ours", [True, False])
+async def test_only_verifys_own_words_about_a_fault_go_on(tmp_path: Path, ours: bool) -> None:
+    class Failing(FakeVerify):
+        async def Generate(self, request: verify_pb2.GenerateRequest, context: Any) -> AsyncGenerator[Any]:
+            if ours:
+                raise Internal("the model gave no finite logits")
+            await context.abort(grpc.StatusCode.INTERNAL, "secrets of a proxy")
+            yield
+
+    async with calls_to(Failing(tmp_path, vocab_size=300), tmp_path) as made:
+        for alone in (False, True):
+            with pytest.raises(Internal) as caught:
+                await read(made.begin(ask(), 60, alone=alone))
+            told = "the model gave no finite logits" if ours else "The verify service failed on this request."
+            assert caught.value.message == told
 
 
 @pytest.mark.asyncio

@@ -54,7 +54,7 @@ async def test_a_name_that_is_not_known_hides_none_of_the_others() -> None:
 
 @pytest.mark.asyncio
 async def test_a_file_without_addresses_hides_none_of_the_others(tmp_path: Path) -> None:
-    (tmp_path / "addresses").write_text("")
+    (tmp_path / "addresses").write_text("\n# 127.0.0.1:50053\n")
     given = [f"file:{tmp_path}/addresses", "127.0.0.1:50052"]
     assert await resolve(given, []) == {"127.0.0.1:50052"}
     assert await resolve(given, ["127.0.0.9:50051"]) == {"127.0.0.1:50052", "127.0.0.9:50051"}

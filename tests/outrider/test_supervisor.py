@@ -204,6 +204,19 @@ async def test_a_part_that_ignores_sigterm_is_killed_when_time_is_up_or_on_the_s
 
     await running.run(when_ready)
     assert "ending verify by force" in output.text
+
+
+@pytest.mark.asyncio
+async def test_one_that_hangs_does_not_cost_those_before_it_their_own_end() -> None:
+    output = Output()
+    running = supervisor(output, up(output, "verify", POLITE), up(output, "gateway", DEAF), stop_timeout_s=0.01)
+
+    async def when_ready() -> None:
+        running.stop()
+
+    await running.run(when_ready)
+    assert "verify down" in output.text
+    assert "ending gateway by force" in output.text
     assert not alive(output.pid("verify"))
 
 

@@ -1,0 +1,26 @@
+"""Files of figures. What cannot be written is a StartupError, as is all else that ends a benchmark in a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import StartupError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """StartupError for an OSError of the block, which writes `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise StartupError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def write_json(path: Path, value: Any, *, indent: int = 1) -> None:
+    """Figures as JSON."""
+    with writing(path):
+        path.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
