@@ -99,7 +99,7 @@ class Backend:
                                 numerics_id = response.start.numerics_id
                                 replica.check_same(response.start)
                             if tokens := response.tokens:
-                                _check(tokens, len(given[index]), request, replica)
+                                _check(response, len(given[index]), request, replica)
                                 progress = True
                                 given[index].extend(tokens)
                                 route.went_well()
@@ -237,9 +237,13 @@ class _Route:
             self._refusals += 1
 
 
-def _check(tokens: Sequence[int], num_given: int, request: verify_pb2.GenerateRequest, replica: Replica) -> None:
+def _check(
+    response: verify_pb2.GenerateResponse, num_given: int, request: verify_pb2.GenerateRequest, replica: Replica
+) -> None:
     """Broken where a replica gives what no client may get: more tokens than were asked for, or none of the model's."""
-    sampling = request.sampling
+    sampling, tokens = request.sampling, response.tokens
+    if request.logprobs and len(response.logprobs) != len(tokens):
+        raise Broken(f"{len(response.logprobs)} log-probabilities came for {len(tokens)} tokens")
     if sampling.HasField("max_tokens") and num_given + len(tokens) > sampling.max_tokens:
         raise Broken(f"{num_given + len(tokens)} tokens came, of {sampling.max_tokens} that were asked for")
     vocab_size = 0 if replica.info is None else replica.info.model.vocab_size

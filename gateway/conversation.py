@@ -51,7 +51,8 @@ async def encode_conversation(body: ChatCompletionRequest, ready: Ready, body_by
                 "The chat template does not let the last message be continued.",
                 field="continue_final_message", code="template_error",
             )  # fmt: skip
-        if not rest.startswith(_SPACE):  # the template trims what an assistant said
+        said = context["messages"][-1]["content"].removesuffix(cover.end + _SPACE)
+        if said.strip() and not rest.startswith(_SPACE):  # the template trims what an assistant said
             rendered = rendered.rstrip()
     return Encoded(await ready.codec.encode_chat(rendered, cover), cover.uncover(rendered[-_TAIL_CHARS:]))
 

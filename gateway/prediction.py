@@ -24,12 +24,13 @@ class PredictionMatch:
 
     def __init__(self, predicted: Sequence[int]) -> None:
         self._predicted = np.asarray(predicted, np.int32)
+        self._words = frozenset(predicted)
         self._all = (1 << len(predicted)) - 1
         self._row = self._all
 
     def feed(self, tokens: Iterable[int]) -> None:
         """The output goes on."""
-        for token in tokens:
+        for token in filter(self._words.__contains__, tokens):
             # Made anew for each token: kept ones would be as large as a long prediction's square.
             where = np.packbits(self._predicted == token, bitorder="little")
             both = self._row & int.from_bytes(where.tobytes(), "little")

@@ -70,8 +70,8 @@ def check_free(*addresses: str) -> None:
         try:
             family, where = resolved(host.strip("[]"), int(port))
             socket.create_server(where, family=family).close()
-        except OSError as error:
-            raise StartupError(f"cannot listen on {address}: {error.strerror or error}") from error
+        except (OSError, UnicodeError) as error:  # taken, no host of ours, or no name that there can be
+            raise StartupError(f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:

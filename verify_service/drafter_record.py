@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 from verify_service.acceptance import Acceptance
@@ -14,7 +15,7 @@ _LUCK_ROUNDS = 30.0
 _NEW_PATIENCE = 6.0  # the same of one of which little is known, for one session: its first rounds are its slowest
 PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
 TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
-_SLOW_ROUNDS = 16  # of a drafter's, the first: both processes' code is new to them, and tells nothing of later ones
+_SLOW_ROUNDS = 16  # of a process's, the first: code is new to it, and tells nothing of later ones
 # Nodes that come true of each tree of a drafter that may be of use, and how many more it might have had with better
 # luck: it is no good if even so there are too few, as after six trees of which nothing came true. A good drafter has
 # such six now and then, and is found out by its next probes.
@@ -53,10 +54,11 @@ class _Worth:
 
     mean: float = 0.0
     rounds: int = 0
+    tell_after: int = _SLOW_ROUNDS
 
     def observe(self, worth: float) -> None:
         self.rounds += 1
-        if self.rounds > _SLOW_ROUNDS:
+        if self.rounds > self.tell_after:
             self.mean += max(0.01, 1.0 / (self.rounds - _SLOW_ROUNDS)) * (worth - self.mean)
 
 
@@ -98,6 +100,17 @@ class DrafterRecord:
     purse_ms: float = 0.0  # what may be spent on new sessions while sessions gain nothing
     _tax: _Tax = field(default_factory=lambda: _Tax(256.0))
     _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
+
+    def handed_on(self) -> DrafterRecord:
+        """For the process that takes its place. One that was worth it may be slow at first, as that was.
+
+        None else: it might come back for the sake of that.
+        """
+        record = copy.deepcopy(self)
+        for worth in (record.worth_alone, record.worth_to_several):
+            if worth.mean > 0.0:
+                worth.tell_after = worth.rounds + _SLOW_ROUNDS
+        return record
 
     @property
     def worth(self) -> _Worth:

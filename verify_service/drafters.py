@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import copy
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,8 +20,8 @@ from verify_service.proposals import ProposalBook, Refusal
 from verify_service.replies import ReplyTimes
 from verify_service.session import Session
 
-# A drafter that gets this many proposals refused floods; its stream is ended. Each length that one is kept for takes
-# some off.
+# A drafter that gets this many proposals refused floods; its stream is ended. One kept for a longer length than
+# any before takes some off.
 MAX_REFUSALS = 4096
 REFUSALS_FORGIVEN = 64
 # Drafters, by name, of which it is kept what the operator set; the one set first is forgotten.
@@ -142,7 +141,7 @@ class Drafters:
         """Takes a drafter on."""
         drafter.totals = self.totals[drafter.algorithm]
         if drafter.algorithm in self._records:
-            drafter.record = copy.deepcopy(self._records[drafter.algorithm])
+            drafter.record = self._records[drafter.algorithm].handed_on()
         drafter.mode = self._modes.get(drafter.drafter_id, Mode.ENABLED)
         self._drafters.append(drafter)
 

@@ -42,7 +42,9 @@ class Expelled:
         wait = self._waits.get(host)
         left_s = 0.0 if wait is None else wait.until_s - self._clock()
         if left_s > 0.0:
-            raise ResourceExhausted(f"a drafter of {host} was thrown out; its next one may enlist in {left_s:.1f} s")
+            raise ResourceExhausted(
+                f"a drafter of {host} was thrown out; its next one may enlist in {left_s:.1f} s", retry_after_s=left_s
+            )
 
 
 def _host(peer: str) -> str:

@@ -122,6 +122,9 @@ class DrafterStream:
             await reader
             if self._ended_because is not None:
                 raise ResourceExhausted(self._ended_because)
+        except ResourceExhausted:
+            self._on_expelled()
+            raise
         finally:
             if drafter.ring is not None:
                 drafter.ring.unlink()
@@ -263,7 +266,6 @@ class DrafterStream:
 
     def _end(self, reason: str) -> None:
         self._ended_because = reason
-        self._on_expelled()
         self._ready.set()
         if self._writing is not None:
             self._writing.cancel()

@@ -7,6 +7,7 @@ power cut left damaged is known, and made anew.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import itertools
@@ -65,9 +66,10 @@ def load_library(cache_folder: Path, sources: tuple[Path, ...] = KERNELS) -> cty
     compiler = find_compiler()
     name = f"outrider-{_key(compiler, sources)}"
     for found in sorted(cache_folder.glob(f"{name}-*.so")):
-        if found.stem == f"{name}-{_digest(found)}":
-            return ctypes.CDLL(str(found))
-        found.unlink()  # mapped, one that was cut off would end the process
+        with contextlib.suppress(FileNotFoundError):  # another process saw that it is damaged
+            if found.stem == f"{name}-{_digest(found)}":
+                return ctypes.CDLL(str(found))
+            found.unlink()  # mapped, one that was cut off would end the process
     cache_folder.mkdir(parents=True, exist_ok=True)
     return ctypes.CDLL(str(compile_library(compiler, cache_folder, name, sources)))
 

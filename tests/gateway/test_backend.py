@@ -178,6 +178,27 @@ async def test_what_no_model_of_ours_says_reaches_no_client(tmp_path: Path, lies
 
 
 @pytest.mark.asyncio
+async def test_fewer_log_probabilities_than_tokens_come_from_no_replica(tmp_path: Path) -> None:
+    """Its answers would end the request."""
+
+    class Stingy(FakeVerify):
+        async def Generate(
+            self, request: verify_pb2.GenerateRequest, context: Any
+        ) -> AsyncGenerator[verify_pb2.GenerateResponse]:
+            async for response in super().Generate(request, context):
+                response.ClearField("logprobs")
+                yield response
+
+    stingy = Stingy(tmp_path, vocab_size=300, say=lambda request, choice: LONG, **RELEASE)
+    async with backend_of([stingy, fake(tmp_path)], tmp_path) as backend:
+        request = ask()
+        request.logprobs = True
+        backend.replicas.serving[1].outstanding += 1
+        assert await outputs(backend, request) == {0: LONG}
+    assert len(stingy.requests) == 1
+
+
+@pytest.mark.asyncio
 async def test_a_replica_that_ends_after_each_token_is_asked_no_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

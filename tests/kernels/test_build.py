@@ -52,6 +52,24 @@ def test_a_damaged_library_is_made_anew(tmp_path: Path, source: Path, size: int 
     assert [path.read_bytes() for path in other.iterdir()] == [whole]
 
 
+def test_two_that_find_it_damaged_do_not_fail_each_other(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "kernels"
+    load(cache, source)
+    (made,) = cache.iterdir()
+    digest = build._digest
+
+    def other_was_sooner(path: Path) -> str:
+        if path == made:
+            made.unlink()
+        return digest(path)
+
+    monkeypatch.setattr(build, "_digest", other_was_sooner)
+    load(cache, source)
+    assert made.is_file()
+
+
 def test_a_compiler_that_is_killed_once_is_not_thought_to_know_fewer_flags(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,6 +204,7 @@ async def test_a_part_that_ignores_sigterm_is_killed_when_time_is_up_or_on_the_s
 
     await running.run(when_ready)
     assert "ending verify by force" in output.text
+    assert not alive(output.pid("verify"))
 
 
 @pytest.mark.asyncio
@@ -217,7 +218,7 @@ async def test_one_that_hangs_does_not_cost_those_before_it_their_own_end() -> N
     await running.run(when_ready)
     assert "verify down" in output.text
     assert "ending gateway by force" in output.text
-    assert not alive(output.pid("verify"))
+    assert not alive(output.pid("gateway"))
 
 
 @pytest.mark.asyncio

@@ -56,8 +56,9 @@ def test_other_hosts_do_not_wait(one: str, same: str, other: str) -> None:
     hosts = Expelled(clock)
     hosts.note(one)
     hosts.check(other)
-    with pytest.raises(ResourceExhausted, match=r"may enlist in 1\.0 s"):
+    with pytest.raises(ResourceExhausted, match=r"may enlist in 1\.0 s") as refused:
         hosts.check(same)
+    assert refused.value.retry_after_s == 1.0
 
 
 def test_of_many_hosts_the_first_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,6 +228,7 @@ async def test_what_a_stream_held_goes_with_it_and_waits_for_no_collector(serve:
 
 @pytest.mark.asyncio
 async def test_a_frame_of_too_many_releases_ends_the_stream(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expelled, "_FIRST_S", 60.0)  # for which it does not come back
     monkeypatch.setattr(speculate, "MAX_ENTRIES", 10)
     service = await serve(MODEL, max_draft_wait_ms=0.0)
     held = await hold(service)
@@ -238,6 +239,8 @@ async def test_a_frame_of_too_many_releases_ends_the_stream(serve: Serve, monkey
     assert error is not None
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "11 releases; at most 10" in (error.details() or "")
+    with pytest.raises(grpc.aio.AioRpcError, match="was thrown out"):
+        await service.draft(name="again")
     assert await held.finish() == OUTPUT[:60]
 
 
