@@ -24,8 +24,8 @@ from verify_service.call_stream import CallStream
 from verify_service.calls import Calls
 from verify_service.commands import FlushCache, Inbox
 from verify_service.counting import CallTotals
-from verify_service.expelled import Expelled
 from verify_service.feature_calls import FeatureCalls
+from verify_service.hosts import Hosts
 from verify_service.requests import SessionFactory
 from verify_service.speculate import DrafterStream
 from verify_service.step_loop import Responses, StepLoop
@@ -59,7 +59,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._inbox = inbox
         self._tokens = token_file(args.token_file, "--token-file")
         self._streams: set[DrafterStream] = set()
-        self._expelled = Expelled()
+        self._hosts = Hosts()
         self._call_streams: set[CallStream] = set()
         self._feature_calls = FeatureCalls(target, inbox)
         self.totals = CallTotals()
@@ -115,11 +115,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> None:
         """One drafter, until its stream ends or it breaks a rule. No generator: each frame would pass through three."""
         peer = context.peer()
-        self._admit_drafter(peer)
+        self._admit_drafter()
+        await self._hosts.admit(peer)
         stream = DrafterStream(
             self._args, self._target, self._inbox, self._engine.turns, self._feature_calls,
-            admit=partial(self._admit_drafter, peer), on_expelled=partial(self._expelled.note, peer),
-            busy_poll=self._busy_poll,
+            admit=self._admit_drafter, on_expelled=partial(self._hosts.thrown_out, peer), busy_poll=self._busy_poll,
         )  # fmt: skip
         self._streams.add(stream)
         try:
@@ -127,8 +127,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         finally:
             self._streams.discard(stream)
 
-    def _admit_drafter(self, peer: str) -> None:
-        self._expelled.check(peer)
+    def _admit_drafter(self) -> None:
         enlisted = sum(stream.is_enlisted for stream in self._streams)
         if enlisted >= MAX_DRAFTERS:
             raise ResourceExhausted(f"{enlisted} drafters are enlisted; at most {MAX_DRAFTERS} may be")

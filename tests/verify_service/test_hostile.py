@@ -23,7 +23,7 @@ from tests.verify_service.conftest import Serve
 from tests.verify_service.held import LONG, MODEL, OUTPUT, PROMPT, TEXT, Held, hold
 from tests.verify_service.rig import request
 from tests.verify_service.test_service import tokens_of
-from verify_service import expelled, speculate
+from verify_service import hosts, speculate
 from verify_service.app import SERVICE
 from verify_service.commands import DrafterJoined, DrafterLeft, ProposalsArrived, Submit
 
@@ -159,7 +159,8 @@ async def test_of_too_many_proposals_the_newest_are_kept(serve: Serve) -> None:
 
 @pytest.mark.asyncio
 async def test_a_flood_ends_its_own_stream_and_no_other(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expelled, "_FIRST_S", 60.0)  # for which it does not come back
+    monkeypatch.setattr(hosts, "_FIRST_S", 60.0)  # for which it does not come back
+    monkeypatch.setattr(hosts, "_HELD_S", 0.0)
     service = await serve(MODEL, max_draft_wait_ms=0.0)
     held = await hold(service)
     good = await service.draft(perfect(Truth([TEXT])), name="good", max_sessions=1)
@@ -228,7 +229,8 @@ async def test_what_a_stream_held_goes_with_it_and_waits_for_no_collector(serve:
 
 @pytest.mark.asyncio
 async def test_a_frame_of_too_many_releases_ends_the_stream(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expelled, "_FIRST_S", 60.0)  # for which it does not come back
+    monkeypatch.setattr(hosts, "_FIRST_S", 60.0)  # for which it does not come back
+    monkeypatch.setattr(hosts, "_HELD_S", 0.0)
     monkeypatch.setattr(speculate, "MAX_ENTRIES", 10)
     service = await serve(MODEL, max_draft_wait_ms=0.0)
     held = await hold(service)

@@ -1,0 +1,126 @@
+"""How often drafters of one host may enlist."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from outrider.errors import ResourceExhausted
+from verify_service import hosts
+from verify_service.hosts import Hosts
+
+
+@dataclass
+class Clock:
+    now_s: float = 0.0
+    slept_s: list[float] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.slept_s.append(seconds)
+
+    def of(self) -> Hosts:
+        return Hosts(self, self.sleep)
+
+
+async def waited(door: Hosts, clock: Clock, peer: str) -> int:
+    """Whole seconds until it may enlist."""
+    began_s = clock.now_s
+    while True:
+        try:
+            await door.admit(peer)
+        except ResourceExhausted as refused:
+            clock.now_s += refused.retry_after_s
+        else:
+            return round(clock.now_s - began_s)
+
+
+@pytest.mark.asyncio
+async def test_thrown_out_each_time_is_twice_as_long_up_to_a_minute_and_a_quiet_minute_forgets_it() -> None:
+    clock = Clock()
+    door, found = clock.of(), list[int]()
+    for port in range(8):
+        door.thrown_out(f"ipv4:10.0.0.1:{port}")
+        found.append(await waited(door, clock, "ipv4:10.0.0.1:999"))
+    assert found == [1, 2, 4, 8, 16, 32, 60, 60]
+    clock.now_s += 60.0
+    door.thrown_out("ipv4:10.0.0.1:1")
+    assert await waited(door, clock, "ipv4:10.0.0.1:2") == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("one", "same", "other"),
+    [
+        ("ipv4:10.0.0.1:1", "ipv4:10.0.0.1:2", "ipv4:10.0.0.2:1"),
+        ("ipv6:%5B::1%5D:1", "ipv6:%5B::1%5D:2", "ipv6:%5B::2%5D:1"),
+        ("unix:", "unix:%00", "ipv4:10.0.0.1:1"),
+        ("in-memory", "in-memory", "unix:"),
+    ],
+)
+async def test_other_hosts_do_not_wait(one: str, same: str, other: str) -> None:
+    clock = Clock()
+    door = clock.of()
+    for _ in range(2):
+        door.thrown_out(one)
+    await door.admit(other)
+    assert clock.slept_s == []
+    with pytest.raises(ResourceExhausted, match=r"was thrown out; its next one may enlist in 1\.0 s") as refused:
+        await door.admit(same)
+    assert refused.value.retry_after_s == 1.0
+    assert clock.slept_s == [1.0]  # who dials again at once is slowed down
+
+
+@pytest.mark.asyncio
+async def test_many_come_at_once_and_then_one_by_one() -> None:
+    clock = Clock()
+    door = clock.of()
+    for _ in range(64):
+        await door.admit("unix:")
+    assert clock.slept_s == []
+    for _ in range(8):
+        await door.admit("unix:")
+    assert clock.now_s == pytest.approx(2.0)
+    clock.now_s += 16.0
+    for _ in range(64):
+        await door.admit("unix:")
+    assert clock.now_s == pytest.approx(18.0)
+
+
+@pytest.mark.asyncio
+async def test_no_more_are_kept_waiting_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "_MAX_HELD", 1)
+    begun, never = asyncio.Event(), asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        begun.set()
+        await never.wait()
+
+    door = Hosts(sleep=sleep)
+    door.thrown_out("unix:")
+    held = asyncio.create_task(door.admit("unix:"))
+    await begun.wait()
+    with pytest.raises(ResourceExhausted):
+        await door.admit("unix:")
+    held.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await held
+    assert door._num_held == 0
+
+
+@pytest.mark.asyncio
+async def test_of_many_hosts_the_first_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "_MAX_HOSTS", 2)
+    clock = Clock()
+    door = clock.of()
+    for number in range(3):
+        door.thrown_out(f"ipv4:10.0.0.{number}:1")
+    await door.admit("ipv4:10.0.0.2:1")
+    assert clock.slept_s == [1.0]
+    await door.admit("ipv4:10.0.0.0:1")
+    assert clock.slept_s == [1.0]

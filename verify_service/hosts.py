@@ -1,0 +1,76 @@
+"""How often drafters of one host may enlist: each costs a connection, and sessions that are opened to it.
+
+A host whose drafter was thrown out waits before the next one, twice as long each time. Owned by the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from outrider.errors import ResourceExhausted
+
+_BURST, _INTERVAL_S = 64, 0.25  # so many at once, as after a restart of verify; then one in each interval
+_FIRST_S, _LONGEST_S = 1.0, 60.0  # for one that was thrown out
+_FORGOTTEN_S = 60.0  # after that wait
+_HELD_S, _MAX_HELD = 1.0, 64  # who comes too soon is kept waiting, so that it does not dial again at once
+_MAX_HOSTS = 1024  # the one that was heard of first is forgotten
+
+
+@dataclass(slots=True)
+class _Host:
+    paid_until_s: float = 0.0  # by the enlistments so far, each an interval
+    barred_until_s: float = 0.0
+    bar_s: float = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """Until the next one may enlist."""
+        return max(self.barred_until_s - now_s, self.paid_until_s - (_BURST - 1) * _INTERVAL_S - now_s)
+
+
+class Hosts:
+    """peer arguments: as gRPC writes them. All drafters behind one proxy are one host's, and those on Unix sockets."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._hosts: dict[str, _Host] = {}
+        self._num_held = 0
+
+    async def admit(self, peer: str) -> None:
+        """Returns when a drafter of its may enlist. ResourceExhausted, after a while, where that takes too long."""
+        name = _name(peer)
+        if self._of(name).wait_s(self._clock()) > 0.0 and self._num_held < _MAX_HELD:
+            self._num_held += 1
+            try:
+                await self._sleep(min(self._of(name).wait_s(self._clock()), _HELD_S))
+            finally:
+                self._num_held -= 1
+        host, now_s = self._of(name), self._clock()
+        if (left_s := host.wait_s(now_s)) > 0.0:
+            why = "a drafter of {} was thrown out" if now_s < host.barred_until_s else "drafters of {} come too often"
+            raise ResourceExhausted(
+                f"{why.format(name)}; its next one may enlist in {left_s:.1f} s", retry_after_s=left_s
+            )
+        host.paid_until_s = max(host.paid_until_s, now_s) + _INTERVAL_S
+
+    def thrown_out(self, peer: str) -> None:
+        """One of its drafters was."""
+        host, now_s = self._of(_name(peer)), self._clock()
+        repeats = now_s < host.barred_until_s + _FORGOTTEN_S
+        host.bar_s = min(2 * host.bar_s, _LONGEST_S) if host.bar_s and repeats else _FIRST_S
+        host.barred_until_s = now_s + host.bar_s
+
+    def _of(self, name: str) -> _Host:
+        host = self._hosts.setdefault(name, _Host())
+        if len(self._hosts) > _MAX_HOSTS:
+            del self._hosts[next(iter(self._hosts))]
+        return host
+
+
+def _name(peer: str) -> str:
+    """What comes before the port; of Unix sockets, that it is one."""
+    return "unix" if peer.startswith("unix") else peer.rpartition(":")[0] or peer
