@@ -439,7 +439,7 @@ async def test_a_shorter_context_takes_only_answers_that_it_holds(
 ) -> None:
     """Else an answer's end would depend on where it is given."""
     first, short = fake(tmp_path), fake(tmp_path, context_length=64)
-    first.break_after = [breaks_after]
+    first.break_after = [breaks_after] * 3  # a probe may have found it well before another is chosen
     with capture_logs() as logs:
         async with backend_of([first, short], tmp_path) as backend:
             request = ask()
