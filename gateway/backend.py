@@ -193,7 +193,7 @@ class _Route:
     def _pause_s(self) -> float:
         """None after the first break, since another replica may be ready; then longer and longer.
 
-        Breaks with tokens between them count where there are many: one that ends after each token is asked no faster.
+        Many breaks count though tokens came between: one that ends after each token is not asked without a pause.
         """
         tries = max(self._failures + self._refusals, self._breaks - _MANY_BREAKS)
         if tries <= 1:

@@ -26,6 +26,7 @@ from outrider.errors import StartupError
 from outrider.placement import cores_of_two
 from outrider.preflight import check_before_start
 from outrider.readiness import any_certificate, model_name, wait_both, wait_enlisted, wait_healthy, wait_serving
+from outrider.serving import resolved
 from outrider.stopping import stopped_by_signals
 from outrider.supervisor import Part, PartFailed, Supervisor, describe_status
 from outrider.telemetry import announce
@@ -246,8 +247,8 @@ def choose_port(host: str, port: int, held: contextlib.ExitStack) -> int:
 def _bound(host: str, port: int) -> socket.socket:
     """A socket bound there, in the way that lets another one listen. StartupError when it cannot be."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        probe = socket.socket(family, kind, proto)
+        family, address = resolved(host, port)
+        probe = socket.socket(family, socket.SOCK_STREAM)
         try:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
@@ -255,7 +256,7 @@ def _bound(host: str, port: int) -> socket.socket:
             probe.close()
             raise
     except OSError as error:
-        raise StartupError(f"cannot listen on {host}:{port}: {error}") from error
+        raise StartupError(f"cannot listen on {host_port(host, port)}: {error}") from error
     return probe
 
 

@@ -16,7 +16,7 @@ from outrider.telemetry import get_logger
 log = get_logger(__name__)
 
 _ERROR_DOMAIN = "outrider"
-INTERNAL_CODE = "internal_error"  # tells our INTERNAL, whose message is meant for callers, from gRPC's and proxies'
+_INTERNAL_CODE = "internal_error"  # tells our INTERNAL, whose message is meant for callers, from gRPC's and proxies'
 # A message travels three times among headers, of which gRPC takes 8 KiB, and at up to three bytes for one.
 _MAX_MESSAGE_BYTES = 1000
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -46,7 +46,7 @@ def details_of(error: OutriderError) -> bytes:
     if error.field is not None:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.message)
         details.append(_any(error_details_pb2.BadRequest(field_violations=[violation])))
-    code = error.code or (INTERNAL_CODE if error.status is grpc.StatusCode.INTERNAL else None)
+    code = error.code or (_INTERNAL_CODE if error.status is grpc.StatusCode.INTERNAL else None)
     if code is not None:
         details.append(_any(error_details_pb2.ErrorInfo(reason=code, domain=_ERROR_DOMAIN)))
     if isinstance(error, ResourceExhausted):

@@ -43,13 +43,14 @@ class Hosts:
     async def admit(self, peer: str) -> None:
         """Returns when a drafter of its may enlist. ResourceExhausted, after a while, where that takes too long."""
         name = _name(peer)
-        if self._of(name).wait_s(self._clock()) > 0.0 and self._num_held < _MAX_HELD:
+        host = self._of(name)
+        if (wait_s := host.wait_s(self._clock())) > 0.0 and self._num_held < _MAX_HELD:
             self._num_held += 1
             try:
-                await self._sleep(min(self._of(name).wait_s(self._clock()), _HELD_S))
+                await self._sleep(min(wait_s, _HELD_S))
             finally:
                 self._num_held -= 1
-        host, now_s = self._of(name), self._clock()
+        now_s = self._clock()
         if (left_s := host.wait_s(now_s)) > 0.0:
             why = "a drafter of {} was thrown out" if now_s < host.barred_until_s else "drafters of {} come too often"
             raise ResourceExhausted(
