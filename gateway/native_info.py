@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 import outrider
+from gateway.errors import HttpError
 from gateway.exchange import json_response
 from gateway.native_schemas import FlushReport, InternalState, ModelInfoReport
 from gateway.replicas import ServerInfo
@@ -73,7 +76,13 @@ def _internal_state(info: ServerInfo) -> InternalState:
 
 
 async def flush_cache(request: Request) -> ASGIApp:
-    """SGLang's /flush_cache: every verify service that serves empties its prefix cache."""
+    """SGLang's /flush_cache: every verify service that serves empties its prefix cache.
+
+    A browser may send this for any page without asking us first, and names the page's origin with it.
+    """
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise HttpError(403, "A page of another origin may not empty the caches.", code="forbidden")
     gateway = gateway_of(request)
     gateway.ready()
     freed = await gateway.replicas.flush_caches()

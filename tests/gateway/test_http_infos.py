@@ -85,6 +85,17 @@ def test_metrics_and_cache(gateway: RunningGateway) -> None:
         assert gateway.verify[0].flushed == 1
 
 
+def test_a_page_of_another_origin_empties_no_cache(gateway: RunningGateway) -> None:
+    """A browser sends a POST without a body for any page; of ours it is taken."""
+    before = gateway.verify[0].flushed
+    url = f"{gateway.url}/flush_cache"
+    for origin in ("https://elsewhere.test", "null", f"{gateway.url}0"):
+        reply = httpx.post(url, headers={"origin": origin})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "forbidden")
+    assert gateway.verify[0].flushed == before
+    assert httpx.post(url, headers={"origin": gateway.url}).status_code == 200
+
+
 def test_times_begin_with_the_request(metered: RunningGateway) -> None:
     """With its headers, however long its body takes to come."""
     body = json.dumps({"messages": USER}).encode()
