@@ -8,12 +8,9 @@ A step of the target takes verify_ms and ROW_MS for each of its rows; the drafte
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
@@ -21,6 +18,7 @@ from typing import cast
 import torch
 import uvloop
 
+from bench._parts import serve_engine, work
 from bench._wire_clock import Clock
 from bench._wire_draft import ScriptedModel, make_drafter
 from bench._wire_script import Setting
@@ -32,17 +30,12 @@ from draft_service.planners import Shaped, make_planner
 from draft_service.worker import Worker
 from engine.batch import Segment
 from engine.runner import ModelRunner
-from outrider import rpc
 from outrider.args import DraftArgs, VerifyArgs
 from outrider.cost_table import CostTable
-from outrider.errors import Unavailable
 from outrider.supervisor import die_with_parent
-from outrider.telemetry import announce, configure_logging
-from outrider.v1 import verify_pb2_grpc
-from verify_service.app import Engine, build_servicer, build_step_loop
-from verify_service.commands import Inbox, Stop
+from outrider.telemetry import configure_logging
+from verify_service.app import Engine
 from verify_service.sizing import Sizes
-from verify_service.step_loop import Responses
 
 ROW_MS = 0.05
 
@@ -80,8 +73,6 @@ def main(words: list[str]) -> int:
 
 
 async def _verify(address: str, setting: Setting) -> int:
-    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stopping.set)
     num_slots = 2 * setting.batch * (setting.max_len + setting.num_draft_tokens + 1)
     args = VerifyArgs(
         listen=address, max_running_requests=max(setting.batch, 2), disable_radix_cache=True,
@@ -89,31 +80,11 @@ async def _verify(address: str, setting: Setting) -> int:
     )  # fmt: skip
     costs = CostTable({rows: step_ms(setting, rows) for rows in (1, 512)})
     runner = cast("ModelRunner", RowRunner(setting, num_slots))
-    engine = Engine(runner, Sizes(num_slots, setting.max_len, 2048), costs, "")
-    inbox = Inbox()
-    step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(deliver, batch))
-    servicer = build_servicer(args, engine, step_loop, inbox)
-
-    def deliver(batch: Responses) -> None:
-        servicer.deliver(batch)
-
-    server = rpc.create_server()
-    verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
-    rpc.bind(server, address)
-    await server.start()
-    thread = threading.Thread(target=step_loop.run)
-    thread.start()
-    announce("ready")
-    await stopping.wait()
-    inbox.put(Stop(Unavailable("the benchmark is over")))
-    await asyncio.to_thread(thread.join)
-    await server.stop(grace=1.0)
+    await serve_engine(args, Engine(runner, Sizes(num_slots, setting.max_len, 2048), costs, ""))
     return 0
 
 
 async def _draft(address: str, setting: Setting) -> int:
-    stopping = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     with ThreadPoolExecutor(1, thread_name_prefix="drafter") as executor:
         drafter = make_drafter(ScriptedModel(setting), setting)
         cast("Shaped", drafter).reshape(TreeShape(*CHAIN))
@@ -121,11 +92,7 @@ async def _draft(address: str, setting: Setting) -> int:
         drafting = Drafting(drafter, executor=executor, planner=planner)
         identity = Identity(f"scripted:{os.getpid()}", "bench", secrets.token_hex(8))
         worker = Worker([address], drafting, identity, max_sessions=max(setting.batch, 2))
-        working = asyncio.create_task(worker.run())
-        announce("ready")
-        await stopping.wait()
-        await worker.drain(5.0)
-        working.cancel()
+        await work(worker)
     return 0
 
 

@@ -17,6 +17,8 @@ from outrider.direct import is_local
 from outrider.errors import StartupError
 from outrider.flags import is_text
 
+_TIMEOUT_S = 600.0
+
 
 @dataclass(frozen=True)
 class Load:
@@ -81,7 +83,7 @@ def poisson_moments(count: int, rate: float, seed: int) -> list[float]:
     return moments
 
 
-def open_client(url: str, *, api_key: str | None = None, timeout_s: float = 600) -> httpx.AsyncClient:
+def open_client(url: str, *, api_key: str | None = None) -> httpx.AsyncClient:
     """A client for any number of streams. `url` may end in /v1, as OpenAI's base URLs do.
 
     No proxy stands before a local server; its certificate is checked as others' are, by SSL_CERT_FILE or SSL_CERT_DIR
@@ -100,7 +102,7 @@ def open_client(url: str, *, api_key: str | None = None, timeout_s: float = 600)
     except httpx.InvalidURL as error:
         raise StartupError(f"{url!r} is no URL: {error}") from error
     return httpx.AsyncClient(
-        base_url=base_url, headers=headers, timeout=timeout_s, verify=verify,
+        base_url=base_url, headers=headers, timeout=_TIMEOUT_S, verify=verify,
         trust_env=not is_local(url),  # `http_proxy` is for the world outside
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )  # fmt: skip

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 
 from bench._serve_flags import check_serve_flags
-from bench._server import free_port, serving
-from bench._systems import OURS_READY, Launch
+from bench._server import free_port, ours_serving
 from outrider.scrape import Scrape, fetch
-
-_STARTUP_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -46,11 +40,8 @@ def metered(serve_flags: Sequence[str], *, overlap: bool) -> Iterator[Metered]:
     port = free_port(3)  # the gateway's, and the metrics' of verify and drafter
     metrics = port + 1
     flags = ["--disable-speculation-brake", f"--metrics-port={metrics}", *serve_flags]
-    command = [sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *flags]
-    launch = Launch(command, {"OUTRIDER_ENABLE_SPEC_V2": "1" if overlap else "0"}, ready=OURS_READY)
     with (
-        tempfile.TemporaryDirectory() as folder,
-        serving(launch, port, Path(folder) / "serve.log", _STARTUP_S) as served,
+        ours_serving(flags, port, {"OUTRIDER_ENABLE_SPEC_V2": "1" if overlap else "0"}) as served,
         httpx.Client(base_url=served.url, timeout=600, trust_env=False) as client,
     ):
         yield Metered(client, metrics)

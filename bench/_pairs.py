@@ -7,26 +7,25 @@ within a turn, so that a machine's slow minute falls on both.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from typing import Any, cast
 
 from bench._load import first_cause
+from bench._process import enlisted, process
 from bench._prompts import mt_bench
 from bench._wire_run import load_average
-from outrider import env, rpc
+from outrider import rpc
 from outrider.errors import StartupError
+from outrider.text_files import load_tokenizer
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 
-_START_TIMEOUT_S = 300.0
-_POLL_S = 0.1
 _WARM_TOKENS = 8
 
 
@@ -68,45 +67,10 @@ class Load:
     turns: int
 
 
-@contextlib.asynccontextmanager
-async def child(words: Sequence[str], log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process for the time of the block; its words go to `log`."""
-    with log.open("ab") as sink:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", *words, stdout=sink, stderr=sink,
-            env={"OUTRIDER_LOG_LEVEL": "warning", **env.for_child()},
-        )  # fmt: skip
-        try:
-            yield process
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
-
-
-async def enlisted(
-    stub: verify_pb2_grpc.VerifyServiceAsyncStub, children: Sequence[asyncio.subprocess.Process], log: Path
-) -> None:
-    """Waits for a drafter. StartupError with the log's end when a process ends, or none comes."""
-    deadline = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < deadline and all(child.returncode is None for child in children):
-        with contextlib.suppress(rpc.grpc.aio.AioRpcError):
-            if (await stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=5.0)).drafters:
-                return
-        await asyncio.sleep(_POLL_S)
-    raise StartupError(f"no drafter enlisted; the services' last words:\n{_tail(log)}")
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(encoding="utf-8", errors="replace")[-2000:]
-
-
 def prompts(folder: Path) -> list[bytes]:
     """MT-bench's first questions as tokens of the model in a folder."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    texts = [f"Question: {prompt.messages[0]['content']}\nAnswer:" for prompt in mt_bench()]
+    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    texts = [f"Question: {prompt.text}\nAnswer:" for prompt in mt_bench()]
     return [pack_ids(tokenizer.encode(text).ids) for text in texts]
 
 
@@ -170,9 +134,14 @@ async def _stream(
     return made, finish.speculation
 
 
-def stub_of(channel: Any) -> verify_pb2_grpc.VerifyServiceAsyncStub:
-    """The calls of a verify service."""
-    return cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
+async def compare(
+    verify: Sequence[str], draft: Sequence[str], address: str, asked: Sequence[bytes], ways: Sequence[Way], load: Load
+) -> dict[str, Any]:
+    """Starts a verify service at `address` and a draft service, by their words, and sums up what the ways gave."""
+    async with process(*verify), process(*draft), rpc.create_channel(address) as channel:
+        stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
+        await enlisted(stub)
+        return summary(await measure(stub, asked, ways, load), PLAIN.name)
 
 
 def summary(found: dict[int, dict[str, Measured]], beside: str) -> dict[str, Any]:

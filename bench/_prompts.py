@@ -25,6 +25,11 @@ class Prompt:
     messages: tuple[dict[str, Any], ...] = ()
     ids: tuple[int, ...] = ()
 
+    @property
+    def text(self) -> str:
+        """What a chat begins with."""
+        return self.messages[0]["content"]
+
 
 def mt_bench() -> list[Prompt]:
     """First turns of MT-bench's 80 questions, one of each category in turn, so that any stretch is a fair sample.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 
 from outrider.args import ServeArgs
 from outrider.errors import StartupError
+from outrider.flags import parser_for
 
-_OWN_WORDS = ["--host=127.0.0.1", "--port=1"]  # that the server's are told from
 _OWN = ("host", "port", "api_key", "api_key_file", "ssl_certfile")
 
 
@@ -16,9 +17,12 @@ def check_serve_flags(words: Sequence[str], *own: str) -> ServeArgs:
 
     Exits as `outrider serve` does for words that it refuses.
     """
-    served, usual = (ServeArgs.parse([*_OWN_WORDS, *some]) for some in (words, ()))
+    served = ServeArgs.parse(list(words))
+    not_given = object()  # no default takes the place of what is there
+    given = Namespace(**dict.fromkeys((*_OWN, *own), not_given))
+    parser_for(ServeArgs).parse_known_args(words, given)
     for name in (*_OWN, *own):
-        if getattr(served, name) != getattr(usual, name):
+        if getattr(given, name) is not not_given:
             raise StartupError(
                 f"--{name.replace('_', '-')} is not for this benchmark, which is its server's one client"
             )

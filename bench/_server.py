@@ -7,16 +7,19 @@ import os
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
-from bench._systems import Launch
+from bench._systems import OURS_READY, Launch
 from outrider.errors import StartupError
 
+_OURS_STARTUP_S = 900.0  # a model's first download included
 _POLL_S = 0.1
 _END_S = 10.0
 _TAIL_CHARS = 2000
@@ -66,6 +69,21 @@ def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[
             yield Served(url, process.pid)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def ours_serving(
+    flags: Sequence[str], port: int | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """`outrider serve` with these flags for the time of the block; see serving."""
+    port = port or free_port()
+    command = [sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *flags]
+    launch = Launch(command, dict(environment or {}), ready=OURS_READY)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(launch, port, Path(folder) / "serve.log", _OURS_STARTUP_S) as served,
+    ):
+        yield served
 
 
 @contextlib.contextmanager

@@ -7,9 +7,7 @@ Ends on SIGTERM and then writes REPORT: when each frame came and went, and what 
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -20,6 +18,7 @@ from typing import Any, cast
 import torch
 import uvloop
 
+from bench._parts import work
 from bench._wire_model import ScriptedModel
 from bench._wire_script import AUX_LAYERS, VOCAB_SIZE, Setting
 from bench._wire_stamps import Stamps, frame_key, round_key
@@ -35,9 +34,8 @@ from draft_service.link import Identity
 from draft_service.sessions import SessionTable
 from draft_service.worker import Worker
 from outrider.row_ring import host_id
-from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
-from outrider.telemetry import announce, configure_logging
+from outrider.telemetry import configure_logging
 from outrider.v1 import common_pb2, verify_pb2
 
 
@@ -120,14 +118,11 @@ def main(words: list[str]) -> int:
 
 
 async def _draft(address: str, report: Path, setting: Setting) -> int:
-    stopping = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     with ThreadPoolExecutor(1, thread_name_prefix="drafter") as executor:
         model = ScriptedModel(setting)
         drafter = make_drafter(model, setting)
         drafter.warm_up()
         warm_steps = len(model.steps_ns)
-        keep_steady()
         drafting = Stamping(drafter, early=setting.early, executor=executor)
         drafting.placement = setting.placement(1)
         identity = Identity("scripted", host_id(), secrets.token_hex(8))
@@ -136,11 +131,7 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
             [address], drafting, identity, max_sessions=max(setting.batch, 2), dial=stamps.dial,
             busy_poll=setting.busy_poll,
         )  # fmt: skip
-        working = asyncio.create_task(worker.run())
-        announce("ready")
-        await stopping.wait()
-        await worker.drain(5.0)
-        working.cancel()
+        await work(worker)
     write_report(report, _report(drafting, stamps, model.steps_ns[warm_steps:]))
     return 0
 

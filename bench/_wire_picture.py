@@ -21,12 +21,12 @@ Bar = tuple[str, str, float, float]
 """Lane, kind (a key of _COLOURS), begin and end in ns."""
 
 
-def bars(played: Played, num_steps: int = _NUM_STEPS) -> list[Bar]:
-    """What happened during `num_steps` verify steps in the middle of a run of one session."""
+def bars(played: Played) -> list[Bar]:
+    """What happened during some verify steps in the middle of a run of one session."""
     verify, draft = played.verify, played.draft
     steps = verify["steps_ns"]
     middle = len(steps) // 2
-    shown = steps[middle : middle + num_steps]
+    shown = steps[middle : middle + _NUM_STEPS]
     found: list[Bar] = []
     for (begin, end), following in zip(shown, [*shown[1:], None], strict=True):
         found.append((_LANES[0], "verify", begin, end))

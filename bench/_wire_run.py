@@ -5,27 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from bench._process import enlisted, process
 from bench._wire_script import PROMPT_LEN, Script, Setting
 from gateway.calls import ReplicaCalls
-from outrider import env, rpc
-from outrider.errors import Unavailable
+from outrider import rpc
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 
 WARM_SHARE = 0.15  # of the time, at the beginning, that is not measured
-_ENLIST_TIMEOUT_S = 60.0
 _CALL_TIMEOUT_S = 3600.0
-_POLL_S = 0.02
-_ENDING_S = 10.0  # after which a process that was told to end is killed
 
 
 @dataclass(frozen=True)
@@ -66,31 +59,6 @@ class Rate:
         return self.tokens / max(1, self.rounds)
 
 
-@asynccontextmanager
-async def process(module: str, *words: str) -> AsyncIterator[None]:
-    """A Python process that has said it is ready; told to end, and waited for, at the exit."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", module, *words, stdout=asyncio.subprocess.PIPE,
-        env={"OUTRIDER_LOG_LEVEL": "warning", **env.for_child()}, start_new_session=True,  # Ctrl-C is told to us alone
-    )  # fmt: skip
-    assert child.stdout is not None
-    try:
-        if await child.stdout.readline() != b"ready\n":
-            raise Unavailable(f"{module} did not start")
-        yield
-    finally:
-        if child.returncode is None:
-            child.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(_ENDING_S):
-                await child.wait()
-        except TimeoutError:
-            child.kill()
-            await child.wait()
-    if child.returncode != 0:
-        raise Unavailable(f"{module} ended with {child.returncode}")
-
-
 async def play(setting: Setting, folder: Path) -> Played:
     """Runs both services and `batch` sessions at once, from prompt to end."""
     name = "overlap" if setting.early else "sequential"
@@ -102,19 +70,12 @@ async def play(setting: Setting, folder: Path) -> Played:
         rpc.create_channel(address) as channel,
     ):
         stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
-        await _enlisted(stub)
+        await enlisted(stub)
         calls = ReplicaCalls(channel)
         streams = await asyncio.gather(*(_stream(calls, setting, 1 + i) for i in range(setting.batch)))
         calls.retire()
     verify, draft = (json.loads(report.read_text(encoding="utf-8")) for report in reports)
     return Played(setting, list(streams), verify, draft)
-
-
-async def _enlisted(stub: verify_pb2_grpc.VerifyServiceAsyncStub) -> None:
-    async with asyncio.timeout(_ENLIST_TIMEOUT_S):
-        request = verify_pb2.VerifyServiceGetServerInfoRequest()
-        while not (await stub.GetServerInfo(request, timeout=_ENLIST_TIMEOUT_S)).drafters:  # noqa: ASYNC110  none tells
-            await asyncio.sleep(_POLL_S)
 
 
 async def _stream(calls: ReplicaCalls, setting: Setting, key: int) -> Stream:

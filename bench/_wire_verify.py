@@ -7,11 +7,8 @@ Ends on SIGTERM and then writes REPORT: when each frame was handed to gRPC, and 
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
 import sys
-import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -22,26 +19,22 @@ import torch
 import uvloop
 from numpy.typing import NDArray
 
+from bench._parts import serve_engine
 from bench._wire_clock import Clock
 from bench._wire_script import AUX_LAYERS, VOCAB_SIZE, Script, Setting
 from bench._wire_stamps import frame_key, round_key
 from engine.batch import Segment
 from engine.config import ModelConfig
 from engine.runner import ModelRunner
-from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
-from outrider.errors import Unavailable
-from outrider.slices import let_grpc_in_first
-from outrider.steady import keep_steady
 from outrider.supervisor import die_with_parent
-from outrider.telemetry import announce, configure_logging
+from outrider.telemetry import configure_logging
 from outrider.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.app import LENT_MS, Engine, build_servicer, build_step_loop
-from verify_service.commands import Inbox, Stop
+from verify_service.app import LENT_MS, Engine
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
-from verify_service.step_loop import Responses, StepLoop
+from verify_service.step_loop import StepLoop
 
 NUM_LAYERS = 32
 
@@ -121,10 +114,10 @@ class ScriptedRunner:
 class Stamped(verify_pb2_grpc.VerifyServiceServicer):
     """Notes when frames of Speculate go to gRPC (`sent_ns`, by session and base_len of the first verdict) and come."""
 
-    def __init__(self, servicer: VerifyServicer) -> None:
-        self.sent_ns: dict[str, int] = {}
-        self.came_ns: dict[str, int] = {}
+    def __init__(self, servicer: VerifyServicer, sent_ns: dict[str, int], came_ns: dict[str, int]) -> None:
         self._servicer = servicer
+        self._sent_ns = sent_ns
+        self._came_ns = came_ns
 
     async def Generate(
         self, request: verify_pb2.GenerateRequest, context: Any
@@ -163,10 +156,10 @@ class Stamped(verify_pb2_grpc.VerifyServiceServicer):
         async def coming() -> AsyncIterator[verify_pb2.SpeculateRequest]:
             async for frame in request_iterator:
                 if frame.WhichOneof("message") == "proposals" and frame.proposals.proposals:
-                    self.came_ns[frame_key(frame.proposals.proposals[0])] = time.monotonic_ns()
+                    self._came_ns[frame_key(frame.proposals.proposals[0])] = time.monotonic_ns()
                 yield frame
 
-        await self._servicer.Speculate(coming(), cast("Any", _Stamping(context, self.sent_ns)))
+        await self._servicer.Speculate(coming(), cast("Any", _Stamping(context, self._sent_ns)))
 
 
 class _Stamping:
@@ -199,8 +192,6 @@ def main(words: list[str]) -> int:
 
 
 async def _serve(address: str, report: Path, setting: Setting) -> int:
-    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stopping.set)
     # Room for every session whole, and for a tree more.
     num_slots = setting.batch * (setting.max_len + setting.num_draft_tokens + 1)
     args = VerifyArgs(
@@ -211,45 +202,20 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     runner = ScriptedRunner(setting, num_slots)
     costs = CostTable({1: setting.verify_ms, 512: setting.verify_ms})
     engine = Engine(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "")
-    inbox = Inbox()
-    step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(deliver, batch), lent_ms=LENT_MS,
-        later=loop.call_later, placement=setting.placement(0),
+    sent_ns: dict[str, int] = {}
+    came_ns: dict[str, int] = {}
+    step_loop = await serve_engine(
+        args, engine, lent_ms=LENT_MS, placement=setting.placement(0),
+        wrap=lambda servicer: Stamped(servicer, sent_ns, came_ns),
     )  # fmt: skip
-    servicer = build_servicer(args, engine, step_loop, inbox)
-
-    def deliver(batch: Responses) -> None:
-        servicer.deliver(batch)
-
-    stamped, server = Stamped(servicer), rpc.create_server()
-    let_grpc_in_first()
-    verify_pb2_grpc.add_VerifyServiceServicer_to_server(stamped, server)
-    rpc.bind(server, address)
-    await server.start()
-    keep_steady()
-    thread = threading.Thread(target=_run, args=(step_loop, stopping, loop))
-    thread.start()
-    announce("ready")
-    await stopping.wait()
-    inbox.put(Stop(Unavailable("the benchmark is over")))
-    await asyncio.to_thread(thread.join)
-    await server.stop(grace=1.0)
-    write_report(report, _report(stamped, runner, step_loop))
+    stamps = {"sent_ns": sent_ns, "came_ns": came_ns}
+    write_report(report, stamps | _report(runner, step_loop))
     return 0
 
 
-def _run(step_loop: StepLoop, stopping: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        step_loop.run()
-    finally:
-        loop.call_soon_threadsafe(stopping.set)
-
-
-def _report(stamped: Stamped, runner: ScriptedRunner, step_loop: StepLoop) -> dict[str, Any]:
+def _report(runner: ScriptedRunner, step_loop: StepLoop) -> dict[str, Any]:
     stats = step_loop.stats
     return {
-        "sent_ns": stamped.sent_ns,
-        "came_ns": stamped.came_ns,
         "steps_ns": runner.steps_ns,
         "steps_ms": [(end - begin) / 1e6 for begin, end in runner.steps_ns],
         "verify_steps": stats.verify_steps,

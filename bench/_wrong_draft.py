@@ -8,10 +8,8 @@ time on a thread of its own, as a model would, or none. Ends on SIGTERM.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import uvloop
 
+from bench._parts import work
 from bench._wire_clock import Clock
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafting import Drafting
@@ -28,7 +27,7 @@ from draft_service.session import Extension, Session, Wishes
 from draft_service.worker import Worker
 from outrider import env
 from outrider.supervisor import die_with_parent
-from outrider.telemetry import announce, configure_logging
+from outrider.telemetry import configure_logging
 from outrider.v1 import common_pb2
 from outrider.wire import Ids
 
@@ -121,18 +120,12 @@ def main(words: list[str]) -> int:
 
 
 async def _serve(address: str, draft_ms: float) -> int:
-    stopping = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     with ThreadPoolExecutor(1, thread_name_prefix="drafter") as executor:
         drafter = WrongDrafter(draft_ms)
         drafting = Drafting(drafter, early=bool(env.early_proposals()), executor=None if drafter.inline else executor)
         identity = Identity(f"wrong:{os.getpid()}", "bench", secrets.token_hex(8))
         worker = Worker([address], drafting, identity, max_sessions=MAX_SESSIONS)
-        working = asyncio.create_task(worker.run())
-        announce("ready")
-        await stopping.wait()
-        await worker.drain(5.0)
-        working.cancel()
+        await work(worker)
     return 0
 
 

@@ -46,11 +46,11 @@ def main(argv: list[str] | None = None) -> int:
         found(algorithm, *_measured(args, algorithm, serve_flags))
         for algorithm in (USUAL, *shipped_algorithms(ensure_embedded_model()))
     ]
+    if args.output:
+        write_json(args.output, [asdict(row) for row in every])
     print("| drafts | hit rate | accept length, early | fresh | trees |\n|---|---|---|---|---|")
     for row in every:
         print(f"| {row.algorithm} | {_cell(row.hit_rate)} | {_cell(row.early)} | {_cell(row.fresh)} | {row.trees} |")
-    if args.output:
-        write_json(args.output, [asdict(row) for row in every])
     return 0
 
 
@@ -72,7 +72,7 @@ def _measured(args: argparse.Namespace, algorithm: str, serve_flags: list[str]) 
         ask(WARM_UP, 16)
         before = served.verify()
         for question in choose(args.per_category):
-            ask(question["turns"][0], args.tokens)
+            ask(question.text, args.tokens)
         return before, served.verify()
 
 

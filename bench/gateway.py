@@ -15,11 +15,9 @@ import argparse
 import asyncio
 import contextlib
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -31,15 +29,19 @@ from bench._gguf import ensure_gguf
 from bench._load import model_of, open_client
 from bench._main import as_command
 from bench._output import write_json
+from bench._process import process
 from bench._server import Served, free_port, serving
 from bench._systems import SYSTEMS, Setup
 from bench.stand_in import TOKEN
 from engine.loader import resolve_model
+from outrider.errors import StartupError
 from outrider.rpc import create_channel
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 
 SHORT = 1
+_STARTUP_S = 60.0
+_POLL_S = 0.1
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -114,43 +116,31 @@ def over_grpc(channel: grpc.aio.Channel) -> Ask:
     return ask
 
 
-@contextlib.contextmanager
-def running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process for the time of the block."""
-    process = subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
-
-
-async def until_healthy(client: httpx.AsyncClient, deadline: float) -> None:
-    """Returns once the gateway serves."""
-    while True:
-        with contextlib.suppress(httpx.TransportError):
-            if (await client.get("/health")).status_code == 200:
-                return
-        if time.monotonic() > deadline:
-            raise TimeoutError("the gateway does not come up")
-        await asyncio.sleep(0.1)
+async def until_healthy(client: httpx.AsyncClient) -> None:
+    """Returns once the gateway, which listens, serves. StartupError where it does not."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_STARTUP_S):
+            while (await client.get("/health")).status_code != 200:  # noqa: ASYNC110  it tells nobody
+                await asyncio.sleep(_POLL_S)
+            return
+    raise StartupError(f"the gateway has found no verify service in {_STARTUP_S:.0f} s")
 
 
 async def compare(args: argparse.Namespace, step: int, folder: Path) -> list[Cost]:
     """Both ways in one run."""
-    with tempfile.TemporaryDirectory() as sockets, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as sockets:
         verify, http = f"unix:{sockets}/verify", f"{sockets}/http"
-        speaker = ("-m", "bench.stand_in", "--listen", verify, "--folder", str(folder), "--step", str(step))
-        speaker += ("--step-ms", str(args.step_ms))
-        stack.enter_context(running(*speaker))
-        gateway = stack.enter_context(running("-m", "outrider", "gateway", "--uds", http, "--verify-address", verify))
+        speaker = ("bench.stand_in", f"--listen={verify}", f"--folder={folder}", f"--step={step}")
         transport = httpx.AsyncHTTPTransport(uds=http, limits=httpx.Limits(max_connections=None))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=600) as client:
-            await until_healthy(client, time.monotonic() + 60)
-            through = await measure(
-                "gateway", over_http(client, await model_of(client)), lambda: cpu_of(gateway.pid), args, step
-            )
-        async with create_channel(verify) as channel:
+        async with (
+            process(*speaker, f"--step-ms={args.step_ms}"),
+            process("outrider", "gateway", f"--uds={http}", f"--verify-address={verify}") as gateway,
+            httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=600) as client,
+            create_channel(verify) as channel,
+        ):
+            await until_healthy(client)
+            model = await model_of(client)
+            through = await measure("gateway", over_http(client, model), lambda: cpu_of(gateway), args, step)
             bare = await measure("bare gRPC", over_grpc(channel), time.process_time, args, step)
         return [through, bare]
 
@@ -188,11 +178,11 @@ def main(words: list[str] | None = None) -> int:
     costs = [cost for step in args.steps for cost in asyncio.run(compare(args, step, folder))]
     if args.vllm_python is not None:
         costs.append(beside_vllm(args, folder))
+    if args.output is not None:
+        write_json(args.output, [asdict(cost) for cost in costs])
     print(f"{'':10} {'tokens/response':>15} {'us/token':>9} {'us/request':>11}")
     for cost in costs:
         print(f"{cost.way:10} {cost.step:15} {cost.token_us:9.1f} {cost.request_us:11.0f}")
-    if args.output is not None:
-        write_json(args.output, [asdict(cost) for cost in costs])
     return 0
 
 

@@ -24,7 +24,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,10 @@ import uvloop
 from bench._flags import above_zero, counts, output_file, positive, setting, shapes
 from bench._main import as_command
 from bench._output import write_json
-from bench._pairs import PLAIN, PLANNED, Load, Way, child, enlisted, fixed, measure, prompts, stub_of, summary, table
+from bench._pairs import PLAIN, PLANNED, Load, Way, compare, fixed, prompts, table
 from bench._plot import check_plot, plot_goodput
 from bench._wire_script import PROMPT_LEN, Setting
-from outrider import env, rpc
+from outrider import env
 from outrider.errors import StartupError
 from outrider.wire import pack_ids
 
@@ -54,9 +53,9 @@ def main(words: list[str] | None = None) -> int:
     result = {"setting": setting(args), "draft": flags}
     measured = _measure_stand_in(args) if args.stand_in else _measure(args, flags)
     result |= with_best(uvloop.run(measured))
-    print(table(result, PLAIN.name))
     if args.output is not None:
         write_json(args.output, result)
+    print(table(result, PLAIN.name))
     if args.plot is not None:
         title = "stand-in networks" if args.stand_in else " ".join(flags)
         plot_goodput(args.plot, result["batches"], PLAIN.name, title)
@@ -112,29 +111,19 @@ async def _measure_stand_in(args: argparse.Namespace) -> dict[str, Any]:
         batch=max(args.batch), topk=1, num_steps=_MOST_STEPS, num_draft_tokens=33, feature_width=0,
         num_tokens=args.max_tokens, burn=False, early=False, seed=0,
     )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="org-") as name:
-        log = Path(name) / "log"
-        address = f"unix:{name}/verify"
-        async with AsyncExitStack() as stack:
-            children = [
-                await stack.enter_async_context(
-                    child(("bench._goodput_stand_in", part, address, setting.to_json()), log)
-                )
-                for part in ("verify", "draft")
-            ]
-            stub = stub_of(await stack.enter_async_context(rpc.create_channel(address)))
-            await enlisted(stub, children, log)
-            load = Load(args.batch, args.max_tokens, args.turns)
-            keys = [pack_ids([1 + key] * PROMPT_LEN) for key in range(max(args.batch))]
-            return summary(await measure(stub, keys, [PLAIN, PLANNED, *args.fixed], load), PLAIN.name)
+    with tempfile.TemporaryDirectory(prefix="org-") as folder:
+        address = f"unix:{folder}/verify"
+        verify, draft = (("bench._goodput_stand_in", part, address, setting.to_json()) for part in ("verify", "draft"))
+        keys = [pack_ids([1 + key] * PROMPT_LEN) for key in range(max(args.batch))]
+        load = Load(args.batch, args.max_tokens, args.turns)
+        return await compare(verify, draft, address, keys, [PLAIN, PLANNED, *args.fixed], load)
 
 
 async def _measure(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     from engine.embedded import ensure_embedded_model
 
     model = args.model_path or ensure_embedded_model()
-    with tempfile.TemporaryDirectory(prefix="org-") as name:
-        folder, log = Path(name), Path(name) / "log"
+    with tempfile.TemporaryDirectory(prefix="org-") as folder:
         address = f"unix:{folder}/verify"
         both = (f"--model-path={model}", *([f"--quantization={args.quantization}"] if args.quantization else []))
         draft = ("outrider", "draft", f"--verify-address={address}", *both, *flags)
@@ -143,12 +132,8 @@ async def _measure(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]
             f"--max-running-requests={max(args.batch)}", f"--features={_features(draft)}",
         )  # fmt: skip
         draft = (*draft, f"--listen=unix:{folder}/draft", f"--threads={args.threads}")
-        async with AsyncExitStack() as stack:
-            children = [await stack.enter_async_context(child(words, log)) for words in (verify, draft)]
-            stub = stub_of(await stack.enter_async_context(rpc.create_channel(address)))
-            await enlisted(stub, children, log)
-            load = Load(args.batch, args.max_tokens, args.turns)
-            return summary(await measure(stub, prompts(model), [PLAIN, PLANNED, *args.fixed], load), PLAIN.name)
+        load = Load(args.batch, args.max_tokens, args.turns)
+        return await compare(verify, draft, address, prompts(model), [PLAIN, PLANNED, *args.fixed], load)
 
 
 def _features(draft: tuple[str, ...]) -> str:

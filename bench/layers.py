@@ -189,11 +189,11 @@ def main(argv: list[str]) -> int:
             row.onednn_products_ms = fastest_ms(products(row.tokens), options.seconds)
     weights = options.quantization or options.dtype
     title = f"{runner.backend}, {torch.get_num_threads()} threads, {weights}, context {options.context}"
+    if options.output:
+        write_json(options.output, figures_of(runner, rows, prefill_rate, options), indent=2)
     print(title)
     print(f"prefill {prefill_rate:.0f} tokens/s; a step's milliseconds:")
     print_table(rows)
-    if options.output:
-        write_json(options.output, figures_of(runner, rows, prefill_rate, options), indent=2)
     if options.plot:
         names = sorted(rows[0].parts_ms, key=lambda name: name not in PRODUCTS)  # those below, the others on top
         parts = {row.tokens: {name: row.parts_ms[name] for name in names} for row in rows}

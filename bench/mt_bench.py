@@ -13,13 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -27,11 +25,10 @@ import httpx
 from bench._flags import SERVE_EPILOG, output_file, positive
 from bench._main import as_command
 from bench._output import write_json
+from bench._prompts import Prompt, mt_bench
 from bench._serve_flags import check_serve_flags
-from outrider.direct import is_local
-from outrider.errors import StartupError
+from bench._server import ours_serving
 
-QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
 WARM_UP = "Say hello."
 FEWEST_TOKENS = 9  # of an answer whose speed counts
 
@@ -132,14 +129,12 @@ def ask_transformers(model_path: str) -> Ask:
     return ask
 
 
-def choose(per_category: int) -> list[dict]:
-    """The first questions of each category."""
-    taken: dict[str, list[dict]] = defaultdict(list)
-    for line in QUESTIONS.read_text(encoding="utf-8").splitlines():
-        question = json.loads(line)
-        if len(taken[question["category"]]) < per_category:
-            taken[question["category"]].append(question)
-    return [question for questions in taken.values() for question in questions]
+def choose(per_category: int) -> list[Prompt]:
+    """The first questions of each category, one category after the other."""
+    taken: dict[str, list[Prompt]] = defaultdict(list)
+    for question in mt_bench():
+        taken[question.category].append(question)
+    return [question for questions in taken.values() for question in questions[:per_category]]
 
 
 @dataclass
@@ -157,7 +152,7 @@ class Differences:
         self.tokens += plain.tokens
 
 
-def measure(systems: dict[str, Ask], questions: list[dict], max_tokens: int) -> tuple[list[Result], Differences]:
+def measure(systems: dict[str, Ask], questions: list[Prompt], max_tokens: int) -> tuple[list[Result], Differences]:
     """Every system answers every question."""
     for ask in systems.values():
         ask(WARM_UP, 16)
@@ -167,12 +162,12 @@ def measure(systems: dict[str, Ask], questions: list[dict], max_tokens: int) -> 
     for turn, question in enumerate(questions):
         answers: dict[str, Answer] = {}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            answers[name] = answer = systems[name](question["turns"][0], max_tokens)
+            answers[name] = answer = systems[name](question.text, max_tokens)
             if answer.tokens >= FEWEST_TOKENS:
-                about = question["category"], question["question_id"]
+                about = question.category, int(question.name)
                 results.append(Result(name, *about, answer.tokens, answer.decode_s, answer.accept_length))
         differences.count(answers["plain"], answers["speculative"])
-        print(f"{turn + 1}/{len(questions)} {question['category']}", file=sys.stderr)
+        print(f"{turn + 1}/{len(questions)} {question.category}", file=sys.stderr)
     return results, differences
 
 
@@ -191,14 +186,20 @@ def table(results: list[Result]) -> str:
     categories = list(dict.fromkeys(result.category for result in results))
     for category in [*categories, "all"]:
         rows = [result for result in results if category in (result.category, "all")]
-        speed = {
-            name: statistics.median(result.tokens_per_s for result in rows if result.system == name) for name in systems
-        }
+        speeds = [[result.tokens_per_s for result in rows if result.system == name] for name in systems]
         accepts = [result.accept_length for result in rows if result.accept_length]
-        cells = [f"{speed[name]:.1f} ({speed[name] / speed[systems[0]]:.2f}x)" for name in systems]
+        cells = [_cell(of_system, speeds[0]) for of_system in speeds]
         accept_length = f"{statistics.mean(accepts):.2f}" if accepts else ""
         lines.append(f"| {category} | " + " | ".join(cells) + f" | {accept_length} |")
     return "\n".join(lines)
+
+
+def _cell(speeds: list[float], first: list[float]) -> str:
+    """The median, and its ratio to the first system's, where both have answers that count."""
+    if not speeds:
+        return "-"
+    median = statistics.median(speeds)
+    return f"{median:.1f} ({median / statistics.median(first):.2f}x)" if first else f"{median:.1f}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -212,36 +213,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=output_file, help="file for all results, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
     check_serve_flags(serve_flags)
-    serve = subprocess.Popen(
-        [sys.executable, "-m", "outrider", "serve", "--port=0", *serve_flags], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert serve.stdout is not None
-        served = (line for line in serve.stdout if line.startswith("Outrider serves"))
-        line = next(served, None)
-        if line is None:
-            raise StartupError("outrider serve ended before it served")
-        url = line.split(" at ")[1].split()[0]
-        with httpx.Client(base_url=url, timeout=600, trust_env=not is_local(url)) as client:
-            model_path = client.get("/get_model_info").json()["model_path"]
-            systems = {} if args.alone else {"transformers": ask_transformers(model_path)}
-            systems |= {
-                "plain": ask_outrider(client, speculate=False),
-                "speculative": ask_outrider(client, speculate=True),
-            }
-            results, differences = measure(systems, choose(args.per_category), args.tokens)
-    finally:
-        serve.terminate()
-        serve.wait(60)
+    questions = choose(args.per_category)
+    with (
+        ours_serving(serve_flags) as served,
+        httpx.Client(base_url=served.url, timeout=600, trust_env=False) as client,
+    ):
+        model_path = client.get("/get_model_info").json()["model_path"]
+        systems = {} if args.alone else {"transformers": ask_transformers(model_path)}
+        systems |= {"plain": ask_outrider(client, speculate=False), "speculative": ask_outrider(client, speculate=True)}
+        results, differences = measure(systems, questions, args.tokens)
     if not results:
         print(f"bench mt_bench: no answer has {FEWEST_TOKENS} tokens", file=sys.stderr)
         return 1
-    print(table(results))
-    changed = f"{differences.differing} of {differences.answers} answers"
-    print(f"{changed} change with speculation ({differences.tokens} tokens)")
     if args.output:
         rows = [asdict(result) | {"tokens_per_s": round(result.tokens_per_s, 2)} for result in results]
         write_json(args.output, rows)
+    print(table(results))
+    changed = f"{differences.differing} of {differences.answers} answers"
+    print(f"{changed} change with speculation ({differences.tokens} tokens)")
     return 0
 
 

@@ -20,7 +20,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
 from bench._flags import output_file, positive
 from bench._main import as_command
@@ -30,6 +29,7 @@ from draft_service.drafters.ngram import NgramDrafter
 from draft_service.session import Session, Wishes
 from engine.loader import resolve_model
 from outrider.args import DraftArgs
+from outrider.text_files import load_tokenizer
 from outrider.wire import Ids
 
 CONTEXTS = (512, 2048, 8192)
@@ -63,7 +63,7 @@ class Lookup:
 
 def read_text(most: int, model: str | None) -> Ids:
     """The standard library's modules as tokens, int32, at most `most`."""
-    tokenizer = Tokenizer.from_file(str(resolve_model(model) / "tokenizer.json"))
+    tokenizer = load_tokenizer(resolve_model(model) / "tokenizer.json")
     pieces: list[np.ndarray] = []
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         pieces.append(np.array(tokenizer.encode(path.read_text(errors="ignore")).ids, np.int32))
@@ -169,6 +169,9 @@ def main(argv: list[str]) -> int:
         ]
     finally:
         drafter.close_down()
+    if args.output:
+        report = {"insertion": asdict(insertion), "lookups": [asdict(row) for row in lookups]}
+        write_json(args.output, report)
     print(
         f"{len(text) // 2:,} tokens inserted at {insertion.tokens_per_s:,.0f} tokens/s (slowest tenth "
         f"{insertion.slowest_tenth_tokens_per_s:,.0f}); {insertion.num_nodes:,} nodes, "
@@ -179,9 +182,6 @@ def main(argv: list[str]) -> int:
             f"context {row.context:>5}  {row.way:<27} p50 {row.p50_us:7.1f} us  p99 {row.p99_us:7.1f} us  "
             f"true tokens a draft {row.mean_true:.2f}"
         )
-    if args.output:
-        report = {"insertion": asdict(insertion), "lookups": [asdict(row) for row in lookups]}
-        write_json(args.output, report)
     return 0
 
 

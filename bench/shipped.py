@@ -47,9 +47,6 @@ def main(argv: list[str] | None = None) -> int:
         algorithm: of_rows(_measured(args, algorithm, serve_flags))
         for algorithm in (USUAL, *shipped_algorithms(ensure_embedded_model()))
     }
-    print("| drafts | speed | accept length |\n|---|---|---|")
-    for algorithm, (speed, accept_length) in measured.items():
-        print(f"| {algorithm} | {speed:.2f}x | {accept_length:.2f} |")
     tables = json.loads(args.output.read_text(encoding="utf-8")) if args.output.is_file() else {}
     own_flags = "".join(f" {flag}" for flag in serve_flags)
     tables[section(quantized=served.quantization is not None)] = {
@@ -58,15 +55,23 @@ def main(argv: list[str] | None = None) -> int:
         "command": f"python -m bench.shipped --per-category {args.per_category} --tokens {args.tokens}{own_flags}",
     }
     write_json(args.output, tables)
+    print("| drafts | speed | accept length |\n|---|---|---|")
+    for algorithm, (speed, accept_length) in measured.items():
+        print(f"| {algorithm} | {speed:.2f}x | {accept_length:.2f} |")
     return 0
 
 
 def of_rows(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """From bench.mt_bench's rows: speed with drafts as a multiple of that without, and the mean accept length."""
+    """From bench.mt_bench's rows: speed with drafts as a multiple of that without, and the mean accept length.
+
+    StartupError where no question has both.
+    """
     by_question: dict[int, dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
         by_question[row["question_id"]][row["system"]] = row
     pairs = [found for found in by_question.values() if {"plain", "speculative"} <= found.keys()]
+    if not pairs:
+        raise StartupError("no question has an answer with drafts and one without that are long enough to have a speed")
     speed = statistics.geometric_mean(
         found["speculative"]["tokens_per_s"] / found["plain"]["tokens_per_s"] for found in pairs
     )
@@ -78,7 +83,7 @@ def _measured(args: argparse.Namespace, algorithm: str, serve_flags: list[str]) 
         output = Path(folder) / "rows.json"
         words = [f"--per-category={args.per_category}", f"--tokens={args.tokens}", "--alone", f"--output={output}"]
         flags = [f"--speculative-algorithm={algorithm}", *serve_flags]
-        command = [sys.executable, "-m", "bench.mt_bench", *words, *flags]
+        command = [sys.executable, "-P", "-m", "bench.mt_bench", *words, *flags]
         if subprocess.run(command, check=False, stdout=sys.stderr).returncode != 0:
             raise StartupError(f"bench mt_bench with {algorithm} failed")
         return json.loads(output.read_text(encoding="utf-8"))

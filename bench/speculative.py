@@ -16,7 +16,6 @@ import asyncio
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,9 +32,8 @@ from bench._output import writing
 from bench._plot import check_plot, plot_grid
 from bench._prompts import Prompt, from_file, mt_bench
 from bench._serve_flags import check_serve_flags
-from bench._server import free_port, serving
+from bench._server import ours_serving
 from bench._stream import Asked, ServerRefused
-from bench._systems import OURS_READY, Launch
 from outrider.errors import StartupError
 
 
@@ -131,10 +129,7 @@ def main(argv: list[str] | None = None) -> int:
     if not settings:
         raise StartupError("the grid holds no setting: SGLang's rules leave out trees that cannot hold their tokens")
     prompts = from_file(args.prompts) if args.prompts else mt_bench()
-    words = server_flags(args, settings, rest)
-    port = free_port()
-    launch = Launch([sys.executable, "-P", "-m", "outrider", "serve", f"--port={port}", *words], ready=OURS_READY)
-    with tempfile.TemporaryDirectory() as logs, serving(launch, port, Path(logs) / "serve.log", 900.0) as served:
+    with ours_serving(server_flags(args, settings, rest)) as served:
         try:
             rows = asyncio.run(measure(served.url, settings, prompts, args))
         except (httpx.HTTPError, ServerRefused) as failure:

@@ -14,6 +14,7 @@ from typing import Any
 from bench._main import as_command
 from outrider.errors import Unimplemented
 from outrider.rpc import bind, create_server
+from outrider.telemetry import announce
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
 
@@ -113,6 +114,7 @@ async def serve(listen: str, servicer: StandIn) -> None:
     await server.start()
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    announce("ready")
     await ended.wait()
     await server.stop(None)
 

@@ -77,11 +77,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
     found = gain_of(*_measured(args, serve_flags))
+    if args.output:
+        write_json(args.output, asdict(found))
     cells = [f"{value:.2f}" for value in asdict(found).values()]
     print("| T, ms | V, ms | D, ms | accept length | gain | tau*T/(V+D) | share |\n" + "|---" * 7 + "|")
     print(f"| {' | '.join(cells)} |")
-    if args.output:
-        write_json(args.output, asdict(found))
     return 0
 
 
@@ -93,7 +93,7 @@ def _measured(args: argparse.Namespace, serve_flags: list[str]) -> tuple[Side, S
         for turn, question in enumerate(choose(args.per_category)):
             for ask, side in systems if turn % 2 else systems[::-1]:
                 before = served.verify(), served.draft()
-                answer = ask(question["turns"][0], args.tokens)
+                answer = ask(question.text, args.tokens)
                 after = served.verify(), served.draft()
                 if answer.tokens > 1:
                     verify, draft = (Span(*pair) for pair in zip(before, after, strict=True))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,16 @@ import uvloop
 from bench._flags import counts, not_below_zero, output_file, positive, setting
 from bench._main import as_command
 from bench._output import write_json
-from bench._pairs import PLAIN, PLANNED, Load, child, enlisted, measure, prompts, stub_of, summary, table
-from outrider import rpc
+from bench._pairs import PLAIN, PLANNED, Load, compare, prompts, table
 
 
 def main(words: list[str] | None = None) -> int:
     """Prints the table; writes JSON where asked."""
     args = _parse(words)
     result = {"setting": setting(args), **uvloop.run(_measure(args))}
-    print(table(result, PLAIN.name))
     if args.output is not None:
         write_json(args.output, result)
+    print(table(result, PLAIN.name))
     return 0
 
 
@@ -54,8 +52,7 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
     from engine.embedded import ensure_embedded_model
 
     model = args.model_path or ensure_embedded_model()
-    with tempfile.TemporaryDirectory(prefix="oru-") as name:
-        folder, log = Path(name), Path(name) / "log"
+    with tempfile.TemporaryDirectory(prefix="oru-") as folder:
         address = f"unix:{folder}/verify"
         verify = (
             "outrider", "verify", f"--listen={address}", f"--model-path={model}", f"--threads={args.threads}",
@@ -67,12 +64,8 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
                 "outrider", "draft", f"--listen=unix:{folder}/draft", f"--verify-address={address}",
                 "--speculative-algorithm=NGRAM", "--speculative-ngram-scope=session",
             )  # fmt: skip
-        async with AsyncExitStack() as stack:
-            children = [await stack.enter_async_context(child(words, log)) for words in (verify, draft)]
-            stub = stub_of(await stack.enter_async_context(rpc.create_channel(address)))
-            await enlisted(stub, children, log)
-            load = Load(args.batch, args.max_tokens, args.turns)
-            return summary(await measure(stub, prompts(model), [PLAIN, PLANNED], load), PLAIN.name)
+        load = Load(args.batch, args.max_tokens, args.turns)
+        return await compare(verify, draft, address, prompts(model), [PLAIN, PLANNED], load)
 
 
 if __name__ == "__main__":

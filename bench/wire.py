@@ -42,10 +42,11 @@ from bench._flags import above_zero, natural, not_below_zero, output_file, posit
 from bench._main import as_command
 from bench._output import write_json
 from bench._plot import check_plot
+from bench._process import process
 from bench._wire_echo import round_trips_ms
 from bench._wire_hops import rounds
 from bench._wire_picture import draw
-from bench._wire_run import WARM_SHARE, Played, load_average, play, process, rate
+from bench._wire_run import WARM_SHARE, Played, load_average, play, rate
 from bench._wire_script import NUM_TOP, Setting
 from outrider.busy_poll import is_wanted
 from outrider.placement import cores_of_two
@@ -59,9 +60,9 @@ def main(words: list[str] | None = None) -> int:
     """Runs both ways; prints the figures, and writes them to --output; draws some rounds where asked."""
     args = _parse(words)
     figures, sequential, overlap = uvloop.run(_measure(args))
-    print(json.dumps(figures, indent=2))
     if args.output is not None:
         write_json(args.output, figures, indent=2)
+    print(json.dumps(figures, indent=2))
     if args.picture is not None:
         draw({"one after the other": sequential, "with overlap": overlap}, args.picture)
     return 0

@@ -9,9 +9,11 @@ folder=${1:-$(dirname "$0")/tls}
 shift || true
 days=${DAYS:-90}
 owner=10001 # the containers' user
-mkdir -p "$folder/authority"
 
 fail() { echo "certificates.sh: $*" >&2; exit 2; }
+
+[[ $days =~ ^[1-9][0-9]{0,4}$ ]] || fail "DAYS is '$days'; it must be a number of days from 1 to 99999"
+mkdir -p "$folder/authority" || fail "cannot make $folder/authority"
 
 # A file for the containers' user: its own where root makes it, readable by all (in a folder that is not) else.
 hand_over() {
@@ -22,12 +24,22 @@ hand_over() {
     fi
 }
 
+# openssl does not always say that a disk is full.
+filled() {
+    local file
+    for file in "$@"; do [ -s "$file" ] || fail "cannot write $file"; done
+}
+
 authority() {
     local to=$folder/authority
-    [ -e "$to/key.pem" ] && return
+    [ -s "$to/key.pem" ] && [ -s "$to/ca.pem" ] && return
+    [ ! -s "$to/ca.pem" ] || fail "$to/ca.pem has no key.pem beside it to sign with"
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -sha256 -days 3650 -subj "/CN=Outrider services" \
         -addext "basicConstraints=critical,CA:TRUE,pathlen:0" -addext "keyUsage=critical,keyCertSign,cRLSign" \
-        -keyout "$to/key.pem" -out "$to/ca.pem" 2>/dev/null || fail "cannot make the authority"
+        -keyout "$to/key.pem.new" -out "$to/ca.pem.new" 2>/dev/null || fail "cannot make the authority"
+    filled "$to/key.pem.new" "$to/ca.pem.new"
+    mv "$to/key.pem.new" "$to/key.pem" # first: without ca.pem both are made anew
+    mv "$to/ca.pem.new" "$to/ca.pem"
 }
 
 # issue NAME HOST...: a key and a certificate, put in place of the old ones in one go each.
@@ -52,13 +64,18 @@ basicConstraints=critical,CA:FALSE"
         -out "$to/cert.pem.new" 2>/dev/null || fail "cannot sign for $name"
     cp "$folder/authority/ca.pem" "$to/ca.pem.new"
     rm "$to/request.pem"
+    filled "$to"/*.new
     hand_over "$to" "$to"/*.new
     for file in key cert ca; do mv "$to/$file.pem.new" "$to/$file.pem"; done
 }
 
 # secret FILE PREFIX: a random word, once.
 secret() {
-    [ -e "$folder/$1" ] || { echo "$2$(openssl rand -hex 32)" >"$folder/$1"; hand_over "$folder/$1"; }
+    local file=$folder/$1
+    [ -s "$file" ] && return
+    echo "$2$(openssl rand -hex 32)" >"$file.new" || fail "cannot write $file"
+    hand_over "$file.new"
+    mv "$file.new" "$file"
 }
 
 authority

@@ -64,12 +64,9 @@ def inspect(args: DraftArgs, text: str) -> int:
 def cache_kernels(folder: Path) -> None:
     """Lets numba keep what it compiles in `folder`, so that a read-only installation starts fast too.
 
-    Must run before numba is first imported. StartupError when the folder cannot be made.
+    Must run before numba is first imported, which makes it. Where it cannot be written nothing is kept, and the log
+    says so (drafters/compiled.py).
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartupError(f"cannot make {folder} for compiled code: {error}; set OUTRIDER_HOME") from error
     os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
 
 

@@ -13,6 +13,7 @@ class Backoff:
     first_s: float = 0.1
     longest_s: float = 5.0
     refused_s: float = 30.0  # after a mismatch, which only a restart of either side mends
+    steady_s: float = 1.0  # of a stream that was a success: who is thrown out as soon as it is in waits ever longer
     rng: random.Random = field(default_factory=random.Random)
     failures: int = 0
 
@@ -22,6 +23,7 @@ class Backoff:
         self.failures += 1
         return wait_s * self.rng.uniform(0.5, 1.0)
 
-    def reset(self) -> None:
-        """After a success."""
-        self.failures = 0
+    def lasted(self, seconds: float) -> None:
+        """After a stream that lasted so long."""
+        if seconds >= self.steady_s:
+            self.failures = 0

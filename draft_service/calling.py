@@ -42,30 +42,27 @@ class Caller:
             try:
                 result = call(argument)
             except BaseException as error:
-                loop.call_soon_threadsafe(_fail, answer, error)
+                loop.call_soon_threadsafe(self._fail, answer, error)
             else:
-                loop.call_soon_threadsafe(_settle, answer, result)
+                loop.call_soon_threadsafe(self._settle, answer, result)
 
         self._executor.submit(work)
         self.num_away += 1
-        try:
-            return await answer
-        finally:
-            self.num_away -= 1
+        return await answer
 
     async def attempt(self, calls: Sequence[Call], *, here: bool = False) -> list[Any]:
         """In one visit: results, or the exceptions that came instead. here: on the loop, whatever there is."""
         return _attempt(calls) if here else await self.call(_attempt, calls)
 
+    def _settle(self, answer: asyncio.Future[T], result: T) -> None:
+        self.num_away -= 1  # not when it is awaited no more: the thread goes on
+        if not answer.done():
+            answer.set_result(result)
 
-def _settle(answer: asyncio.Future[T], result: T) -> None:
-    if not answer.done():
-        answer.set_result(result)
-
-
-def _fail(answer: asyncio.Future[Any], error: BaseException) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+    def _fail(self, answer: asyncio.Future[Any], error: BaseException) -> None:
+        self.num_away -= 1
+        if not answer.done():
+            answer.set_exception(error)
 
 
 def _attempt(calls: Sequence[Call]) -> list[Any]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from outrider.errors import StartupError
+from outrider.text_files import load_tokenizer
 from outrider.wire import Ids
 
 
@@ -18,7 +18,7 @@ def read_corpora(paths: tuple[str, ...], model_folder: Path) -> Iterator[Ids]:
     file = model_folder / "tokenizer.json"
     if not file.is_file():
         raise StartupError(f"--speculative-ngram-external-corpus-path needs a tokenizer, and {file} does not exist")
-    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer = load_tokenizer(file)
     for path in paths:
         for text in _texts(Path(path).expanduser()):
             tokens = tokenizer.encode(text, add_special_tokens=False).ids

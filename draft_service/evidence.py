@@ -79,14 +79,10 @@ class DepthReached:
 
 
 class StepTimes(CostTable):
-    """Milliseconds of verify's steps by rows.
+    """Milliseconds of verify's steps by rows. Beyond the only ones seen it rises little: what is not known is tried."""
 
-    Beyond those that were seen it goes on as they do, or rises little: what nothing is known of is tried.
-    """
-
-    def _row_ms(self, xs: list[int], ys: list[float]) -> float:
-        span = xs[-1] - xs[0]
-        return (ys[-1] - ys[0]) / span if span else _ROW_GUESS * ys[-1]
+    def _row_ms(self, xs: list[float], ys: list[float]) -> float:
+        return super()._row_ms(xs, ys) if len(xs) > 1 else _ROW_GUESS * ys[-1]
 
 
 class CallTimes:

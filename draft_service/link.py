@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -195,12 +196,12 @@ class VerifyLink:
         self.target = enlisted.target
         self.stats.state = draft_pb2.VERIFY_LINK_STATE_ENLISTED
         self.stats.connects += 1
-        self.backoff.reset()
         log.info("enlisted", address=self.address, verify_boot_id=enlisted.boot_id)
         arrivals: Arrivals[Arrival] = Arrivals(ROUNDS_IN_FLIGHT)
         fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted, arrivals.put, self.dial)
         poll = BusyPoll(asyncio.get_running_loop(), on=self.busy_poll)
         reader = asyncio.create_task(_read(call, arrivals, fetcher, table.news, poll))
+        began_s = time.monotonic()
         try:
             while True:
                 rounds, lost, end = _sorted(await arrivals.take())
@@ -215,6 +216,7 @@ class VerifyLink:
                 if end is not None:
                     break
         finally:
+            self.backoff.lasted(time.monotonic() - began_s)
             reader.cancel()
             await fetcher.close()
         if end.error is not None:
@@ -269,8 +271,11 @@ async def _read(
     end = _End(None)
     try:
         while (frame := await _next_frame(call)) is not None:
-            if frame.WhichOneof("message") != "round":
-                raise Internal(f"a frame carries {frame.WhichOneof('message')}; after `enlisted` only rounds may come")
+            kind = frame.WhichOneof("message")
+            if kind is None:
+                continue  # of a kind that a newer verify service knows
+            if kind != "round":
+                raise Internal(f"a frame carries {kind}; after `enlisted` only rounds may come")
             poll.came()
             news.note(frame.round)
             await arrivals.put(frame.round)

@@ -22,6 +22,8 @@ class Tier:
     down_hysteresis: float = -0.25
 
 
+_MOST_STEPS = 64
+
 DEFAULT = {1: Tier((1, 3, 7)), 8: Tier((0, 1, 3)), 32: Tier((0, 1)), 64: Tier((0,))}
 
 
@@ -42,18 +44,36 @@ def read_tiers(path: str | None) -> dict[int, Tier]:
 
 
 def _tier(read: Any) -> Tier:
+    """As the file has it. ValueError, naming what is wrong with it."""
     if not isinstance(read, dict):
         raise ValueError(f"{read!r} is no tier")
     unknown = read.keys() - {spec.name for spec in fields(Tier)}
     if unknown:
         raise ValueError(f"{min(unknown)} is unknown; a tier has {', '.join(spec.name for spec in fields(Tier))}")
-    steps = sorted({int(step) for step in read.get("candidate_steps", ())})
-    if not steps or not 0 <= steps[0] <= steps[-1] <= 64:
-        raise ValueError(f"candidate_steps is {steps}; it must hold numbers from 0 to 64")
-    numbers = {name: value for name, value in read.items() if name != "candidate_steps"}
-    if not all(isinstance(value, (int, float)) for value in numbers.values()):
-        raise ValueError(f"{numbers} must be numbers")
-    return Tier(tuple(steps), **numbers)
+    steps = read.get("candidate_steps")
+    sound = isinstance(steps, list) and all(_is_whole(step) and 0 <= step <= _MOST_STEPS for step in steps)
+    if not (sound and steps):
+        raise ValueError(f"candidate_steps is {steps!r}; it must be a list of whole numbers from 0 to {_MOST_STEPS}")
+    tier = Tier(**{**read, "candidate_steps": tuple(sorted(set(steps)))})
+    for name, least in (("update_interval", 1), ("warmup_batches", 0)):
+        value = getattr(tier, name)
+        if not (_is_whole(value) and value >= least):
+            raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}")
+    if not (_is_number(tier.ema_alpha) and 0.0 < tier.ema_alpha <= 1.0):
+        raise ValueError(f"ema_alpha is {tier.ema_alpha!r}; it must be a number above 0 and at most 1")
+    for name in ("up_hysteresis", "down_hysteresis"):
+        value = getattr(tier, name)
+        if not (_is_number(value) and abs(value) <= _MOST_STEPS):
+            raise ValueError(f"{name} is {value!r}; it must be a number from -{_MOST_STEPS} to {_MOST_STEPS}")
+    return tier
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_whole(value)
 
 
 def candidates(tiers: dict[int, Tier]) -> list[int]:

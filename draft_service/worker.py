@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
-import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +12,7 @@ from draft_service.drafting import Drafting
 from draft_service.link import Identity, VerifyLink
 from outrider.args.links import check_address
 from outrider.dialing import Dial
+from outrider.resolving import LookUp, Resolver, endpoints_of
 from outrider.rpc import create_channel
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, draft_pb2
@@ -22,7 +21,6 @@ log = get_logger(__name__)
 
 RESOLVE_PERIOD_S = 10.0
 
-Resolve = Callable[[str], Awaitable[list[str]]]
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -40,7 +38,7 @@ class Worker:
 
     def __init__(
         self, addresses: Sequence[str], drafting: Drafting, identity: Identity, *, max_sessions: int,
-        resolve: Resolve | None = None, sleep: Sleep = asyncio.sleep, backoff: Callable[[], Backoff] = Backoff,
+        resolve: LookUp = endpoints_of, sleep: Sleep = asyncio.sleep, backoff: Callable[[], Backoff] = Backoff,
         dial: Dial = create_channel, busy_poll: bool = False,
     ) -> None:  # fmt: skip
         for address in addresses:
@@ -49,14 +47,13 @@ class Worker:
         self._drafting = drafting
         self._identity = identity
         self._max_sessions = max_sessions
-        self._resolve = resolve or resolve_address
+        self._resolver = Resolver(resolve)
         self._sleep = sleep
         self._dial = dial
         self._busy_poll = busy_poll
         self._backoff = backoff
         self._enlisted: set[str] = set()
         self._running: dict[str, _Running] = {}
-        self._unresolved: dict[str, str] = {}
         self._draining = False  # no link is made any more
 
     @property
@@ -72,7 +69,7 @@ class Worker:
     async def run(self) -> None:
         """Serves until cancelled."""
         while True:
-            self._adjust(await self._endpoints())
+            await self.look_again()
             await self._sleep(RESOLVE_PERIOD_S)
 
     async def drain(self, grace_s: float) -> None:
@@ -91,21 +88,9 @@ class Worker:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._running.clear()
 
-    async def _endpoints(self) -> dict[str, None]:
-        """Endpoints of all addresses, in order. An address that does not resolve keeps the links that it has."""
-        found: dict[str, None] = {}
-        for address in self._addresses:
-            try:
-                found |= dict.fromkeys(await self._resolve(address))
-                self._unresolved.pop(address, None)
-            except (OSError, UnicodeError) as error:
-                if self._unresolved.get(address) != str(error):
-                    log.warning("address does not resolve", address=address, reason=str(error))
-                self._unresolved[address] = str(error)
-                found |= dict.fromkeys(self._running)
-        return found
-
-    def _adjust(self, endpoints: dict[str, None]) -> None:
+    async def look_again(self) -> None:
+        """Looks all addresses up, and makes and ends links accordingly."""
+        endpoints = await self._resolver.resolve(self._addresses)
         for endpoint in endpoints:
             if endpoint not in self._running and not self._draining:
                 link = VerifyLink(
@@ -120,22 +105,3 @@ class Worker:
                     log.error("a link failed; it is made anew", address=endpoint, exc_info=running.task.exception())
             elif endpoint not in endpoints and running.link.stats.state != draft_pb2.VERIFY_LINK_STATE_ENLISTED:
                 running.task.cancel()
-
-
-async def resolve_address(address: str) -> list[str]:
-    """The endpoints that an address stands for: itself, or ip:port for each address of its name.
-
-    OSError if none is known, UnicodeError for a name that DNS cannot be asked for.
-    """
-    if address.startswith(("unix:", "unix-abstract:")):
-        return [address]
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    with contextlib.suppress(ValueError):
-        return [_endpoint(str(ipaddress.ip_address(host)), port)]
-    infos = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(_endpoint(str(info[4][0]), port) for info in infos))
-
-
-def _endpoint(ip: str, port: str) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

@@ -14,6 +14,8 @@ from typing import Literal, Protocol
 
 import torch
 
+from engine.config import ModelConfig
+from engine.cpu_kernels import cpu_kernels
 from kernels.attention import torch_native
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.split import SplitAttention
@@ -132,6 +134,19 @@ def check_fp8(choice: AttentionChoice, dtype: torch.dtype, device: torch.device)
             )
 
 
+def check_heads(choice: AttentionChoice, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """StartupError for a model whose heads Triton's kernels do not cover, where they would attend."""
+    resolved = choice.resolved(device)
+    if "triton" not in (resolved.prefill, resolved.decode):
+        return
+    from kernels.attention.triton_blocks import Heads
+
+    try:
+        Heads(config.num_heads, config.num_kv_heads, config.head_dim, dtype)
+    except ValueError as error:
+        raise StartupError(f"{error}: use --attention-backend torch_native") from error
+
+
 def _resolved(name: str, device: torch.device) -> str:
     """The name of a backend that exists; auto's is the device's best."""
     if name == "auto":
@@ -149,7 +164,7 @@ def _triton(device: torch.device, page_size: int, *, narrow_trees: bool = False)
         raise StartupError("attention backend triton needs the package triton, which comes with torch for CUDA")
     from kernels.attention.triton import TritonAttention
 
-    return TritonAttention(device, page_size=page_size, narrow_trees=narrow_trees)
+    return TritonAttention(device, page_size=page_size, narrow_trees=narrow_trees, library=cpu_kernels())
 
 
 def _flashinfer(device: torch.device, *, alone: bool = False) -> Attention:

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.config import read_json
+from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from outrider.errors import StartupError, reason_of
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -118,7 +119,7 @@ class DummyCheckpoint(Checkpoint):
             return 1.0 + 0.1 * noise
         if len(shape) == 1:
             return 0.1 * noise
-        gain = 2.0 if name in {"lm_head.weight", "model.embed_tokens.weight"} else 1.0
+        gain = 2.0 if name in {OUTPUT_HEAD, EMBEDDING} else 1.0
         return noise * gain * shape[1] ** -0.5
 
 

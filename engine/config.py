@@ -6,11 +6,11 @@ Knows no tensors. Anything that would change the arithmetic and is not understoo
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engine.fields import LIMITS, Fields
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 
@@ -32,18 +32,6 @@ _LEFT_OUT = {
     "Qwen2ForCausalLM": _QWEN_LEFT_OUT,
     "Qwen3ForCausalLM": {**_QWEN_LEFT_OUT, "head_dim": 128},
     "MiMoForCausalLM": _QWEN_LEFT_OUT,
-}
-
-# Far above any published model; a number beyond them is damage or an attack on memory.
-LIMITS = {
-    "vocab_size": 2**22,
-    "hidden_size": 2**17,
-    "intermediate_size": 2**19,
-    "num_hidden_layers": 2**10,
-    "num_attention_heads": 2**11,
-    "num_key_value_heads": 2**11,
-    "head_dim": 2**10,
-    "max_position_embeddings": 2**27,
 }
 
 
@@ -113,7 +101,7 @@ class ModelConfig:
         generation_path = folder / "generation_config.json"
         generation = read_json(generation_path) if generation_path.is_file() else {}
         try:
-            return ConfigReader(folder / "config.json", raw).config(generation)
+            return read_config(folder / "config.json", raw, generation)
         except NotOursError as reason:
             try:
                 return _by_transformers(folder, trust_remote_code)
@@ -153,46 +141,44 @@ class NotOursError(StartupError):
     """A model of one of our families with something that our decoders do not have."""
 
 
-class ConfigReader:
-    """Takes checked values out of the config.json of a model of one of ARCHITECTURES."""
+def read_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
+    """From the config.json of a model of one of ARCHITECTURES, and its generation_config.json."""
+    architecture = _architecture(path, raw)
+    return _Reader(path, {**_LEFT_OUT[architecture], **raw}).config(architecture, generation)
 
-    def __init__(self, path: Path, raw: dict[str, Any]) -> None:
-        self.path = path
-        self.raw = raw
 
-    def config(self, generation: dict[str, Any]) -> ModelConfig:
-        architecture = _architecture(self.path, self.raw)
-        self.raw = {**_LEFT_OUT[architecture], **self.raw}
+class _Reader(Fields):
+    def config(self, architecture: str, generation: dict[str, Any]) -> ModelConfig:
         self._refuse_what_changes_the_arithmetic()
-        num_heads = self._count("num_attention_heads")
-        hidden_size = self._count("hidden_size")
-        num_kv_heads = self._count("num_key_value_heads", num_heads)
-        head_dim = self._count("head_dim", hidden_size // num_heads)
+        num_heads = self.count("num_attention_heads")
+        hidden_size = self.count("hidden_size")
+        num_kv_heads = self.count("num_key_value_heads", num_heads)
+        head_dim = self.count("head_dim", hidden_size // num_heads)
         if num_heads % num_kv_heads:
-            self._fail(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
+            self.fail(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
         if head_dim % 2:
-            self._fail(f"head_dim {head_dim} is odd; rotary embedding needs pairs")
+            self.fail(f"head_dim {head_dim} is odd; rotary embedding needs pairs")
         attention_bias = self._attention_bias(architecture)
         theta, scaling = self._rope()
         return ModelConfig(
             architecture=architecture,
-            vocab_size=self._count("vocab_size"),
+            vocab_size=self.count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=self._count("intermediate_size"),
-            num_layers=self._count("num_hidden_layers"),
+            intermediate_size=self.count("intermediate_size"),
+            num_layers=self.count("num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position=self._count("max_position_embeddings"),
+            max_position=self.count("max_position_embeddings"),
             rope_theta=theta,
-            rms_eps=self._number("rms_norm_eps", 1e-6, self.raw),
-            tied_embeddings=self._flag("tie_word_embeddings", False),
+            rms_eps=self.number("rms_norm_eps", 1e-6),
+            tied_embeddings=self.flag("tie_word_embeddings", False),
             qkv_bias=attention_bias,
             output_bias=attention_bias and architecture not in _QWEN2_LIKE,
             qk_norm=architecture == "Qwen3ForCausalLM",
             rope_scaling=scaling,
-            checkpoint_dtype=str(self.raw.get("dtype") or self.raw.get("torch_dtype") or "float32"),
-            bos_token_id=_token_id("bos_token_id", self.raw, self.path),
+            checkpoint_dtype=str(self.values.get("dtype") or self.values.get("torch_dtype") or "float32"),
+            bos_token_id=_token_id("bos_token_id", self.values, self.path),
             eos_token_ids=self._eos_token_ids(generation),
             windows=self._windows(architecture),
         )
@@ -201,38 +187,38 @@ class ConfigReader:
         """Qwen2 always has biases on q, k and v; Mistral never; the others as `attention_bias` says, o included."""
         if architecture in _QWEN2_LIKE or architecture == "MistralForCausalLM":
             return architecture in _QWEN2_LIKE
-        return self._flag("attention_bias", False)
+        return self.flag("attention_bias", False)
 
     def _refuse_what_changes_the_arithmetic(self) -> None:
-        if self.raw.get("quantization_config") is not None:
-            self._fail("the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
-        if self.raw.get("hidden_act", "silu") != "silu":
-            self._leave(f"hidden_act {self.raw['hidden_act']!r} is not supported; only silu is")
-        if self._flag("mlp_bias", False):
+        if self.values.get("quantization_config") is not None:
+            self.fail("the checkpoint is quantised (`quantization_config`); give one in bf16, fp16 or fp32")
+        if self.values.get("hidden_act", "silu") != "silu":
+            self._leave(f"hidden_act {self.values['hidden_act']!r} is not supported; only silu is")
+        if self.flag("mlp_bias", False):
             self._leave("mlp_bias is not supported")
-        if self._number("partial_rotary_factor", 1.0, self.raw) != 1.0:
+        if self.number("partial_rotary_factor", 1.0) != 1.0:
             self._leave("partial_rotary_factor other than 1 is not supported")
 
     def _windows(self, architecture: str) -> tuple[int, ...]:
         """Mistral's window holds in every layer; Qwen's in those that `layer_types` or `max_window_layers` names."""
-        is_mistral, num_layers = architecture == "MistralForCausalLM", self._count("num_hidden_layers")
-        if architecture == "LlamaForCausalLM" or self.raw.get("sliding_window") is None:
+        is_mistral, num_layers = architecture == "MistralForCausalLM", self.count("num_hidden_layers")
+        if architecture == "LlamaForCausalLM" or self.values.get("sliding_window") is None:
             return ()
-        window = self._count("sliding_window")
+        window = self.count("sliding_window")
         if is_mistral:
-            if self.raw.get("layer_types") is not None:
+            if self.values.get("layer_types") is not None:
                 self._leave("layer_types make a Ministral of a Mistral")
             return (window,) * num_layers
-        if not self._flag("use_sliding_window", False):
+        if not self.flag("use_sliding_window", False):
             return ()
-        kinds = self.raw.get("layer_types")
+        kinds = self.values.get("layer_types")
         if kinds is None:
-            full = self.raw.get("max_window_layers", 28)
+            full = self.values.get("max_window_layers", 28)
             if type(full) is not int or full < 0:
-                self._fail(f"max_window_layers is {full!r}; it must be a whole number")
+                self.fail(f"max_window_layers is {full!r}; it must be a whole number")
             return tuple(0 if layer < full else window for layer in range(num_layers))
         if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - set(_LAYER_TYPES):
-            self._fail(f"layer_types must name {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers")
+            self.fail(f"layer_types must name {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers")
         return tuple(window if kind == _LAYER_TYPES[0] else 0 for kind in kinds)
 
     def _rope(self) -> tuple[float, RopeScaling | None]:
@@ -240,76 +226,52 @@ class ConfigReader:
 
         As transformers has it: of both objects the older one holds, and the original length at the top before its own.
         """
-        newer = self.raw.get("rope_parameters") or {}
-        rope = self.raw.get("rope_scaling") or newer
-        if not isinstance(rope, dict) or not isinstance(newer, dict):
-            self._fail("rope_parameters and rope_scaling must be objects")
-        if any(isinstance(value, dict) for value in rope.values()):
+        newer = self.values.get("rope_parameters") or {}
+        values = self.values.get("rope_scaling") or newer
+        if not isinstance(values, dict) or not isinstance(newer, dict):
+            self.fail("rope_parameters and rope_scaling must be objects")
+        if any(isinstance(value, dict) for value in values.values()):
             self._leave("rotary settings by the layers' types are not supported")
-        theta = self._number("rope_theta", self._number("rope_theta", 10000.0, self.raw), rope)
-        if "rope_theta" not in rope and newer.get("rope_theta", theta) != theta:
+        rope = Fields(self.path, values)
+        theta = rope.number("rope_theta", self.number("rope_theta", 10000.0))
+        if "rope_theta" not in values and newer.get("rope_theta", theta) != theta:
             log.warning(
                 "rope_scaling is read instead of rope_parameters, its rope_theta too; name that in rope_scaling",
                 path=str(self.path), read=theta, passed_over=newer["rope_theta"],
             )  # fmt: skip
-        kind = rope.get("rope_type") or rope.get("type") or "default"
+        kind = values.get("rope_type") or values.get("type") or "default"
         if not isinstance(kind, str):
-            self._fail(f"rope_type is {kind!r}; it must be a name")
+            self.fail(f"rope_type is {kind!r}; it must be a name")
         if kind == "default":
             return theta, None
         if kind not in {"linear", "llama3"}:
             self._leave(f"rope scaling {kind!r} is not supported; linear and llama3 are")
-        if self._number("partial_rotary_factor", 1.0, rope) != 1.0:
+        if rope.number("partial_rotary_factor", 1.0) != 1.0:
             self._leave("partial_rotary_factor other than 1 is not supported")
-        factor = self._number("factor", None, rope)
+        factor = rope.number("factor")
         if kind == "linear":
             return theta, RopeScaling("linear", factor)
-        low = self._number("low_freq_factor", 1.0, rope)
-        high = self._number("high_freq_factor", 4.0, rope)
+        low = rope.number("low_freq_factor", 1.0)
+        high = rope.number("high_freq_factor", 4.0)
         if high <= low:
-            self._fail(f"rope scaling: high_freq_factor {high} must be above low_freq_factor {low}")
+            self.fail(f"rope scaling: high_freq_factor {high} must be above low_freq_factor {low}")
         key = "original_max_position_embeddings"
-        longest = self._count("max_position_embeddings")
-        original = self._number(key, self._number(key, longest, rope), self.raw)
+        longest = self.count("max_position_embeddings")
+        original = self.number(key, rope.number(key, longest))
         return theta, RopeScaling("llama3", factor, low, high, int(original))
 
     def _eos_token_ids(self, generation: dict[str, Any]) -> tuple[int, ...]:
         """End ids: generation_config.json's where it has any, else config.json's; one id or a list."""
-        for path, source in ((self.path.with_name("generation_config.json"), generation), (self.path, self.raw)):
+        for path, source in ((self.path.with_name("generation_config.json"), generation), (self.path, self.values)):
             value = source.get("eos_token_id")
             if value is not None:
                 items = value if isinstance(value, list) else [value]
                 ids = [_token_id("eos_token_id", {"eos_token_id": item}, path) or 0 for item in items]
-                return possible_ends(ids, self._count("vocab_size"), path)
+                return possible_ends(ids, self.count("vocab_size"), path)
         return ()
-
-    def _count(self, key: str, default: int | None = None) -> int:
-        value = self.raw.get(key)
-        value = default if value is None else value
-        limit = LIMITS.get(key, 2**27)
-        if type(value) is not int or not 1 <= value <= limit:
-            self._fail(f"{key} is {value!r}; it must be a whole number from 1 to {limit}")
-        return value
-
-    def _number(self, key: str, default: float | None, source: dict[str, Any]) -> float:
-        value = source.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
-            self._fail(f"{key} is {value!r}; it must be a finite number above 0")
-        return float(value)
-
-    def _flag(self, key: str, default: bool) -> bool:
-        value = self.raw.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            self._fail(f"{key} is {value!r}; it must be true or false")
-        return value
 
     def _leave(self, message: str) -> NoReturn:
         raise NotOursError(f"{self.path}: {message}")
-
-    def _fail(self, message: str) -> NoReturn:
-        raise StartupError(f"{self.path}: {message}")
 
 
 def _token_id(key: str, source: dict[str, Any], path: Path) -> int | None:

@@ -8,7 +8,6 @@ by reading it back; it appears whole, or not at all.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from engine.models.heads.load import HeadFolder, flattened, own_tokens, tensors_
 from engine.models.heads.names import DRAFT_TO_TARGET, TARGET_TO_DRAFT, published_name
 from engine.models.heads.token_map import target_tokens
 from engine.saving import save_tensors
+from engine.whole import put_in_place
 from outrider.args import ConvertArgs
 from outrider.errors import StartupError
 
@@ -87,10 +87,7 @@ def convert_head(source: Path, destination: Path) -> Converted:
             if isinstance(written.config, Eagle3Config):
                 own_tokens(written, written.config)
             num_bytes = sum(path.stat().st_size for path in work.iterdir())
-            for path in work.iterdir():
-                _flush(path)
-            work.rename(destination)
-            _flush(destination.parent)
+            put_in_place(work, destination)
     except OSError as error:
         raise StartupError(f"{destination} cannot be written: {error}") from error
     return Converted(destination, opened.config.family, len(tensors), num_bytes)
@@ -131,15 +128,6 @@ def _published_config(opened: HeadFolder) -> dict[str, Any]:
             eagle["eagle_aux_hidden_state_layer_ids"] = [layer - 1 for layer in config.aux_layers]
         return {"architectures": ["LlamaForCausalLMEagle3"], **kept, "eagle_config": eagle}
     return kept
-
-
-def _flush(path: Path) -> None:
-    """To the disk: a file's bytes, or a folder's names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def main(args: ConvertArgs) -> int:

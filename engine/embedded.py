@@ -6,22 +6,19 @@ Either the whole model is in its folder or nothing: it is made beside it, flushe
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from engine.gguf_convert import convert
 from engine.progress import Progress
+from engine.whole import locked, put_in_place
 from outrider import env
 from outrider.errors import StartupError
 
@@ -45,7 +42,7 @@ def ensure_embedded_model() -> Path:
         return final
     try:
         models.mkdir(parents=True, exist_ok=True)
-        with _locked(models / f".{NAME}.lock"):
+        with locked(models / f".{NAME}.lock", final):
             if not final.is_dir():
                 _remove_stale(models)
                 _make(models, final)
@@ -65,9 +62,7 @@ def _make(models: Path, final: Path) -> None:
         ready = work / NAME
         ready.mkdir()
         convert(gguf_path, ready)
-        _flush(ready)
-        ready.rename(final)
-        _flush_folder(models)
+        put_in_place(ready, final)
 
 
 def _download(folder: Path) -> Path:
@@ -132,34 +127,7 @@ def _check_sha256(path: Path, expected: str) -> None:
         raise StartupError(f"{path.name} has SHA-256 {actual}, not {expected}: it is damaged, or not the pinned file")
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock; the kernel lets go of a dead process's."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"Waiting for another process that is making {path.parent / NAME}", file=sys.stderr, flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _remove_stale(models: Path) -> None:
     """What a killed first start left behind; the lock says that nobody is at it now."""
     for leftover in models.glob(f".{NAME}.tmp-*"):
         shutil.rmtree(leftover)
-
-
-def _flush(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    _flush_folder(folder)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

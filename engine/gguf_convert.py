@@ -15,6 +15,7 @@ import torch
 
 from engine.progress import Progress
 from engine.saving import save_tensors
+from engine.tensors import OUTPUT_HEAD
 from outrider.errors import StartupError
 
 LAYER_TENSORS = {
@@ -40,7 +41,7 @@ def convert(gguf_path: Path, folder: Path) -> None:
         raise StartupError(f"{gguf_path.name} is no SmolLM in Llama form")
     config = _config(meta)
     weights = _weights(reader, config["num_attention_heads"], config["num_key_value_heads"])
-    config["tie_word_embeddings"] = "lm_head.weight" not in weights
+    config["tie_word_embeddings"] = OUTPUT_HEAD not in weights
     save_tensors(weights, folder / "model.safetensors")
     _write(folder / "config.json", config)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}

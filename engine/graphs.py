@@ -26,7 +26,7 @@ from engine.progress import Progress
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_plan import Bucket
-from kernels.transfer import to_device
+from kernels.transfer import send
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 
@@ -44,15 +44,15 @@ Step = Callable[[], None]
 Replay = Callable[[], object]
 
 
-class Decoder(Protocol):
-    """What can be captured (engine.models.llama.TorchLlama)."""
+class Capturable(Protocol):
+    """A decoder whose steps can be captured (engine.models.llama.TorchLlama)."""
 
     def forward(self, batch: Batch) -> torch.Tensor: ...
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]: ...
 
     def run(self, rows: StepRows, layout: AttentionLayout) -> torch.Tensor:
-        """Logits of rows in place on the device."""
+        """Logits of rows in place on the device, in any dtype."""
         ...
 
 
@@ -93,7 +93,6 @@ class StepGraphs:
     ) -> None:  # fmt: skip
         self._compute = compute
         self._sizes = sizes
-        self._device = device
         self._prepare = prepare
         self._capture = capture
         self._padding = padding_slot
@@ -165,7 +164,7 @@ class StepGraphs:
         rows[2] = self._padding
         rows[:, : len(tokens)] = tokens, layout.positions, layout.slots
         numbers[3 * num_rows :][: len(logit_rows)] = logit_rows
-        self._inputs[: numbers.size].copy_(to_device(numbers, self._device), non_blocking=True)
+        send(numbers, self._inputs[: numbers.size])
         self._prepare(layout, bucket)
 
 
@@ -175,7 +174,7 @@ class GraphedDecoder:
     likeliest: list[int] | None = None
 
     def __init__(
-        self, decoder: Decoder, sizes: GraphSizes, *, num_outputs: int, max_len: int, padding_slot: int,
+        self, decoder: Capturable, sizes: GraphSizes, *, num_outputs: int, max_len: int, padding_slot: int,
         device: torch.device, prepare: Prepare, capture: Capture,
     ) -> None:  # fmt: skip
         self._decoder = decoder
@@ -234,10 +233,11 @@ def bucket_sizes(sizes: GraphSizes, max_len: int) -> list[Bucket]:
 
 
 class CudaCapture:
-    """Captures steps on the current device; all graphs share one pool of memory, for one runs at a time."""
+    """Captures steps on a device; all graphs share one pool of memory, for one runs at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # torch's own choice is of whichever device captured first
 
     def __call__(self, step: Step) -> Replay:
         # Twice, as the compiler may run once more when it sees the same shapes again.
@@ -245,7 +245,7 @@ class CudaCapture:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Of this thread: another of the process may be at work, as verify is when a colocated drafter begins again.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             step()
         return graph.replay
 
@@ -281,7 +281,7 @@ def with_cuda_graphs(decoder: TorchLlama, sizes: GraphSizes, pool: KVPool, dtype
 
     graphed = GraphedDecoder(
         decoder, sizes, num_outputs=decoder.num_outputs, max_len=len(decoder.rope), padding_slot=pool.num_slots,
-        device=pool.k.device, prepare=prepare, capture=CudaCapture(),
+        device=pool.k.device, prepare=prepare, capture=CudaCapture(pool.k.device),
     )  # fmt: skip
     graphed.capture()
     return graphed

@@ -8,20 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from engine.checkpoint import PICKLED_PATTERNS, Checkpoint, DummyCheckpoint, open_checkpoint
 from engine.config import ModelConfig
 from engine.embedded import ensure_embedded_model
+from engine.tensors import EMBEDDING, OUTPUT_HEAD, check_shapes
 from outrider.errors import StartupError
 from outrider.model_name import may_be_hub_id
 from outrider.telemetry import get_logger
 
+if TYPE_CHECKING:
+    from engine.models.heads.target import TargetShape
+
 HUB_PATTERNS = ("*.json", "*.jinja")
 # Older exports carry the rotary table, which we compute.
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 PREDICTION_PREFIX = "model.mtp_layers."
 
 log = get_logger(__name__)
@@ -87,38 +91,29 @@ def load_checkpoint(
         checkpoint: Checkpoint = DummyCheckpoint(shapes)
     else:
         checkpoint = open_checkpoint(folder, load_format=load_format)
-    _check_shapes(folder, checkpoint.shapes(), shapes)
+    check_shapes(folder, checkpoint.shapes(), shapes)
+    _warn_of_unused(folder, checkpoint.shapes(), shapes)
     _check_tied(folder, checkpoint, shapes)
     return checkpoint, _finite_tensors(folder, checkpoint, shapes)
 
 
-def _check_shapes(folder: Path, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise StartupError(f"{folder}: {len(missing)} tensors are missing: {_first_five(missing)}")
-    wrong = [
-        f"{name} is {list(found[name])}, config.json calls for {list(shape)}"
-        for name, shape in wanted.items()
-        if found[name] != shape
-    ]
-    if wrong:
-        raise StartupError(f"{folder}: {len(wrong)} tensors have the wrong shape: {_first_five(wrong)}")
+def _warn_of_unused(folder: Path, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
     extra = [name for name in found if name not in wanted and not name.endswith(IGNORED_SUFFIXES)]
     # A tied model's head is its embedding, and some files store it twice; prediction layers are a drafter's.
-    extra = [name for name in extra if name != HEAD and not name.startswith(PREDICTION_PREFIX)]
+    extra = [name for name in extra if name != OUTPUT_HEAD and not name.startswith(PREDICTION_PREFIX)]
     if extra:
         log.warning("tensors not used", folder=str(folder), count=len(extra), first=extra[:5])
 
 
 def _check_tied(folder: Path, checkpoint: Checkpoint, wanted: Mapping[str, object]) -> None:
     """StartupError where a model is tied by its config and not by its weights: which is meant, only its owner knows."""
-    if HEAD in wanted or not {HEAD, EMBEDDING} <= checkpoint.shapes().keys():
+    if OUTPUT_HEAD in wanted or not {OUTPUT_HEAD, EMBEDDING} <= checkpoint.shapes().keys():
         return
-    head, embedding = checkpoint.tensor(HEAD), checkpoint.tensor(EMBEDDING)
+    head, embedding = checkpoint.tensor(OUTPUT_HEAD), checkpoint.tensor(EMBEDDING)
     if head.dtype != embedding.dtype or not torch.equal(head, embedding):
         raise StartupError(
-            f"{folder}: {HEAD} is not {EMBEDDING}, though config.json has tie_word_embeddings true. Set that to false "
-            "for the head that is stored, or take it out of the weights"
+            f"{folder}: {OUTPUT_HEAD} is not {EMBEDDING}, though config.json has tie_word_embeddings true. Set that to "
+            "false for the head that is stored, or take it out of the weights"
         )
 
 
@@ -133,12 +128,8 @@ def _finite_tensors(
         yield name, tensor
 
 
-def _first_five(items: list[str]) -> str:
-    return "; ".join(items[:5]) + (" ..." if len(items) > 5 else "")
-
-
-def compute_dtype(name: str, config: ModelConfig) -> torch.dtype:
-    """The torch dtype for a `--dtype` value; `auto` is the checkpoint's own."""
+def compute_dtype(name: str, config: ModelConfig | TargetShape) -> torch.dtype:
+    """The torch dtype for a `--dtype` value; `auto` is the checkpoint's own, and of a head its target's."""
     dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
     wanted = config.checkpoint_dtype.removeprefix("torch.") if name == "auto" else name
     if wanted not in dtypes:

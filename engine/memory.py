@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
+from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from kernels.quantize import GROUP
 
 GIB = 2**30
-EMBEDDING, OUTPUT_HEAD = "model.embed_tokens.weight", "lm_head.weight"
 # Of a quantised number; int4 has a step and a low of 16 bits for each group.
 _QUANTISED_BYTES = {"int8": 1.0, "int8_dynamic": 1.0, "fp8": 1.0, "int4": 0.5 + 4 / GROUP}
 # Groups' files: limit, use, and in their statistics what of the use can be given back at once.

@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.attention import build_attention, check_fp8, fused_rope
+from engine.attention import build_attention, check_fp8, check_heads, fused_rope
 from engine.batch import Batch, BatchBuffers, DeviceRows, Segment
 from engine.checkpoint import Checkpoint, open_checkpoint
-from engine.config import ModelConfig, RopeScaling
+from engine.config import ModelConfig
 from engine.cpu_kernels import cpu_kernels, warn_without_kernels
 from engine.devices import pick_device, take_device
 from engine.execution import Execution
@@ -29,10 +29,11 @@ from engine.models.llama import TorchLlama
 from engine.models.llama_native import NativeLlama, is_supported
 from engine.models.llama_weights import LlamaWeights, tensor_shapes
 from engine.quantization import check_quantization, kernels_used, warn_of_rounding
+from engine.rope import frequencies_of
 from engine.smoothing import SmoothedWeights
+from engine.tensors import EMBEDDING
 from kernels.dispatch import triton_version
 from kernels.native.build import build_key
-from kernels.rope import rope_frequencies
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 
@@ -191,7 +192,7 @@ def _build_decoder(
             "--enable-torch-compile does not go with --quantization: quantised products are kernels of their own, "
             "which torch.compile cannot see into; leave one of the two out"
         )
-    device, frequencies = pool.k.device, _frequencies(config)
+    device, frequencies = pool.k.device, frequencies_of(config)
     library = None
     if device.type == "cpu":
         library = _cpu_kernels(config, dtype, quantization, _torch_only(dtype, pool, execution))
@@ -206,6 +207,7 @@ def _build_decoder(
         )
         facts = [f"native {library.outrider_instructions().decode()} {build_key(library)}"]
         return decoder, " ".join(facts + _digest(weights))
+    check_heads(execution.attention, config, dtype, device)
     attention = build_attention(execution.attention, device, page_size=execution.page_size)
     decoder = TorchLlama(
         config, weights, pool, features, attention, max_len, frequencies, quantization,
@@ -241,6 +243,7 @@ def _transformers_decoder(
     if execution.graphs is not None and execution.graphs.required:
         raise StartupError(f"--cuda-graph-max-bs is for our own decoders; {config.architecture} has none")
     device = pool.k.device
+    check_heads(execution.attention, config, dtype, device)
     attention = build_attention(execution.attention, device, page_size=execution.page_size)
     model, checkpoint = load_transformers_model(
         folder, dtype=dtype, device=device, load_format=load_format, quantization=quantization,
@@ -260,7 +263,7 @@ def model_shapes(folder: Path, config: ModelConfig, *, load_format: str) -> dict
         return tensor_shapes(config)
     if load_format == "dummy":
         layer = 4 * config.hidden_size * (config.q_size + config.intermediate_size)
-        top = {"model.embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+        top = {EMBEDDING: (config.vocab_size, config.hidden_size)}
         return {**top, "layers": (config.num_layers, layer)}
     return dict(open_checkpoint(folder, load_format=load_format).shapes())
 
@@ -297,12 +300,3 @@ def _cpu_kernels(
         return cpu_kernels()
     warn_without_kernels(reason)
     return None
-
-
-def _frequencies(config: ModelConfig) -> torch.Tensor:
-    scaling = config.rope_scaling or RopeScaling("default", 1.0)
-    return rope_frequencies(
-        config.head_dim, config.rope_theta, kind=scaling.kind, factor=scaling.factor,
-        low_freq_factor=scaling.low_freq_factor, high_freq_factor=scaling.high_freq_factor,
-        original_max_position=scaling.original_max_position,
-    )  # fmt: skip

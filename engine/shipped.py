@@ -8,14 +8,11 @@ ships only what was trained; embedding, output head and tokenizer come from the 
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +23,10 @@ from safetensors.torch import save_file
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.cpu_kernels import cpu_kernels
 from engine.fingerprint import numerics_id
-from engine.models.heads.target import EMBEDDING
 from engine.packed import SCALE, Tensors, dequantized, difference, moved, parents, quantized
 from engine.saving import save_tensors
+from engine.tensors import EMBEDDING
+from engine.whole import locked, put_in_place
 from outrider import env
 from outrider.errors import StartupError
 
@@ -90,7 +88,7 @@ def pack(head: Path, algorithm: str, target: Path, output: Path) -> int:
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_suffix(".partial")
     save_file(_packed(tensors, bases, checkpoint), partial, metadata=metadata)
-    os.replace(partial, output)
+    put_in_place(partial, output)
     return output.stat().st_size
 
 
@@ -138,7 +136,7 @@ def _expanded(path: Path, facts: dict[str, Any], target: Path) -> Path:
         return final
     try:
         heads.mkdir(parents=True, exist_ok=True)
-        with _locked(heads / ".lock"), tempfile.TemporaryDirectory(prefix=".tmp-", dir=heads) as work:
+        with locked(heads / ".lock", final), tempfile.TemporaryDirectory(prefix=".tmp-", dir=heads) as work:
             for left in heads.glob(".tmp-*"):  # by a process that was killed: nobody else has the lock
                 if left != Path(work):
                     shutil.rmtree(left, ignore_errors=True)
@@ -146,7 +144,7 @@ def _expanded(path: Path, facts: dict[str, Any], target: Path) -> Path:
                 ready = Path(work) / "head"
                 ready.mkdir()
                 _write(path, facts, target, ready)
-                ready.rename(final)
+                put_in_place(ready, final)
     except OSError as error:
         raise StartupError(f"the shipped head cannot be expanded below {heads}: {error}") from error
     except (SafetensorError, KeyError, RuntimeError) as error:
@@ -164,11 +162,3 @@ def _write(path: Path, facts: dict[str, Any], target: Path, folder: Path) -> Non
                 shutil.copyfile(target / name, folder / name)
     (folder / "config.json").write_text(facts["config"], encoding="utf-8")
     save_tensors(tensors, folder / "model.safetensors")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock; the kernel lets go of a dead process's."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

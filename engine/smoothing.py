@@ -87,10 +87,11 @@ def _run(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     """The layer's output for rows x [T, hidden] of one sequence, and what to move of qkv, gate_up and down."""
     layer = Layer(config, weights, _Watched)
-    q, k, v = (part.transpose(0, 1)[None] for part in layer.before(x, rope))
+    x, *parts = layer.before(x, None, rope)
+    q, k, v = (part.transpose(0, 1)[None] for part in parts)
     mixed = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    x = layer.after(x, mixed[0].transpose(0, 1))
-    return x, [_bits(product) for product in (layer.qkv, layer.gate_up, layer.down)]
+    x, more = layer.after(x, mixed[0].transpose(0, 1))
+    return x + more, [_bits(product) for product in (layer.qkv, layer.gate_up, layer.down)]
 
 
 def _smooth(layer: LayerWeights, of_qkv: torch.Tensor, of_gate_up: torch.Tensor, of_down: torch.Tensor) -> None:

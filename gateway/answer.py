@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,15 @@ from gateway.prediction import PredictionCount
 from gateway.text_stream import ChoiceText, Delta, OutputRules, Piece, SpeculationCount, total_speculation
 from outrider.errors import OutriderError
 from outrider.v1 import verify_pb2
+
+# Where in a grammar a schema does not compile, and the lines about there; the last may be cut short.
+_OF_GRAMMAR = re.compile(r"(?<=: )at \d+\(\d+\): failed to compile JSON schema: |\n *\d+ \| .*", re.DOTALL)
+_ONE_OF = (
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"  # llguidance
+)
+_ONE_OF_TOLD = (
+    "A value may match two branches of a oneOf; give each a required property of its own const, or use anyOf."
+)
 
 
 class Answer:
@@ -62,6 +72,7 @@ class Answer:
             field, error.field = error.field, self._fields.get(error.field or "", error.field)
             if field == "sampling.grammar":  # which the client sent under another name
                 error.message = f"{error.field}: {error.message.partition(': ')[2] or error.message}"
+                _tell_of_schemas(error)
             raise
         finally:
             entry.end(self.completion_tokens, self.cached_tokens, self.speculation, complete=not running)
@@ -94,6 +105,14 @@ class Answer:
     def speculation(self) -> SpeculationCount:
         """All choices' counts together."""
         return total_speculation(choice.speculation for choice in self.choices)
+
+
+def _tell_of_schemas(error: OutriderError) -> None:
+    """Puts verify's complaint in words of the client's, who knows nothing of the grammar that schemas were put into."""
+    if error.code == "invalid_grammar" and error.field in ("tools", "response_format"):
+        error.code = "invalid_json_schema"
+        error.message = _OF_GRAMMAR.sub("", error.message)
+    error.message = error.message.replace(_ONE_OF, _ONE_OF_TOLD)
 
 
 async def numbered(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Delta]]:

@@ -77,12 +77,10 @@ class Backend:
         self, request: verify_pb2.GenerateRequest, route: _Route, ended: AbstractSet[int]
     ) -> AsyncGenerator[verify_pb2.GenerateResponse]:
         """One call's choices to their end, over as many replicas as it takes."""
-        given = _given(request)
-        progress = False
-        numerics_id = ""  # of the replica that answers
+        choices = _Choices(request, route, ended)
         again: Replica | None = None  # which did not take the call on its stream
         try:
-            while not given.keys() <= ended:
+            while not choices.ended:
                 alone, replica, again = again is not None, again or await route.next_replica(), None
                 left_s = route.deadline - time.monotonic()
                 if left_s <= 0:
@@ -92,22 +90,9 @@ class Backend:
                     while responses := await call.take():
                         replica.missed = 0  # whatever its probes say
                         for response in responses:
-                            index = response.choice_index
-                            if index not in given or index in ended:
-                                continue
-                            if response.HasField("start"):
-                                numerics_id = response.start.numerics_id
-                                replica.check_same(response.start)
-                            if tokens := response.tokens:
-                                _check(response, len(given[index]), request, replica)
-                                progress = True
-                                given[index].extend(tokens)
-                                route.went_well()
-                                route.keep_to(numerics_id)
-                            if response.HasField("finish"):
-                                del given[index]
-                            yield response
-                        if given.keys() <= ended:
+                            if choices.take(response, replica):
+                                yield response
+                        if choices.ended:
                             return
                     route.failed(replica, "the stream ended before the output")
                 except Broken as error:
@@ -118,19 +103,59 @@ class Backend:
                     route.refused(replica, error)
                 finally:
                     replica.end(call)
-                left = [choice for choice in given.items() if choice[0] not in ended]
-                if len(left) > 1 and progress:
+                if not choices.progress:
+                    continue
+                left = choices.left()
+                if len(left) > 1:
                     rest = [self._follow(_only(request, *choice), route.fork(), ended) for choice in left]
                     async with contextlib.aclosing(merge(rest)) as responses:
                         async for response in responses:
                             yield response
                     return
-                if left and progress:
-                    given = dict(left)
-                    request = _only(request, *left[0])
+                if left:
+                    request = choices.request = _only(request, *left[0])
         except OutriderError:
-            if not given.keys() <= ended:  # else nobody wants what failed
+            if not choices.ended:  # else nobody wants what failed
                 raise
+
+
+class _Choices:
+    """What has come of a call's choices, over all replicas that had it."""
+
+    def __init__(self, request: verify_pb2.GenerateRequest, route: _Route, ended: AbstractSet[int]) -> None:
+        self.request = request  # the one under way
+        self.progress = False  # some tokens came
+        self._route = route
+        self._given = _given(request)  # of those whose end has not come
+        self._ended = ended
+        self._numerics_id = ""  # of the replica that answers
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is to come that the caller wants."""
+        return self._given.keys() <= self._ended
+
+    def left(self) -> list[tuple[int, list[int]]]:
+        """The choices that go on elsewhere, and the tokens that each has."""
+        return [choice for choice in self._given.items() if choice[0] not in self._ended]
+
+    def take(self, response: verify_pb2.GenerateResponse, replica: Replica) -> bool:
+        """Whether the caller is to have it. Broken for what no client may get."""
+        index = response.choice_index
+        if index not in self._given or index in self._ended:
+            return False
+        if response.HasField("start"):
+            self._numerics_id = response.start.numerics_id
+            replica.check_same(response.start)
+        if tokens := response.tokens:
+            _check(response, len(self._given[index]), self.request, replica)
+            self.progress = True
+            self._given[index].extend(tokens)
+            self._route.went_well()
+            self._route.keep_to(self._numerics_id)
+        if response.HasField("finish"):
+            del self._given[index]
+        return True
 
 
 class _Route:

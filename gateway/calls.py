@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
@@ -68,6 +69,7 @@ class ReplicaCalls:
         self._channel = channel
         self._stub: verify_pb2_grpc.VerifyServiceAsyncStub = verify_pb2_grpc.VerifyServiceStub(channel)
         self._stream: _Stream | None = None
+        self._context = contextvars.copy_context()  # no request's: a stream serves many
         self.each_alone = False
 
     def begin(self, request: verify_pb2.GenerateRequest, timeout_s: float, *, alone: bool = False) -> Call:
@@ -78,7 +80,7 @@ class ReplicaCalls:
         terms = terms_of(self._channel)
         if self._stream is None or self._stream.ended or self._stream.terms != terms:
             self.retire()
-            self._stream = _Stream(self._stub, terms, self._not_offered)
+            self._stream = self._context.run(_Stream, self._stub, terms, self._not_offered)
         return self._stream.begin(request, timeout_s)
 
     def retire(self) -> None:
@@ -124,6 +126,7 @@ class _StreamedCall:
         self.number = number
         self.keeps = keeps  # whether parts of responses may be kept for long
         self.timer: asyncio.TimerHandle | None = None
+        self.context = contextvars.copy_context()  # of the request, for lines about it
         self._arrived: list[verify_pb2.GenerateResponse] = []
         self._error: Exception | None = None
         self._ended = False
@@ -273,8 +276,9 @@ class _Stream:
                     response = verify_pb2.GenerateResponse.FromString(response.SerializeToString())
                 call.put(response)
             if output.HasField("end"):
-                del self._calls[output.call]
-                call.end(_failure_of(output.end))
+                failure = call.context.run(_failure_of, output.end)
+                del self._calls[output.call]  # not before: a call that is not among them is ended by nobody
+                call.end(failure)
                 if self.ended and not self._calls:
                     self._news.set()
 

@@ -93,7 +93,7 @@ async def begin_chat(
     plan = make_plan(
         body, [Prompt(encoded.ids, "messages")], request_id=id,
         max_tokens=body.max_completion_tokens or body.max_tokens, codec=ready.codec, info=ready.info,
-        names=names, prediction=prediction, grammar=rules.grammar, report=report,
+        defaults=ready.sampling, names=names, prediction=prediction, grammar=rules.grammar, report=report,
     )  # fmt: skip
     (answer,) = gateway.answers(plan, request, grammar_field=names.path(rules.grammar_field))
     return Chat(body, ready, id, answer, rules)

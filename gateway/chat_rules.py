@@ -53,7 +53,8 @@ def _format_of(plan: ToolPlan | None, ready: Ready) -> ToolFormat | None:
         return None
     if plan.mode == "required":
         return FORCED
-    return ready.tools if ready.template is not None and ready.template.takes_tools else HERMES
+    knows_tools = ready.template is not None and ready.template.chosen(tools=True).takes_tools
+    return ready.tools if knows_tools else HERMES
 
 
 def _parser(plan: ToolPlan | None, form: ToolFormat | None) -> Callable[[], PartParser] | None:

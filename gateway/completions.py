@@ -42,7 +42,7 @@ async def completions(request: Request) -> ASGIApp:
     report = Report(logprobs=wanted, prompt_logprobs=wanted and bool(body.echo), top_logprobs=body.logprobs or 0)
     plan = make_plan(
         body, prompts, request_id=id, max_tokens=_max_tokens(body), default_max_tokens=DEFAULT_MAX_TOKENS,
-        codec=ready.codec, info=ready.info, grammar=of_openai(body), report=report,
+        codec=ready.codec, info=ready.info, defaults=ready.sampling, grammar=of_openai(body), report=report,
     )  # fmt: skip
     answers = gateway.answers(
         plan, request, grammar_field=grammar_field(body), prompt_field="prompt", top_logprobs_field="logprobs"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import msgspec
 
-from gateway.json_schema import JSON_STYLE, check_depth
+from gateway.json_schema import check_depth
 from gateway.reasoning import ReasoningFormat
+from gateway.sayable import sayable
 from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
 from gateway.shown import shown
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
+from outrider.wire import JSON_STYLE
 
 _KINDS = ("json_schema", "regex", "ebnf")
 _BESIDE = ("regex", "ebnf")  # fields of SGLang's that stand beside OpenAI's `response_format`
@@ -29,14 +30,14 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
             f"The types are 'text', 'json_object' and 'json_schema', not {shown(given.type)}.",
             field="response_format.type", code="invalid_value",
         )  # fmt: skip
-    schema: Any = (given.json_schema or {}).get("schema")
-    if not isinstance(schema, dict):
+    asked = given.json_schema
+    if asked is None or asked.schema is None:
         raise InvalidArgument(
             "response_format.json_schema needs an object 'schema'.",
             field="response_format.json_schema", code="missing_required_parameter",
         )  # fmt: skip
-    check_depth(schema, "response_format.json_schema.schema")
-    return of_schema(schema)
+    check_depth(asked.schema, "response_format.json_schema.schema")
+    return of_schema(sayable(asked.schema, strict=bool(asked.strict)))
 
 
 def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:

@@ -13,8 +13,10 @@ from gateway.schemas import ChatCompletionRequest
 from gateway.service import Ready
 from gateway.shield import Cover
 from gateway.shown import shown
+from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec
 from gateway.tool_prompt import described
+from gateway.tool_schemas import Tools
 from gateway.tools import check_schemas
 from outrider.errors import InvalidArgument
 
@@ -39,7 +41,8 @@ async def encode_conversation(body: ChatCompletionRequest, ready: Ready, body_by
         raise InvalidArgument(
             "This model has no chat template; --chat-template gives one.", field="messages", code="template_error"
         )
-    context, cover = await offload(body_bytes, _context, body, ready.codec, template.takes_tools)
+    template = template.chosen(tools=bool(_offered(body)))
+    context, cover = await offload(body_bytes, _context, body, ready.codec, template)
     try:
         rendered = await template.render(context, ready.codec.max_chars)
     except InvalidArgument as error:  # the template may have put a message's text into its reason
@@ -57,21 +60,29 @@ async def encode_conversation(body: ChatCompletionRequest, ready: Ready, body_by
     return Encoded(await ready.codec.encode_chat(rendered, cover), cover.uncover(rendered[-_TAIL_CHARS:]))
 
 
-def _context(body: ChatCompletionRequest, codec: TextCodec, takes_tools: bool) -> tuple[dict[str, Any], Cover]:
+def _offered(body: ChatCompletionRequest) -> Tools:
+    """The tools that may be called."""
+    return (body.tools or []) if body.tool_choice != "none" else []
+
+
+def _context(body: ChatCompletionRequest, codec: TextCodec, template: ChatTemplate) -> tuple[dict[str, Any], Cover]:
     """What the template is given, with every string of the user's covered; and the cover.
 
-    A template that knows no tools gets them as text: in the system message, and calls in the messages that made them.
+    A template that knows no tools gets them as text: in the system message, or in the user's first where it takes none,
+    and calls in the messages that made them.
     """
     check_schemas(body.tools)  # before anything goes through them
     messages = to_template(body.messages)
-    offered = body.tools if body.tool_choice != "none" else None
-    tools = [_for_template(msgspec.to_builtins(tool)) for tool in offered or ()]
-    if not takes_tools:  # nor calls that were made before, whether or not any may be made now
-        messages, tools = described(messages, tools), []
+    tools = [_for_template(msgspec.to_builtins(tool)) for tool in _offered(body)]
+    if not template.takes_tools:  # nor calls that were made before, whether or not any may be made now
+        messages, tools = described(messages, tools, takes_system=template.takes_system), []
     kwargs = _template_kwargs(body)
     codec.check_length("".join(message["content"] for message in messages), "messages")
     cover = codec.covering(messages, kwargs, tools)
-    covered: list[dict[str, Any]] = cover.cover(messages)
+    covered: list[dict[str, Any]] = [
+        {**cover.cover(message), "role": message["role"]}
+        for message in messages  # a role is no text of the user's
+    ]
     if body.continue_final_message:
         _mark_end(covered, cover)
     context = {

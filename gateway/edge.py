@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import structlog
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -78,6 +79,7 @@ class Edge:
         exchange = _Exchange(_request_id(headers), time.monotonic())
         state = scope.setdefault("state", {})
         state["request_id"], state["began"] = exchange.request_id, exchange.began
+        structlog.contextvars.bind_contextvars(request_id=exchange.request_id)  # in every line of this task
 
         body_left = _large_body(headers)  # whoever is answered before its body came does not go on sending it
 
@@ -113,11 +115,12 @@ class Edge:
                 await _send_failure(Unavailable("The server is shutting down."), send_named)
         except (ClientGone, ClientDisconnect) as gone:
             exchange.status = CLIENT_GONE
-            log.info("client gone", request_id=exchange.request_id, slow=isinstance(gone, SlowReader))
+            log.info("client gone", slow=isinstance(gone, SlowReader))
         except Exception as error:
             if not isinstance(error, OutriderError | HTTPException):
-                log.error("unexpected error", request_id=exchange.request_id, exc_info=error)
+                log.error("unexpected error", exc_info=error)
             if exchange.status is not None:
+                state["finish_reason"] = "error"
                 raise  # half an answer is sent: the connection is closed
             await _send_failure(as_outrider_error(error), send_named)
         finally:
@@ -129,7 +132,7 @@ class Edge:
             quiet = scope["path"] in _QUIET or (exchange.status == 401 and not _stranger_lines.allows())
             say = log.debug if quiet else log.info
             say("http", status=exchange.status, ms=exchange.elapsed_ms, method=scope["method"], path=scope["path"],
-                request_id=exchange.request_id, caller=exchange.caller.name if exchange.caller else None)  # fmt: skip
+                caller=exchange.caller.name if exchange.caller else None)  # fmt: skip
 
     def _begin_span(self, scope: Scope, headers: Headers, request_id: str) -> Span | None:
         """Names the exchange to the calls made for it, and begins its span if it may be traced."""

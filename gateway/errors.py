@@ -94,6 +94,7 @@ _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:\$|key in \$)\.?(?P<path>[^`]*)`
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 _BOUND = re.compile(r"^Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<sign>[<>]=?) (?P<bound>[-+.e\d]+)$")
 _WRONG_TYPE = re.compile(r"^Expected `[\w |]+`, got `\w+`$")
+_PATTERN = re.compile(r"^Expected `str` matching regex '(?P<pattern>.*)'$")
 _NAMES = {"int": "integer", "float": "decimal", "str": "string"}
 
 
@@ -116,6 +117,8 @@ def from_validation(error: msgspec.ValidationError, body: object, kind: type) ->
         return InvalidArgument(f"Invalid type for {where}: {_lower_first(what)}.", field=path, code="invalid_type")
     allowed = words_at(kind, path) if path else ()
     told = f"; it must be one of {', '.join(allowed)}" if allowed else ""
+    if pattern := _PATTERN.match(what):
+        told = f"; it must match {pattern['pattern']}"
     return InvalidArgument(
         f"Invalid value for {where}{value and ':' + value[5:]}{told}.", field=path, code="invalid_value"
     )

@@ -103,6 +103,7 @@ class EventStream:
         self._started = False
         self._sending = False
         self._write_now: Callable[[bytes], bool] = _never
+        self._state: dict[str, Any] = {}
         self._num_sent = 0  # times that something went to the socket
         self._wake = asyncio.Event()
         self._overflow = asyncio.Event()
@@ -110,6 +111,7 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the stream. Raises an error that came before the first event, and ClientGone when the client left."""
         extensions = scope.get("extensions", {})
+        self._state = scope.setdefault("state", {})
         if WRITE_EXTENSION in extensions:
             self._write_now = extensions[WRITE_EXTENSION]["call"]
         pump = asyncio.create_task(self._pump())
@@ -210,6 +212,7 @@ class EventStream:
     def _last_words(self) -> bytes:
         if self._error is None:
             return b""
+        self._state["finish_reason"] = "error"  # the status, which has been sent, says nothing of it
         log.warning("a stream ended in an error", error=type(self._error).__name__, exc_info=_unexpected(self._error))
         return b"data: " + failure(self._error).body + b"\n\n"
 

@@ -11,6 +11,7 @@ from gateway.answer import collect
 from gateway.exchange import json_response, request_id, until_disconnect
 from gateway.plan import Prompt, make_plan
 from gateway.responses import ModelCard, ModelList
+from gateway.sampling_defaults import OPENAI
 from gateway.schemas import SamplingFields
 from gateway.service import Ready, gateway_of
 from gateway.shown import no_such_model
@@ -48,7 +49,7 @@ async def health_generate(request: Request) -> ASGIApp:
     ready = gateway.ready_for(None)
     plan = make_plan(
         SamplingFields(temperature=0.0), [Prompt([0], "prompt")], request_id=f"health-{request_id(request)}",
-        max_tokens=1, codec=ready.codec, info=ready.info,
+        max_tokens=1, codec=ready.codec, info=ready.info, defaults=OPENAI,
     )  # fmt: skip
     await until_disconnect(request.receive, collect(gateway.answers(plan, request)))
     return Response(status_code=200)

@@ -1,41 +1,120 @@
-"""JSON schemas as they come from anyone: bounded in depth, and moved into larger ones with their references."""
+"""JSON schemas as they come from anyone: bounded in depth, walked, and moved into larger ones with their references."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, urljoin
 
 from outrider.errors import InvalidArgument
 
 MAX_DEPTH = 32
-# How verify writes all JSON, for schemas that stand within a larger grammar (`x-guidance`): a small model that may
-# write any white space writes nothing else.
-JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_VALUES = frozenset(("const", "enum", "default", "examples"))  # hold what documents may, and no schemas
+_BY_NAME = frozenset(  # the keys of these are the user's
+    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+)
 
 
 def check_depth(schema: Mapping[str, Any] | None, field: str) -> None:
     """InvalidArgument for a schema that is nested too deeply. Its size is verify's to check, with the grammar's."""
-    if schema is not None and not _shallow(schema, MAX_DEPTH):
+    if schema is not None and not is_shallow(schema):
         raise InvalidArgument(
             f"The schema is nested more than {MAX_DEPTH} levels deep.", field=field, code="invalid_json_schema"
         )
 
 
-def _shallow(value: object, levels: int) -> bool:
+def is_shallow(value: object, levels: int = MAX_DEPTH) -> bool:
+    """Whether JSON is nested no deeper."""
     if not isinstance(value, Mapping | list):
         return True
     items = value.values() if isinstance(value, Mapping) else value
-    return levels > 0 and all(_shallow(item, levels - 1) for item in items)
+    return levels > 0 and all(is_shallow(item, levels - 1) for item in items)
 
 
-def moved(schema: Any, root: str) -> Any:
-    """A schema with its references moved along: what was the root is now at `root`."""
+def with_inner(schema: Mapping[str, Any], make: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema with `make` done to what its keywords hold, or to each of it where that goes by names."""
+    made: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VALUES:
+            made[key] = value
+        elif key in _BY_NAME and isinstance(value, Mapping):
+            made[key] = {name: make(item) for name, item in value.items()}
+        else:
+            made[key] = make(value)
+    return made
+
+
+# ---- References
+
+
+def moved(schema: Mapping[str, Any], root: str) -> dict[str, Any]:
+    """A schema with its references moved along: what was the root is now at `root`, within a document of others.
+
+    All that it defines itself is referred to by its place: the names that `$id` and `$anchor` give would be the whole
+    document's, and are left out.
+    """
+    return _moved(schema, "", {"": root, **dict(_places(schema, "", root))})
+
+
+def _moved(schema: Any, base: str, places: Mapping[str, str]) -> Any:
     if isinstance(schema, list):
-        return [moved(item, root) for item in schema]
+        return [_moved(item, base, places) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    made = {key: moved(item, root) for key, item in schema.items()}
-    reference = made.get("$ref")
-    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
-        made["$ref"] = root + reference[1:]
+    base = _base(schema, base)
+    made = with_inner(schema, lambda item: _moved(item, base, places))
+    for key in ("$id", "$anchor"):
+        if isinstance(made.get(key), str):
+            del made[key]
+    if isinstance(reference := made.get("$ref"), str):
+        made["$ref"] = _place(_joined(base, reference), places) or reference
     return made
+
+
+def _places(schema: Any, base: str, at: str) -> Iterator[tuple[str, str]]:
+    """The names that a schema at `at` and those in it go by, as URIs, and the pointers to them."""
+    if isinstance(schema, list):
+        for index, item in enumerate(schema):
+            yield from _places(item, base, f"{at}/{index}")
+    if not isinstance(schema, Mapping):
+        return
+    inner = _base(schema, base)
+    if inner != base:
+        yield inner, at
+    if isinstance(anchor := schema.get("$anchor"), str):
+        yield f"{inner}#{anchor}", at
+    for key, value in schema.items():
+        below = f"{at}/{_step(key)}"
+        if key in _BY_NAME and isinstance(value, Mapping):
+            for name, item in value.items():
+                yield from _places(item, inner, f"{below}/{_step(name)}")
+        elif key not in _VALUES:
+            yield from _places(value, inner, below)
+
+
+def _base(schema: Mapping[str, Any], base: str) -> str:
+    """What references in a schema start from."""
+    own = schema.get("$id")
+    return _joined(base, own).partition("#")[0] if isinstance(own, str) else base
+
+
+def _joined(base: str, reference: str) -> str:
+    if reference.startswith("#"):  # which urljoin does not know of some schemes, as `urn:`
+        return base + reference
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        return reference
+
+
+def _place(uri: str, places: Mapping[str, str]) -> str | None:
+    """The pointer to what a URI names; None for what is not in the schema."""
+    bare, _, fragment = uri.partition("#")
+    if fragment and not fragment.startswith("/"):
+        return places.get(uri)
+    start = places.get(bare)
+    return None if start is None else start + fragment
+
+
+def _step(name: str) -> str:
+    return quote(name.replace("~", "~0").replace("/", "~1"), safe="~$")

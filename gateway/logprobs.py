@@ -1,6 +1,7 @@
 """Log-probabilities as each API writes them. Verify's are natural logarithms under the shaped distribution.
 
-A token's text is what its bytes decode to; a token that is part of a character shows U+FFFD, and its `bytes` are exact.
+A token's text is what its bytes decode to; one that is part of a character shows U+FFFD where its `bytes` are told too,
+and has these for its text in a plain completion, as OpenAI writes it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,14 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
+def _exact_text(data: bytes) -> str:
+    """A text that no other token has."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
 @dataclass(slots=True)
 class TextScores:
     """Collects a completion's log-probabilities; offsets go on from chunk to chunk, the echoed prompt first."""
@@ -88,7 +97,7 @@ class TextScores:
     def add_prompt(self, logprobs: Sequence[verify_pb2.TokenLogprob], lengths: Sequence[int]) -> None:
         """The prompt's tokens, for `echo`, with the characters that each has of the echoed text."""
         for logprob, length in zip(logprobs, lengths, strict=True):
-            self._add(logprob, _text(self.piece_of(logprob.token)), length)
+            self._add(logprob, length)
 
     def add(self, pieces: Iterable[Piece]) -> None:
         """The output's tokens."""
@@ -98,11 +107,11 @@ class TextScores:
             if piece.logprob is None:
                 self.offset += len(piece.text)
             else:
-                self._add(piece.logprob, _text(self.piece_of(piece.logprob.token)), len(piece.text))
+                self._add(piece.logprob, len(piece.text))
 
-    def _add(self, logprob: verify_pb2.TokenLogprob, token: str, length: int) -> None:
+    def _add(self, logprob: verify_pb2.TokenLogprob, length: int) -> None:
         made, known = self._made, logprob.HasField("logprob")
-        made.tokens.append(token)
+        made.tokens.append(self._text(logprob.token))
         made.token_logprobs.append(told(logprob.logprob) if known else None)
         assert made.top_logprobs is not None
         made.top_logprobs.append(self._top(logprob) if known else None)
@@ -112,9 +121,12 @@ class TextScores:
     def _top(self, logprob: verify_pb2.TokenLogprob) -> dict[str, float]:
         made: dict[str, float] = {}
         for item in logprob.top:  # likeliest first, which counts where two tokens have one text
-            made.setdefault(_text(self.piece_of(item.token)), told(item.logprob))
-        made.setdefault(_text(self.piece_of(logprob.token)), told(logprob.logprob))  # however unlikely it was
+            made.setdefault(self._text(item.token), told(item.logprob))
+        made.setdefault(self._text(logprob.token), told(logprob.logprob))  # however unlikely it was
         return made
+
+    def _text(self, token: int) -> str:
+        return _exact_text(self.piece_of(token))
 
     def take(self) -> TextLogprobs:
         """What was added since the last time; alternatives are null where none were asked for."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gateway.json_schema import is_shallow
 from gateway.schemas import ContentPart, Message
 from gateway.shown import not_text
 from gateway.tool_schemas import ToolCall
 from outrider.errors import InvalidArgument
-
-_MAX_DEPTH = 32
 
 
 def to_template(messages: list[Message]) -> list[dict[str, Any]]:
@@ -78,16 +77,9 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
         json.dumps(arguments, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict) or not _shallow(arguments, _MAX_DEPTH):
+    if not isinstance(arguments, dict) or not is_shallow(arguments):
         arguments = call.function.arguments
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
-
-
-def _shallow(value: Any, levels: int) -> bool:
-    if not isinstance(value, dict | list):
-        return True
-    items = value.values() if isinstance(value, dict) else value
-    return levels > 0 and all(_shallow(item, levels - 1) for item in items)
 
 
 def _missing(field: str) -> InvalidArgument:

@@ -47,7 +47,8 @@ async def generate(request: Request) -> ASGIApp:
         plan = make_plan(
             _fields(params, body), [prompt], request_id=id, max_tokens=_max_tokens(params, body, called),
             names=called, default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
-            codec=ready.codec, info=ready.info, grammar=of_sglang(params), report=wanted.report,
+            codec=ready.codec, info=ready.info, defaults=ready.sampling, grammar=of_sglang(params),
+            report=wanted.report,
         )  # fmt: skip
         answers += gateway.answers(
             plan, request, grammar_field=called.path(sglang_grammar_field(params)), prompt_field=prompt.field,

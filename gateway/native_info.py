@@ -25,6 +25,7 @@ async def get_model_info(request: Request) -> ASGIApp:
         model_path=model.model_path, tokenizer_path=str(ready.tokenizer_path), is_generation=True,
         served_model_name=ready.model_name, architectures=[model.architecture], vocab_size=model.vocab_size,
         context_length=ready.codec.context_length, dtype=model.dtype, quantization=model.quantization or None,
+        preferred_sampling_params=dict(ready.sampling) or None,
     )  # fmt: skip
     return json_response(report)
 
@@ -39,6 +40,7 @@ async def get_server_info(request: Request) -> ASGIApp:
             **VerifyArgs.from_flags(infos[0].arguments),
             "model_path": ready.info.model.model_path,
             "served_model_name": ready.model_name,
+            "sampling_defaults": gateway.args.sampling_defaults,
             "version": outrider.__version__,
             "internal_states": [_internal_state(info) for info in infos],
         }

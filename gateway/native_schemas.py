@@ -16,7 +16,7 @@ class GenerateResult(Struct):
 
 
 class ModelInfoReport(Struct):
-    """GET /get_model_info."""
+    """GET /get_model_info. `preferred_sampling_params` stand for what a request leaves out."""
 
     model_path: str
     tokenizer_path: str
@@ -27,6 +27,7 @@ class ModelInfoReport(Struct):
     context_length: int
     dtype: str
     quantization: str | None
+    preferred_sampling_params: dict[str, float] | None
 
 
 class InternalState(Struct):
@@ -54,6 +55,7 @@ class ServerReport(Struct):
 
     model_path: str
     served_model_name: str
+    sampling_defaults: str
     version: str
     internal_states: list[InternalState]
 

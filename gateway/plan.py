@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.names import Names
 from gateway.replicas import ServerInfo
+from gateway.sampling_defaults import SamplingDefaults, with_defaults
 from gateway.schemas import (
     OpenAIFields,
     SamplingFields,
@@ -80,6 +81,7 @@ def make_plan(
     max_tokens: int | None,
     codec: TextCodec,
     info: ServerInfo,
+    defaults: SamplingDefaults,
     names: Names = _OURS,
     default_max_tokens: int | None = None,
     prediction: Sequence[int] | None = None,
@@ -90,7 +92,9 @@ def make_plan(
 
     `max_tokens` is what the caller said; the default gives way to min_tokens and the context, what a caller said does
     not. Of 0, which asks for nothing but the prompt, verify makes a token all the same. `names` are the caller's.
+    `defaults` stand for what the fields leave out.
     """
+    fields = with_defaults(fields, defaults)
     num_choices = _num_choices(fields, len(prompts), max_tokens, info, names)
     for prompt in prompts:
         _check_prompt(prompt, max_tokens, names.path("max_tokens"), codec.context_length, info.model.vocab_size)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from gateway.addresses import is_name, resolve
+from gateway.addresses import Addresses
 from gateway.affinity import PrefixMap, block_keys
 from gateway.replica import Replica, ServerInfo
 from outrider.dialing import Dial
@@ -51,7 +51,7 @@ class ReplicaSet:
     """Keeps the list of replicas and their state; `start` and `close` frame its life."""
 
     def __init__(self, addresses: Iterable[str], times: ProbeTimes | None = None, dial: Dial = create_channel) -> None:
-        self._addresses = tuple(addresses)
+        self._addresses = Addresses(addresses)
         self._dial = dial
         self._times = times or ProbeTimes()
         self._replicas: dict[str, Replica] = {}
@@ -65,7 +65,7 @@ class ReplicaSet:
 
     async def start(self) -> None:
         """Begins to look for replicas; returns before any is found."""
-        self._set_addresses(await self._resolve())
+        self._set_addresses(await self._addresses.resolve())
         self._resolver = asyncio.create_task(self._keep_resolving())
 
     async def close(self) -> None:
@@ -178,18 +178,15 @@ class ReplicaSet:
     # ---- Addresses
 
     async def _keep_resolving(self) -> None:
-        if not any(map(is_name, self._addresses)):
+        if not self._addresses.may_change:
             return
         while True:
             await asyncio.sleep(self._times.resolve_interval_s)
-            addresses = await self._resolve()
+            addresses = await self._addresses.resolve()
             try:
                 self._set_addresses(addresses)
             except (OSError, StartupError) as error:  # certificates that are being replaced: the next round is soon
                 log.warning("cannot dial the verify addresses", error=str(error))
-
-    async def _resolve(self) -> set[str]:
-        return await resolve(self._addresses, self._replicas)
 
     def _set_addresses(self, addresses: set[str], *, calls_s: float | None = _LAST_CALLS_S) -> None:
         """Replicas that are gone get no more calls; those that run on them have `calls_s`, without it none."""

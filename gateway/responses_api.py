@@ -128,11 +128,16 @@ class _Run:
             incomplete_details=IncompleteDetails() if done and cut else None, usage=self._usage() if done else None,
             instructions=body.instructions, max_output_tokens=body.max_output_tokens, metadata=body.metadata or {},
             parallel_tool_calls=body.parallel_tool_calls is not False, reasoning=body.reasoning,
-            temperature=1.0 if body.temperature is None else body.temperature,
+            temperature=_or_default(body.temperature, chat.ready.sampling.get("temperature")),
             text=body.text or TextOptions(format=TextFormat(type="text")),
-            tool_choice=choice or "auto", tools=body.tools or [], top_p=1.0 if body.top_p is None else body.top_p,
-            top_logprobs=body.top_logprobs or 0, user=body.user,
+            tool_choice=choice or "auto", tools=body.tools or [],
+            top_p=_or_default(body.top_p, chat.ready.sampling.get("top_p")), top_logprobs=body.top_logprobs or 0,
+            user=body.user,
         )  # fmt: skip
 
     def _usage(self) -> ResponsesUsage:
         return ResponsesUsage.of(self.chat.usage([self.message]), self.message.reasoning_tokens)
+
+
+def _or_default(given: float | None, default: float | None) -> float:
+    return next((value for value in (given, default) if value is not None), 1.0)

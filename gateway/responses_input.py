@@ -14,7 +14,7 @@ from gateway.responses_schemas import (
     ResponsesTool,
     ResponsesToolChoice,
 )
-from gateway.schemas import ChatCompletionRequest, ContentPart, Message, ResponseFormat, SamplingFields
+from gateway.schemas import ChatCompletionRequest, ContentPart, JsonSchema, Message, ResponseFormat, SamplingFields
 from gateway.shown import not_text, shown
 from gateway.tool_schemas import (
     AllowedTools,
@@ -188,7 +188,7 @@ def _format(body: ResponsesRequest) -> ResponseFormat | None:
     if given.type == "json_schema":
         if given.schema is None:
             raise _missing("text.format.schema")
-        return ResponseFormat(type="json_schema", json_schema={"schema": given.schema})
+        return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=given.schema, strict=given.strict))
     return ResponseFormat(type=given.type)
 
 

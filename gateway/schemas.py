@@ -85,11 +85,20 @@ class SamplingFields(Struct, kw_only=True):
     cache_salt: CacheSalt | None = None
 
 
+class JsonSchema(Struct, kw_only=True):
+    """A schema for the output; with `strict` it is held to all of it, or refused."""
+
+    schema: dict[str, Any] | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Struct, kw_only=True):
     """What the output must match."""
 
     type: str
-    json_schema: dict[str, Any] | None = None
+    json_schema: JsonSchema | None = None
 
 
 class OpenAIFields(SamplingFields, kw_only=True):

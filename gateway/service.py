@@ -23,6 +23,7 @@ from gateway.offload import offload
 from gateway.plan import Plan
 from gateway.reasoning import ReasoningFormat, reasoning_format
 from gateway.replicas import ProbeTimes, ReplicaSet, ServerInfo
+from gateway.sampling_defaults import OPENAI, SamplingDefaults, read_defaults
 from gateway.shown import no_such_model
 from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec, TokenizerFiles
@@ -47,6 +48,7 @@ class Ready:
     reasoning: ReasoningFormat | None
     model_name: str
     tokenizer_path: Path
+    sampling: SamplingDefaults
     created: int
 
     @property
@@ -107,7 +109,10 @@ class Gateway:
             return
         if self._on_ready is not None:
             self._on_ready()
-        log.info("ready", model=self._ready.model_name, context_length=self._ready.codec.context_length)
+        log.info(
+            "ready", model=self._ready.model_name, context_length=self._ready.codec.context_length,
+            sampling=dict(self._ready.sampling),
+        )  # fmt: skip
 
     def fail(self, error: StartupError) -> None:
         """The gateway cannot serve, because of `error`."""
@@ -120,6 +125,8 @@ class Gateway:
         folder = Path(args.tokenizer_path or info.model.model_path)
         given = Path(args.chat_template) if args.chat_template else None
         files = await asyncio.to_thread(TokenizerFiles.load, folder, given)
+        of_model = args.sampling_defaults == "model"
+        sampling = read_defaults(Path(info.model.model_path), folder) if of_model else OPENAI
         context_length = info.limits.context_length or info.model.context_length
         try:
             if files.template is not None:
@@ -131,9 +138,9 @@ class Gateway:
             if files.template is not None:
                 await files.template.close()
             raise
-        tools = tool_format(args.tool_call_parser, files.template.source if files.template else None)
+        tools = tool_format(args.tool_call_parser, files.template.chosen(tools=True).source if files.template else None)
         name = args.served_model_name or default_model_name(info)
-        return Ready(info, codec, files.template, tools, self._reasoning, name, folder, int(time.time()))
+        return Ready(info, codec, files.template, tools, self._reasoning, name, folder, sampling, int(time.time()))
 
     # ---- What routes ask
 

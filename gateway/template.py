@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from outrider import template_worker
-from outrider.errors import InvalidArgument, OutriderError, StartupError
+from outrider import template_worker, text_files
+from outrider.errors import InvalidArgument, OutriderError, StartupError, Unavailable
 from outrider.telemetry import get_logger
 from outrider.template_worker import Failed, Load, Loaded, Render, Rendered, Reply, frame
 
@@ -24,34 +24,41 @@ log = get_logger(__name__)
 
 RENDER_TIME_LIMIT_S = 5.0
 NUM_WORKERS = 2
-_SELF_TEST = {"messages": [{"role": "user", "content": "Hello."}], "add_generation_prompt": True}
+_SELF_TEST = [{"role": "user", "content": "Hello."}]
+_SELF_TEST_SYSTEM = {"role": "system", "content": "Be brief, please."}
+_SELF_TEST_TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
 _SELF_TEST_CHARS = 2**20
+DEFAULT, TOOL_USE = "default", "tool_use"
 
 
-def find_template(folder: Path, given: Path | None = None) -> str | None:
-    """The template's source: the given file's, chat_template.jinja's or tokenizer_config.json's; None without any."""
+def find_templates(folder: Path, given: Path | None = None) -> dict[str, str]:
+    """Sources by name, as transformers finds them: DEFAULT is the given file's, chat_template.jinja's or
+    tokenizer_config.json's; TOOL_USE, where there is one, takes its place for who offers tools."""
     if given is not None:
-        return _read_text(given)
+        return {DEFAULT: _read_text(given)}
     if (beside := folder / "chat_template.jinja").is_file():
-        return _read_text(beside)
-    config = read_json(folder / "tokenizer_config.json")
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several, by name
-        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = by_name.get("default")
-    return template if isinstance(template, str) else None
+        found: dict[Any, Any] = {DEFAULT: _read_text(beside)}
+    else:
+        found = _by_name(read_json(folder / "tokenizer_config.json").get("chat_template"))
+    if (more := folder / "additional_chat_templates" / f"{TOOL_USE}.jinja").is_file():
+        found[TOOL_USE] = _read_text(more)
+    return {name: found[name] for name in (DEFAULT, TOOL_USE) if isinstance(found.get(name), str)}
+
+
+def _by_name(template: Any) -> dict[Any, Any]:
+    if not isinstance(template, list):
+        return {DEFAULT: template}
+    return {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
 
 
 def token_variables(folder: Path) -> dict[str, str]:
     """`bos_token` and the like, as templates may name them."""
-    merged = {**read_json(folder / "special_tokens_map.json"), **read_json(folder / "tokenizer_config.json")}
-    found: dict[str, str] = {}
-    for name, value in merged.items():
-        if name.endswith("_token"):
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[name] = text
-    return found
+    return text_files.token_variables(
+        read_json(folder / "special_tokens_map.json"), read_json(folder / "tokenizer_config.json")
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -92,17 +99,29 @@ class _Worker:
         """A new process, which speaks over a socket pair.
 
         By subprocess and not by the event loop's own call: that one forks, which gRPC's threads do not like.
+        Unavailable where the system gives no process, or nothing to speak over.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                reader, writer = await asyncio.open_connection(sock=ours)
-            except BaseException:
-                ours.close()
-                raise
-            command = [sys.executable, "-I", template_worker.__file__]
-            end = theirs.fileno()
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                return await cls._beside(ours, theirs)
+        except OSError as error:
+            raise Unavailable(f"No process can be started for the chat template: {error.strerror or error}.") from error
+
+    @classmethod
+    async def _beside(cls, ours: socket.socket, theirs: socket.socket) -> _Worker:
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        command = [sys.executable, "-I", template_worker.__file__]
+        end = theirs.fileno()
+        try:
             process = subprocess.Popen(command, stdin=end, stdout=end, env={})  # noqa: ASYNC220
+        except BaseException:
+            writer.close()
+            raise
         return cls(process, reader, writer)
 
     async def ask(self, request: Load | Render) -> Reply:
@@ -123,7 +142,9 @@ class _Worker:
 class ChatTemplate:
     """Renders one template in up to NUM_WORKERS processes. `start` first.
 
-    `strings` are the template's own literals; `takes_tools` tells whether it has words for tools.
+    `strings` are the template's own literals; `takes_tools` tells whether it has words for tools, `takes_system`
+    whether it writes a system message, which some refuse. `tool_use` is the one to take where tools are offered, if not
+    this.
     """
 
     source: str
@@ -131,15 +152,47 @@ class ChatTemplate:
     time_limit_s: float = RENDER_TIME_LIMIT_S
     strings: tuple[str, ...] = ()
     takes_tools: bool = False
+    takes_system: bool = True
+    tool_use: ChatTemplate | None = None
     _idle: list[_Worker] = field(default_factory=list)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_WORKERS))
 
+    @classmethod
+    def of_folder(cls, folder: Path, given: Path | None = None) -> ChatTemplate | None:
+        """A model's, or that in the file given; None without any."""
+        sources, variables = find_templates(folder, given), token_variables(folder)
+        if DEFAULT not in sources:
+            return None
+        tool_use = cls(sources[TOOL_USE], variables) if TOOL_USE in sources else None
+        return cls(sources[DEFAULT], variables, tool_use=tool_use)
+
+    def chosen(self, *, tools: bool) -> ChatTemplate:
+        """The one for a conversation that does or does not offer tools."""
+        return self.tool_use if tools and self.tool_use is not None else self
+
+    def all(self) -> tuple[ChatTemplate, ...]:
+        """This one, and `tool_use`."""
+        return (self,) if self.tool_use is None else (self, self.tool_use)
+
     async def start(self) -> None:
         """Compiles the template and renders a first conversation; StartupError (code template_error) when it cannot."""
+        await self._start({})
+        if self.tool_use is not None:
+            try:
+                await self.tool_use._start({"tools": [_SELF_TEST_TOOL]})
+            except BaseException:
+                await self.close()
+                raise
+
+    async def _start(self, given: dict[str, Any]) -> None:
+        context = {"messages": _SELF_TEST, "add_generation_prompt": True, **given}
+        with_system = {**context, "messages": [_SELF_TEST_SYSTEM, *_SELF_TEST]}
         try:
             worker = await self._spawn()
             self._idle.append(worker)
-            reply = await self._ask(worker, Render(_SELF_TEST, _SELF_TEST_CHARS))
+            reply = await self._ask(worker, Render(context, _SELF_TEST_CHARS))
+            answer = await self._ask(worker, Render(with_system, _SELF_TEST_CHARS))
+            self.takes_system = isinstance(answer, Rendered) and _SELF_TEST_SYSTEM["content"] in answer.text
         except OutriderError as error:
             await self.close()
             raise StartupError(f"the chat template does not work: {error.message}", code="template_error") from error
@@ -151,7 +204,7 @@ class ChatTemplate:
     async def render(self, context: dict[str, Any], max_chars: int) -> str:
         """The conversation as text. InvalidArgument when the template refuses it or `max_chars` is passed."""
         async with self._slots:
-            worker = self._idle.pop() if self._idle else await self._spawn()
+            worker = await self._take()
             reply = await self._ask(worker, Render(context, max_chars))
             self._idle.append(worker)
         if isinstance(reply, Rendered):
@@ -163,6 +216,17 @@ class ChatTemplate:
         """Ends the workers."""
         while self._idle:
             await self._idle.pop().kill()
+        if self.tool_use is not None:
+            await self.tool_use.close()
+
+    async def _take(self) -> _Worker:
+        """An idle worker, or a new one where none has lived on."""
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.process.poll() is None:
+                return worker
+            await worker.kill()
+        return await self._spawn()
 
     async def _spawn(self) -> _Worker:
         worker = await _Worker.spawn()

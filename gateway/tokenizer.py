@@ -13,8 +13,9 @@ from tokenizers import AddedToken, Tokenizer
 from gateway.detokenizer import DetokenizerFactory, detokenizer_factory
 from gateway.offload import offload
 from gateway.shield import Cover, Shield
-from gateway.template import ChatTemplate, find_template, token_variables
+from gateway.template import ChatTemplate
 from outrider.errors import InvalidArgument, StartupError
+from outrider.text_files import load_tokenizer
 
 _COST = 16  # a character costs that many times what a byte of JSON does
 
@@ -32,15 +33,7 @@ class TokenizerFiles:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"no tokenizer at {path}; --tokenizer-path names a folder with tokenizer.json")
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing narrower
-            raise StartupError(f"cannot read {path}: {error}") from error
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        source = find_template(folder, chat_template)
-        template = ChatTemplate(source, token_variables(folder)) if source is not None else None
-        return cls(tokenizer, template)
+        return cls(load_tokenizer(path), ChatTemplate.of_folder(folder, chat_template))
 
 
 class TextCodec:
@@ -54,8 +47,9 @@ class TextCodec:
         control = [added for added in tokenizer.get_added_tokens_decoder().values() if added.special]
         self._nonces = {added.content: f"<{secrets.token_hex(16)}>" for added in control}
         self._marked, self._nonce_ids = _with_nonces(tokenizer, control, self._nonces)
-        strings, source = (template.strings, template.source) if template else ((), "")
-        self._shield = Shield(self._nonces, strings, source)
+        templates = template.all() if template else ()
+        strings = [text for each in templates for text in each.strings]
+        self._shield = Shield(self._nonces, strings, "".join(each.source for each in templates))
         self._detokenizers: DetokenizerFactory = detokenizer_factory(tokenizer)
         self.detokenizer = self._detokenizers.make
         self.piece = self._detokenizers.piece  # a token's bytes

@@ -16,13 +16,22 @@ To call one, write a JSON object with its name and its arguments between tags, a
 </tool_call>"""
 
 
-def described(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with the tools, if there are any, in its system message, and calls and results as text."""
+def described(
+    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], *, takes_system: bool
+) -> list[dict[str, Any]]:
+    """The conversation with the tools, if there are any, in its system message, and calls and results as text.
+
+    Where the template takes no system message the tools are put before the user's first words.
+    """
     made = [_in_words(message) for message in messages]
     if not tools:
         return made
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     introduction = _INTRODUCTION.format(tools=lines)
+    first = next((index for index, message in enumerate(made) if message["role"] == "user"), None)
+    if not takes_system and first is not None:
+        asked = {**made[first], "content": f"{introduction}\n\n{made[first]['content']}"}
+        return [*made[:first], asked, *made[first + 1 :]]
     if made and made[0]["role"] == "system":
         return [{**made[0], "content": f"{made[0]['content']}\n\n{introduction}".lstrip()}, *made[1:]]
     return [{"role": "system", "content": introduction}, *made]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gateway.json_schema import check_depth, moved
+from gateway.sayable import sayable
 from gateway.shown import shown
-from gateway.tool_relaxed import relaxed
 from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
 from outrider.errors import InvalidArgument
 
@@ -125,8 +125,7 @@ def call_schema(tool: Tool) -> dict[str, Any]:
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
     """A tool's schema, of an object though it may not say so: as much as can be of it, or all where it is strict."""
-    given = tool.function.parameters or {}
-    return {"type": "object", **(given if tool.function.strict else relaxed(given))}
+    return {"type": "object", **sayable(tool.function.parameters or {}, strict=bool(tool.function.strict))}
 
 
 def embedded(tool: Tool) -> dict[str, Any]:

@@ -7,13 +7,24 @@ from collections.abc import Callable
 
 import torch
 
+from kernels.dispatch import has_triton
+
 Likeliest = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
-"""Logits fp32 [R, V] and a number k >= 1 -> probabilities fp32 [R, min(k, V)], falling, and ids int64, of equally
+"""Logits [R, V] and a number k >= 1 -> probabilities fp32 [R, min(k, V)], falling, and ids int64, of equally
 likely ones the lower first. Probabilities are those of a softmax over V."""
 
 
 def likeliest(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """See Likeliest, in torch's operators on any device, which do not promise the order of equals beyond the first."""
+    """See Likeliest, on any device; torch's operators do not promise the order of equals beyond the first.
+
+    On a CUDA device Triton's kernels find them, where it is installed.
+    """
+    if has_triton(logits.device) and not logits.requires_grad:
+        from kernels import likeliest_triton
+
+        if likeliest_triton.takes(logits.shape[1], num_top):
+            return likeliest_triton.likeliest(logits, num_top)
+    logits = logits.float()
     if num_top == 1:
         values, ids = (found[:, None] for found in logits.max(dim=-1))
     else:
@@ -25,7 +36,8 @@ def native_likeliest(library: ctypes.CDLL) -> Likeliest:
     """See Likeliest, by the C kernel on the calling thread: one pass over each row."""
 
     def find(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = logits if logits.stride(1) == 1 else logits.contiguous()
+        wide = logits.float()
+        rows = wide if wide.stride(1) == 1 else wide.contiguous()
         shape = (len(rows), min(num_top, rows.shape[1]))
         probabilities, ids = torch.empty(shape), torch.empty(shape, dtype=torch.int32)
         library.outrider_likeliest(

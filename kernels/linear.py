@@ -1,7 +1,7 @@
 """y = x Wᵀ + b with weights laid out once for the CPU at hand.
 
-oneDNN can keep a bf16 or fp32 weight in the blocked order that its kernels read, which saves it from reordering or from
-reading badly at every call; where it cannot (no oneDNN, no fast bf16, another device) the plain operator serves.
+oneDNN can keep a bf16 weight in the blocked order that its kernels read, which saves it from reordering or from reading
+badly at every call; where it cannot (no oneDNN, no fast bf16, another device or type) the plain operator serves.
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ class Linear:
 
 
 def can_pack(weight: torch.Tensor) -> bool:
-    """Whether oneDNN packs this weight: on CPU, in bf16 where the CPU multiplies bf16, or in fp32."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    """Whether oneDNN packs this weight: in bf16, on a CPU that multiplies bf16."""
+    if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or not torch.backends.mkldnn.is_available():
         return False
-    if weight.dtype is torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 TILE = 32

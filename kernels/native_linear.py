@@ -12,12 +12,10 @@ import weakref
 import torch
 
 from kernels.linear import pack_tiles
-from kernels.native.library import CMatrix, address
+from kernels.native.library import LANES, CMatrix, address
 from kernels.native.memory import Arena
 from kernels.quantize import FORMATS, pack_quantized
 
-# The kernels' vectors: inputs must be a multiple of it.
-LANES = 16
 # linear.h's formats of matrices that are not quantised.
 BF16, FP32 = range(2)
 
@@ -36,7 +34,7 @@ class ProductTeam:
 
 
 class NativeLinear:
-    """A weight [out, in], in a multiple of 16, and an optional bias [out]; quantization: None or a name of FORMATS."""
+    """A weight [out, in], in a multiple of LANES, and an optional bias [out]; quantization: None, or of FORMATS."""
 
     def __init__(
         self, team: ProductTeam, weight: torch.Tensor, bias: torch.Tensor | None, quantization: str | None = None

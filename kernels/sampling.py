@@ -72,19 +72,6 @@ class Draw(NamedTuple):
 
     token: int
     """-1 when the row has no distribution."""
-    margin: float
-    """How far the choice is from another one, inf when not asked for: the least of the distances named in `draw`."""
-
-
-class Choice(NamedTuple):
-    """Tokens for R rows."""
-
-    tokens: Ids
-    """int64 [R]; -1 where `bad`."""
-    bad: npt.NDArray[np.bool_]
-    """bool [R]: the row had no distribution."""
-    margins: Weights | None
-    """float64 [R] when asked for."""
 
 
 class _Kept(NamedTuple):
@@ -92,39 +79,28 @@ class _Kept(NamedTuple):
 
     ids: Ids | None
     weights: Weights
-    margin: float
 
 
-def choose(
-    logits: torch.Tensor, filters: Sequence[Filters], u: Sequence[float] | Weights, *, with_margins: bool = False
-) -> Choice:
-    """A token for each row of `logits` float32 [R, V], by its own filters and its own u in [0, 1) (unused if greedy).
+def choose(logits: torch.Tensor, filters: Sequence[Filters], u: Sequence[float] | Weights) -> Ids:
+    """Tokens int64 [R] of `logits` float32 [R, V], each row by its own filters and its own u in [0, 1).
 
-    Logits on another device are copied to the host first. Margins cost another pass over each row.
+    -1 where a row has no distribution. Logits on another device are copied to the host first.
     """
     rows = logits.detach().cpu().numpy()
-    draws = [draw(row, f, float(x), with_margin=with_margins) for row, f, x in zip(rows, filters, u, strict=True)]
-    tokens = np.array([d.token for d in draws], dtype=np.int64)
-    margins = np.array([d.margin for d in draws]) if with_margins else None
-    return Choice(tokens, tokens == NO_TOKEN, margins)
+    tokens = [draw(row, f, float(x)).token for row, f, x in zip(rows, filters, u, strict=True)]
+    return np.array(tokens, dtype=np.int64)
 
 
-def draw(row: Row, filters: Filters, u: float, *, with_margin: bool = False) -> Draw:
-    """The token of one row float32 [V] for u in [0, 1).
-
-    The margin is the least of: the gap between the two largest logits (greedy); the gap between the last logit kept
-    and the first one dropped (top-k, top-p), and from either to the min-p threshold, in logits; the distance of top_p
-    to the sums on either side of it, and of u to the ends of the token's interval, in probability.
-    """
+def draw(row: Row, filters: Filters, u: float) -> Draw:
+    """The token of one row float32 [V] for u in [0, 1), which is unused if greedy."""
     best = int(row.argmax())
     if not math.isfinite(row[best]):
-        return Draw(NO_TOKEN, math.inf)
+        return Draw(NO_TOKEN)
     if filters.is_greedy:
-        return Draw(best, _top_gap(row, best) if with_margin else math.inf)
-    kept = _keep(row, float(row[best]), filters, with_margin)
+        return Draw(best)
+    kept = _keep(row, float(row[best]), filters)
     index = _locate(kept.weights, u)
-    token = index if kept.ids is None else int(kept.ids[index])
-    return Draw(token, min(kept.margin, _interval_gap(kept.weights, index, u)) if with_margin else math.inf)
+    return Draw(index if kept.ids is None else int(kept.ids[index]))
 
 
 def filtered_row(row: Row, filters: Filters) -> Weights | None:
@@ -136,19 +112,12 @@ def filtered_row(row: Row, filters: Filters) -> Weights | None:
     if filters.is_greedy:
         probs[best] = 1.0
         return probs
-    kept = _keep(row, float(row[best]), filters, with_margin=False)
+    kept = _keep(row, float(row[best]), filters)
     scaled = kept.weights / kept.weights.sum()
     if kept.ids is None:
         return scaled
     probs[kept.ids] = scaled
     return probs
-
-
-def filtered_probs(logits: torch.Tensor, filters: Sequence[Filters]) -> Weights:
-    """`filtered_row` for `logits` float32 [R, V]: float64 [R, V]; a row without a distribution is all zeros."""
-    rows = logits.detach().cpu().numpy()
-    probs = [filtered_row(row, row_filters) for row, row_filters in zip(rows, filters, strict=True)]
-    return np.stack([np.zeros(rows.shape[1]) if p is None else p for p in probs])
 
 
 def sample(probs: Weights, u: float) -> int:
@@ -158,26 +127,16 @@ def sample(probs: Weights, u: float) -> int:
     return _locate(probs, u)
 
 
-def _top_gap(row: Row, best: int) -> float:
-    others = row.copy()
-    others[best] = -math.inf
-    return float(row[best]) - float(others.max())
-
-
-def _keep(row: Row, largest: float, filters: Filters, with_margin: bool) -> _Kept:
-    ids, margin = None, math.inf
-    if 0 < filters.top_k < len(row):
-        ids, margin = _top_k(row, filters.top_k)
+def _keep(row: Row, largest: float, filters: Filters) -> _Kept:
+    ids = _top_k(row, filters.top_k) if 0 < filters.top_k < len(row) else None
     weights = _softmax_weights(row if ids is None else row[ids], largest, filters.temperature)
     if filters.top_p < 1.0:
-        index, gap = _top_p(weights, filters.top_p, filters.temperature, with_margin)
-        ids, weights, margin = index if ids is None else ids[index], weights[index], min(margin, gap)
+        index = _top_p(weights, filters.top_p)
+        ids, weights = index if ids is None else ids[index], weights[index]
     if filters.min_p > 0.0:
         index = np.flatnonzero(weights >= filters.min_p)
-        if with_margin:
-            margin = min(margin, _threshold_gap(weights, filters.min_p, filters.temperature))
         ids, weights = index if ids is None else ids[index], weights[index]
-    return _Kept(ids, weights, margin)
+    return _Kept(ids, weights)
 
 
 def _softmax_weights(logits: Row, largest: float, temperature: float) -> Weights:
@@ -188,16 +147,15 @@ def _softmax_weights(logits: Row, largest: float, temperature: float) -> Weights
     return np.exp(weights, out=weights)
 
 
-def _top_k(row: Row, k: int) -> tuple[Ids, float]:
-    """The ids of the k largest logits, ascending, and the gap to the next one; k < V."""
-    candidates = _candidates(row, k + 1)
+def _top_k(row: Row, k: int) -> Ids:
+    """The ids of the k largest logits, ascending; k < V."""
+    candidates = _candidates(row, k)
     values = row[candidates]
-    falling = np.sort(values)[::-1]
-    last, following = float(falling[k - 1]), float(falling[k])
+    last = np.partition(values, len(values) - k)[len(values) - k]
     chosen = values > last
     ties = np.flatnonzero(values == last)
     chosen[ties[: k - int(chosen.sum())]] = True
-    return candidates[chosen], last - following if following > -math.inf else math.inf
+    return candidates[chosen]
 
 
 def _candidates(row: Row, count: int) -> Ids:
@@ -215,8 +173,8 @@ def _candidates(row: Row, count: int) -> Ids:
     return np.flatnonzero(row >= np.partition(maxima, num_groups - count)[num_groups - count])
 
 
-def _top_p(weights: Weights, top_p: float, temperature: float, with_margin: bool) -> tuple[Ids, float]:
-    """Indices, ascending, of the smallest set of largest weights that reaches `top_p` of their sum, and the margin."""
+def _top_p(weights: Weights, top_p: float) -> Ids:
+    """Indices, ascending, of the smallest set of largest weights that reaches `top_p` of their sum."""
     total = float(weights.sum())
     target = top_p * total
     # The weights below this sum to less than (1 - top_p) * total: what is kept lies above. Half of it, for rounding.
@@ -229,14 +187,7 @@ def _top_p(weights: Weights, top_p: float, temperature: float, with_margin: bool
     num_ties = int((falling[: last_index + 1] == last).sum())
     chosen = values > last
     chosen[np.flatnonzero(values == last)[:num_ties]] = True
-    kept, margin = candidates[chosen], math.inf
-    if with_margin:
-        reached = float(sums[last_index])
-        margin = min(target - (reached - last), abs(reached - target)) / total
-        others = weights.copy()
-        others[kept] = 0.0
-        margin = min(margin, _logit_gap(last, float(others.max()), temperature))
-    return kept, margin
+    return candidates[chosen]
 
 
 def _around_mass(weights: Weights, target: float) -> tuple[Weights, float]:
@@ -253,29 +204,6 @@ def _around_mass(weights: Weights, target: float) -> tuple[Weights, float]:
     place = min(int(np.searchsorted(ends, target)), len(ends) - 1)
     inside = weights[bins == len(ends) - 1 - place]
     return np.sort(inside)[::-1], float(ends[place - 1]) if place else 0.0
-
-
-def _logit_gap(high: float, low: float, temperature: float) -> float:
-    """The difference of the logits behind two weights, `high` at least `low`."""
-    return temperature * math.log(high / low) if low > 0.0 else math.inf
-
-
-def _threshold_gap(weights: Weights, threshold: float, temperature: float) -> float:
-    """The distance in logits from `threshold` to the nearest weight on either side, the largest (always kept) apart."""
-    kept = weights[(weights >= threshold) & (weights < 1.0)]
-    dropped = weights[weights < threshold]
-    above = _logit_gap(float(kept.min()), threshold, temperature) if len(kept) else math.inf
-    below = _logit_gap(threshold, float(dropped.max()), temperature) if len(dropped) else math.inf
-    return min(above, below)
-
-
-def _interval_gap(weights: Weights, index: int, u: float) -> float:
-    """The distance in probability from `u` to the nearest token before or after the one at `index`."""
-    total = float(weights.sum())
-    before = float(weights[:index].sum()) / total
-    below = u - before if weights[:index].any() else math.inf
-    above = before + float(weights[index]) / total - u if weights[index + 1 :].any() else math.inf
-    return max(0.0, min(below, above))
 
 
 def _locate(weights: Weights, u: float) -> int:

@@ -18,6 +18,12 @@ def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
+def send(array: np.ndarray, place: torch.Tensor) -> None:
+    """Copies `array` to where it belongs, in the order of the device's work; it may be written again at once."""
+    tensor = torch.from_numpy(array)
+    place.copy_(tensor if place.device.type == "cpu" else tensor.pin_memory(), non_blocking=True)
+
+
 class Readback:
     """Tensors of float64 and int64 that come to the host together, with one wait for the device."""
 

@@ -1,4 +1,4 @@
-"""Growing a draft tree from top-k probabilities and laying it out for verification.
+"""Growing a draft tree from top-k probabilities.
 
 EAGLE-2's dynamic tree (Li et al., 2024) as SGLang runs it: each step keeps the K likeliest of K * K paths and goes on
 from them, and at the end the likeliest nodes of all steps are verified. Shapes depend on batch size B, K = topk,
@@ -10,12 +10,9 @@ siblings stand by falling probability. Equal scores go to the lower id, which ke
 probability 1. Probabilities that are NaN count as 0, so such nodes come last but still make a tree.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.dispatch import has_triton
@@ -45,14 +42,6 @@ class DraftTree(NamedTuple):
     """int64 [B, N]."""
     parents: torch.Tensor
     """int64 [B, N]: node index, -1 at the root. On the wire, where the root is no node: parents[:, 1:] - 1."""
-    positions: torch.Tensor
-    """int64 [B, N]: the root's position plus the node's depth."""
-    mask: torch.Tensor
-    """bool [B, N, N]: row j sees itself and its ancestors."""
-    next_token: torch.Tensor
-    """int64 [B, N]: first child, -1 when there is none."""
-    next_sibling: torch.Tensor
-    """int64 [B, N]: next node with the same parent, -1 when there is none."""
     scores: torch.Tensor
     """[B, N]: probability of the path to each node; 1 at the root."""
 
@@ -102,44 +91,23 @@ def select_nodes(expansions: Sequence[Expansion], num_draft_tokens: int) -> torc
     return _best(scores, num_draft_tokens - 1).sort(dim=1).values
 
 
-def build_tree(
-    root_tokens: torch.Tensor, root_positions: torch.Tensor, expansions: Sequence[Expansion], num_draft_tokens: int
-) -> DraftTree:
-    """The tree of the likeliest N - 1 candidates below `root_tokens` [B] at `root_positions` [B] (both integer).
+def build_tree(root_tokens: torch.Tensor, expansions: Sequence[Expansion], num_draft_tokens: int) -> DraftTree:
+    """The tree of the likeliest N - 1 candidates below `root_tokens` (integer [B]).
 
     ValueError when the steps give fewer candidates. On a CUDA device Triton builds it, where it is installed.
     """
     if has_triton(root_tokens.device):
         from kernels import tree_build_triton
 
-        return tree_build_triton.build_tree(root_tokens, root_positions, expansions, num_draft_tokens)
+        return tree_build_triton.build_tree(root_tokens, expansions, num_draft_tokens)
     chosen = select_nodes(expansions, num_draft_tokens)
     tokens = torch.cat([e.tokens for e in expansions], dim=1).gather(1, chosen)
     scores = torch.cat([e.scores for e in expansions], dim=1).gather(1, chosen)
-    parents = _parent_nodes(chosen, expansions)
-    mask = _ancestor_mask(parents, len(expansions))
-    next_token, next_sibling = _links(parents)
     return DraftTree(
         tokens=torch.cat([root_tokens.long()[:, None], tokens], dim=1),
-        parents=parents,
-        positions=root_positions.long()[:, None] + mask.sum(dim=2) - 1,
-        mask=mask,
-        next_token=next_token,
-        next_sibling=next_sibling,
+        parents=_parent_nodes(chosen, expansions),
         scores=torch.cat([torch.ones_like(scores[:, :1]), scores], dim=1),
     )
-
-
-def path_score_bytes(path_probs: Sequence[float], parents: Sequence[int]) -> npt.NDArray[np.uint8]:
-    """Wire scores uint8 [n], lower is likelier: min(255, round(-16 ln p)), at least the parent's.
-
-    `parents` are the wire's, -1 for the root. Probabilities that are 0, negative or NaN give 255, above 1 give 0.
-    """
-    scores = np.zeros(len(path_probs), np.uint8)
-    for node, (p, parent) in enumerate(zip(path_probs, parents, strict=True)):
-        own = min(255, max(0, round(-16.0 * math.log(p)))) if p > 0.0 else 255
-        scores[node] = max(own, int(scores[parent])) if parent >= 0 else own
-    return scores
 
 
 def _as_probability(values: torch.Tensor) -> torch.Tensor:
@@ -162,25 +130,3 @@ def _parent_nodes(chosen: torch.Tensor, expansions: Sequence[Expansion]) -> torc
     # Scores never rise along a path and ties go to lower ids, so a chosen candidate's parent is chosen: it is found.
     found = torch.searchsorted(chosen, parent_ids) + 1
     return torch.cat([root, torch.where(parent_ids < 0, 0, found)], dim=1)
-
-
-def _ancestor_mask(parents: torch.Tensor, max_depth: int) -> torch.Tensor:
-    """bool [B, N, N] from parents [B, N] of trees no deeper than `max_depth`."""
-    batch, num_nodes = parents.shape
-    itself = torch.eye(num_nodes, dtype=torch.bool, device=parents.device).expand(batch, -1, -1)
-    above = parents.clamp(min=0)[:, :, None].expand(-1, -1, num_nodes)
-    mask = itself
-    for _ in range(max_depth):
-        mask = itself | mask.gather(1, above)
-    return mask
-
-
-def _links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """First child and next sibling of each node, int64 [B, N], -1 where there is none."""
-    num_nodes = parents.shape[1]
-    index = torch.arange(num_nodes, device=parents.device)
-    is_child = parents[:, None, :] == index[:, None]  # [B, node, child]
-    is_sibling = (parents[:, None, :] == parents[:, :, None]) & (index > index[:, None])
-    first = torch.where(is_child, index, num_nodes).amin(dim=2)
-    following = torch.where(is_sibling, index, num_nodes).amin(dim=2)
-    return torch.where(first == num_nodes, -1, first), torch.where(following == num_nodes, -1, following)

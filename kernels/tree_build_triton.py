@@ -19,9 +19,7 @@ from kernels.tree_build import DraftTree, Expansion, check_tree_limits
 jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
 
 
-def build_tree(
-    root_tokens: torch.Tensor, root_positions: torch.Tensor, expansions: Sequence[Expansion], num_draft_tokens: int
-) -> DraftTree:
+def build_tree(root_tokens: torch.Tensor, expansions: Sequence[Expansion], num_draft_tokens: int) -> DraftTree:
     """As kernels.tree_build.build_tree."""
     width, num_nodes, device = expansions[0].scores.shape[1], num_draft_tokens, root_tokens.device
     check_tree_limits(len(expansions), width, num_nodes)
@@ -31,30 +29,22 @@ def build_tree(
     # Candidate c hangs below entry c // K: 0 is the root, then each step's frontier.
     root = torch.full((batch, 1), -1, dtype=torch.int64, device=device)
     entries = torch.cat([root, *(each.frontier_ids for each in expansions[:-1])], dim=1)
-    rows, square = (batch, num_nodes), (batch, num_nodes, num_nodes)
-    tokens_out, parents, positions, next_token, next_sibling = (
-        torch.empty(rows, dtype=torch.int64, device=device) for _ in range(5)
-    )
-    mask = torch.empty(square, dtype=torch.bool, device=device)
-    scores_out = torch.empty(rows, dtype=scores.dtype, device=device)
+    tokens_out, parents = (torch.empty((batch, num_nodes), dtype=torch.int64, device=device) for _ in range(2))
+    scores_out = torch.empty((batch, num_nodes), dtype=scores.dtype, device=device)
     places = torch.empty((batch, count), dtype=torch.int32, device=device)
     _build[(batch,)](
-        root_tokens.long(), root_positions.long(), scores, tokens, entries, places,
-        tokens_out, parents, positions, mask, next_token, next_sibling, scores_out,
-        COUNT=count, ENTRIES=entries.shape[1], WIDTH=width, NODES=num_nodes, STEPS=len(expansions),
-        BLOCK_C=triton.next_power_of_2(count), BLOCK_N=triton.next_power_of_2(num_nodes),
-        num_warps=4 if num_nodes <= 64 else 8,
+        root_tokens.long(), scores, tokens, entries, places, tokens_out, parents, scores_out,
+        COUNT=count, ENTRIES=entries.shape[1], WIDTH=width, NODES=num_nodes, BLOCK=triton.next_power_of_2(count),
+        num_warps=4,
     )  # fmt: skip
-    return DraftTree(tokens_out, parents, positions, mask, next_token, next_sibling, scores_out)
+    return DraftTree(tokens_out, parents, scores_out)
 
 
 @jit
 def _build(
-    root_tokens: tp.Any, root_positions: tp.Any, scores: tp.Any, tokens: tp.Any, entries: tp.Any, places: tp.Any,
-    tokens_out: tp.Any, parents_out: tp.Any, positions_out: tp.Any, mask_out: tp.Any, next_token_out: tp.Any,
-    next_sibling_out: tp.Any, scores_out: tp.Any,
-    COUNT: tl.constexpr, ENTRIES: tl.constexpr, WIDTH: tl.constexpr, NODES: tl.constexpr, STEPS: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    root_tokens: tp.Any, scores: tp.Any, tokens: tp.Any, entries: tp.Any, places: tp.Any, tokens_out: tp.Any,
+    parents_out: tp.Any, scores_out: tp.Any, COUNT: tl.constexpr, ENTRIES: tl.constexpr, WIDTH: tl.constexpr,
+    NODES: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     session = tl.program_id(0).to(tl.int64)
     scores += session * COUNT
@@ -63,9 +53,9 @@ def _build(
     tokens_out += session * NODES
     parents_out += session * NODES
     scores_out += session * NODES
-    c = tl.arange(0, BLOCK_C)
+    c = tl.arange(0, BLOCK)
     own = tl.load(scores + c, mask=c < COUNT, other=-1.0)
-    rank = tl.zeros([BLOCK_C], tl.int32)
+    rank = tl.zeros([BLOCK], tl.int32)
     for other in range(0, COUNT):
         score = tl.load(scores + other)
         rank += ((score > own) | ((score == own) & (other < c))).to(tl.int32)
@@ -83,27 +73,3 @@ def _build(
     tl.store(tokens_out, tl.load(root_tokens + session))
     tl.store(parents_out, tl.full([], -1, tl.int64))
     tl.store(scores_out, 1.0)
-    tl.debug_barrier()  # and now the parents
-
-    n = tl.arange(0, BLOCK_N)
-    there = n < NODES
-    parent = tl.load(parents_out + n, mask=there, other=-2)
-    seen = n[:, None] == n[None, :]
-    depth = tl.zeros([BLOCK_N], tl.int64)
-    up = parent
-    for _ in range(STEPS):
-        is_above = up >= 0
-        depth += is_above.to(tl.int64)
-        seen = seen | (up[:, None] == n[None, :])
-        up = tl.load(parents_out + up, mask=is_above, other=-1)
-    square = n[:, None] * NODES + n[None, :]
-    both = there[:, None] & there[None, :]
-    tl.store(mask_out + session * NODES * NODES + square, seen, mask=both)
-    tl.store(positions_out + session * NODES + n, tl.load(root_positions + session) + depth, mask=there)
-    is_child = (parent[None, :] == n[:, None]) & both
-    first = tl.min(tl.where(is_child, n[None, :], BLOCK_N), 1)
-    is_sibling = (parent[None, :] == parent[:, None]) & (n[None, :] > n[:, None]) & both
-    following = tl.min(tl.where(is_sibling, n[None, :], BLOCK_N), 1)
-    tl.store(next_token_out + session * NODES + n, tl.where(first == BLOCK_N, -1, first).to(tl.int64), mask=there)
-    is_last = following == BLOCK_N
-    tl.store(next_sibling_out + session * NODES + n, tl.where(is_last, -1, following).to(tl.int64), mask=there)

@@ -94,11 +94,16 @@ def token_file(path: str | None, flag: str) -> TokenFile | None:
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without a valid token as UNAUTHENTICATED. `apart`: services, by the beginning of their methods'
-    paths, that have tokens of their own, or with None: are left to decide for themselves."""
+    paths, that have tokens of their own, or with None: are left to decide for themselves. on_call: is told the peer of
+    each call that is refused: it has been heard of here."""
 
-    def __init__(self, tokens: TokenFile | None, apart: Sequence[tuple[str, TokenFile | None]] = ()) -> None:
+    def __init__(
+        self, tokens: TokenFile | None, apart: Sequence[tuple[str, TokenFile | None]] = (),
+        on_call: Callable[[str], None] | None = None,
+    ) -> None:  # fmt: skip
         self._tokens = tokens
         self._apart = apart
+        self._on_call = on_call
         self._throttle = Throttle()
         self.refused = 0
 
@@ -118,6 +123,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
     def _refuse(self, method: str) -> Callable[..., AsyncIterator[bytes]]:
         async def refuse(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
             self.refused += 1
+            if self._on_call is not None:
+                self._on_call(context.peer())
             if self._throttle.allows():
                 log.warning(
                     "refused a call without a valid token", method=method, peer=context.peer(),

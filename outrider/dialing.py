@@ -6,7 +6,6 @@ Without either, a channel is a plain one and nothing stands between a call and g
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +13,10 @@ import grpc
 import grpc.aio
 
 from outrider import rpc
-from outrider.args.links import DialingArgs
+from outrider.args.links import DialingArgs, is_socket
 from outrider.auth import Metadata, TokenFile, token_file
 from outrider.errors import StartupError
+from outrider.resolving import is_name
 from outrider.telemetry import get_logger
 from outrider.tls import Stamp, TlsFiles, channel_credentials
 
@@ -44,7 +44,7 @@ class Dialer:
 
     def __call__(self, address: str) -> grpc.aio.Channel:
         """A channel to `host:port`, `unix:/path` or `unix-abstract:name`; it connects on first use."""
-        tls = None if address.startswith(("unix:", "unix-abstract:")) else self._tls
+        tls = None if is_socket(address) else self._tls
         if tls is None and self._tokens is None:
             return rpc.create_channel(address)
         return DialledChannel(lambda: self._open(address, tls), tls, self._tokens)
@@ -68,23 +68,16 @@ def common_name(addresses: Sequence[str]) -> str | None:
 
     None where only IP addresses and sockets are given. StartupError where more than one host is.
     """
-    tcp = [address for address in addresses if not address.startswith(("unix:", "unix-abstract:", "file:"))]
+    tcp = [address for address in addresses if not (is_socket(address) or address.startswith("file:"))]
     hosts = sorted({address.rpartition(":")[0].strip("[]") for address in tcp})
-    names = [host for host in hosts if not _is_ip(host)]
-    if names and len(hosts) > 1:
+    if not any(map(is_name, tcp)):
+        return None
+    if len(hosts) > 1:
         raise StartupError(
             f"--verify-address has several hosts ({', '.join(hosts)}): give the name that all their certificates have "
             "as --verify-ssl-server-name"
         )
-    return names[0] if names else None
-
-
-def _is_ip(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+    return hosts[0]
 
 
 def terms_of(channel: grpc.aio.Channel) -> object:

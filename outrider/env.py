@@ -1,4 +1,7 @@
-"""Every environment variable that Outrider reads, with its type and default. Nothing else reads os.environ."""
+"""Every environment variable that Outrider reads, with its type and default. Nothing else reads os.environ.
+
+What libraries read is set before they are imported: gRPC's in outrider/__init__.py, numba's in draft_service/app.py.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def cpu_kernel() -> bool:
 
 def log_level() -> str:
     """OUTRIDER_LOG_LEVEL: debug, info, warning or error; default info."""
-    level = os.environ.get("OUTRIDER_LOG_LEVEL", "info").lower()
+    level = (os.environ.get("OUTRIDER_LOG_LEVEL") or "info").lower()
     if level not in {"debug", "info", "warning", "error"}:
         raise StartupError(f"OUTRIDER_LOG_LEVEL is {level!r}; it must be debug, info, warning or error")
     return level

@@ -4,7 +4,6 @@ OutriderError
   InvalidArgument        the request is wrong                       INVALID_ARGUMENT     400
   Unauthenticated        no key, or a wrong one                     UNAUTHENTICATED      401
   NotFound               no such model, session, route              NOT_FOUND            404
-  AlreadyExists          the name is taken                          ALREADY_EXISTS       409
   FailedPrecondition     both sides are right, but do not fit       FAILED_PRECONDITION  400
   ResourceExhausted      a limit is reached; try again later        RESOURCE_EXHAUSTED   429
   Unimplemented          known, and not offered here                UNIMPLEMENTED        400
@@ -65,13 +64,6 @@ class NotFound(OutriderError):
     http_status = 404
 
 
-class AlreadyExists(OutriderError):
-    """The name is in use."""
-
-    status = grpc.StatusCode.ALREADY_EXISTS
-    http_status = 409
-
-
 class FailedPrecondition(OutriderError):
     """The two sides do not fit; the message gives both values."""
 
@@ -125,7 +117,7 @@ class StartupError(OutriderError):
 BY_STATUS: dict[grpc.StatusCode, type[OutriderError]] = {
     kind.status: kind
     for kind in (
-        InvalidArgument, Unauthenticated, NotFound, AlreadyExists, FailedPrecondition, ResourceExhausted,
-        Unimplemented, DeadlineExceeded, Unavailable, Internal,
+        InvalidArgument, Unauthenticated, NotFound, FailedPrecondition, ResourceExhausted, Unimplemented,
+        DeadlineExceeded, Unavailable, Internal,
     )
 }  # fmt: skip

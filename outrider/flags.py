@@ -25,9 +25,9 @@ ArgsT = TypeVar("ArgsT", bound="Args")
 _MOST, _MOST_BYTES = 2**31 - 1, 2**63 - 1  # what arrays and messages hold
 
 
-def arg(default: Any, group: str, help: str, *, flag: str | None = None, aliases: tuple[str, ...] = ()) -> Any:
+def arg(default: Any, group: str, help: str, *, aliases: tuple[str, ...] = ()) -> Any:
     """A field that is a flag. A bool is a switch; a tuple is a flag that may be repeated."""
-    return field(default=default, metadata={"group": group, "help": help, "flag": flag, "aliases": aliases})
+    return field(default=default, metadata={"group": group, "help": help, "aliases": aliases})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def _help(spec: dataclasses.Field[Any]) -> str:
 
 def flag_of(spec: dataclasses.Field[Any]) -> str:
     """The command-line flag of a field."""
-    return spec.metadata["flag"] or "--" + spec.name.replace("_", "-")
+    return "--" + spec.name.replace("_", "-")
 
 
 def _typed(text: str, hint: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
-from outrider.args.links import host_port, is_socket
+from outrider.args.links import host_port, is_socket, socket_fault
 from outrider.auth import token_file
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
@@ -31,7 +31,6 @@ from outrider.stopping import stopped_by_signals
 from outrider.supervisor import Part, PartFailed, Supervisor, describe_status
 from outrider.telemetry import announce
 
-_LONGEST_SOCKET_PATH = 100  # the kernel takes 107 bytes
 _END_MARGIN_S = 5.0  # beside the grace that running requests get
 _COMPLAINT = "outrider draft: "
 _NO_TLS: dict[str, Any] = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None}
@@ -284,7 +283,7 @@ def metrics_of(args: ServeArgs, url: str, ports: tuple[int, int]) -> tuple[str, 
 def make_runtime_dir() -> Path:
     """A new folder that only this user may enter, with a path short enough for sockets in it."""
     for base in (env.runtime_dir(), Path(tempfile.gettempdir()), Path("/tmp")):
-        if base is not None and base.is_dir() and len(f"{base}/outrider-12345678/verify.sock") < _LONGEST_SOCKET_PATH:
+        if base is not None and base.is_dir() and not socket_fault(f"{base}/outrider-12345678/verify.sock"):
             try:
                 return Path(tempfile.mkdtemp(prefix="outrider-", dir=base))
             except OSError:

@@ -102,12 +102,11 @@ class Families(Collector):
         return reading.metrics()
 
 
-def new_registry(*, process: bool = True) -> CollectorRegistry:
-    """A registry that tells the release, and with `process` the process's memory, CPU time and open files."""
+def new_registry() -> CollectorRegistry:
+    """A registry that tells the release, and the process's memory, CPU time and open files."""
     registry = CollectorRegistry()
     Info("outrider_build", "This release.", registry=registry).info({"version": outrider.__version__})
-    if process:
-        ProcessCollector(registry=registry)
+    ProcessCollector(registry=registry)
     return registry
 
 

@@ -12,6 +12,7 @@ from outrider.v1 import common_pb2
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 _INT31 = 2**31 - 1
+_UINT32 = 2**32 - 1
 # A logit divided by it is still a number.
 _LEAST_REPETITION_PENALTY = 1e-30
 
@@ -42,13 +43,13 @@ class SamplingParams:
         if self.seed is not None:
             _in_range("seed", self.seed, 0, 2**64 - 1)
         if self.max_tokens is not None:
-            _in_range("max_tokens", self.max_tokens, 1, _INT31)
+            _in_range("max_tokens", self.max_tokens, 1, _UINT32)  # the context cuts it
         _in_range("min_tokens", self.min_tokens, 0, _INT31)
         _in_range("number of stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _in_range("repetition_penalty", self.repetition_penalty, _LEAST_REPETITION_PENALTY, 2.0)
-        _in_range("number of logit_bias entries", len(self.logit_bias), 0, MAX_LOGIT_BIAS)
+        _in_range("number of entries in logit_bias", len(self.logit_bias), 0, MAX_LOGIT_BIAS)
         for token, bias in self.logit_bias.items():
             _in_range(f"logit_bias[{token}]", bias, -100.0, 100.0)
 

@@ -27,10 +27,8 @@ def create_server(
     """A server that asks for tokens if the flags say so. `apart`: as AuthInterceptor's. strangers: learns who calls."""
     tokens = token_file(args.token_file, "--token-file")
     is_open = tokens is None and all(own is None for _, own in apart)
-    server = rpc.create_server(
-        auth=None if is_open else AuthInterceptor(tokens, apart),
-        on_call=None if strangers is None else strangers.note,
-    )  # fmt: skip
+    note = None if strangers is None else strangers.note
+    server = rpc.create_server(auth=None if is_open else AuthInterceptor(tokens, apart, note), on_call=note)
     let_grpc_in_first()
     return server
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, NamedTuple
 
 import grpc
@@ -19,6 +20,7 @@ _ERROR_DOMAIN = "outrider"
 _INTERNAL_CODE = "internal_error"  # tells our INTERNAL, whose message is meant for callers, from gRPC's and proxies'
 # A message travels three times among headers, of which gRPC takes 8 KiB, and at up to three bytes for one.
 _MAX_MESSAGE_BYTES = 1000
+_MAX_RETRY_AFTER_S = 60.0  # of a peer's, which goes on to clients; none of ours tells more
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -88,14 +90,23 @@ class _Details(NamedTuple):
 
 
 def _read(details: bytes) -> _Details:
+    """What can be read of them: a peer may send anything, and its status counts all the same."""
     found = _Details()
-    for detail in status_pb2.Status.FromString(details).details:
-        bad_request, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
-        info = error_details_pb2.ErrorInfo()
-        if detail.Unpack(bad_request) and bad_request.field_violations:
-            found = found._replace(field=bad_request.field_violations[0].field)
-        elif detail.Unpack(retry):
-            found = found._replace(retry_after_s=retry.retry_delay.ToMilliseconds() / 1000)
-        elif detail.Unpack(info) and info.domain == _ERROR_DOMAIN:
-            found = found._replace(code=info.reason)
+    with contextlib.suppress(DecodeError):
+        for detail in status_pb2.Status.FromString(details).details:
+            with contextlib.suppress(DecodeError):
+                found = _with(found, detail)
+    return found
+
+
+def _with(found: _Details, detail: any_pb2.Any) -> _Details:
+    bad_request, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+    info = error_details_pb2.ErrorInfo()
+    if detail.Unpack(bad_request) and bad_request.field_violations:
+        return found._replace(field=bad_request.field_violations[0].field)
+    if detail.Unpack(retry):
+        told_s = retry.retry_delay.ToMilliseconds() / 1000
+        return found._replace(retry_after_s=min(max(told_s, 0.0), _MAX_RETRY_AFTER_S))
+    if detail.Unpack(info) and info.domain == _ERROR_DOMAIN:
+        return found._replace(code=info.reason)
     return found

@@ -11,6 +11,13 @@ from outrider.telemetry import get_logger
 log = get_logger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_counted_once: set[signal.Signals] = set()
+
+
+def leave_haste_to_supervisor() -> None:
+    """For a part of a supervisor. SIGTERM counts once from here on: whoever sends it to all processes (as systemd does)
+    has the supervisor send it too, and that one hurries nobody so, but kills."""
+    _counted_once.add(signal.SIGTERM)
 
 
 class Stopping:
@@ -26,8 +33,12 @@ class Stopping:
 
 def on_signals(stop: Callable[[], object]) -> None:
     """Has SIGTERM and SIGINT call `stop` in the running loop, each time that they come."""
+    taken: set[signal.Signals] = set()
 
     def take(number: signal.Signals) -> None:
+        if number in taken & _counted_once:
+            return
+        taken.add(number)
         log.info("asked to stop", signal=number.name)
         stop()
 

@@ -6,31 +6,27 @@ Knows nothing of what the parts do: a part is a command and a way to tell that i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
-import termios
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from outrider import env
+from outrider.child_output import ChildOutput, to_stderr
 from outrider.errors import StartupError
+from outrider.stopping import leave_haste_to_supervisor
 
 _PR_SET_PDEATHSIG = 1
-_TAIL_LINES = 12
 _FIRST_RESTART_DELAY_S = 0.5
 _LAST_RESTART_DELAY_S = 30.0
 _STEADY_S = 60.0  # a part that ran this long starts its back-off anew
-_DRAIN_S = 1.0
 _LAST_CHANCE_S = 1.0  # between SIGTERM for all that is left and SIGKILL
 
 
@@ -61,20 +57,17 @@ def describe_status(status: int) -> str:
 
 
 def die_with_parent() -> None:
-    """In a child of a supervisor: ask the kernel for SIGKILL when the supervisor dies. Elsewhere: nothing."""
+    """In a supervisor's child: asks the kernel for SIGKILL when the supervisor dies, and leaves haste at the end to it.
+
+    Elsewhere: nothing.
+    """
     parent = env.take_parent_pid()
     if parent is None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         raise StartupError("the process that started this one is gone")
-
-
-def to_stderr(data: bytes) -> None:
-    """Passes what a part says on to the person at the terminal."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it, or the disk is full
-        sys.stderr.buffer.write(data)
-        sys.stderr.buffer.flush()
+    leave_haste_to_supervisor()
 
 
 class Supervisor:
@@ -114,12 +107,14 @@ class Supervisor:
 
     async def run(self, when_ready: Callable[[], Awaitable[None]]) -> None:
         """Starts the parts, awaits `when_ready()` once all serve, and goes on until stop() or SIGINT, SIGTERM, SIGHUP.
+        A SIGHUP that is ignored stays so: nohup wants it.
 
         Raises PartFailed when a needed part dies and StartupError when the parts are not ready in time; every child has
         ended when this returns or raises.
         """
         loop = asyncio.get_running_loop()
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+        signals = (signal.SIGINT, signal.SIGTERM, *hangup)
         for number in signals:
             loop.add_signal_handler(number, self.stop)
         stopped = asyncio.create_task(self._stop.wait())
@@ -187,16 +182,18 @@ class _Child:
     ) -> None:
         self.part = part
         self.was_ready = False
-        self._output, self._say = output, say
+        self._say = say
         self._first_delay_s = restart_delay_s
-        self._tail = _Tail()
+        self._printed = ChildOutput(output)
         self._process: asyncio.subprocess.Process | None = None
-        self._read_end = -1
-        self._drained = asyncio.Event()
 
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.returncode is None
+
+    @property
+    def _is_replaced(self) -> bool:
+        return self.part.disposable and self.was_ready
 
     def signal(self, number: signal.Signals) -> None:
         if self._process is not None and self.running:
@@ -207,7 +204,7 @@ class _Child:
         if self._process is None:
             return 0
         status = await self._process.wait()
-        await self._drain()
+        await self._printed.drain()
         return status
 
     async def wait_ready(self) -> None:
@@ -215,16 +212,23 @@ class _Child:
         self.was_ready = True
 
     async def keep(self) -> None:
-        """Runs the part for ever. Raises PartFailed when it ends and may not be started again."""
+        """Runs the part for ever. Raises PartFailed or StartupError when it ends and may not be started again."""
         delay_s = self._first_delay_s
         while True:
             started = time.monotonic()
-            status = await self._live()
-            if not (self.part.disposable and self.was_ready):
-                raise PartFailed(self.part.name, status, self._tail.lines())
+            try:
+                status = await self._live()
+            except StartupError as error:
+                if not self._is_replaced:
+                    raise
+                end = str(error)
+            else:
+                if not self._is_replaced:
+                    raise PartFailed(self.part.name, status, self._printed.last_lines())
+                end = f"{self.part.name} ended ({describe_status(status)})"
             if time.monotonic() - started > _STEADY_S:
                 delay_s = self._first_delay_s
-            self._say(f"{self.part.name} ended ({describe_status(status)}); starting it again in {delay_s:g} s")
+            self._say(f"{end}; starting it again in {delay_s:g} s")
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _LAST_RESTART_DELAY_S)
 
@@ -249,76 +253,16 @@ class _Child:
             self._say(f"{self.part.name} serves again")
 
     async def _spawn(self) -> None:
-        """Starts the process. Its stderr comes to us: over a terminal if we have one, so that it looks the same there.
-
-        What a part says on stdout is for who starts it alone.
-        """
-        self._read_end, write_end = _open_terminal() if sys.stderr.isatty() else os.pipe()
-        self._drained.clear()
-        asyncio.get_running_loop().add_reader(self._read_end, self._on_output)
+        """Starts the process. What it says on stdout is for who starts it alone."""
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.part.command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=write_end,
-                env=env.for_child(grpc_speaks=self.part.grpc_speaks),
-                process_group=0,  # a terminal's Ctrl-C is for the supervisor, which ends its parts in order
-            )
+            with self._printed.opened() as write_end:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self.part.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=write_end,
+                    env=env.for_child(grpc_speaks=self.part.grpc_speaks),
+                    process_group=0,  # a terminal's Ctrl-C is for the supervisor, which ends its parts in order
+                )
         except OSError as error:
             raise StartupError(f"cannot start {self.part.name}: {error}") from error
-        finally:
-            os.close(write_end)
-
-    def _on_output(self) -> None:
-        try:
-            data = os.read(self._read_end, 65536)
-        except OSError:  # a terminal whose other end is closed
-            data = b""
-        if data:
-            self._tail.feed(data)
-            self._output(data)
-        else:
-            self._close_output()
-
-    def _close_output(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._read_end)
-        os.close(self._read_end)
-        self._drained.set()
-
-    async def _drain(self) -> None:
-        """Waits for the last output; a grandchild that still holds the pipe open does not hold us up."""
-        try:
-            async with asyncio.timeout(_DRAIN_S):
-                await self._drained.wait()
-        except TimeoutError:
-            self._close_output()
-
-
-class _Tail:
-    """The last lines of a stream of bytes."""
-
-    def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._partial = b""
-
-    def feed(self, data: bytes) -> None:
-        *whole, rest = (self._partial + data).split(b"\n")
-        self._lines.extend(self._text(line) for line in whole if line.strip())
-        self._partial = rest[-4096:]
-
-    def lines(self) -> list[str]:
-        """At most a dozen; of a line drawn over by carriage returns, the final state."""
-        rest = [self._text(self._partial)] if self._partial.strip() else []
-        return [*self._lines, *rest][-_TAIL_LINES:]
-
-    @staticmethod
-    def _text(line: bytes) -> str:
-        return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-
-
-def _open_terminal() -> tuple[int, int]:
-    """A pseudo-terminal as wide as ours: (end to read, end to write)."""
-    read_end, write_end = pty.openpty()
-    termios.tcsetwinsize(write_end, termios.tcgetwinsize(sys.stderr.fileno()))
-    return read_end, write_end

@@ -29,6 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_MEMORY_BYTES = 2**29
 _PR_SET_PDEATHSIG = 1
 _MAX_MESSAGE_CHARS = 300
+_ALWAYS_GIVEN = {"tools": None, "documents": None}  # templates ask whether these are none, not whether they are defined
 _ESCAPED_PRIVATE = re.compile(r"\\u(e[0-9a-f]{3}|f[0-8][0-9a-f]{2})")
 
 
@@ -105,7 +106,7 @@ class Renderer:
         self._env.filters["tojson"] = to_json
         self._env.globals.update(raise_exception=_refuse, strftime_now=_strftime_now)
         self._template = self._env.from_string(load.source)
-        self._variables = load.variables
+        self._variables = {**_ALWAYS_GIVEN, **load.variables}
         tree = self._env.parse(load.source)
         self.names = sorted(meta.find_undeclared_variables(tree))
         self.strings = sorted({node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)})
@@ -197,8 +198,12 @@ def frame(message: Request | Reply) -> bytes:
 
 
 def main() -> None:
-    """Renders until stdin closes. SIGALRM keeps its default action: it ends the process, whatever the code is doing."""
+    """Renders until stdin closes. SIGALRM keeps its default action: it ends the process, whatever the code is doing.
+
+    Whoever stops a service may tell all its processes: we go with the one that we render for.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import grpc
 
 from outrider.errors import StartupError
-from outrider.telemetry import get_logger
+from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
 
@@ -78,7 +78,7 @@ def server_files(certfile: str | None, keyfile: str | None, ca_certs: str | None
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """For gRPC: with authorities given, clients must show a certificate of theirs. StartupError for unusable files."""
-    stamp = files.stamp()
+    stamp, complaint = files.stamp(), _Complaint()
     first = _configuration(files.read())
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -91,7 +91,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
                 log.info("certificates read again", path=files.certfile)
                 return material
         except (OSError, StartupError) as error:
-            log.warning("certificates cannot be read; those before stay", reason=str(error))
+            complaint.say(error)
         return None
 
     return grpc.dynamic_ssl_server_credentials(
@@ -99,6 +99,18 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
         changed,  # pyright: ignore[reportArgumentType]  # the stubs know no None
         require_client_authentication=files.ca_certs is not None,
     )
+
+
+class _Complaint:
+    """Every handshake finds that the files cannot be used: a line a minute is enough."""
+
+    def __init__(self) -> None:
+        self._throttle = Throttle(lines_a_minute=1)
+
+    def say(self, error: Exception) -> None:
+        if self._throttle.allows():
+            left_out = self._throttle.suppressed
+            log.warning("certificates cannot be read; those before stay", reason=str(error), lines_left_out=left_out)
 
 
 def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
@@ -111,7 +123,7 @@ def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
 
 def http_context(files: TlsFiles) -> ssl.SSLContext:
     """For a server of Python's own. StartupError for unusable files."""
-    stamp, current = files.stamp(), _context(files)
+    stamp, current, complaint = files.stamp(), _context(files), _Complaint()
 
     def choose(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         nonlocal stamp, current  # at every handshake, with a name or without
@@ -120,7 +132,7 @@ def http_context(files: TlsFiles) -> ssl.SSLContext:
                 stamp, current = now, _context(files)
                 log.info("certificates read again", path=files.certfile)
         except (OSError, StartupError) as error:
-            log.warning("certificates cannot be read; those before stay", reason=str(error))
+            complaint.say(error)
         connection.context = current
 
     outer = _context(files)

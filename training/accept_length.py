@@ -18,7 +18,7 @@ import torch
 from engine.models.heads.base import Head
 from kernels.tree_build import build_tree, expand_frontier, expand_root
 from training.attending import Branches, RootRows
-from training.batches import Batch
+from training.batches import Batch, padded_groups
 from training.data.store import Example
 from training.kinds import Kind
 from training.losses import unrolled
@@ -101,7 +101,7 @@ def chain_rounds(
 ) -> Rounds:  # fmt: skip
     """With chains of num_steps drafts."""
     rounds = Rounds()
-    for group in _groups(examples, batch_tokens):
+    for group in padded_groups(examples, batch_tokens):
         batch = Batch.of(group, target.device)
         states = target(batch.conversations)
         accepted = _chain_accepts(network.kind, network.built(), batch, states, num_steps)
@@ -166,7 +166,7 @@ def _tree_accepts(
         expansions.append(expand_frontier(expansions[-1], probabilities.view(shape), ids.view(shape), step))
         outputs = flat.unflatten(0, (len(roots), tree.topk))
     committed = roots + kind.shift
-    drafted = build_tree(tokens[committed], committed, expansions, tree.num_nodes)
+    drafted = build_tree(tokens[committed], expansions, tree.num_nodes)
     accepted = _agreeing(drafted.tokens, drafted.parents, tokens, committed, end)
     found = [0] * len(tokens)
     found[start : end - 1] = accepted.tolist()
@@ -196,12 +196,3 @@ def _topk(head: Head, outputs: torch.Tensor, count: int) -> tuple[torch.Tensor, 
 
 def _ids(head: Head, rows: torch.Tensor) -> torch.Tensor:
     return rows if head.tokens is None else head.tokens[rows]
-
-
-def _groups(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
-    groups: list[list[Example]] = [[]]
-    for example in sorted(examples, key=lambda one: len(one.tokens)):
-        if groups[-1] and (len(groups[-1]) + 1) * len(example.tokens) > batch_tokens:
-            groups.append([])
-        groups[-1].append(example)
-    return [group for group in groups if group]

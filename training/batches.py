@@ -132,24 +132,25 @@ class Dataset:
         rng.shuffle(examples)
         groups: list[list[Example]] = []
         for start in range(0, len(examples), WINDOW):
-            groups += self._split(sorted(examples[start : start + WINDOW], key=lambda example: len(example.tokens)))
+            groups += padded_groups(examples[start : start + WINDOW], self._batch_tokens)
         rng.shuffle(groups)
         usable = len(groups) // self._num_ranks * self._num_ranks
         return groups[self._rank : usable : self._num_ranks]
-
-    def _split(self, ascending: list[Example]) -> list[list[Example]]:
-        """Groups whose padded size keeps within batch_tokens."""
-        groups: list[list[Example]] = [[]]
-        for example in ascending:
-            if groups[-1] and (len(groups[-1]) + 1) * len(example.tokens) > self._batch_tokens:
-                groups.append([])
-            groups[-1].append(example)
-        return [group for group in groups if group]
 
     def _cut(self, example: Example) -> Example:
         limit = min(self._max_len, self._batch_tokens)
         answers = tuple((start, min(end, limit)) for start, end in example.answers if start < limit)
         return replace(example, tokens=example.tokens[:limit], answers=answers)
+
+
+def padded_groups(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
+    """All of them, shortest first, in groups whose padded size keeps within batch_tokens."""
+    groups: list[list[Example]] = [[]]
+    for example in sorted(examples, key=lambda one: len(one.tokens)):
+        if groups[-1] and (len(groups[-1]) + 1) * len(example.tokens) > batch_tokens:
+            groups.append([])
+        groups[-1].append(example)
+    return [group for group in groups if group]
 
 
 def is_held_out(example: Example) -> bool:

@@ -11,6 +11,8 @@ from training.checkpoints import Checkpoint
 # Which of a training's facts are no flags.
 _NOT_FLAGS = {"target"}
 _SHAPES = ("chain", "tree")
+# Which say the target, so that its data needs them too.
+_OF_TARGET = ("model_path", "revision", "load_format", "dtype")
 
 
 Figures = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -41,7 +43,7 @@ def card(checkpoint: Checkpoint, target: str, figures: Figures | None = None) ->
         "",
         "## Making it again",
         "",
-        f"{_weights(facts)}Data by `outrider train data --output data`, then",
+        f"{_weights(facts)}Data by `{_data_command(facts)}`, then",
         "",
         "```console",
         f"$ {_command(facts, checkpoint.seen)}",
@@ -76,9 +78,19 @@ def _history(history: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def _data_command(facts: dict[str, Any]) -> str:
+    of_target = {name: facts[name] for name in _OF_TARGET if name in facts}
+    return shlex.join(["outrider", "train", "data", "--output", "data", *_flags(of_target)])
+
+
 def _command(facts: dict[str, Any], seen: int) -> str:
     words = ["outrider", "train", "head", "--data", "data", "--output", "head"]
-    for name, value in ({"tokens": seen} | facts).items():  # older ones do not know what was asked for
+    return shlex.join([*words, *_flags({"tokens": seen} | facts)])  # older ones do not know what was asked for
+
+
+def _flags(facts: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, value in facts.items():
         if name not in _NOT_FLAGS and value is not None and value is not False:
             words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    return shlex.join(words)
+    return words

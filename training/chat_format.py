@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from engine.config import ModelConfig, read_json
 from outrider.errors import StartupError, reason_of
+from outrider.text_files import load_tokenizer, token_variables
 from training.template_process import TemplateProcess
 
 _MARK = "\u2402turn\u2403"
@@ -21,7 +22,10 @@ Message = dict[str, str]
 
 
 class ChatFormat:
-    """A model's tokenizer and template. `stops`: ids that end an answer or a user's turn."""
+    """A model's tokenizer and template. `stops`: ids that end an answer or a user's turn.
+
+    `takes_system`: whether the template has a place for a system message; some refuse it.
+    """
 
     def __init__(self, tokenizer: Tokenizer, template: TemplateProcess, stops: frozenset[int]) -> None:
         self.tokenizer = tokenizer
@@ -34,6 +38,7 @@ class ChatFormat:
         closing = self.encode(after)
         self.user_stops = frozenset({*stops, *closing[:1]})
         self.opening = self.encode(before)
+        self.takes_system = self._takes_system()
 
     @classmethod
     def of_model(cls, folder: Path) -> ChatFormat:
@@ -41,14 +46,11 @@ class ChatFormat:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"no tokenizer at {path}; training data is made of text")
-        config = read_json(folder / "tokenizer_config.json")
+        config, beside = read_json(folder / "tokenizer_config.json"), folder / "special_tokens_map.json"
+        variables = token_variables(read_json(beside) if beside.exists() else {}, config)
         place, source = _template_of(folder, config)
         stops = frozenset(ModelConfig.from_folder(folder).eos_token_ids)
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for damaged files
-            raise StartupError(f"{path} cannot be read: {reason_of(error)}") from error
-        return cls(tokenizer, TemplateProcess(str(place), source, _token_variables(config)), stops)
+        return cls(load_tokenizer(path), TemplateProcess(str(place), source, variables), stops)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it stands."""
@@ -66,6 +68,13 @@ class ChatFormat:
         """Ids up to where the user goes on from `opener`, after `messages`."""
         text = self._render([*messages, {"role": "user", "content": _MARK}], add_generation_prompt=False)
         return self.encode(text.partition(_MARK)[0] + opener)
+
+    def _takes_system(self) -> bool:
+        messages = [{"role": "system", "content": _MARK}, {"role": "user", "content": "Hello."}]
+        try:
+            return _MARK in self._render(messages, add_generation_prompt=True)
+        except StartupError:
+            return False
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         return self._template.render({"messages": list(messages), "add_generation_prompt": add_generation_prompt})
@@ -85,12 +94,3 @@ def _template_of(folder: Path, config: dict[str, Any]) -> tuple[Path, str]:
     if not isinstance(source, str):
         raise StartupError(f"{folder} has no chat template; heads are trained on conversations")
     return folder / "tokenizer_config.json", source
-
-
-def _token_variables(config: dict[str, Any]) -> dict[str, str]:
-    found = {}
-    for name, value in config.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,9 +10,11 @@ import torch
 
 from outrider.errors import StartupError, reason_of
 from training.batches import Plan
+from training.outputs import write_file
 
 LAST: Final = "checkpoint.pt"
 BEST: Final = "best.pt"
+EXPORT_FOLDER: Final = "export"
 FORMAT: Final = 1
 
 
@@ -40,14 +41,9 @@ class Checkpoint:
 
     def save(self, path: Path) -> None:
         """Whole or not at all."""
-        partial = path.with_suffix(".partial")
         values = {"format": FORMAT, "plan": asdict(self.plan)}
         values |= {name: getattr(self, name) for name in self.__slots__ if name != "plan"}
-        try:
-            torch.save(values, partial)
-            os.replace(partial, path)
-        except (OSError, RuntimeError) as error:  # torch has the latter for a file that it cannot open
-            raise StartupError(f"the checkpoint cannot be written to {path}: {reason_of(error)}") from error
+        write_file(path, "the checkpoint", lambda partial: torch.save(values, partial))
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:

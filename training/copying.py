@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from engine.config import ModelConfig
-from engine.models.heads.base import rope_rows
+from engine.rope import rope_rows
 from kernels.rope import apply_rope
 from training.looking import Taught, whitening
 

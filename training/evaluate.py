@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
+import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -16,20 +19,21 @@ from engine.feature_spec import FeatureSpec
 from engine.loader import load_checkpoint, resolve_model
 from engine.models.heads.base import Head, Vocabulary
 from engine.models.heads.load import HeadFolder, load_head
-from engine.models.heads.target import EMBEDDING, OUTPUT_HEAD, TargetShape
+from engine.models.heads.target import TargetShape
 from engine.models.llama_weights import tensor_shapes
+from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from kernels.linear import Linear
 from outrider.errors import StartupError
 from outrider.telemetry import announce
 from training.accept_length import Rounds, Tree, chain_rounds, tree_rounds
 from training.answers import greedy_answers
 from training.args import EvalArgs
-from training.checkpoints import LAST, Checkpoint
+from training.checkpoints import EXPORT_FOLDER, LAST, Checkpoint
 from training.data.given import read_first_turns
 from training.export import export, kind_of
 from training.exported import algorithm_of, is_whole_model
 from training.kinds import STANDALONE, Kind, ShallowConfig
-from training.outputs import check_file, write_file
+from training.outputs import check_file, made_folder, write_file
 from training.served import ask_all
 from training.target_states import TargetStates, trainable_config
 
@@ -63,8 +67,8 @@ def main(args: EvalArgs) -> int:
     target = resolve_model(args.model_path, revision=args.revision)
     if not args.serve:
         trainable_config(target)  # before the answers, which take long
-    folder = _exported(Path(args.head), target, args.load_format)
-    figures = _served(args, folder) if args.serve else _computed(args, folder, target)
+    with _exported(Path(args.head), target, args.load_format) as folder:
+        figures = _served(args, folder) if args.serve else _computed(args, folder, target)
     total = Figures()
     for found in figures.values():
         total.chain.add(found.chain)
@@ -154,12 +158,15 @@ def features_of_head(folder: Path, target: Path) -> FeatureSpec:
     return HeadFolder.open(folder).config.features(TargetShape.from_folder(target))
 
 
-def _exported(folder: Path, target: Path, load_format: str) -> Path:
-    """The folder itself, or the export of the training whose output it is."""
+@contextlib.contextmanager
+def _exported(folder: Path, target: Path, load_format: str) -> Iterator[Path]:
+    """The folder itself, or for a while an export of the training whose output it is; what it exported itself stays."""
     if not (folder / LAST).is_file():
-        return folder
+        yield folder
+        return
     checkpoint = Checkpoint.load(folder / LAST)
-    output = folder / "export"
     kind = kind_of(checkpoint, target, load_format)
-    export(kind, checkpoint, output, target=target, load_format=load_format)
-    return output
+    with tempfile.TemporaryDirectory(prefix=".eval-", dir=made_folder(folder, "the head")) as measured:
+        output = Path(measured) / EXPORT_FOLDER
+        export(kind, checkpoint, output, target=target, load_format=load_format)
+        yield output

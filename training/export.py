@@ -7,7 +7,6 @@ it on its own (`model.layers.0`), STANDALONE as a whole model of the target's ar
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,9 +16,11 @@ from safetensors import SafetensorError
 
 from engine.loader import resolve_model
 from engine.models.heads.names import published_name
-from engine.models.heads.target import EMBEDDING, TargetShape, shared_tensor
-from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
+from engine.models.heads.target import TargetShape, shared_tensor
 from engine.saving import save_tensors
+from engine.tensors import EMBEDDING
+from engine.tensors import OUTPUT_HEAD as TARGET_HEAD
+from engine.whole import put_in_place
 from outrider.errors import StartupError, reason_of
 from outrider.telemetry import announce
 from training.args import ExportArgs
@@ -88,7 +89,7 @@ def export(
                 shutil.copyfile(target / name, partial / name)
         check_replaceable(folder, target)
         _remove(folder)
-        os.rename(partial, folder)
+        put_in_place(partial, folder)
     except (OSError, SafetensorError) as error:
         raise StartupError(f"the head cannot be written to {folder}: {reason_of(error)}") from error
 

@@ -10,11 +10,12 @@ import torch
 
 from engine.checkpoint import open_checkpoint
 from engine.config import ARCHITECTURES, read_json
-from engine.models.heads import target as targets
 from engine.models.heads.load import HeadFolder
 from engine.models.heads.names import DRAFT_TO_TARGET, EMBEDDING, OUTPUT_HEAD, TARGET_TO_DRAFT
 from engine.models.heads.token_map import target_tokens
 from engine.shipped import shipped_head
+from engine.tensors import EMBEDDING as TARGET_EMBEDDING
+from engine.tensors import OUTPUT_HEAD as TARGET_HEAD
 from outrider.errors import StartupError
 from training.kinds import EAGLE, EAGLE3, NEXTN, STANDALONE, Kind
 
@@ -27,7 +28,7 @@ _SETTINGS: Final = ("family", "aux_layers", "norm_before_residual", "norm_output
 _BLOCK_SETTINGS: Final = ("rope_theta", "rope_scaling", "rms_eps")
 _MAPS: Final = (DRAFT_TO_TARGET, TARGET_TO_DRAFT)
 # Of a whole draft model what is the target's; heads may bring it too.
-_WHOLE_MODELS: Final = (targets.EMBEDDING, targets.OUTPUT_HEAD)
+_WHOLE_MODELS: Final = (TARGET_EMBEDDING, TARGET_HEAD)
 
 
 def algorithm_of(folder: Path) -> str:

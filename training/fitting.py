@@ -15,12 +15,13 @@ from typing import NamedTuple
 import torch
 
 from engine.config import ModelConfig
-from engine.models.heads.base import rope_rows
-from engine.models.heads.target import EMBEDDING
+from engine.models.heads.names import OUTPUT_HEAD
+from engine.rope import rope_rows
+from engine.tensors import EMBEDDING
 from kernels.norm import rms_norm
 from training.batches import Batch
 from training.copying import Carried, Copying, marks_beside, slow_places
-from training.kinds import EAGLE, OUTPUT_HEAD, Kind
+from training.kinds import EAGLE, Kind
 from training.looking import Lesson, teach
 from training.target_states import States, TargetStates, tensor_of
 

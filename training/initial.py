@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from engine.models.heads.base import Tensors
 from engine.models.heads.block import within
-from engine.models.heads.target import OUTPUT_HEAD as TARGET_HEAD
+from engine.models.heads.names import OUTPUT_HEAD
 from engine.models.llama_weights import tensor_shapes
+from engine.tensors import OUTPUT_HEAD as TARGET_HEAD
 from training.batches import Batch
 from training.fitting import Basis, fitted
-from training.kinds import EAGLE, EAGLE3, NEXTN, OUTPUT_HEAD, STANDALONE, Kind, source_layers
+from training.kinds import EAGLE, EAGLE3, NEXTN, STANDALONE, Kind, source_layers
 from training.shallow import copying_layer
 from training.target_states import States, TargetStates, tensor_of
 

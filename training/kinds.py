@@ -22,6 +22,7 @@ from engine.models.heads.config import RawConfig
 from engine.models.heads.eagle import EagleConfig
 from engine.models.heads.eagle3 import Eagle3Config
 from engine.models.heads.mtp import MtpConfig
+from engine.models.heads.names import OUTPUT_HEAD
 from engine.models.heads.target import TargetShape
 from engine.models.llama_weights import tensor_shapes
 from kernels.norm import rms_norm
@@ -29,7 +30,6 @@ from outrider.errors import StartupError
 from training.copying import NUM_COPYING
 
 EAGLE, EAGLE3, NEXTN, STANDALONE = ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
-OUTPUT_HEAD: Final = "lm_head.weight"
 # Draft models of fewer layers copy the target's as they are.
 _FEWEST_WITH_COPYING: Final = 3
 # What a head's layer has in common with the target's.

@@ -17,14 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from engine.loader import resolve_model
-from engine.models.heads.target import EMBEDDING, OUTPUT_HEAD
+from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from outrider.errors import StartupError
 from outrider.telemetry import announce, get_logger
 from training.accept_length import CHAIN_STEPS, Tree
 from training.args import HeadArgs
 from training.averages import Averages
 from training.batches import Batch, Dataset
-from training.checkpoints import BEST, LAST, Checkpoint
+from training.checkpoints import BEST, EXPORT_FOLDER, LAST, Checkpoint
 from training.data.store import check_target
 from training.evaluation import Evaluation
 from training.export import check_replaceable, export
@@ -43,7 +43,6 @@ from training.stopping import Stopping
 from training.target_states import States, TargetStates, target_id, trainable_config
 from training.writer import Writer, writer_of
 
-EXPORT_FOLDER = "export"
 # Steps whose mean loss is noted.
 _LAST_STEPS = 100
 # Settings that may change when training goes on.
@@ -53,7 +52,7 @@ _FREE = {
     "initial_head",
 }  # fmt: skip
 # Those of them that it takes to make a head again: a card tells how it was begun.
-_TOLD = ("model_path", "revision", "initial_head", "tokens")
+_TOLD = ("model_path", "revision", "load_format", "dtype", "initial_head", "tokens")
 
 log = get_logger(__name__)
 

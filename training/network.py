@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.functional import linear
 
 from engine.models.heads.base import Head, Rows, Vocabulary
-from training.kinds import OUTPUT_HEAD, Kind
+from engine.models.heads.names import OUTPUT_HEAD
+from training.kinds import Kind
 
 
 class DraftNetwork(nn.Module):

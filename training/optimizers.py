@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import AdamW, Optimizer
 
-from training.kinds import OUTPUT_HEAD
+from engine.models.heads.names import OUTPUT_HEAD
 from training.muon import Muon
 from training.network import DraftNetwork
 

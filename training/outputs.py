@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.whole import put_in_place
 from outrider.errors import StartupError, reason_of
 
 
@@ -33,6 +33,6 @@ def write_file(path: Path, what: str, write: Callable[[Path], object]) -> None:
     partial = path.with_name(f"{path.name}.partial")
     try:
         write(partial)
-        os.replace(partial, path)
+        put_in_place(partial, path)
     except (OSError, RuntimeError) as error:  # torch has the latter for a file that it cannot open
         raise StartupError(f"{what} cannot be written to {path}: {reason_of(error)}") from error

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
-from engine.models.heads.base import rope_rows
 from engine.models.heads.block import Block, within
+from engine.rope import rope_rows
 from kernels.norm import rms_norm
 from training.attending import RootRows
 from training.copying import Copying, slow_places

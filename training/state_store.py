@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from engine.runner import ModelRunner
+from engine.whole import put_in_place
 from outrider.errors import StartupError
 from training.batches import Batch, Dataset
 from training.data.store import Origin
@@ -50,7 +51,7 @@ class StateFiles:
             if not path.exists():  # others may begin together with this one
                 partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
                 partial.write_text(json.dumps(facts), encoding="utf-8")
-                os.replace(partial, path)
+                put_in_place(partial, path)
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise StartupError(f"states cannot be kept in {folder}: {error}") from error
@@ -68,7 +69,7 @@ class StateFiles:
                 file.write(bytes((length - count) * self._row_bytes))
         np.array(found, np.int32).tofile(_partial(counts))
         for path in (rows, counts):
-            os.replace(_partial(path), path)
+            put_in_place(_partial(path), path)
 
     def map_shard(self, number: int, num_tokens: int, num_conversations: int) -> None:
         """Opens a shard's files, made of zeros where there are none."""

@@ -25,6 +25,10 @@ MAX_CHARS: Final = 2**23
 _ENDED: Final = f"it took more than {TIME_LIMIT_S:g} seconds or too much memory"
 
 
+class Refused(StartupError):
+    """The template does not take this conversation; it may take others."""
+
+
 class TemplateProcess:
     """A template that compiles. `place`: what errors call it, such as its file. StartupError for one that does not."""
 
@@ -35,13 +39,13 @@ class TemplateProcess:
         self._start()
 
     def render(self, context: dict[str, Any]) -> str:
-        """The text. StartupError where the template refuses the context, breaks, or takes too long."""
+        """The text. Refused where the template refuses the context, StartupError where it breaks or takes too long."""
         reply = self._ask(Render(context, MAX_CHARS))
         if isinstance(reply, Rendered):
             return reply.text
         assert isinstance(reply, Failed)
         if reply.kind == "refused":
-            raise StartupError(f"the chat template {self._place} refuses a conversation: {_line(reply.message)}")
+            raise Refused(f"the chat template {self._place} refuses a conversation: {_line(reply.message)}")
         raise self._failure(reply.message or f"it writes more than {MAX_CHARS} characters")
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ from verify_service.metrics import make_registry
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.scheduler import Scheduler
 from verify_service.service import VerifyServicer, new_boot_id
-from verify_service.sizing import Sizes, choose_sizes
+from verify_service.sizing import Sizes, choose_sizes, graph_sessions
 from verify_service.step_loop import Responses, StepLoop
 from verify_service.target import Target
 from verify_service.turns import Later
@@ -64,7 +64,6 @@ LENT_MS = 20.0  # a step of the C kernels that the event loop may run itself: wh
 _LEAST_THRESHOLD = 1e-9  # SGLang's
 _WARM_UP_ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
 _WARM_UP_REPEATS = 5
-_GRAPH_SESSIONS = 160  # SGLang's most
 
 
 def main(args: VerifyArgs) -> int:
@@ -134,8 +133,8 @@ def execution_of(args: VerifyArgs) -> Execution:
     """How the flags want steps to be computed."""
     graphs = None
     if not args.disable_cuda_graph:
-        most = args.cuda_graph_max_bs or min(args.max_running_requests, _GRAPH_SESSIONS)
-        graphs = GraphSizes(most, args.max_verify_nodes + 1, required=args.cuda_graph_max_bs is not None)
+        required = args.cuda_graph_max_bs is not None
+        graphs = GraphSizes(graph_sessions(args), args.max_verify_nodes + 1, required=required)
     return Execution(
         attention=AttentionChoice(
             args.attention_backend,

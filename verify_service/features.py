@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from engine.feature_spec import FeatureSpec
+from kernels.transfer import to_device
 from outrider.row_ring import RowRing, Rows
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
@@ -41,6 +43,16 @@ def feature_layout(spec: FeatureSpec, plane: torch.Tensor | None) -> common_pb2.
     return layout
 
 
+@dataclass(slots=True)
+class _Wanted:
+    """A message's rows: their slots in the plane, and what the host has of a device's, once it has it."""
+
+    features: common_pb2.FeatureRows
+    first_pos: int
+    slots: list[int]
+    fetched: Rows | None = None
+
+
 class FeatureSender:
     """Rows of a runner's feature plane [num_slots, width] for drafters; where it keeps none, nothing is sent."""
 
@@ -58,9 +70,9 @@ class FeatureSender:
         if self._plane is None or assignment is None or end > assignment.session.kv_len:
             asked.answer(None)
             return
-        tensor = common_pb2.Tensor()
-        self._fill(tensor, self._slots(assignment, asked.first_pos, end))
-        asked.answer(tensor)
+        rows = _Wanted(common_pb2.FeatureRows(), asked.first_pos, self._slots(assignment, asked.first_pos, end))
+        self._fill(rows.features.rows, rows)
+        asked.answer(rows.features.rows)
 
     def send(self, assignment: Assignment, end_pos: int, verdict: verify_pb2.Verdict | None = None) -> None:
         """Sends rows not yet sent up to `end_pos` beside the verdicts, and the rows from there on inside `verdict`.
@@ -74,7 +86,8 @@ class FeatureSender:
             features = verify_pb2.SessionFeatures(
                 session=assignment.session.session_id, generation=assignment.generation
             )
-            self._put(features.rows, first, self._slots(assignment, first, end_pos), assignment.drafter.ring)
+            rows = _Wanted(features.rows, first, self._slots(assignment, first, end_pos))
+            self._put(rows, assignment.drafter.ring)
             assignment.drafter.outbox.feature_rows(features)
             assignment.features_sent = end_pos
             assignment.drafter.wake()
@@ -85,64 +98,72 @@ class FeatureSender:
         """Puts the rows of what verdicts commit in them: one a token, from that of the token before the first on."""
         if self._plane is None:
             return
-        by_drafter: dict[int, list[tuple[Assignment, verify_pb2.Verdict]]] = {}
+        by_drafter: dict[int, tuple[RowRing | None, list[_Wanted]]] = {}
         for assignment, verdict in verdicts:
             if assignment.drafter.needs_features:
-                by_drafter.setdefault(id(assignment.drafter), []).append((assignment, verdict))
-        for own in by_drafter.values():
-            wanted: list[tuple[common_pb2.FeatureRows, int, list[int]]] = []
-            for assignment, verdict in own:
                 first = verdict.base_len - 1
                 end = assignment.features_sent = first + len(verdict.tokens)
-                wanted.append((verdict.features, first, self._slots(assignment, first, end)))
-            self._put_many(wanted, own[0][0].drafter.ring)
+                rows = _Wanted(verdict.features, first, self._slots(assignment, first, end))
+                by_drafter.setdefault(id(assignment.drafter), (assignment.drafter.ring, []))[1].append(rows)
+        if self._data is None:
+            self._fetch([rows for _, own in by_drafter.values() for rows in own])
+        for ring, own in by_drafter.values():
+            self._put_many(own, ring)
 
     def _slots(self, assignment: Assignment, first: int, end: int) -> list[int]:
         return self._slot_table[assignment.session.table_row, first:end].tolist()
 
-    def _put(
-        self, features: common_pb2.FeatureRows, first_pos: int, slots: list[int], ring: RowRing | None
-    ) -> None:  # fmt: skip
-        """Fills `features` with the rows: in the ring, or inline, or announced where they are over the inline limit."""
-        features.first_pos, features.count = first_pos, len(slots)
-        number = None if ring is None else ring.put(len(slots), lambda rows: self._gather(slots, rows))
+    def _put(self, wanted: _Wanted, ring: RowRing | None) -> None:
+        """Puts rows in the ring, or inline, or announces them where they are over the inline limit."""
+        features, count = wanted.features, len(wanted.slots)
+        features.first_pos, features.count = wanted.first_pos, count
+        number = None if ring is None else ring.put(count, lambda rows: self._gather([wanted], rows))
         if number is not None:
             features.slot_seq = number
-        elif len(slots) * self._row_bytes > INLINE_FEATURE_BYTES:
+        elif count * self._row_bytes > INLINE_FEATURE_BYTES:
             features.announced = True
         else:
-            self._fill(features.rows, slots)  # in place: a message that is copied takes as long as its rows once more
+            self._fill(features.rows, wanted)  # in place: a message that is copied takes as long as its rows once more
 
-    def _put_many(
-        self, wanted: Sequence[tuple[common_pb2.FeatureRows, int, list[int]]], ring: RowRing | None
-    ) -> None:  # fmt: skip
-        """Fills each message with the rows of (first_pos, slots), as _put; in the ring all are written in one go."""
+    def _put_many(self, wanted: Sequence[_Wanted], ring: RowRing | None) -> None:
+        """As _put for each; in the ring all are written in one go."""
         number = None
         if ring is not None and len(wanted) > 1:
-            every = [slot for _, _, slots in wanted for slot in slots]
-            number = ring.put(len(every), lambda rows: self._gather(every, rows))
-        for features, first_pos, slots in wanted:
+            number = ring.put(sum(len(one.slots) for one in wanted), lambda rows: self._gather(wanted, rows))
+        for one in wanted:
             if number is None:
-                self._put(features, first_pos, slots, ring)
+                self._put(one, ring)
             else:
-                features.first_pos, features.count, features.slot_seq = first_pos, len(slots), number
-                number += len(slots)
+                features, count = one.features, len(one.slots)
+                features.first_pos, features.count, features.slot_seq = one.first_pos, count, number
+                number += count
 
-    def _fill(self, tensor: common_pb2.Tensor, slots: list[int]) -> None:
+    def _fill(self, tensor: common_pb2.Tensor, wanted: _Wanted) -> None:
         assert self._plane is not None
-        rows = np.empty((len(slots), self._row_bytes), np.uint8)
-        self._gather(slots, rows)
+        rows = np.empty((len(wanted.slots), self._row_bytes), np.uint8)
+        self._gather([wanted], rows)
         tensor.dtype = DTYPES[self._plane.dtype]
-        tensor.shape.extend((len(slots), self._plane.shape[1]))
+        tensor.shape.extend((len(wanted.slots), self._plane.shape[1]))
         tensor.data = rows.tobytes()
 
-    def _gather(self, slots: list[int], rows: Rows) -> None:
-        """Copies rows of the plane to `rows` uint8 [len(slots), bytes of a row]."""
+    def _gather(self, wanted: Sequence[_Wanted], rows: Rows) -> None:
+        """Copies all that is wanted to `rows` uint8 [slots of all, bytes of a row]."""
         if self._data is not None:
             # By numpy: torch hands even a few rows to its threads, which wake up in milliseconds where cores are busy.
-            for row, slot in enumerate(slots):
+            for row, slot in enumerate(slot for one in wanted for slot in one.slots):
                 rows[row] = self._data[slot]
             return
+        self._fetch([one for one in wanted if one.fetched is None])
+        np.concatenate([one.fetched for one in wanted if one.fetched is not None], out=rows)
+
+    def _fetch(self, wanted: Sequence[_Wanted]) -> None:
+        """Brings rows from the device to the host, with one wait for it."""
+        slots = [slot for one in wanted for slot in one.slots]
+        if not slots:
+            return
         assert self._plane is not None
-        index = torch.tensor(slots, device=self._plane.device)
-        rows[:] = self._plane.index_select(0, index).cpu().view(torch.uint8).numpy()
+        index = to_device(np.array(slots), self._plane.device)
+        rows, start = self._plane.index_select(0, index).cpu().view(torch.uint8).numpy(), 0
+        for one in wanted:
+            one.fetched = rows[start : start + len(one.slots)]
+            start += len(one.slots)

@@ -26,12 +26,10 @@ from outrider.errors import InvalidArgument, Unimplemented
 from outrider.metrics import Buckets
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2
-from outrider.wire import MAX_GRAMMAR_BYTES
+from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 
 _MAX_CACHED = 64
 _ANY_OBJECT = '{"type": "object"}'
-# A small model that may write any white space writes nothing else.
-_JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class GrammarState:
@@ -241,7 +239,7 @@ def _lark_of(kind: str, source: str) -> str:
         if schema is False:
             raise ValueError("nothing satisfies it")
         source = "{}" if schema is True else source
-        return LLMatcher.grammar_from_json_schema(source, defaults=_JSON_STYLE)  # type: ignore[arg-type]
+        return LLMatcher.grammar_from_json_schema(source, defaults=JSON_STYLE)  # type: ignore[arg-type]
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     try:

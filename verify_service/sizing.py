@@ -33,7 +33,7 @@ _MIB = 2**20
 _BASE_MIB, _PER_CHUNK_TOKEN, _LEAST_CHUNK, _PER_GRAPH_SESSION, _PER_RANK = 512, 1.5, 2048, 2, 128
 _LARGE_GPU_MIB, _LARGE_GPU_LEAST_MIB = 60 * 1024, 10 * 1024
 _DRAFTER_MIB = {"STANDALONE": 6 * 1024, **dict.fromkeys(HEAD_ALGORITHMS, 4 * 1024)}
-_GRAPH_SESSIONS = 160
+_GRAPH_SESSIONS = 160  # SGLang's most
 # A pool smaller than this serves nobody.
 _LEAST_TOKENS = 1024
 _CHUNK = {"cpu": 256, "cuda": 2048}
@@ -127,12 +127,17 @@ def _cpu_fraction(weights: int, memory: Memory) -> float:
 def gpu_fraction(args: VerifyArgs, chunk: int, total_bytes: int) -> float:
     """SGLang's automatic --mem-fraction-static on a GPU of so many bytes."""
     total = total_bytes / _MIB
-    graph_sessions = args.cuda_graph_max_bs or min(args.max_running_requests, _GRAPH_SESSIONS)
-    reserved = _BASE_MIB + _PER_CHUNK_TOKEN * max(chunk, _LEAST_CHUNK) + _PER_GRAPH_SESSION * graph_sessions + _PER_RANK
+    reserved = _BASE_MIB + _PER_CHUNK_TOKEN * max(chunk, _LEAST_CHUNK) + _PER_RANK
+    reserved += _PER_GRAPH_SESSION * graph_sessions(args)
     if total > _LARGE_GPU_MIB:
         reserved = max(reserved, _LARGE_GPU_LEAST_MIB)
     reserved += _DRAFTER_MIB.get((args.speculative_algorithm or "").upper(), 0)
     return max(_SMALLEST_SHARE, round((total - reserved) / total, 3))
+
+
+def graph_sessions(args: VerifyArgs) -> int:
+    """Sessions of the largest step that is captured as a CUDA graph."""
+    return args.cuda_graph_max_bs or min(args.max_running_requests, _GRAPH_SESSIONS)
 
 
 def _advice(args: VerifyArgs) -> str:

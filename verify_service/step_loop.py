@@ -241,7 +241,8 @@ class StepLoop:
             else:
                 self._failed_steps = 0
                 step_us = int(ms_since(start_ns) * 1000)
-                self._committer.commit([work], outcomes, step_us=step_us, batch_tokens=work.num_rows)
+                sent = self._committer.commit([work], outcomes, step_us=step_us, batch_tokens=work.num_rows)
+                self._count(sent, time.monotonic_ns() - start_ns)
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error
 

@@ -31,15 +31,20 @@ _ADMIN_TIMEOUT_S = 5.0
 def main() -> int:
     """Runs Envoy until it ends or a signal drains it; returns its exit code, 0 after a drain."""
     args = parse(sys.argv[1:])
+    if not args.check:
+        check_free(args.host, args.port, args.stats_port)
     folder = Path(args.run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     config = folder / "envoy.yaml"
-    config.write_text(render(args))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config.write_text(render(args))
+    except OSError as error:
+        raise SystemExit(f"run.py: cannot write in {folder}: {error.strerror}; --run-dir names another") from error
     command = [envoy_binary(), "--config-path", str(config), "--log-level", args.log_level, "--use-dynamic-base-id"]
     if args.check:
         return subprocess.call([*command, "--mode", "validate"])
     told = signals()
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, process_group=0)  # Ctrl-C, which would end it at once, is for us
     while os.read(told, 1)[0] == signal.SIGCHLD:
         if process.poll() is not None:
             return process.returncode
@@ -47,6 +52,18 @@ def main() -> int:
     process.terminate()
     process.wait()
     return 0
+
+
+def check_free(host: str, *ports: int) -> None:
+    """SystemExit where another listens: two Envoys would share a port in silence."""
+    for port in ports:
+        try:
+            family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+        except (OSError, OverflowError) as error:
+            raise SystemExit(f"run.py: cannot listen on {host} port {port}: {error}") from error
 
 
 def signals() -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from numba import njit
+from numba import config, njit
 from numba.core.caching import FunctionCache
 
 from outrider.telemetry import get_logger
@@ -17,7 +17,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Kept(FunctionCache):
-    """A full disk costs the next start some seconds, and this one nothing; numba's own would raise."""
+    """A full disk, or files of another user, cost this start or the next some seconds; numba's own would raise."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except OSError as error:
+            _warn(error.strerror or str(error))
+            return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
@@ -34,5 +41,8 @@ def _warn(reason: str) -> None:
 def compiled(function: F) -> F:
     """The function compiled on its first call; it runs without the interpreter's lock."""
     dispatcher: Any = njit(nogil=True)(function)
-    dispatcher._cache = _Kept(function)  # as numba's cache=True does it with its own
+    try:
+        dispatcher._cache = _Kept(function)  # as numba's cache=True does it with its own
+    except RuntimeError:  # no folder that numba knows can be written
+        _warn(f"{getattr(config, 'CACHE_DIR', '')} cannot be written")
     return dispatcher

@@ -28,11 +28,10 @@ from engine.graphs import MAX_ROWS, Capturing, Replay, idle_layout
 from engine.models.heads.runner import HeadRunner
 from engine.models.llama import StepRows
 from engine.progress import Progress
-from kernels.attention.layout import WORD_BITS
 from kernels.attention.triton_plan import Bucket
 from kernels.likeliest import likeliest
 from kernels.transfer import to_device
-from kernels.tree_build import Expansion, expand_frontier, expand_root
+from kernels.tree_growth import GrowingTrees, grow_on
 
 if TYPE_CHECKING:
     from draft_service.drafters.models import Tips
@@ -98,28 +97,17 @@ class _Growth:
         num_steps, topk, batch = self._key = key
         head, entries = runner.head, topk * (num_steps - 1)
         device, hidden = head.device, head.config.block.hidden_size
-        self._runner, self._capturing, self._entries = runner, capturing, entries
+        self._runner, self._capturing = runner, capturing
         self._bucket = Bucket(batch, entries, head.max_len, has_masks=True)
         self._depths = np.repeat(np.arange(num_steps - 1, dtype=np.int32), topk)
         self._unknown, self._mask = np.zeros(entries, np.int32), np.eye(entries, dtype=np.bool_)
-        words = -(-entries // WORD_BITS)
-        own = np.zeros((entries, words), np.uint64)
-        places = np.arange(entries)
-        own[places, places // WORD_BITS] = np.uint64(1) << (places % WORD_BITS).astype(np.uint64)
-        self._own = torch.from_numpy(own.view(np.int64)).to(device)
         newest = torch.arange(topk)[None, :] + entries * torch.arange(batch)[:, None]
         self._newest = [(newest + step * topk).reshape(-1).to(device) for step in range(num_steps - 1)]
-        self._each = torch.arange(batch, device=device)[:, None]
 
-        self._rows = torch.zeros((2, batch * entries), dtype=torch.int32, device=device)  # positions and slots
+        self._rows = torch.zeros((2, batch * entries), dtype=torch.int64, device=device)  # positions and slots
         self._chances = torch.zeros((batch, topk), device=device)
         self._words = torch.zeros((batch, topk), dtype=torch.int64, device=device)
-        self._tokens = torch.zeros((batch, entries), dtype=torch.int64, device=device)
-        self._bits = torch.zeros((batch, entries, words), dtype=torch.int64, device=device)
-        self._inputs = torch.zeros((batch, entries, hidden), dtype=head.dtype, device=device)
-        self._states = torch.zeros((batch * (1 + entries), hidden), dtype=head.dtype, device=device)
-        self._most = topk + (num_steps - 1) * topk * topk
-        self._found = torch.zeros((batch, 2 * self._most + entries), dtype=torch.int64, device=device)
+        self._trees = GrowingTrees.places(batch, num_steps, topk, hidden, head.dtype, device)
 
         self._layout = idle_layout(batch, capturing.padding_slot)
         self._rows[1] = capturing.padding_slot
@@ -143,9 +131,9 @@ class _Growth:
         self._fill(laid_out)
         self._chances[:count] = tips.probabilities[:, :topk]
         self._words[:count] = tips.tokens[:, :topk]
-        self._states[:count] = tips.states
+        self._trees.states[:count] = tips.states
         self._replay()
-        kept, grown = Joined(self._states.clone()), Grown(topk, num_steps)
+        kept, grown = Joined(self._trees.states.clone()), Grown(topk, num_steps)
         chosen = choose(self._growth(count), topk, list(counts))
         return [
             Draft(words[:n], parents[:n], chances[:n], memo=Carried(kept, batch, topk, i, entries[:n]), grown=grown)
@@ -154,7 +142,7 @@ class _Growth:
 
     def _fill(self, laid_out: Batch) -> None:
         layout, num_rows = laid_out.layout, laid_out.num_tokens
-        rows = np.zeros(self._rows.shape, np.int32)
+        rows = np.zeros(self._rows.shape, np.int64)
         rows[1] = self._capturing.padding_slot
         rows[:, :num_rows] = layout.positions, layout.slots
         self._rows.copy_(to_device(rows, self._rows.device), non_blocking=True)
@@ -163,7 +151,7 @@ class _Growth:
 
     def _growth(self, count: int) -> Growth:
         """What was found of the first `count` trees, on the host: the one wait for the device."""
-        found, most = self._found[:count].cpu().numpy(), self._most
+        found, most = self._trees.found[:count].cpu().numpy(), self._trees.num_candidates
         scores, words, frontier = found[:, :most], found[:, most : 2 * most], found[:, 2 * most :]
         return Growth.empty(count, self._key.num_steps, self._key.topk)._replace(
             scores=np.ascontiguousarray(scores).view(np.float64).astype(np.float32),
@@ -174,45 +162,13 @@ class _Growth:
     # ---- on the device, captured
 
     def _compute(self) -> None:
-        newest = expand_root(self._chances, self._words)
-        expansions = [newest]
-        # Rows that are not known yet must be numbers, as what nobody sees is multiplied by 0: the first step's, since
-        # in half precision a head may turn what it never meets into infinities.
-        self._tokens.view(-1, self._key.num_steps - 1, self._key.topk)[:] = newest.frontier_tokens[:, None]
-        self._inputs[:] = self._states[: self._key.batch, None]
-        self._bits.copy_(self._own.expand_as(self._bits))
-        slots = self._rows[1].long()
-        for step in range(1, self._key.num_steps):
-            self._take(newest, step)
-            chances, words = self._run(step, slots)
-            newest = expand_frontier(newest, chances, words, step)
-            expansions.append(newest)
-        self._found[:, : self._most] = torch.cat([each.scores for each in expansions], dim=1).double().view(torch.int64)
-        self._found[:, self._most : 2 * self._most] = torch.cat([each.tokens for each in expansions], dim=1)
-        self._found[:, 2 * self._most :] = torch.cat([each.frontier_ids for each in expansions[:-1]], dim=1)
-
-    def _take(self, newest: Expansion, step: int) -> None:
-        """The entries that `step` goes on from: their tokens, whom they see, and what came out of their parents."""
-        topk, batch = self._key.topk, self._key.batch
-        first, end = (step - 1) * topk, step * topk
-        self._tokens[:, first:end] = newest.frontier_tokens
-        if step == 1:
-            above = self._each.expand(-1, topk)
-        else:
-            parents = newest.frontier_parents
-            seen = parents[:, :, None].expand(-1, -1, self._bits.shape[2])
-            self._bits[:, first:end] |= self._bits[:, first - topk : first].gather(1, seen)
-            above = parents + (batch * (1 + (step - 2) * topk) + topk * self._each)
-        self._inputs[:, first:end] = self._states.index_select(0, above.reshape(-1)).view(batch, topk, -1)
-        self._capturing.see(self._layout, self._bits.flatten(0, 1))
-
-    def _run(self, step: int, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The head over all entries: chances and the target's ids [B, K, K] of what follows the newest."""
-        topk, batch, head = self._key.topk, self._key.batch, self._runner.head
-        rows = StepRows(self._tokens.view(-1), self._rows[0], slots, self._newest[step - 1])
-        made = self._runner.run(rows, self._inputs.flatten(0, 1), self._layout, 0)
-        first = batch * (1 + (step - 1) * topk)
-        self._states[first : first + batch * topk] = made.carried
-        chances, ids = likeliest(made.logits, topk)
-        shape = (batch, topk, topk)
-        return chances.view(shape), (ids if head.tokens is None else head.tokens[ids]).view(shape)
+        num_steps, topk, batch = self._key
+        trees, head = self._trees, self._runner.head
+        positions, slots = self._rows
+        grow_on(trees, 0, self._chances, self._words, trees.states[:batch])
+        for step in range(1, num_steps):
+            self._capturing.see(self._layout, trees.bits.flatten(0, 1))
+            rows = StepRows(trees.tokens.view(-1), positions, slots, self._newest[step - 1])
+            made = self._runner.run(rows, trees.inputs.flatten(0, 1), self._layout, 0)
+            chances, ids = likeliest(made.logits, topk)
+            grow_on(trees, step, chances, ids, made.carried, head.tokens)

@@ -24,9 +24,11 @@ from engine.quantization import MakeLinear, head_maker, linear_maker
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.pool import store
 from kernels.gating import gated
-from kernels.norm import rms_norm
+from kernels.norm import add_rms_norm, rms_norm
 from kernels.rope import apply_rope, rope_table
 from kernels.transfer import to_device
+
+Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class StepRows(NamedTuple):
@@ -66,25 +68,28 @@ class Layer:
         self.gate_up = make_linear(weights.gate_up, None)
         self.down = make_linear(weights.down, None)
 
-    def before(self, x: torch.Tensor, rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of rows x [T, hidden], queries [T, heads, head_dim], keys and values [T, kv_heads, head_dim]."""
-        q, k, v = self.projected(x)
-        return apply_rope(q, rope), apply_rope(k, rope), v
+    def before(self, x: torch.Tensor, more: torch.Tensor | None, rope: torch.Tensor) -> Projected:
+        """Of rows x [T, hidden] plus `more`, which the layer before has left to be added: that sum, queries
+        [T, heads, head_dim], keys and values [T, kv_heads, head_dim]."""
+        x, q, k, v = self.projected(x, more)
+        return x, apply_rope(q, rope), apply_rope(k, rope), v
 
-    def projected(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def projected(self, x: torch.Tensor, more: torch.Tensor | None) -> Projected:
         """As before, not yet rotated."""
         config = self.config
-        heads = self.qkv(rms_norm(x, self.input_norm, config.rms_eps)).view(len(x), -1, config.head_dim)
+        x, normed = _summed(x, more, self.input_norm, config.rms_eps)
+        heads = self.qkv(normed).view(len(x), -1, config.head_dim)
         q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(q, self.q_norm, config.rms_eps), rms_norm(k, self.k_norm, config.rms_eps)
-        return q, k, v
+        return x, q, k, v
 
-    def after(self, x: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """The layer's output [T, hidden] from its input x and what attention made of it, [T, heads, head_dim]."""
-        config = self.config
-        x = x + self.output(mixed.reshape(len(x), config.q_size))
-        return x + self.down(gated(self.gate_up(rms_norm(x, self.post_norm, config.rms_eps))))
+    def after(self, x: torch.Tensor, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's output [T, hidden], as two that are to be added, from its input x and what attention made of it,
+        [T, heads, head_dim]: the sum goes with the norm that reads it."""
+        attended = self.output(mixed.reshape(len(x), self.config.q_size))
+        x, normed = add_rms_norm(x, attended, self.post_norm, self.config.rms_eps)
+        return x, self.down(gated(self.gate_up(normed)))
 
 
 class TorchLlama:
@@ -129,37 +134,35 @@ class TorchLlama:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits, fp32 [len(batch.logit_rows), vocab]."""
-        return self.run(StepRows.of(batch, self.embedding.device), batch.layout)
+        return self.run(StepRows.of(batch, self.embedding.device), batch.layout).float()
 
     @torch.inference_mode()
     def run(self, rows: StepRows, layout: AttentionLayout) -> torch.Tensor:
-        """Logits, fp32 [L, vocab]. Rows beyond the layout's are padding; theirs mean nothing."""
+        """Logits, as the head gives them, [L, vocab]. Rows beyond the layout's are padding; theirs mean nothing."""
         compiled = len(layout.num_rows) <= self._compile_max_batch
         before, after = self._compiled if compiled else self._plain
         scale, rope, x = self.config.head_dim**-0.5, self.rope[rows.positions], self.embedding[rows.tokens]
         kept: list[torch.Tensor] = []
+        more: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
-            self._keep(kept, index, x)
             k_pool, v_pool = self.pool.k[index], self.pool.v[index]
             if self._rope_and_store is not None and not compiled:
-                q, k, v = layer.projected(x)
+                x, q, k, v = layer.projected(x, more)
                 q = self._rope_and_store(q, k, v, rope, k_pool, v_pool, rows.slots)
             else:
-                q, k, v = before(layer, x, rope)
+                x, q, k, v = before(layer, x, more, rope)
                 store(k_pool, rows.slots, k)
                 store(v_pool, rows.slots, v)
-            x = after(layer, x, self.attention(q, k_pool, v_pool, layout, scale, window=layer.window))
+            self._keep(kept, index, x)
+            x, more = after(layer, x, self.attention(q, k_pool, v_pool, layout, scale, window=layer.window))
+        x, normed = _summed(x, more, self.norm, self.config.rms_eps)
         self._keep(kept, len(self.layers), x)
-        wanted = slice(None) if rows.logit_rows is None else rows.logit_rows
         if self.features.kind == "last":
-            x = rms_norm(x, self.norm, self.config.rms_eps)
-            kept.append(x)
-            final = x[wanted]
-        else:
-            final = rms_norm(x[wanted], self.norm, self.config.rms_eps)
+            kept.append(normed)
         if self.pool.features is not None:
             self.pool.features.index_copy_(0, rows.slots, torch.cat(kept, dim=-1))
-        return self.head(final).float() if len(final) else final.new_zeros((0, self.num_outputs)).float()
+        final = normed if rows.logit_rows is None else normed[rows.logit_rows]
+        return self.head(final) if len(final) else final.new_zeros((0, self.num_outputs))
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
         """As forward; torch's operators are not told apart."""
@@ -170,6 +173,13 @@ class TorchLlama:
         """Notes the state entering layer `index` where features ask for it."""
         if index in self.features.layers:
             kept.append(x)
+
+
+def _summed(
+    x: torch.Tensor, more: torch.Tensor | None, norm: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x plus what is still to be added to it, and the norm of that."""
+    return (x, rms_norm(x, norm, eps)) if more is None else add_rms_norm(x, more, norm, eps)
 
 
 def _plain_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> partial[torch.Tensor]:

@@ -20,14 +20,13 @@ from engine.models.llama_weights import LayerWeights, LlamaWeights
 from engine.quantization import head_method
 from kernels.attention.cpu import POOL_DTYPES
 from kernels.linear import interleave_gates, pack_tiles
-from kernels.native.library import PARTS, CHeads, CLayer, CLikeliest, CMatrix, CModel, address, c_layout
+from kernels.native.library import LANES, PARTS, CHeads, CLayer, CLikeliest, CMatrix, CModel, address, c_layout
 from kernels.native.memory import Arena
 from kernels.native.streaming import choose_streaming
 from kernels.native_linear import BF16, FP32
 from kernels.quantize import FORMATS, pack_quantized
 from kernels.rope import rope_table
 
-LANES = 16
 # Sums of INT8_DYNAMIC are whole numbers of 32 bits, of products up to 255 * 127.
 MAX_DYNAMIC_INPUTS = 65_536
 

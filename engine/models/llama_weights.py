@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import ModelConfig
+from engine.tensors import EMBEDDING, OUTPUT_HEAD
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that the checkpoint of such a model must have, in reading order."""
     hidden, q_size, kv_size = config.hidden_size, config.q_size, config.kv_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
     for index in range(config.num_layers):
         layer = {
             "input_layernorm.weight": (hidden,),
@@ -36,7 +37,7 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes.update({f"model.layers.{index}.{name}": shape for name, shape in layer.items()})
     shapes["model.norm.weight"] = (hidden,)
     if not config.tied_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes[OUTPUT_HEAD] = (config.vocab_size, hidden)
     return shapes
 
 
@@ -123,12 +124,12 @@ class LlamaWeights:
     @property
     def embedding(self) -> torch.Tensor:
         """[vocab, hidden]; from the first layer on."""
-        return self._top["model.embed_tokens.weight"]
+        return self._top[EMBEDDING]
 
     def top(self) -> TopWeights:
         """Embedding, final norm, head."""
         embedding = self.embedding
-        head = embedding if self._config.tied_embeddings else self._top["lm_head.weight"]
+        head = embedding if self._config.tied_embeddings else self._top[OUTPUT_HEAD]
         if self._output_rows is not None:
             head = head[self._output_rows.to(head.device)]
         return TopWeights(embedding, self._top["model.norm.weight"], head)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.config import LIMITS, ModelConfig, possible_ends, read_json
+from engine.config import ModelConfig, possible_ends, read_json
+from engine.fields import Fields
 from outrider.errors import StartupError, reason_of
 from outrider.telemetry import get_logger
 
@@ -144,10 +145,7 @@ def _name(raw: dict[str, Any]) -> str:
 
 
 def _count(folder: Path, key: str, value: object) -> int:
-    limit = LIMITS[key]
-    if type(value) is not int or not 1 <= value <= limit:
-        _fail(folder, f"{key} is {value!r}; it must be a whole number from 1 to {limit}")
-    return value
+    return Fields(folder / "config.json", {key: value}).count(key)
 
 
 def _fail(folder: Path, message: str) -> NoReturn:

@@ -16,6 +16,7 @@ from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
 from engine.models.transformers_attention import NAME, attend, refuse
 from engine.models.transformers_config import load_config
 from engine.quantization import head_maker, linear_maker
+from engine.tensors import refuse_tensors
 from outrider.errors import StartupError, reason_of
 
 
@@ -92,12 +93,8 @@ def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None
 
 
 def _check_loaded(folder: Path, found: dict[str, Any]) -> None:
-    missing = sorted(found.get("missing_keys") or ())
-    if missing:
-        raise StartupError(f"{folder}: {len(missing)} tensors are missing: {'; '.join(missing[:5])}")
-    wrong = sorted(map(str, found.get("mismatched_keys") or ()))
-    if wrong:
-        raise StartupError(f"{folder}: {len(wrong)} tensors have the wrong shape: {'; '.join(wrong[:5])}")
+    refuse_tensors(folder, sorted(found.get("missing_keys") or ()), "are missing")
+    refuse_tensors(folder, sorted(map(str, found.get("mismatched_keys") or ())), "have the wrong shape")
 
 
 def _dummy(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, Checkpoint]:

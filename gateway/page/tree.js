@@ -121,11 +121,11 @@ export function nodeFigures(item) {
   ];
 }
 
+// What is seen of a node goes first: by that it can be named aloud.
 function words(item) {
-  return nodeFigures(item)
-    .filter(([, value]) => value !== null)
-    .map(([word, value]) => `${word} ${value}`)
-    .join(", ");
+  const seen = item.probability === null ? labelOf(item) : `${labelOf(item)} ${percent(item.probability)}`;
+  const told = nodeFigures(item).filter(([word, value]) => word !== "Token" && value !== null);
+  return [seen, ...told.map(([word, value]) => `${word} ${value}`)].join(", ");
 }
 
 function percent(probability) {

@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.json_schema import JSON_STYLE, moved
+from gateway.json_schema import moved
+from outrider.wire import JSON_STYLE
 
 Schemas = Mapping[str, Mapping[str, Any]]
 

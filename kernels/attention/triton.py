@@ -8,17 +8,20 @@ a layer's attention to 512 keys takes 10 us for one row and 12 for nine, joining
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton.language as tl
 from triton import knobs
 
 from kernels.attention.layout import AttentionLayout
+from kernels.attention.native_plan import NativePlan
 from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_kernels import attend, combine
 from kernels.attention.triton_plan import Bucket, Launch, Packed, pack
-from kernels.transfer import to_device
+from kernels.transfer import send, to_device
 
 _OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -28,17 +31,22 @@ class TritonAttention:
 
     A step is planned when its layout is first seen, once for all layers. For a CUDA graph, `prepare` the layout with
     a bucket before the capture, and again before every replay: it then writes to the same places, on the current
-    stream. Rows that pad a step up to its bucket get zeros.
+    stream. In rows that pad a step up to its bucket anything may lie, NaN too: rows know nothing of one another.
     page_size: position p of a prefix must lie at offset p % page_size of its page; 1 is right for any pool.
     narrow_trees: trees are verified as decode is, in narrow tiles, not as prefill is (kernels.attention.triton_plan).
+    library: the C kernels, which plan the steps of buckets; None: numpy does.
     """
 
-    def __init__(self, device: torch.device, *, page_size: int = 1, narrow_trees: bool = False) -> None:
+    def __init__(
+        self, device: torch.device, *, page_size: int = 1, narrow_trees: bool = False,
+        library: ctypes.CDLL | None = None,
+    ) -> None:  # fmt: skip
         if page_size < 1:
             raise ValueError(f"page_size {page_size} must be at least 1")
         self.device = device
         self.page_size = page_size
         self.narrow_trees = narrow_trees
+        self._library = library
         self._layout: AttentionLayout | None = None
         self._plan: _Plan | None = None
         self._buckets: dict[tuple[Bucket, Heads], _Plan] = {}
@@ -47,14 +55,16 @@ class TritonAttention:
 
     def prepare(self, layout: AttentionLayout, heads: Heads, bucket: Bucket | None = None) -> None:
         """Plans a step and sends the plan to the device. ValueError when it does not fit the bucket."""
-        packed = pack(layout, heads, self.page_size, bucket, narrow_trees=self.narrow_trees)
         if bucket is None:
+            packed = self._pack(layout, heads, None)
             parts = torch.empty(_parts_size(packed, heads), dtype=torch.float32, device=self.device)
-            plan = _Plan(packed, heads, to_device(packed.data, self.device), parts, is_bucket=False)
+            plan = _Plan(packed, heads, to_device(packed.data, self.device), parts)
         else:
-            plan = self._buckets.get((bucket, heads)) or self._bucket_plan(packed, heads)
-            self._buckets[bucket, heads] = plan
-            plan.refill(packed)
+            plan = self._buckets.get((bucket, heads))
+            if plan is None:
+                plan = self._buckets[bucket, heads] = self._bucket_plan(layout, heads, bucket)
+            numbers = plan.native.fill(layout) if plan.native else self._pack(layout, heads, bucket).data
+            plan.refill(numbers)
         if layout.row_bits is not None:
             plan.set_row_bits(layout.row_bits)
         self._layout, self._plan = layout, plan
@@ -64,13 +74,18 @@ class TritonAttention:
         assert self._plan is not None
         self._plan.set_row_bits(bits)
 
-    def _bucket_plan(self, packed: Packed, heads: Heads) -> _Plan:
+    def _pack(self, layout: AttentionLayout, heads: Heads, bucket: Bucket | None) -> Packed:
+        return pack(layout, heads, self.page_size, bucket, narrow_trees=self.narrow_trees)
+
+    def _bucket_plan(self, layout: AttentionLayout, heads: Heads, bucket: Bucket) -> _Plan:
         """In memory that all buckets share, since one runs at a time; captured largest first, they need it once."""
+        packed = self._pack(layout, heads, bucket)
         if self._room.numel() < packed.size:
             self._room = torch.zeros(packed.size, dtype=torch.int32, device=self.device)
         if self._parts.numel() < _parts_size(packed, heads):
             self._parts = torch.empty(_parts_size(packed, heads), dtype=torch.float32, device=self.device)
-        return _Plan(packed, heads, self._room, self._parts, is_bucket=True)
+        native = self._library and NativePlan(self._library, packed, heads, self.page_size, bucket)
+        return _Plan(packed, heads, self._room, self._parts, native)
 
     def __call__(
         self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float, *,
@@ -88,8 +103,7 @@ class TritonAttention:
         if k_pool.stride() != v_pool.stride() or k_pool.stride(2) != 1:
             raise ValueError(f"pools with strides {k_pool.stride()} and {v_pool.stride()}; equal ones are needed")
         q = q if q.stride(2) == 1 else q.contiguous()
-        # Whatever lay in rows of padding must not reach the next layer: it could be NaN.
-        out = (torch.zeros if self._plan.is_bucket else torch.empty)(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for launch in self._plan.launches:
             self._plan.run(launch, q, k_pool, v_pool, out, scale, soft_cap, window, self.page_size)
         return out
@@ -108,10 +122,10 @@ class _Plan:
     """A packed step on the device."""
 
     def __init__(
-        self, packed: Packed, heads: Heads, data: torch.Tensor, parts: torch.Tensor, *, is_bucket: bool
+        self, packed: Packed, heads: Heads, data: torch.Tensor, parts: torch.Tensor, native: NativePlan | None = None
     ) -> None:
         self.heads = heads
-        self.is_bucket = is_bucket
+        self.native = native
         self._data = data
         self._segments = self._data[packed.segments :]
         self._slots = self._data[packed.slots :]
@@ -124,9 +138,9 @@ class _Plan:
         self._parts = parts[: rows * heads.head_dim]
         self._part_sums = parts[rows * heads.head_dim :]
 
-    def refill(self, packed: Packed) -> None:
+    def refill(self, numbers: np.ndarray) -> None:
         """Another step in the same places."""
-        self._data[: len(packed.data)].copy_(to_device(packed.data, self._data.device))
+        send(numbers, self._data[: len(numbers)])
 
     def set_row_bits(self, bits: torch.Tensor) -> None:
         """Who sees whom, in place of what the step was packed with: of all rows, in order."""

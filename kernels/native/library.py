@@ -13,6 +13,9 @@ import torch
 from kernels.attention.layout import AttentionLayout
 from kernels.native.build import load_library
 
+# The kernels' vectors: widths must be a multiple of it.
+LANES = 16
+
 
 class CMatrix(Structure):
     """A packed matrix (linear.h)."""
@@ -90,6 +93,19 @@ class CGrowth(Structure):
     ]  # fmt: skip
 
 
+class CPlan(Structure):
+    """A bucket of attention's plans (plan.h)."""
+
+    _fields_ = [
+        ("data", c_void_p), ("order", c_void_p), ("items", c_void_p), ("num_segments", c_int32),
+        ("rows_per_segment", c_int32), ("max_prefix_len", c_int32), ("has_masks", c_int32),
+        ("rows_per_tile", c_int32), ("num_items", c_int32), ("num_kv_heads", c_int32), ("page_size", c_int32),
+        ("min_piece", c_int32), ("target_programs", c_int32), ("tiles", c_int32), ("segments", c_int32),
+        ("slots", c_int32), ("positions", c_int32), ("masks", c_int32), ("mask_words", c_int32), ("table", c_int32),
+        ("reserved", c_int32),
+    ]  # fmt: skip
+
+
 # Parts of a step's time, in decoder.h's order.
 PARTS = ("norms", "qkv", "rope_and_kv", "attention", "output", "gate_up", "down", "head")
 
@@ -114,6 +130,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "outrider_likeliest": (None, [c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_void_p]),
     "outrider_copy_finite": (c_int, [c_void_p, c_void_p, c_int64, c_int, c_uint32]),
+    "outrider_plan": (c_int64, [POINTER(CLayout), POINTER(CPlan)]),
     "outrider_instructions": (c_char_p, []),
     "outrider_has_bf16_dot": (c_int, []),
 }  # fmt: skip

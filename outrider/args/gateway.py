@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from outrider.args.links import MAX_SOCKET_BYTES, DialingArgs, ServingArgs, check_address, check_tls_is_used
 from outrider.args.observing import ObservingArgs
@@ -51,6 +51,10 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
         "model",
         "How the model marks its reasoning: deepseek-r1, qwen3, mistral... Default: it is not told apart.",
     )
+    sampling_defaults: Literal["model", "openai"] = arg(
+        "model", "model", "Temperature and the like where a request says nothing: model: as generation_config.json has "
+        "them; openai: temperature 1, nothing else.",
+    )  # fmt: skip
     api_key: tuple[str, ...] = arg((), "limits", "Key that clients must send. Repeatable. Default: none.")
     api_key_file: str | None = arg(
         None, "limits", "File with such keys, one on a line, each with limits of its own if need be: "

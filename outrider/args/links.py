@@ -11,6 +11,7 @@ from outrider.tls import TlsFiles, server_files
 
 MAX_LABEL_CHARS = 63  # of a name in DNS
 MAX_SOCKET_BYTES = 107  # of a Unix socket's path or name (unix(7))
+_READ_OTHERWISE = frozenset(",#?%")  # by gRPC, whose addresses are lists of URIs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,17 +77,25 @@ def is_socket(address: str) -> bool:
     return address.startswith(("unix:", "unix-abstract:"))
 
 
+def socket_fault(path: str) -> str:
+    """Why a Unix socket of this path or name cannot be bound or dialled by gRPC, in words; empty where it can."""
+    length = len(os.fsencode(path))
+    if length > MAX_SOCKET_BYTES:
+        return f"a Unix socket's path has at most {MAX_SOCKET_BYTES} bytes, not {length}"
+    if set(path) & _READ_OTHERWISE:
+        return f"gRPC takes no Unix socket with one of {' '.join(sorted(_READ_OTHERWISE))} in its path"
+    return ""
+
+
 def check_address(flag: str, address: str, *, least_port: int = 1) -> None:
     """StartupError unless it is host:port, unix:/path or unix-abstract:name; an IPv6 host stands in brackets."""
     host, _, port = address.rpartition(":")
     is_host = host and (":" not in host or (host[0], host[-1]) == ("[", "]"))
     is_port = port.isascii() and port.isdigit() and least_port <= int(port) < 65536
     if is_socket(address) and port:
-        length = len(os.fsencode(address.partition(":")[2].removeprefix("//")))
-        if length > MAX_SOCKET_BYTES:
-            raise StartupError(
-                f"{flag} is {address!r}; a Unix socket's path has at most {MAX_SOCKET_BYTES} bytes, not {length}"
-            )
+        fault = socket_fault(address.partition(":")[2].removeprefix("//"))
+        if fault:
+            raise StartupError(f"{flag} is {address!r}; {fault}")
         return
     if not (is_host and is_port):
         raise StartupError(

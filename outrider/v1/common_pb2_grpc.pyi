@@ -5,7 +5,8 @@ What every Outrider service shares on the wire.
 
 Conventions, for all files of this package:
   lengths        count prompt and output together, in tokens
-  token arrays   little-endian int32, one per token, in `bytes` (an array over 64 numbers is never `repeated`)
+  token arrays   little-endian int32, one per token, in `bytes`; the `tokens` of a response and of a
+                 verdict, which are those of a step or of a few, are `repeated`
   times          integers that carry their unit in the name
   ids            session ids are issued by the verify service and unique per boot_id
 """

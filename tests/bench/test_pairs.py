@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import grpc.aio
 import numpy as np
 import pytest
 
-from bench import _pairs, goodput
+from bench import _pairs, goodput, useless
 from bench._goodput_stand_in import ROW_MS, step_ms
 from bench._pairs import PLAIN, PLANNED, Load, Measured, fixed, measure, summary, table
 from bench._wire_script import Setting
@@ -63,6 +65,22 @@ def test_the_table_has_a_line_for_each_way() -> None:
         ["8", "plain", "100.0", "2.00", "1.000"],
         ["8", "3,1,4", "150.0", "2.00", "1.500"],
     ]
+
+
+@pytest.mark.parametrize("bench", [goodput, useless])
+def test_figures_are_written_before_the_table(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def measure(*args: Any) -> dict[str, Any]:
+        return {"batches": {}}
+
+    def print_table(*args: Any) -> str:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(bench, "_measure", measure)
+    monkeypatch.setattr(bench, "table", print_table)
+    output = tmp_path / "figures.json"
+    with pytest.raises(BrokenPipeError):
+        bench.main(["--output", str(output)])
+    assert json.loads(output.read_text())["batches"] == {}
 
 
 def test_trees_as_they_are_named() -> None:

@@ -27,6 +27,11 @@ def test_speed_is_a_ratio_within_each_question() -> None:
     assert accept_length == 2.0
 
 
+def test_answers_that_are_all_too_short_have_no_speed() -> None:
+    with pytest.raises(StartupError, match="no question has an answer with drafts and one without"):
+        of_rows([row(81, "plain", 100.0), row(82, "speculative", 20.0, 1.5)])
+
+
 def test_a_run_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         return subprocess.CompletedProcess(command, 2)

@@ -41,7 +41,9 @@ def test_settings_as_requests_and_flags() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [["--port=8000"], ["--host", "0.0.0.0"], ["--api-key", "k"], ["--api-key-file", "f"]])
+@pytest.mark.parametrize(
+    "words", [["--port=8000"], ["--port=1"], ["--host", "0.0.0.0"], ["--api-key", "k"], ["--api-key-file", "f"]]
+)
 def test_what_would_keep_the_benchmark_out_is_refused(words: list[str]) -> None:
     args, rest = speculative.parse(words)
     with pytest.raises(StartupError, match=f"{words[0].partition('=')[0]} is not for this benchmark"):

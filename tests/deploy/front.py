@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import signal
 import socket
 import subprocess
@@ -88,7 +89,7 @@ class Front:
             *(f"--verify={replica.address}" for replica in replicas), *words,
         ]  # fmt: skip
         self.output = (folder / "output").open("w")
-        self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT)
+        self.process = subprocess.Popen(command, stdout=self.output, stderr=subprocess.STDOUT, process_group=0)
         until_ok(f"{self.stats_url}/ready", self.process)
         self.http = httpx.Client(base_url=self.url, timeout=30)
 
@@ -97,8 +98,8 @@ class Front:
         until_ok(f"{self.url}/health", self.process)
 
     def terminate(self) -> None:
-        """SIGTERM: it drains."""
-        self.process.send_signal(signal.SIGTERM)
+        """SIGTERM to its group, as a terminal's Ctrl-C goes: it drains."""
+        os.killpg(self.process.pid, signal.SIGTERM)
 
     def close(self) -> None:
         """Ends it."""

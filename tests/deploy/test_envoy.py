@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import select
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -22,7 +25,7 @@ from outrider.tls import TlsFiles
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 from tests.certificates import Authority
-from tests.deploy.front import HAS_ENVOY, Front, free_port, front
+from tests.deploy.front import HAS_ENVOY, RUN, Front, free_port, front
 from tests.e2e.stack import part
 from tests.gateway import models
 from tests.gateway.fakes import FakeVerify, LoopThread
@@ -270,6 +273,33 @@ def test_a_drain_finishes_what_runs(tmp_path: Path) -> None:
             loop.run(release(envoy))
             assert "data: [DONE]" in list(lines)
         assert envoy.process.wait(30) == 0
+
+
+def test_one_on_a_taken_port_is_refused_in_words(envoy: Front, tmp_path: Path) -> None:
+    for ports in ([envoy.port, free_port()], [free_port(), envoy.stats_port]):
+        words = [f"--port={ports[0]}", f"--stats-port={ports[1]}", f"--run-dir={tmp_path}"]
+        ended = subprocess.run([sys.executable, RUN, *words], capture_output=True, text=True, check=False)
+        assert ended.returncode == 1
+        assert "Address already in use" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = [f"--port={free_port()}", f"--stats-port={free_port()}", f"--run-dir={tmp_path}/file/envoy"]
+    ended = subprocess.run([sys.executable, RUN, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("run.py: cannot write in")
+
+
+def test_it_ends_with_its_starter(tmp_path: Path) -> None:
+    with front([], 0, tmp_path) as (envoy, _):
+        child = Path(f"/proc/{envoy.process.pid}/task/{envoy.process.pid}/children")
+        watch = os.pidfd_open(int(child.read_text()))
+        envoy.process.kill()
+        ended, _, _ = select.select([watch], [], [], 60)
+        os.close(watch)
+    assert ended
 
 
 def test_tls_on_both_sides(tmp_path: Path) -> None:

@@ -140,3 +140,16 @@ def test_prometheus_takes_it(tmp_path: Path) -> None:
     for words in (["config", folder / "prometheus.yml"], ["rules", folder / "rules.yml"], ["rules", panels]):
         ended = subprocess.run(["promtool", "check", *words], capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_probes_do_not_hide_errors_and_streams_that_break_off_are_counted() -> None:
+    """Of few requests among many probes each failure counts, and a stream that fails has sent 200 before."""
+    (rule,) = (rule for group in RULES["groups"] for rule in group["rules"] if rule.get("alert") == "ServerErrors")
+    failed, asked = rule["expr"].split(" / ")
+    for _, matchers in NAME.findall(rule["expr"]):
+        (pattern,) = (value for label, sign, value in MATCHER.findall(matchers) if (label, sign) == ("route", "!~"))
+        assert all(re.fullmatch(pattern, path) for path in ("/health", "/metrics"))
+        assert not re.fullmatch(pattern, "/v1/chat/completions")
+    assert 'code=~"5.."' in failed
+    assert 'finish_reason="error"' in failed
+    assert "finish_reason" not in asked

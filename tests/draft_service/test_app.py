@@ -83,10 +83,10 @@ def test_sessions_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     assert "outrider draft: no memory for --max-sessions 2147483647" in done.stderr
 
 
-def test_an_unwritable_home_is_told_at_the_start(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "as before")
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartupError, match="OUTRIDER_HOME"):
-        cache_kernels(tmp_path / "file" / "numba")
+    cache_kernels(tmp_path / "file" / "numba")
 
 
 def test_it_imports_no_torch() -> None:

@@ -36,14 +36,14 @@ def eager(family: str, folder: Path, **options: Any) -> HeadModel:
 
 
 @torch.inference_mode()
-def poison(trees: TreeGraphs | None) -> None:
+def poison(graphs: TreeGraphs | None) -> None:
     """Nothing that earlier trees left behind may reach a later one."""
-    assert trees is not None
-    for growth in trees._growths.values():
-        for places in (growth._states, growth._inputs, growth._chances):
+    assert graphs is not None
+    for growth in graphs._growths.values():
+        trees = growth._trees
+        for places in (trees.states, trees.inputs, trees.reach, growth._chances):
             places[:] = torch.nan
-        growth._tokens[:], growth._words[:], growth._found[:] = 1, 1, -1
-        growth._bits[:] = -1
+        trees.tokens[:], growth._words[:], trees.found[:], trees.bits[:] = 1, 1, -1, -1
 
 
 @pytest.mark.parametrize("family", HEADS)
@@ -149,23 +149,29 @@ def test_under_the_interpreter() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_steps", "topk", "num_nodes"), [(3, 1, 3), (4, 4, 9)])
-def test_on_tritons_kernels(num_steps: int, topk: int, num_nodes: int, tmp_path: Path) -> None:
-    """Who sees whom is told to the kernels between steps."""
+def test_on_tritons_kernels(
+    num_steps: int, topk: int, num_nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who sees whom is told to the kernels between steps; all that a GPU has kernels for is done by them."""
     device = kernel_device()
     from kernels.attention.triton import TritonAttention
+    from kernels.attention.triton_rope import rope_and_store
 
+    shape: dict[str, Any] = {"num_steps": num_steps, "topk": topk, "num_nodes": num_nodes}
+    reference = grown(head_model("eagle3", tmp_path / "plain", str(device)), apart=False, **shape)
     runner = build("eagle3", tmp_path / "triton", str(device), attention="torch_native")
     attention, block = TritonAttention(device), runner.head.config.block
     runner._attention = attention
     heads = Heads(block.num_heads, block.num_kv_heads, block.head_dim, runner.head.dtype)
     put_in_buckets(
-        runner, lambda layout, bucket: attention.prepare(layout, heads, bucket), GraphSizes(4, 12, 4),
+        runner, lambda layout, bucket: attention.prepare(layout, heads, bucket), GraphSizes(1, 1, 1),
         see=lambda layout, bits: attention.see(bits),
     )  # fmt: skip
     model = HeadModel(runner, NUM_SLOTS, max_batch_tokens=NUM_SLOTS, graphs=TreeSizes((num_steps,), topk, max_trees=4))
     poison(model.trees)
-    shape: dict[str, Any] = {"num_steps": num_steps, "topk": topk, "num_nodes": num_nodes}
-    reference = grown(head_model("eagle3", tmp_path / "plain", str(device)), apart=False, **shape)
+    runner._rope_and_store = rope_and_store  # not before, as the interpreter is slow
+    for module in ("likeliest", "tree_growth"):
+        monkeypatch.setattr(f"kernels.{module}.has_triton", lambda device: True)
     assert_same(grown(model, apart=True, **shape), reference)
 
 

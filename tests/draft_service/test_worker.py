@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import threading
 from collections.abc import AsyncIterator
@@ -20,11 +21,12 @@ from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafting import Drafting
 from draft_service.link import Identity
 from draft_service.sessions import SessionTable
-from draft_service.worker import Worker, resolve_address
+from draft_service.worker import Worker
 from outrider import rpc
 from outrider.args import DraftArgs, GatewayArgs
 from outrider.args.links import check_address
 from outrider.errors import FailedPrecondition, ResourceExhausted, StartupError
+from outrider.resolving import endpoints_of
 from outrider.v1 import common_pb2, draft_pb2
 from outrider.v1 import verify_pb2 as pb
 from outrider.wire import WIRE_VERSION
@@ -68,12 +70,13 @@ class Settled(NgramDrafter):
 @asynccontextmanager
 async def serving(
     addresses: list[str], *, early: bool = False, drafter: Drafter | None = None, sleep: Any = None,
-    max_sessions: int = 8, resolve: Any = None, executor: ThreadPoolExecutor | None = None,
+    max_sessions: int = 8, resolve: Any = endpoints_of, executor: ThreadPoolExecutor | None = None,
+    steady_s: float = 0.0,
 ) -> AsyncIterator[Worker]:  # fmt: skip
     ngram = drafter or Settled.from_args(DraftArgs(speculative_ngram_capacity=50_000))
     worker = Worker(
         addresses, Drafting(ngram, early=early, executor=executor), IDENTITY, max_sessions=max_sessions,
-        sleep=sleep or Sleeps(), resolve=resolve, backoff=lambda: Backoff(rng=random.Random(0)),
+        sleep=sleep or Sleeps(), resolve=resolve, backoff=lambda: Backoff(rng=random.Random(0), steady_s=steady_s),
     )  # fmt: skip
     running = asyncio.create_task(worker.run())
     try:
@@ -324,6 +327,32 @@ async def test_a_stream_ended_with_an_error_is_dialled_again(address: str) -> No
         await verify.stream()
 
 
+async def test_streams_that_end_as_soon_as_they_begin_are_dialled_ever_more_slowly(address: str) -> None:
+    sleeps = Sleeps()
+    async with FakeVerify(address) as verify, serving([address], sleep=sleeps, steady_s=math.inf) as worker:
+        waits: list[float] = []
+        for error in (None, ResourceExhausted("thrown out"), None, None, None):
+            (await verify.stream()).end(error)
+            waits.append(await sleeps.next())
+        assert waits[-1] >= 0.8
+        assert waits == sorted(waits)
+        assert worker.links[0].stats.connects == 5
+
+
+async def test_a_status_whose_details_are_none_is_a_status(address: str) -> None:
+    class Garbled(FakeVerify):
+        async def Speculate(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+            details = (("grpc-status-details-bin", b"\xff\xff\xff"),)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now", trailing_metadata=details)
+            yield
+
+    sleeps = Sleeps()
+    async with Garbled(address), serving([address], sleep=sleeps) as worker:
+        await sleeps.next()
+        assert worker.links[0].stats.last_error == "UNAVAILABLE: not now"
+        await sleeps.next()
+
+
 @pytest.mark.parametrize("first", [pb.SpeculateResponse(), pb.SpeculateResponse(round=pb.Round())])
 async def test_a_wrong_first_frame_ends_the_stream(address: str, first: pb.SpeculateResponse) -> None:
     sleeps = Sleeps()
@@ -334,10 +363,18 @@ async def test_a_wrong_first_frame_ends_the_stream(address: str, first: pb.Specu
             assert "is not `enlisted`" in worker.links[0].stats.last_error
 
 
+async def test_a_frame_of_a_kind_that_is_not_known_is_passed_over(address: str) -> None:
+    async with FakeVerify(address) as verify, serving([address]) as worker:
+        stream = await verify.stream()
+        stream.outgoing.put_nowait(pb.SpeculateResponse.FromString(b"\xfa\x01\x02hi"))  # member 31
+        await begun(stream)
+        assert worker.links[0].stats.connects == 1
+
+
 async def test_a_wrong_later_frame_ends_the_stream(address: str) -> None:
     sleeps = Sleeps()
     async with FakeVerify(address) as verify, serving([address], sleep=sleeps) as worker:
-        (await verify.stream()).outgoing.put_nowait(pb.SpeculateResponse())
+        (await verify.stream()).outgoing.put_nowait(enlisted("boot"))
         await sleeps.next()
         assert "only rounds" in worker.links[0].stats.last_error
 
@@ -380,15 +417,15 @@ async def test_one_name_may_stand_for_several_and_two_for_one(tmp_path: Path) ->
             await begun(stream)  # equal session ids of two verify services are two sessions
         assert [link.num_sessions for link in worker.links] == [1, 1]
         endpoints.append(same)
-        worker._adjust(await worker._endpoints())
+        await worker.look_again()
         await third.stream()
         assert await sleeps.next() >= 15.0
         assert "another address already reaches" in worker.links[2].stats.last_error
         # Gone from the name: a stream that serves is kept, a link that does not is ended.
         endpoints[:] = [two]
-        worker._adjust(await worker._endpoints())
+        await worker.look_again()
         await asyncio.gather(worker._running[same].task, return_exceptions=True)
-        worker._adjust(await worker._endpoints())
+        await worker.look_again()
         assert [link.address for link in worker.links] == [one, two]
 
 
@@ -404,9 +441,27 @@ async def test_an_address_that_does_not_resolve_keeps_its_links(address: str, re
     async with FakeVerify(address) as verify, serving(["verify:1"], resolve=resolve) as worker:
         await verify.stream()
         failing = True
-        worker._adjust(await worker._endpoints())
+        await worker.look_again()
         assert [link.address for link in worker.links] == [address]
         assert not worker._running[address].task.cancelling()
+
+
+async def test_an_address_that_does_not_resolve_keeps_none_of_anothers_links() -> None:
+    endpoints = ["unix:/nowhere/one"]
+
+    async def resolve(address: str) -> list[str]:
+        if address == "unknown:1":
+            raise OSError("no such name")
+        return endpoints
+
+    async with serving(["unknown:1", "verify:1"], resolve=resolve) as worker:
+        await worker.look_again()
+        (gone,) = worker._running.values()
+        endpoints = ["unix:/nowhere/two"]
+        await worker.look_again()
+        await asyncio.gather(gone.task, return_exceptions=True)
+        await worker.look_again()
+        assert [link.address for link in worker.links] == endpoints
 
 
 async def test_draining_releases_every_session_and_waits_for_the_end(address: str) -> None:
@@ -427,7 +482,7 @@ async def test_draining_ends_links_that_only_dial(address: str) -> None:
     async with serving([address], sleep=sleeps) as worker:
         await sleeps.asked.get()
         await worker.drain(30.0)
-        worker._adjust(await worker._endpoints())
+        await worker.look_again()
         assert worker.links == []
 
 
@@ -495,24 +550,6 @@ async def test_what_is_brief_is_drafted_on_the_event_loop(reads: bool, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("address", "endpoints"),
-    [
-        ("unix:/run/verify", ["unix:/run/verify"]),
-        ("unix-abstract:verify", ["unix-abstract:verify"]),
-        ("10.0.0.1:50051", ["10.0.0.1:50051"]),
-        ("[::1]:50051", ["[::1]:50051"]),
-    ],
-)
-async def test_addresses_that_stand_for_themselves(address: str, endpoints: list[str]) -> None:
-    check_address("--verify-address", address)
-    assert await resolve_address(address) == endpoints
-
-
-async def test_a_name_is_resolved() -> None:
-    assert "127.0.0.1:50051" in await resolve_address("localhost:50051")
-
-
-@pytest.mark.parametrize(
     "address",
     ["verify", "verify:", ":1", "verify:0", "verify:70000", "verify:x", "a:b:1", "unix:", f"a.{'b' * 64}.c:1"],
 )
@@ -530,7 +567,9 @@ async def test_waits_double_up_to_a_limit_and_are_spread() -> None:
     assert all(2.5 <= wait <= 5.0 for wait in waits[6:])
     assert len(set(waits)) == len(waits)
     assert 15.0 <= backoff.next_s(refused=True) <= 30.0
-    backoff.reset()
+    backoff.lasted(0.5)
+    assert backoff.next_s() >= 2.5
+    backoff.lasted(2.0)
     assert backoff.next_s() <= 0.1
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention import BACKENDS, AttentionChoice, attention_backend, build_attention, check_fp8
+from engine.attention import BACKENDS, AttentionChoice, attention_backend, build_attention, check_fp8, check_heads
 from kernels.attention import flashinfer, reference, torch_native
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.split import SplitAttention
@@ -45,6 +45,21 @@ def test_triton_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StartupError, match="needs the package triton"):
         attention_backend("triton", CUDA)
     assert attention_backend("auto", CUDA) is torch_native.attention
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ((8, 8, 512), "head_dim 512 is above 256, .*: use --attention-backend torch_native"),
+        ((128, 1, 64), "128 query heads for one kv head; .* at most 64"),
+    ],
+)
+def test_heads_that_triton_does_not_cover_are_told_at_the_start(heads: tuple[int, int, int], message: str) -> None:
+    config: Any = SimpleNamespace(num_heads=heads[0], num_kv_heads=heads[1], head_dim=heads[2])
+    with pytest.raises(StartupError, match=message):
+        check_heads(AttentionChoice(), config, torch.bfloat16, CUDA)
+    check_heads(AttentionChoice("torch_native"), config, torch.bfloat16, CUDA)
+    check_heads(AttentionChoice(), config, torch.bfloat16, CPU)
 
 
 def test_flashinfer_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +103,7 @@ def test_triton_verifies_trees_in_the_tiles_that_the_mode_names(monkeypatch: pyt
     made: list[dict[str, Any]] = []
 
     class Triton:
-        def __init__(self, device: torch.device, **options: Any) -> None:
+        def __init__(self, device: torch.device, *, library: object, **options: Any) -> None:
             made.append(options)
 
     monkeypatch.setitem(sys.modules, "kernels.attention.triton", SimpleNamespace(TritonAttention=Triton))

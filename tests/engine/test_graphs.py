@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from engine.batch import BatchBuffers, Segment
 from engine.config import ModelConfig
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
-from engine.graphs import MAX_ROWS, GraphedDecoder, bucket_sizes, usable_sizes
+from engine.graphs import MAX_ROWS, CudaCapture, GraphedDecoder, bucket_sizes, usable_sizes
 from engine.kv_pool import KVPool
 from engine.loader import load_checkpoint
 from engine.models.llama import TorchLlama
@@ -223,3 +225,22 @@ def test_replayed_graphs_give_what_plain_launches_give(folder: Path, verify: str
         outputs.append([runner.forward(some_step(rng, everyone)).cpu() for _ in range(6)])
     for mine, theirs in zip(*outputs, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
+
+
+def test_steps_are_captured_on_the_device_that_they_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch captures on whichever device captured first, where it is not told: a drafter may have one of its own."""
+    streams: list[object] = []
+
+    @contextlib.contextmanager
+    def capture(graph: object, *, stream: object, **rest: object) -> Generator[None]:
+        streams.append(stream)
+        yield
+
+    cuda = SimpleNamespace(
+        graph_pool_handle=lambda: 0, Stream=lambda device: f"on {device}", synchronize=lambda: None, graph=capture,
+        CUDAGraph=lambda: SimpleNamespace(replay=lambda: None),
+    )  # fmt: skip
+    monkeypatch.setattr(torch, "cuda", cuda)
+    for device in ("cuda:0", "cuda:1"):
+        CudaCapture(torch.device(device))(lambda: None)
+    assert streams == ["on cuda:0", "on cuda:1"]

@@ -30,6 +30,7 @@ from engine.shipped import (
 )  # fmt: skip
 from outrider import env
 from outrider.errors import StartupError
+from tests.engine.disk import Disk
 from tests.engine.heads import make
 from tests.engine.heads.make import Written
 
@@ -82,6 +83,16 @@ def test_a_head_is_expanded_once_into_what_loaders_read(tmp_path: Path, target: 
     before = (folder / "model.safetensors").stat().st_mtime_ns
     assert shipped_head("EAGLE3", target.folder, folder=tmp_path / "ship") == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_head_is_on_the_disk_before_it_is_found(
+    tmp_path: Path, target: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(make.eagle3(tmp_path / "head").folder, "EAGLE3", target.folder, tmp_path / "ship" / "a.safetensors")
+    disk = Disk(monkeypatch)
+    folder = shipped_head("EAGLE3", target.folder, folder=tmp_path / "ship")
+    assert folder is not None
+    disk.check(folder)
 
 
 def test_a_draft_model_takes_the_rest_from_its_target(tmp_path: Path, target: Written) -> None:

@@ -17,7 +17,7 @@ from gateway.replica import Replica, ServerInfo
 from outrider.args import GatewayArgs
 from outrider.auth import AuthInterceptor, token_file
 from outrider.dialing import dialer_of
-from outrider.errors import DeadlineExceeded, Internal, InvalidArgument, OutriderError, ResourceExhausted
+from outrider.errors import DeadlineExceeded, Internal, InvalidArgument, NotFound, OutriderError, ResourceExhausted
 from outrider.rpc import bind, create_channel, create_server
 from outrider.tracing import set_call_metadata
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -228,6 +228,21 @@ async def test_only_verifys_own_words_about_a_fault_go_on(tmp_path: Path, ours: 
                 await read(made.begin(ask(), 60, alone=alone))
             told = "the model gave no finite logits" if ours else "The verify service failed on this request."
             assert caught.value.message == told
+
+
+@pytest.mark.asyncio
+async def test_an_end_with_details_that_are_none_ends_its_call(tmp_path: Path) -> None:
+    class Garbled(FakeVerify):
+        async def GenerateMany(self, request_iterator: Any, context: Any) -> AsyncGenerator[Any]:
+            async for frame in request_iterator:
+                for begin in frame.begin:
+                    end = verify_pb2.CallEnd(code=5, message="no such thing", details=b"\xff\xff")
+                    yield verify_pb2.GenerateManyResponse(outputs=[verify_pb2.CallOutput(call=begin.call, end=end)])
+
+    async with calls_to(Garbled(tmp_path, vocab_size=300), tmp_path) as made:
+        for _ in range(2):  # on the one stream
+            with pytest.raises(NotFound, match="no such thing"):
+                await read(made.begin(ask(), 10))
 
 
 @pytest.mark.asyncio

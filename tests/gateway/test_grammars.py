@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from gateway.constraints import after_reasoning, calls_after_reasoning, of_schema
+from gateway.constraints import after_reasoning, calls_after_reasoning, of_response_format, of_schema
 from gateway.reasoning import NAMES, reasoning_format
+from gateway.schemas import JsonSchema, ResponseFormat
 from gateway.tool_parsers.formats import tool_format
 from gateway.tool_schemas import FunctionDefinition, NamedFunction, Tool, ToolChoice, ToolChoiceObject
 from gateway.tools import plan_tools
@@ -76,6 +77,11 @@ UNSAID: list[dict[str, Any]] = [
     {"type": "object", "propertyNames": {"minLength": 1}, "dependentRequired": {"a": ["b"]}},
     {"type": "object", "if": {}, "then": {}, "else": {}, "unevaluatedProperties": False},
     {"type": "object", "dependentSchemas": {"a": {}}, "dependencies": {"a": ["b"]}},
+    {"type": "object", "patternProperties": {"^(?=a)b": {"type": "integer"}}, "additionalProperties": False},
+    {"type": "object", "properties": {"a": {}}, "minProperties": 1},
+    {"type": "array", "items": {"type": "integer", "minimum": 10**20, "multipleOf": 7}},
+    {"type": "array", "items": {"type": "number", "maximum": 2**64}},
+    {"type": "string", "minLength": 1, "anyOf": [{}], "oneOf": [{"type": "string"}, {"type": ["string", "null"]}]},
 ]
 
 
@@ -96,6 +102,125 @@ def test_calls_of_tools_that_are_not_strict_have_any_schema(
     assert not grammars.takes(grammar(strict=False), f'{before}{{"not": 5')
     with pytest.raises(InvalidArgument):
         grammars.takes(grammar(strict=True), "")
+
+
+@pytest.mark.parametrize("schema", UNSAID)
+def test_answers_have_any_schema_unless_it_is_strict(grammars: Grammars, schema: dict[str, Any]) -> None:
+    def grammar(*, strict: bool | None) -> common_pb2.Grammar | None:
+        asked = JsonSchema(schema={"type": "array", "items": schema}, strict=strict)
+        return of_response_format(ResponseFormat(type="json_schema", json_schema=asked))
+
+    for strict in (False, None):
+        assert grammars.takes(grammar(strict=strict), "[")
+        assert not grammars.takes(grammar(strict=strict), "[5")
+    with pytest.raises(InvalidArgument):
+        grammars.takes(grammar(strict=True), "")
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "pattern": r"^a\\b$"}, r'"a\\b"', '"b'),  # a backslash and a letter
+        ({"type": "string", "pattern": r"^[(?=\]]b$"}, '"(b"', '"b'),
+        ({"type": "integer", "maximum": 2**63 - 1}, "9223372036854775807", "9223372036854775808"),
+        ({"oneOf": [{"type": "string", "maxLength": 1}, {"type": "null"}]}, '"a"', '"ab'),
+        ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"], "maxProperties": 1},
+         '{"a": null}', '{"a": null, '),
+        ({"type": "object", "patternProperties": {"^a$": {"type": "null"}}, "additionalProperties": False},
+         '{"a": null}', '{"b'),
+    ],
+)  # fmt: skip
+def test_what_can_be_said_is_held_to_though_not_strict(
+    grammars: Grammars, schema: dict[str, Any], good: str, bad: str
+) -> None:
+    asked = ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=schema))
+    assert grammars.takes(of_response_format(asked), good)
+    assert not grammars.takes(of_response_format(asked), bad)
+
+
+def tagged(kind: str, **properties: Any) -> dict[str, Any]:
+    """A branch of a union, as pydantic writes them."""
+    properties = {"kind": {"const": kind, "type": "string"}, **properties}
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+UNION = {"oneOf": [{"$ref": "#/$defs/leaf"}, {"$ref": "#/$defs/node"}, {"type": "null"}]}
+
+
+def test_strict_unions_of_what_is_defined_elsewhere(grammars: Grammars) -> None:
+    def grammar(**defs: Any) -> common_pb2.Grammar | None:
+        schema = {"type": "array", "items": UNION, "$defs": defs}
+        return of_response_format(
+            ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=schema, strict=True))
+        )
+
+    node = tagged("node", of={"type": "array", "items": UNION})
+    trees = grammar(leaf=tagged("leaf", size={"type": "integer"}), node=node)
+    assert grammars.takes(
+        trees, '[{"kind": "leaf", "size": 1}, null, {"kind": "node", "of": [{"kind": "leaf", "size": 2}, null]}]'
+    )
+    assert not grammars.takes(trees, '[{"kind": "node", "size"')
+    assert not grammars.takes(trees, '[{"kind": "node", "of": [{"kind": "leaf", "of"')
+    optional = {**tagged("leaf"), "required": []}
+    for leaf in (node, optional, tagged("node"), {"type": "null"}, {"$ref": "#/$defs/node"}, {}):
+        with pytest.raises(InvalidArgument):  # a value may match two
+            grammars.takes(grammar(leaf=leaf, node=node), "")
+
+
+def test_strict_names_that_may_be_any(grammars: Grammars) -> None:
+    def grammar(names: dict[str, Any]) -> common_pb2.Grammar | None:
+        schema = {"type": "object", "propertyNames": names, "additionalProperties": {"type": "integer"}}
+        return of_response_format(
+            ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=schema, strict=True))
+        )
+
+    assert grammars.takes(grammar({"type": "string"}), '{"a": 1}')
+    with pytest.raises(InvalidArgument):
+        grammars.takes(grammar({"type": "string", "maxLength": 1}), "")
+
+
+def named_inside(kind: str, **names: str) -> dict[str, Any]:
+    """A schema whose definition goes by names of its own."""
+    reference = "s.json#/$defs/C" if "$id" in names else "#foo"
+    inner = {"type": kind, **({} if "$id" in names else names)}
+    return {
+        **(names if "$id" in names else {}), "type": "object", "properties": {"c": {"$ref": reference}},
+        "required": ["c"], "additionalProperties": False, "$defs": {"C": inner},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [{"$anchor": "foo"}, {"$id": "https://x.y/s.json"}, {"$id": "s.json"}])
+@pytest.mark.parametrize("strict", [True, False])
+def test_names_within_a_schema_are_its_own(grammars: Grammars, names: dict[str, str], strict: bool) -> None:
+    tools = [
+        Tool(
+            type="function",
+            function=FunctionDefinition(name=name, parameters=named_inside(kind, **names), strict=strict),
+        )
+        for name, kind in (("a", "integer"), ("b", "boolean"))
+    ]
+    plan, hermes = plan_tools(tools, "required", None), tool_format("hermes", None)
+    assert plan is not None
+    assert hermes.strict is not None
+    free = common_pb2.Grammar(ebnf=hermes.strict(plan.parameters()))
+    for grammar, before in ((of_schema(plan.forced_schema()), "["), (free, "<tool_call>\n")):
+        assert grammars.takes(grammar, before + '{"name": "a", "arguments": {"c": 1}}')
+        assert grammars.takes(grammar, before + '{"name": "b", "arguments": {"c": true}}')
+        assert not grammars.takes(grammar, before + '{"name": "a", "arguments": {"c": t')
+        assert not grammars.takes(grammar, before + '{"name": "b", "arguments": {"c": 1')
+
+
+def test_values_in_a_schema_are_no_schemas(grammars: Grammars) -> None:
+    properties = {"op": {"const": {"$ref": "#/a", "$id": "x", "not": 1}}, "const": {"$ref": "#/$defs/flag"}}
+    parameters = {"properties": properties, "required": [*properties], "$defs": {"flag": {"type": "boolean"}}}
+    for strict in (True, False):
+        function = FunctionDefinition(name="f", parameters=parameters, strict=strict)
+        plan = plan_tools([Tool(type="function", function=function)], "required", None)
+        assert plan is not None
+        grammar = of_schema(plan.forced_schema())
+        before = '[{"name": "f", "arguments": {"op": {"$ref": "#/a", "$id": "x", "not": 1}, "const": '
+        assert grammars.takes(grammar, before + "true")
+        assert not grammars.takes(grammar, before + "1")
 
 
 @pytest.mark.parametrize(

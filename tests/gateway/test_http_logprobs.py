@@ -93,6 +93,21 @@ def test_completion_with_echo(
     assert refused.value.code == "integer_below_min_value"
 
 
+def test_tokens_of_parts_of_a_character_are_told_apart(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    prompt = "a👩‍🚀"
+    made = client.completions.create(model="small", prompt=prompt, echo=True, logprobs=2, max_tokens=0)
+    assert made.choices[0].logprobs is not None
+    tokens, top = made.choices[0].logprobs.tokens or [], made.choices[0].logprobs.top_logprobs or []
+    pieces = [
+        bytes.fromhex(token.removeprefix("bytes:").replace("\\x", "")) if token.startswith("bytes:") else token.encode()
+        for token in tokens
+    ]
+    assert b"".join(pieces).decode() == prompt
+    assert any(token.startswith("bytes:") for token in tokens)
+    assert all(token in alternatives for token, alternatives in zip(tokens[1:], top[1:], strict=True))
+    assert all(len(alternatives) > 1 for alternatives in top[1:])
+
+
 def test_offsets_point_into_the_echoed_text(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     prompt = "é, 東京 👩‍🚀: "
     made = client.completions.create(model="small", prompt=prompt, echo=True, logprobs=0, max_tokens=99)

@@ -280,6 +280,15 @@ def test_what_is_refused(gateway: RunningGateway, fields: dict[str, Any], code: 
     assert "messages[" not in error["message"]
 
 
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_only_a_strict_format_is_held_to_all_of_its_schema(gateway: RunningGateway, strict: bool | None) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    asked = {"type": "json_schema", "name": "n", "schema": schema, "strict": strict}
+    httpx.post(f"{gateway.url}/v1/responses", json={"input": "Hi!", "text": {"format": asked}})
+    held = str(gateway.verify[0].requests[-1].sampling.grammar)
+    assert ("array" in held, "uniqueItems" in held) == (True, bool(strict))
+
+
 def test_verifys_complaint_about_a_schema(gateway: RunningGateway) -> None:
     gateway.verify[0].refuse = InvalidArgument(
         "sampling.grammar: no", field="sampling.grammar", code="invalid_json_schema"

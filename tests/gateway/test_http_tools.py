@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 from tokenizers import Tokenizer
 
+from outrider.errors import InvalidArgument
 from outrider.wire import unpack_ids
 from tests.gateway import models
 from tests.gateway.fakes import FakeVerify, RunningGateway, running
@@ -331,6 +332,8 @@ def test_whole_numbers_of_any_size_reach_the_template(client: openai.OpenAI) -> 
          "invalid_json_schema", "response_format.json_schema.schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "x" * 70_000}}}},
          "invalid_json_schema", "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}},
+         "invalid_type", "response_format.json_schema.strict"),
         ({"regex": "a+", "ebnf": "root ::= x"}, "invalid_value", "regex"),
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
     ],
@@ -339,6 +342,29 @@ def test_what_is_refused(client: openai.OpenAI, fields: dict[str, Any], code: st
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="small", messages=USER, extra_body=fields)
     assert (refused.value.code, refused.value.param) == (code, param)
+
+
+def test_what_a_name_may_be_is_told(client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "function": {"name": "a.b"}}]
+    with pytest.raises(openai.BadRequestError, match=r'"a\.b"; it must match \^\[a-zA-Z0-9_-\]\{1,64\}\$'):
+        client.chat.completions.create(model="small", messages=USER, extra_body={"tools": tools})
+
+
+def test_a_complaint_about_a_schema_shows_no_grammar_of_ours(client: openai.OpenAI, gateway: RunningGateway) -> None:
+    where = "at 6(9): failed to compile JSON schema: "
+    lines = '\n   4 | begin[lazy]: TEXT "<tool_call>"\n   6 | call_0: %json {"type"'
+    gateway.verify[0].refuse = InvalidArgument(
+        f"sampling.grammar.ebnf: {where}no such\n   type{lines}", field="sampling.grammar", code="invalid_grammar"
+    )
+    tool = {"type": "function", "function": {"name": "f", "strict": True}}
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"tools": [tool]}, "invalid_json_schema", "tools: no such\n   type"),
+        ({"ebnf": "x"}, "invalid_grammar", f"ebnf: {where}no such\n   type{lines}"),
+    ]
+    for fields, code, message in cases:
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(model="small", messages=USER, extra_body=fields)
+        assert (refused.value.code, refused.value.body["message"]) == (code, message)  # type: ignore[index]
 
 
 # ---- Reasoning

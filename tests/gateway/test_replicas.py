@@ -10,7 +10,6 @@ import pytest
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
-from gateway.addresses import resolve
 from gateway.replicas import ProbeTimes, ReplicaSet
 from outrider.errors import StartupError, Unavailable
 from outrider.rpc import create_channel
@@ -43,21 +42,6 @@ async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tm
             await until_serving(replicas, [second])
         finally:
             await replicas.close()
-
-
-@pytest.mark.asyncio
-async def test_a_name_that_is_not_known_hides_none_of_the_others() -> None:
-    given = ["unknown.invalid:50051", "127.0.0.1:50052", "also-unknown.invalid:50051", "127.0.0.1:50053"]
-    assert await resolve(given, []) == {"127.0.0.1:50052", "127.0.0.1:50053"}
-    assert await resolve(given, ["127.0.0.9:50051"]) == {"127.0.0.1:50052", "127.0.0.1:50053", "127.0.0.9:50051"}
-
-
-@pytest.mark.asyncio
-async def test_a_file_without_addresses_hides_none_of_the_others(tmp_path: Path) -> None:
-    (tmp_path / "addresses").write_text("\n# 127.0.0.1:50053\n")
-    given = [f"file:{tmp_path}/addresses", "127.0.0.1:50052"]
-    assert await resolve(given, []) == {"127.0.0.1:50052"}
-    assert await resolve(given, ["127.0.0.9:50051"]) == {"127.0.0.1:50052", "127.0.0.9:50051"}
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -14,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from gateway.template import ChatTemplate, TemplateTimeout, find_template, token_variables
+from gateway.template import ChatTemplate, TemplateTimeout, find_templates, token_variables
 from outrider import template_worker
-from outrider.errors import InvalidArgument, StartupError
+from outrider.errors import InvalidArgument, StartupError, Unavailable
 from tests.gateway.models import CHATML
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello."}], "add_generation_prompt": True}
@@ -44,6 +45,7 @@ def asking(content: str) -> dict[str, Any]:
     [
         (CHATML, "<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n"),
         ("{{ bos_token }}{{ messages | tojson }}", '<s>[{"role": "user", "content": "Hello."}]'),
+        ("{% if tools is none and documents is none %}x{% endif %}{{ nothing }}", "x"),
         ("  {% if true %}\nx\n  {% endif %}\ny", "x\ny"),
         ("{% for m in messages %}{% break %}{% endfor %}z", "z"),
         ("a{% generation %}b{{ messages[0].role }}{% endgeneration %}c", "abuserc"),
@@ -147,12 +149,38 @@ async def test_a_worker_that_was_killed_is_replaced() -> None:
     try:
         (worker,) = template._idle
         os.kill(worker.process.pid, signal.SIGKILL)
-        worker.process.wait()
-        with pytest.raises(TemplateTimeout):
-            await template.render(asking("1"), 100)
-        assert await template.render(asking("2"), 100) == "2"
+        os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+        assert await template.render(asking("1"), 100) == "1"
     finally:
         await template.close()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_does_not_end_before_its_service() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    await template.start()
+    try:
+        (worker,) = template._idle
+        worker.process.terminate()
+        assert await template.render(asking("1"), 100) == "1"
+        assert template._idle == [worker]
+    finally:
+        await template.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("starts", [True, False])
+async def test_no_process_for_a_worker_is_said_in_words(monkeypatch: pytest.MonkeyPatch, starts: bool) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    if starts:
+        await template.start()
+    await template.close()
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    with pytest.raises(Unavailable if starts else StartupError, match="no more processes"):
+        await (template.render(asking("1"), 100) if starts else template.start())
 
 
 @pytest.mark.asyncio
@@ -165,23 +193,26 @@ async def test_literals_are_told() -> None:
 
 
 def test_where_a_template_is_found(tmp_path: Path) -> None:
-    assert find_template(tmp_path) is None
+    assert find_templates(tmp_path) == {}
     config = tmp_path / "tokenizer_config.json"
     config.write_text(
         json.dumps({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})
     )
-    assert find_template(tmp_path) == "d"
+    assert find_templates(tmp_path) == {"default": "d", "tool_use": "t"}
     config.write_text(
         json.dumps({"chat_template": "c", "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None})
     )
-    assert find_template(tmp_path) == "c"
+    assert find_templates(tmp_path) == {"default": "c"}
     assert token_variables(tmp_path) == {"bos_token": "<s>", "eos_token": "</s>"}
     (tmp_path / "chat_template.jinja").write_text("j")
-    assert find_template(tmp_path) == "j"
+    assert find_templates(tmp_path) == {"default": "j"}
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("u")
+    assert find_templates(tmp_path) == {"default": "j", "tool_use": "u"}
     (tmp_path / "mine.jinja").write_text("m")
-    assert find_template(tmp_path, tmp_path / "mine.jinja") == "m"
+    assert find_templates(tmp_path, tmp_path / "mine.jinja") == {"default": "m"}
     with pytest.raises(StartupError, match="cannot read"):
-        find_template(tmp_path, tmp_path / "absent.jinja")
+        find_templates(tmp_path, tmp_path / "absent.jinja")
     config.write_text("[")
     with pytest.raises(StartupError, match="not valid JSON"):
         token_variables(tmp_path)

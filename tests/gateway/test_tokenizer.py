@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -53,11 +54,15 @@ class Conversations:
         context = {"messages": cover.cover(messages), "add_generation_prompt": True, **cover.cover(extra)}
         return await self.codec.encode_chat(await self.template.render(context, self.codec.max_chars), cover)
 
+    async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> list[int]:
+        """The ids of a request."""
+        ready: Any = SimpleNamespace(codec=self.codec, template=self.template)
+        body = msgspec.convert({"messages": messages, **fields}, ChatCompletionRequest)
+        return (await encode_conversation(body, ready, 0)).ids
+
     async def continued(self, messages: list[dict[str, Any]]) -> list[int]:
         """The ids of a conversation whose last message is to be continued."""
-        ready: Any = SimpleNamespace(codec=self.codec, template=self.template)
-        body = ChatCompletionRequest(messages=[Message(**each) for each in messages], continue_final_message=True)
-        return (await encode_conversation(body, ready, 0)).ids
+        return await self.chat(messages, continue_final_message=True)
 
 
 async def open_folder(folder: Path) -> Conversations:
@@ -207,6 +212,64 @@ async def test_tool_calls_and_arguments_are_covered(tmp_path: Path) -> None:
         await conversations.template.close()
 
 
+CALCULATOR = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+IN_WORDS = "{% for m in messages %}{% if m.role == 'user' %}user {{ m.content }}{% else %}?{% endif %}{% endfor %}"
+
+
+@pytest.mark.asyncio
+async def test_a_template_for_tools_is_taken_where_they_are_offered(tmp_path: Path) -> None:
+    """As transformers takes it; the other template for who offers none."""
+    from transformers import AutoTokenizer
+
+    folder = models.write_folder(tmp_path, models.byte_level())
+    (folder / "tokenizer_config.json").write_text("{}")
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text("{% for t in tools %}{{ t.function.name }}\n{% endfor %}" + models.CHATML)
+    oracle = AutoTokenizer.from_pretrained(folder)
+    conversations = await open_folder(folder)
+    try:
+        for tools in ([], [CALCULATOR]):
+            expected = oracle.apply_chat_template(
+                turns("Hi."), tools=tools or None, add_generation_prompt=True, return_dict=False
+            )
+            assert await conversations.chat(turns("Hi."), tools=tools) == expected
+    finally:
+        await conversations.template.close()
+
+
+@pytest.mark.asyncio
+async def test_tools_in_words_go_before_the_users_where_no_system_message_is_taken(tmp_path: Path) -> None:
+    conversations = await open_folder(models.write_folder(tmp_path, models.byte_level(), NO_SYSTEM + models.CHATML))
+    try:
+        ids = await conversations.chat(turns("Hi.", "Yes?", "Add."), tools=[CALCULATOR])
+        text = models.byte_level().decode(ids, skip_special_tokens=False)
+        assert text.startswith("<|im_start|>user\nYou can call functions.")
+        assert text.endswith(
+            "</tool_call>\n\nHi.<|im_end|>\n<|im_start|>assistant\nYes?<|im_end|>\n"
+            "<|im_start|>user\nAdd.<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert '"name": "add"' in text
+        with pytest.raises(InvalidArgument, match="System role not supported"):
+            await conversations.chat([{"role": "system", "content": "x"}, *turns("Hi.")])
+    finally:
+        await conversations.template.close()
+
+
+@pytest.mark.asyncio
+async def test_roles_may_be_control_tokens(tmp_path: Path) -> None:
+    tokenizer = models.byte_level()
+    tokenizer.add_special_tokens(["user"])
+    conversations = await open_folder(models.write_folder(tmp_path, tokenizer, IN_WORDS))
+    try:
+        ids = await conversations.chat(turns("a user", "Yes?"))
+        assert tokenizer.decode(ids, skip_special_tokens=False) == "user a user?"
+        assert [token == tokenizer.token_to_id("user") for token in ids].count(True) == 1  # the template's own
+    finally:
+        await conversations.template.close()
+
+
 def json_messages(raw: list[dict[str, Any]]) -> list[Message]:
     """Messages as a body brings them."""
     import msgspec
@@ -257,5 +320,5 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--tokenizer-path"):
         TokenizerFiles.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(StartupError, match="cannot read"):
+    with pytest.raises(StartupError, match="cannot be read"):
         TokenizerFiles.load(tmp_path)

@@ -148,10 +148,6 @@ class Candidate:
     score: np.float32
     parent: "Candidate | None"
 
-    @property
-    def depth(self) -> int:
-        return 1 + (self.parent.depth if self.parent else 0)
-
 
 def grow(num_steps: int, topk: int, likeliest: Callable[[int, int], list[tuple[int, float]]]) -> list[Candidate]:
     """All candidates in the order they arise; `likeliest(step, slot)` are (token, p) pairs."""

@@ -214,7 +214,6 @@ def test_a_bucket_serves_smaller_steps_from_the_same_memory(device: torch.device
         q = torch.cat([case.q, padding]).to(device)
         out = attention(q, case.k_pool.to(device), case.v_pool.to(device), case.layout, case.scale).cpu()
         assert_near(out[: len(case.q)], run_reference(case))
-        assert not out[len(case.q) :].any()
         assert attention._plan is not None
         places.add(attention._plan._data.data_ptr())
     assert len(places) == 1

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.cpu_kernels import cpu_kernels
 from kernels.attention.layout import AttentionLayout
+from kernels.attention.native_plan import NativePlan
 from kernels.attention.triton_blocks import MIN_PIECE, Heads, blocks_for
 from kernels.attention.triton_plan import ITEM, SEGMENT, TILE, Bucket, Launch, Packed, pack
 from tests.kernels.attention_cases import Piece, make_case, random_tree
@@ -85,6 +87,28 @@ def test_in_a_bucket_only_the_numbers_change(one: list[Piece], other: list[Piece
     assert all(start % 4 == 0 for start in starts)
 
 
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(PIECES, min_size=1, max_size=3), st.sampled_from(HEADS), st.sampled_from([1, 16, 64]), st.booleans(),
+    st.booleans(),
+)  # fmt: skip
+def test_the_c_kernel_plans_to_the_byte(
+    steps: list[list[Piece]], heads: Heads, page: int, narrow: bool, masked: bool
+) -> None:
+    library = cpu_kernels()
+    assert library is not None
+    bucket = Bucket(6, 90, 3000, has_masks=masked)
+    native: NativePlan | None = None
+    for pieces in steps:  # in the same memory
+        layout = layout_of(pieces if masked else [replace(piece, parents=None) for piece in pieces])
+        layout.slot_table[:] = np.random.default_rng(len(pieces)).permutation(layout.slot_table.size).reshape(
+            layout.slot_table.shape
+        )  # fmt: skip
+        packed = pack(layout, heads, page, bucket, narrow_trees=narrow)
+        native = native or NativePlan(library, packed, heads, page, bucket)
+        assert native.fill(layout).tobytes() == packed.data.tobytes()
+
+
 def test_sections_hold_what_the_layout_says() -> None:
     layout = layout_of([Piece(33, 3, [-1, 0, 0]), Piece(16, 1)])
     layout.slot_table[0, :33] = np.concatenate([np.arange(64, 80), np.arange(16), [32]])
@@ -134,6 +158,11 @@ def test_segments_go_to_the_smallest_tile_that_holds_them() -> None:
 def test_a_bucket_refuses_what_does_not_fit(pieces: list[Piece], bucket: Bucket, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pack(layout_of(pieces), HEADS[0], 1, bucket)
+    library = cpu_kernels()
+    assert library is not None
+    native = NativePlan(library, pack(layout_of([Piece(1, 1)]), HEADS[0], 1, bucket), HEADS[0], 1, bucket)
+    with pytest.raises(ValueError, match=message):
+        native.fill(layout_of(pieces))
 
 
 @pytest.mark.parametrize(

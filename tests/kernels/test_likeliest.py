@@ -64,6 +64,14 @@ def test_rows_of_a_wider_array(native: Likeliest) -> None:
             torch.testing.assert_close(mine, theirs)
 
 
+def test_half_precision_is_widened_first(native: Likeliest) -> None:
+    rows = torch.randn(2, 300, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for find in (native, likeliest):
+        for part in (rows, rows.T[:20]):
+            for mine, theirs in zip(find(part, 1), find(part.float(), 1), strict=True):
+                assert torch.equal(mine, theirs)
+
+
 def test_no_rows(native: Likeliest) -> None:
     assert [found.shape for found in native(torch.empty(0, 9), 4)] == [(0, 4), (0, 4)]
 

@@ -44,10 +44,11 @@ def test_linear(rows: int, n: int, k: int, dtype: torch.dtype, atol: float, has_
     torch.testing.assert_close(y.float(), exact(x, weight, bias if has_bias else None), atol=atol, rtol=0)
 
 
-def test_other_types_are_not_packed() -> None:
-    weight = torch.randn(8, 8).half()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_other_types_are_not_packed(dtype: torch.dtype) -> None:
+    weight = torch.randn(8, 8, dtype=dtype)
     assert not can_pack(weight)
-    assert Linear(weight)(torch.ones(2, 8).half()).shape == (2, 8)
+    assert Linear(weight)(torch.ones(2, 8, dtype=dtype)).shape == (2, 8)
 
 
 def by_c(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.gating import gated
-from kernels.norm import rms_norm
+from kernels.norm import add_rms_norm, rms_norm
 from tests.kernels.interpreted import INTERPRETED, kernel_device, run_under_the_interpreter
 
 DTYPES = (torch.float32, torch.float16) if INTERPRETED else (torch.float32, torch.float16, torch.bfloat16)
@@ -38,6 +38,21 @@ def test_rows(device: torch.device, dtype: torch.dtype, width: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 96, 576, 4096])
+def test_sums_and_their_norms(device: torch.device, dtype: torch.dtype, width: int) -> None:
+    """To the bit what the norm makes of a sum that was rounded first."""
+    from kernels import norm_triton
+
+    x, weight = some(5, width, dtype=dtype), some(width, dtype=dtype)
+    more = some(5, 2, width, dtype=dtype)[:, 1]
+    total, found = norm_triton.add_rms_norm(x.to(device), more.to(device), weight.to(device), 1e-5)
+    assert torch.equal(total.cpu(), x + more)
+    assert torch.equal(found, norm_triton.rms_norm(total, weight.to(device), 1e-5))
+    torch.testing.assert_close(found.cpu(), add_rms_norm(x, more, weight, 1e-5)[1], atol=0, rtol=CLOSE[dtype])
+
+
+@pytest.mark.gpu
 def test_heads_that_are_a_view(device: torch.device) -> None:
     from kernels import norm_triton
 
@@ -65,5 +80,7 @@ def test_no_rows(device: torch.device) -> None:
     from kernels import norm_triton
 
     empty = torch.empty(0, 32, device=device)
-    assert norm_triton.rms_norm(empty, torch.ones(32, device=device), 1e-5).shape == (0, 32)
+    weight = torch.ones(32, device=device)
+    assert norm_triton.rms_norm(empty, weight, 1e-5).shape == (0, 32)
+    assert [part.shape for part in norm_triton.add_rms_norm(empty, empty, weight, 1e-5)] == [(0, 32), (0, 32)]
     assert norm_triton.gated(empty).shape == (0, 16)

@@ -15,7 +15,6 @@ from kernels.tree_build import (
     check_tree_limits,
     expand_frontier,
     expand_root,
-    path_score_bytes,
     select_nodes,
 )
 from tests.kernels import oracles
@@ -44,19 +43,14 @@ def test_worked_expansion() -> None:
 def test_worked_tree() -> None:
     expansions = worked_expansions()
     assert select_nodes(expansions, 6).tolist() == [[0, 1, 2, 4, 8]]
-    tree = build_tree(torch.tensor([5]), torch.tensor([7]), expansions, 6)
+    tree = build_tree(torch.tensor([5]), expansions, 6)
     assert tree.tokens.tolist() == [[5, 10, 11, 20, 22, 32]]
     assert tree.parents.tolist() == [[-1, 0, 0, 1, 2, 4]]
-    assert tree.positions.tolist() == [[7, 8, 8, 9, 9, 10]]
-    assert tree.next_token.tolist() == [[1, 3, 4, -1, 5, -1]]
-    assert tree.next_sibling.tolist() == [[-1, 2, -1, -1, -1, -1]]
-    rows = ["".join(str(int(seen)) for seen in row) for row in tree.mask[0].tolist()]
-    assert rows == ["100000", "110000", "101000", "110100", "101010", "101011"]
     torch.testing.assert_close(tree.scores, torch.tensor([[1.0, 0.6, 0.3, 0.42, 0.27, 0.216]]))
 
 
 def test_worked_round_is_accepted() -> None:
-    tree = build_tree(torch.tensor([5]), torch.tensor([7]), worked_expansions(), 6)
+    tree = build_tree(torch.tensor([5]), worked_expansions(), 6)
     parents, tokens = (tree.parents[0, 1:] - 1).tolist(), tree.tokens[0, 1:].tolist()
     accepted = accept_coupled(parents, tokens, [11, 0, 22, 0, 99, 0])
     assert [tokens[node] for node in accepted.nodes] + [accepted.bonus] == [11, 22, 99]
@@ -77,20 +71,19 @@ def drafts(draw: Any) -> tuple[int, int, int, np.ndarray, np.ndarray]:
     return num_steps, topk, num_draft_tokens, probs.reshape(shape), tokens[:, :topk].reshape(shape)
 
 
-def built(num_steps: int, num_draft_tokens: int, probs: np.ndarray, tokens: np.ndarray, root_pos: int) -> DraftTree:
+def built(num_steps: int, num_draft_tokens: int, probs: np.ndarray, tokens: np.ndarray) -> DraftTree:
     p, t = torch.from_numpy(probs), torch.from_numpy(tokens)
     expansions = [expand_root(p[0, :, 0], t[0, :, 0])]
     for step in range(1, num_steps):
         expansions.append(expand_frontier(expansions[-1], p[step], t[step], step))
-    roots = torch.arange(p.shape[1])
-    return build_tree(roots, roots + root_pos, expansions, num_draft_tokens)
+    return build_tree(torch.arange(p.shape[1]), expansions, num_draft_tokens)
 
 
 @settings(deadline=None)
-@given(drafts(), st.integers(0, 1000))
-def test_trees_equal_a_plain_construction(draft: tuple[int, int, int, np.ndarray, np.ndarray], root_pos: int) -> None:
+@given(drafts())
+def test_trees_equal_a_plain_construction(draft: tuple[int, int, int, np.ndarray, np.ndarray]) -> None:
     num_steps, topk, num_draft_tokens, probs, tokens = draft
-    tree = built(num_steps, num_draft_tokens, probs, tokens, root_pos)
+    tree = built(num_steps, num_draft_tokens, probs, tokens)
     for b in range(probs.shape[1]):
 
         def likeliest(step: int, slot: int, b: int = b) -> list[tuple[int, float]]:
@@ -102,29 +95,19 @@ def test_trees_equal_a_plain_construction(draft: tuple[int, int, int, np.ndarray
         parents = [-1, *(place[id(node.parent)] if node.parent else 0 for node in chosen)]
         assert tree.tokens[b].tolist() == [b, *(node.token for node in chosen)]
         assert tree.parents[b].tolist() == parents
-        assert tree.positions[b].tolist() == [b + root_pos + d for d in (0, *(node.depth for node in chosen))]
         assert tree.scores[b].tolist() == [1.0, *(float(node.score) for node in chosen)]
-        next_token, next_sibling = oracles.links(parents)
-        assert tree.next_token[b].tolist() == next_token
-        assert tree.next_sibling[b].tolist() == next_sibling
-        for node in range(num_draft_tokens):
-            seen, above = {node}, node
-            while (above := parents[above]) != -1:
-                seen.add(above)
-            assert set(np.flatnonzero(tree.mask[b, node].numpy())) == seen
 
 
 def test_a_chain_is_a_tree_of_width_one() -> None:
     probs, tokens = np.full((4, 1, 1, 1), 1.0, np.float32), np.arange(4).reshape(4, 1, 1, 1)
-    tree = built(4, 5, probs, tokens, 10)
+    tree = built(4, 5, probs, tokens)
     assert tree.parents.tolist() == [[-1, 0, 1, 2, 3]]
     assert tree.tokens.tolist() == [[0, 0, 1, 2, 3]]
-    assert tree.positions.tolist() == [[10, 11, 12, 13, 14]]
 
 
 def test_nan_everywhere_still_makes_a_tree() -> None:
     probs, tokens = np.full((3, 1, 2, 2), math.nan, np.float32), np.tile(np.array([4, 5]), (3, 1, 2, 1))
-    tree = built(3, 11, probs, tokens, 0)
+    tree = built(3, 11, probs, tokens)
     assert tree.parents.tolist() == [[-1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]]
     assert tree.scores.tolist() == [[1.0] + [0.0] * 10]
 
@@ -144,29 +127,4 @@ def test_limits_that_do_not(num_steps: int, topk: int, num_draft_tokens: int) ->
 
 def test_more_nodes_than_candidates_are_refused() -> None:
     with pytest.raises(ValueError, match="at most 10 nodes below the root; lower it to 11"):
-        build_tree(torch.tensor([5]), torch.tensor([7]), worked_expansions(), 12)
-
-
-def test_score_bytes() -> None:
-    probs = [1.0, math.exp(-1), math.exp(-0.5), 0.0, math.nan, 1e-30, 1.5, -0.1]
-    assert path_score_bytes(probs, [-1] * 8).tolist() == [0, 16, 8, 255, 255, 255, 0, 255]
-
-
-def test_a_childs_score_is_at_least_its_parents() -> None:
-    # Rounding or a wrong head may make a child look likelier than its parent.
-    assert path_score_bytes([0.5, 0.9, 0.01, 0.02], [-1, 0, 1, 2]).tolist() == [11, 11, 74, 74]
-
-
-@settings(deadline=None)
-@given(drafts())
-def test_score_bytes_keep_the_order_of_trimming(draft: tuple[int, int, int, np.ndarray, np.ndarray]) -> None:
-    num_steps, _, num_draft_tokens, probs, tokens = draft
-    tree = built(num_steps, num_draft_tokens, probs, tokens, 0)
-    parents = (tree.parents[0, 1:] - 1).tolist()
-    scores = path_score_bytes(tree.scores[0, 1:].tolist(), parents)
-    # The k lowest, ties to the lower index, are a tree for every k.
-    order = np.argsort(scores, kind="stable").tolist()
-    seen = {-1}
-    for node in order:
-        assert parents[node] in seen
-        seen.add(node)
+        build_tree(torch.tensor([5]), worked_expansions(), 12)

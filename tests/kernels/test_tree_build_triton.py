@@ -50,10 +50,10 @@ def test_trees(device: torch.device, seed: int, batch: int, topk: int, steps: in
     most = topk + (steps - 1) * topk**2
     num_nodes = 2 + round(share * (most - 1))
     expansions = random_expansions(seed, batch, topk, steps)
-    roots, positions = torch.arange(batch) + 7, torch.arange(batch) * 100
+    roots = torch.arange(batch) + 7
     there = [Expansion(*(values.to(device) for values in expansion)) for expansion in expansions]
-    found = build_tree(roots.to(device), positions.to(device), there, num_nodes)
-    assert_equal(found, tree_build.build_tree(roots, positions, expansions, num_nodes))
+    found = build_tree(roots.to(device), there, num_nodes)
+    assert_equal(found, tree_build.build_tree(roots, expansions, num_nodes))
 
 
 @pytest.mark.gpu
@@ -63,4 +63,4 @@ def test_more_nodes_than_there_are_candidates(device: torch.device) -> None:
     there = [Expansion(*(values.to(device) for values in each)) for each in random_expansions(1, 1, 2, 2)]
     one = torch.zeros(1, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="at most 6 nodes"):
-        build_tree(one, one, there, 8)
+        build_tree(one, there, 8)

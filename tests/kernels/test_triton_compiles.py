@@ -103,6 +103,16 @@ def test_rope_and_store(tmp_path: Path) -> None:
     assert stack_bytes(compiled(_rope_and_store, types, sizes, 1, 3), tmp_path) == 0
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_norm(adds: bool, tmp_path: Path) -> None:
+    from kernels.norm_triton import _rms_norm
+
+    types = dict.fromkeys(("x", "weight", "out", *(("more", "total") if adds else ())), "*bf16") | {"eps": "fp32"}
+    sizes: dict[str, Any] = {"ROW": 4096, "HEAD": 0, "MORE_ROW": 4096, "HEADS": 1, "WIDTH": 4096, "BLOCK": 4096}
+    sizes |= {} if adds else {"more": None, "total": None}
+    assert stack_bytes(compiled(_rms_norm, types, sizes, 8, 3), tmp_path) == 0
+
+
 @pytest.mark.parametrize("pool_type", ["*fp8e4nv", "*fp8e5"])
 def test_attend_over_an_fp8_pool(pool_type: str, tmp_path: Path) -> None:
     import triton.language as tl
@@ -128,11 +138,42 @@ def test_attend_over_an_fp8_pool(pool_type: str, tmp_path: Path) -> None:
 def test_tree_building(tmp_path: Path) -> None:
     from kernels.tree_build_triton import _build
 
-    outs = ("tokens_out", "parents_out", "positions_out", "next_token_out", "next_sibling_out")
-    types: dict[str, str] = dict.fromkeys((*outs, "root_tokens", "root_positions", "tokens", "entries"), "*i64")
-    types |= {"scores": "*fp32", "scores_out": "*fp32", "places": "*i32", "mask_out": "*i1"}
-    sizes = {"COUNT": 264, "ENTRIES": 33, "WIDTH": 8, "NODES": 64, "STEPS": 5, "BLOCK_C": 512, "BLOCK_N": 64}
+    types: dict[str, str] = dict.fromkeys(("tokens_out", "parents_out", "root_tokens", "tokens", "entries"), "*i64")
+    types |= {"scores": "*fp32", "scores_out": "*fp32", "places": "*i32"}
+    sizes = {"COUNT": 264, "ENTRIES": 33, "WIDTH": 8, "NODES": 64, "BLOCK": 512}
     assert stack_bytes(compiled(_build, types, sizes, 4, 3), tmp_path) == 0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("topk", [4, 16])
+def test_drafting(topk: int, dtype: torch.dtype, tmp_path: Path) -> None:
+    from kernels.likeliest_triton import BLOCK, MOST_FOUND, _of_blocks, _of_rows
+    from kernels.tree_growth_triton import _grow_on
+
+    pointer = f"*{TYPES[dtype]}"
+    sizes: dict[str, Any] = {"ROW": 128256, "VOCAB": 128256, "TOP": topk, "BLOCK": BLOCK}
+    types = {"logits": pointer, "found": "*i64", "sums": "*fp32", "chances": "*fp32", "ids": "*i64"}
+    assert stack_bytes(compiled(_of_blocks, types, sizes, 4, 3), tmp_path) == 0
+    sizes = {"BLOCKS": MOST_FOUND // topk, "TOP": topk, "BLOCK_B": MOST_FOUND // topk, "BLOCK_F": MOST_FOUND}
+    assert stack_bytes(compiled(_of_rows, types, sizes, 4, 3), tmp_path) == 0
+    types |= dict.fromkeys(("names", "tokens", "bits", "own"), "*i64") | {"reach": "*fp32"}
+    types |= dict.fromkeys(("came_out", "inputs", "states"), pointer)
+    types |= dict.fromkeys(("batch", "step", "entries", "most"), "i32")
+    sizes = {"TOPK": topk, "PARENTS": topk, "WORDS": 1, "HIDDEN": 5120, "IS_FIRST": False, "IS_LAST": False}
+    sizes |= {"HAS_NAMES": True, "BLOCK_C": topk * topk, "BLOCK_W": 1, "BLOCK_H": 4096}
+    assert stack_bytes(compiled(_grow_on, types, sizes, 4, 3), tmp_path) == 0
+    sizes |= {"PARENTS": 1, "IS_FIRST": True, "BLOCK_C": topk}
+    assert stack_bytes(compiled(_grow_on, types, sizes, 4, 3), tmp_path) == 0
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_paired_norms(dtype: torch.dtype, tmp_path: Path) -> None:
+    from kernels.paired_norms_triton import _paired_norms
+
+    pointers = ("embedding", "states", "embedding_norm", "state_norm", "out")
+    types = dict.fromkeys(pointers, f"*{TYPES[dtype]}") | {"tokens": "*i64", "eps": "fp32"}
+    sizes = {"EMBEDDING_ROW": 8192, "STATE_ROW": 8192, "WIDTH": 8192, "BLOCK": 8192}
+    assert stack_bytes(compiled(_paired_norms, types, sizes, 16, 3), tmp_path) == 0
 
 
 def test_sampling(tmp_path: Path) -> None:

@@ -257,3 +257,19 @@ def test_a_scope_of_n_grams_is_taken_whatever_drafts() -> None:
 def test_a_sockets_path_may_be_as_long_as_the_system_takes() -> None:
     for address in (f"unix:/{'a' * 106}", f"unix:///{'a' * 106}", f"unix-abstract:{'a' * 107}"):
         assert VerifyArgs(listen=address).listen == address
+
+
+@pytest.mark.parametrize("path", ["/tmp/a,b", "/tmp/a#b", "/tmp/a?b", "/tmp/a%20b"])
+def test_a_sockets_path_that_grpc_reads_otherwise_is_refused(path: str) -> None:
+    for kind in (VerifyArgs, DraftArgs):
+        with pytest.raises(StartupError, match="gRPC takes no Unix socket with one of"):
+            kind(listen=f"unix:{path}")
+    with pytest.raises(StartupError, match="gRPC takes no Unix socket with one of"):
+        GatewayArgs(verify_address=(f"unix:{path}",))
+
+
+@pytest.mark.parametrize("endpoint", ["http://[::1", "http://", "http://host:port/", "ftp://host/", "host:4318"])
+def test_an_endpoint_of_traces_is_a_url(endpoint: str) -> None:
+    with pytest.raises(StartupError, match="must be an http or https URL"):
+        VerifyArgs(otlp_traces_endpoint=endpoint)
+    assert VerifyArgs(otlp_traces_endpoint="http://[::1]:4318/v1/traces").otlp_traces_endpoint is not None

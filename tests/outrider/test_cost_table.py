@@ -44,6 +44,29 @@ def test_what_is_in_order_stays_as_measured() -> None:
     assert [costs.ms(rows) for rows in (1, 4, 10, 16)] == [2.0, 3.0, 6.0, 9.0]
 
 
+@pytest.mark.parametrize("rows", [3, 33, 513, 1584, 9000])
+def test_a_step_of_any_rows_costs_what_it_took(rows: int) -> None:
+    for measured in (None, {1: 1.0}, {1: 1.0, 2: 1.5}):
+        costs = CostTable(measured)
+        for _ in range(20):
+            costs.observe(rows, 10.0)
+        assert costs.ms(rows) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("slope_ms", [0.001, 1.0])
+def test_steps_of_many_sizes_do_not_bend_a_straight_line(slope_ms: float) -> None:
+    costs = CostTable({1: 10.0 + slope_ms})
+    for rows in [*range(3, 3000, 7), *range(5000, 20000, 500)]:
+        costs.observe(rows, 10.0 + slope_ms * rows)
+    for rows in (3, 33, 700, 1500, 9000, 30_000):
+        assert costs.ms(rows) == pytest.approx(10.0 + slope_ms * rows)
+
+
+def test_what_nothing_is_known_of_goes_on_as_what_is() -> None:
+    assert CostTable({1: 5.0, 31: 5.3}).ms(61) == pytest.approx(5.6)
+    assert CostTable({4: 6.0}).ms(8) == 12.0
+
+
 def test_one_dear_step_of_few_rows_does_not_make_all_sizes_dear() -> None:
     """A drafter's first verdict is of a plain step, often a slow one, and it may never see another."""
     costs = CostTable()
@@ -79,7 +102,7 @@ def test_of_two_that_are_out_of_order_the_newer_one_counts() -> None:
 
 def test_it_can_be_asked_while_another_thread_has_it_take_a_step_in(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = CostTable({1: 2.0, 32: 9.0})
-    told: list[float] = []
+    before, told = costs.ms(64), list[float]()
 
     class Asks(dict[int, float]):
         def __getitem__(self, point: int) -> float:
@@ -88,7 +111,8 @@ def test_it_can_be_asked_while_another_thread_has_it_take_a_step_in(monkeypatch:
 
     monkeypatch.setattr(costs, "_ms", Asks({1: 2.0, 32: 9.0}))
     costs.observe(64, 20.0)
-    assert set(told) == {18.0}
+    assert set(told) == {before}
+    assert before < 20.0
     assert costs.ms(64) == 20.0
 
 

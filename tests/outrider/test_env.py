@@ -73,3 +73,8 @@ def test_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # of whom the system knows nothing
     with pytest.raises(StartupError, match="neither OUTRIDER_HOME nor XDG_CACHE_HOME is set"):
         env.home()
+
+
+def test_an_empty_log_level_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_LOG_LEVEL", "")
+    assert env.log_level() == "info"

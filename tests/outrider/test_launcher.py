@@ -324,12 +324,15 @@ async def test_a_chosen_port_is_kept_for_who_listens_there() -> None:
                 assert server.is_serving()
 
 
-def test_runtime_dir_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+@pytest.mark.parametrize("name", ["x" * 100, "a,b", "a#b", "a?b", "a%20b"])
+def test_runtime_dir_is_private_and_one_that_can_be_dialled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    unfit = tmp_path / name
+    unfit.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(unfit))
     folder = launcher.make_runtime_dir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert not folder.is_relative_to(long)
+    assert not folder.is_relative_to(unfit)
     assert len(f"{folder}/verify.sock") < 108
     folder.rmdir()

@@ -24,7 +24,7 @@ FAMILIES = (
 
 
 def told(read: Callable[[Reading], None]) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    registry = new_registry(process=False)
+    registry = new_registry()
     registry.register(Families(FAMILIES, read, [("model", "m")]))
     families = text_string_to_metric_families(text(registry).decode())
     return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}

@@ -9,7 +9,9 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
+import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -18,6 +20,7 @@ from structlog.testing import capture_logs
 from outrider import rpc, serving, strangers
 from outrider.args import VerifyArgs
 from outrider.strangers import Ended, Strangers, open_feed, parse, tcp_peer
+from outrider.v1 import verify_pb2, verify_pb2_grpc
 
 EVENT = "a connection ended without a call"
 
@@ -56,9 +59,9 @@ class Counted(Strangers):
 
 
 @asynccontextmanager
-async def served(known: Strangers, listen: str) -> AsyncIterator[int]:
+async def served(known: Strangers, listen: str, token_file: str | None = None) -> AsyncIterator[int]:
     """A server as services have it, watched; gives its port."""
-    args = VerifyArgs(listen=listen)
+    args = VerifyArgs(listen=listen, token_file=token_file)
     server = serving.create_server(args, strangers=known)
     health = rpc.add_health_and_reflection(server, [])
     addresses = serving.listen(server, args, listen)
@@ -127,6 +130,23 @@ async def test_other_ports_are_not_heard_of_and_a_flood_fills_no_log() -> None:
     assert {ended.port for ended in known.all} == {port}
     assert (known.num_ended, elsewhere.num_ended) == (30, 3)
     assert sum(log.get("port") == port for log in logs) == 20
+
+
+@needs_system
+@pytest.mark.asyncio
+async def test_who_is_refused_for_its_token_is_told_of_once(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text("a-token-that-nobody-sends")
+    known = Counted()
+    with capture_logs() as logs:
+        async with served(known, "127.0.0.1:0", str(tmp_path / "tokens")) as port:
+            async with rpc.create_channel(f"127.0.0.1:{port}") as channel:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(
+                        verify_pb2.VerifyServiceGetServerInfoRequest()
+                    )
+            await known.until(1)
+    assert known.num_ended == 0
+    assert [log["event"] for log in logs if "token" in log["event"]] == ["refused a call without a valid token"]
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -164,6 +166,30 @@ async def test_a_restarted_part_that_does_not_come_back_to_serving_says_why() ->
         running.stop()
 
     await running.run(when_ready)
+
+
+@pytest.mark.asyncio
+async def test_a_disposable_part_that_cannot_be_started_again_is_tried_until_it_can(tmp_path: Path) -> None:
+    output, python = Output(), tmp_path / "python"
+    python.symlink_to(sys.executable)
+    drafter = up(output, "draft", disposable=True)
+    drafter = dataclasses.replace(drafter, command=(str(python), *drafter.command[1:]))
+    running = supervisor(output, up(output, "verify", POLITE), drafter)
+
+    async def when_ready() -> None:
+        python.unlink()
+        os.kill(output.pid("draft"), signal.SIGKILL)
+        await output.seen("cannot start draft: ")
+        num_open = len(os.listdir("/proc/self/fd"))
+        await output.seen("cannot start draft: ", times=4)
+        assert len(os.listdir("/proc/self/fd")) == num_open
+        python.symlink_to(sys.executable)
+        await output.seen("draft serves again")
+        running.stop()
+
+    await running.run(when_ready)
+    assert "verify down" in output.text
+    assert not alive(output.pid("draft"))
 
 
 @pytest.mark.asyncio

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from outrider.rpc import bind, create_server
-from outrider.tls import TlsFiles, server_credentials
+from outrider.tls import TlsFiles, http_context, server_credentials
 from tests.certificates import Authority
 
 _CALLERS, _HANDSHAKES = 16, 100  # each; enough to crash a server that hands gRPC its certificates anew at every one
@@ -41,3 +46,24 @@ async def test_handshakes_beside_one_another_and_a_renewal(tmp_path: Path) -> No
     await server.stop(None)
     assert len(before) == len(after) == 1
     assert before != after
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_certificates_that_cannot_be_read_fill_no_log(
+    tmp_path: Path, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = TlsFiles(*Authority(tmp_path).issue("localhost"), None)
+    handshakes: list[Callable[[], object]] = []
+    monkeypatch.setattr(grpc, "dynamic_ssl_server_credentials", lambda _, look, **__: handshakes.append(look))
+    if protocol == "grpc":
+        server_credentials(files)
+    else:
+        choose: Any = http_context(files).sni_callback
+        handshakes.append(lambda: choose(SimpleNamespace(), None, None))
+    (shake_hands,) = handshakes
+    assert files.certfile is not None
+    Path(files.certfile).write_text("half a certif")
+    with capture_logs() as logs:
+        for _ in range(50):
+            shake_hands()
+    assert [line["event"] for line in logs] == ["certificates cannot be read; those before stay"]

@@ -66,6 +66,8 @@ def test_the_tree_tells_of_its_nodes(gateway: RunningGateway, visit: Visit) -> N
     verdicts = nodes.evaluate_all("nodes => nodes.map(node => node.classList[1])")
     assert verdicts == ["root", "accepted", "accepted", "bonus", "rejected"]
     assert nodes.evaluate_all("nodes => nodes.map(node => Number(node.ariaLevel))") == [1, 2, 3, 4, 2]
+    seen = "[...node.querySelectorAll('text')].map(text => text.textContent).join(' ')"
+    assert nodes.evaluate_all(f"nodes => nodes.every(node => node.ariaLabel.startsWith({seen}))")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")  # past the button and the box, to the one tab stop of the tree

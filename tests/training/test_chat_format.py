@@ -13,6 +13,7 @@ import pytest
 
 from outrider.cli import main as outrider
 from outrider.errors import StartupError
+from tests.gateway.models import byte_level
 from tests.training.rig import make_chat
 from training import template_process
 from training.chat_format import ChatFormat
@@ -81,6 +82,19 @@ def test_templates_in_the_tokenizers_settings(
         ChatFormat.of_model(folder)
 
 
+def test_text_is_read_as_the_gateway_reads_it(target: Path, tmp_path: Path) -> None:
+    """Special tokens of both files, and no truncation or padding that a tokenizer has kept."""
+    folder = with_template(target, tmp_path, "{{ bos_token }}{{ messages[0].content }}")
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<|im_start|>"}))
+    tokenizer = byte_level()
+    expected = tokenizer.encode("<|im_start|>Hi, who is there?").ids
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    assert ChatFormat.of_model(folder).prompt([{"role": "user", "content": "Hi, who is there?"}]) == expected
+
+
 def test_a_template_that_works_only_at_first_is_told_too(target: Path, tmp_path: Path) -> None:
     source = "{{ messages[0].content }}{% if messages|length > 1 %}{{ raise_exception('only one') }}{% endif %}"
     chat = ChatFormat.of_model(with_template(target, tmp_path, source))
@@ -95,7 +109,7 @@ def test_a_process_that_was_ended_is_started_again(target: Path) -> None:
     first = chat.prompt(MESSAGES)
     worker = chat._template._worker
     assert worker is not None
-    os.kill(worker._process.pid, signal.SIGTERM)
+    os.kill(worker._process.pid, signal.SIGKILL)
     worker._process.wait()
     assert chat.prompt(MESSAGES) == first
     chat._template.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.config import ModelConfig
-from engine.models.heads.base import rope_rows
+from engine.rope import rope_rows
 from kernels.norm import rms_norm
 from training.copying import NUM_COPYING, Carried, Copying, Marks, marks_beside
 from training.looking import Taught

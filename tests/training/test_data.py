@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import random
+import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from training.args import MT_BENCH, DataArgs
 from training.chat_format import ChatFormat, Message
 from training.data import build
 from training.data.completer import PREFILL_TOKENS, Completed, Completer, Completion, Conversation, is_looping
-from training.data.conversations import COMPOSED, GIVEN, Mix, Record, Script, prompt_key
+from training.data.conversations import COMPOSED, GIVEN, Mix, Record, Script, given_number, prompt_key
 from training.data.material import Material
 from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages, docstrings, documents, is_prose
@@ -160,17 +162,18 @@ def scripted(target: Path, overlap: OverlapFilter, given: list[list[Message]], *
     return Script(make_chat(target), make_composer(), overlap, seed=3, mix=Mix(**mix), given=given)
 
 
-def results(target: Path, script: Script, count: int, first: int = 0) -> list[Record]:
+def results(target: Path, script: Script, numbers: Iterable[int]) -> list[Record]:
     completer = Completer(make_runner(target, 4, 512), shared=make_chat(target).opening)
-    found = completer.run(script.conversation(index) for index in range(first, first + count))
+    found = completer.run(script.conversation(index) for index in numbers)
     return sorted((record for records in found for record in records), key=lambda record: record.index)
 
 
 def test_nothing_that_was_made_overlaps_with_the_benchmark_and_nothing_is_asked_twice(target: Path) -> None:
     turns = [json.loads(line)["turns"][0] for line in MT_BENCH.read_text(encoding="utf-8").splitlines()][:5]
     given = [[{"role": "user", "content": text}] for text in (*turns, "Do whales sing?", "do whales sing!", *turns)]
-    records = results(target, scripted(target, OverlapFilter(read_prompts(MT_BENCH)), given), len(given))
-    assert [record.index for record in records] == [5]
+    script = scripted(target, OverlapFilter(read_prompts(MT_BENCH)), given)
+    records = results(target, script, script.given_numbers)
+    assert [record.index for record in records] == [given_number(given[5])]
     assert records[0].source == GIVEN
     assert records[0].key == prompt_key("Do Whales Sing")
 
@@ -181,9 +184,9 @@ def test_nothing_that_was_made_overlaps_with_the_benchmark_and_nothing_is_asked_
 def test_a_number_and_a_seed_make_a_conversation(target: Path) -> None:
     overlap = OverlapFilter([])
     mix = {"sampled": 0.2, "passage": 0.3, "more_turns": 0.6}
-    whole = results(target, scripted(target, overlap, [], **mix), 12)
+    whole = results(target, scripted(target, overlap, [], **mix), range(12))
     halves = scripted(target, overlap, [], **mix)
-    later = results(target, halves, 6, first=6)
+    later = results(target, halves, range(6, 12))
     assert [record for record in whole if record.index >= 6] == later
     assert {record.source for record in whole} > {COMPOSED}
 
@@ -216,14 +219,34 @@ def test_another_turn_goes_on_from_the_first(target: Path) -> None:
 
 def test_answers_are_the_targets_own_and_are_marked(target: Path) -> None:
     chat = make_chat(target)
-    (record,) = results(target, scripted(target, OverlapFilter([]), [[{"role": "user", "content": "Do whales sing?"}]],
-                                         greedy=1.0), 1)  # fmt: skip
+    script = scripted(target, OverlapFilter([]), [[{"role": "user", "content": "Do whales sing?"}]], greedy=1.0)
+    (record,) = results(target, script, script.given_numbers)
     prompt = chat.prompt([{"role": "user", "content": "Do whales sing?"}])
     ((start, end),) = record.answers
     assert record.tokens[:start] == prompt
     assert end == len(record.tokens)
     (answer,) = Completer(make_runner(target, 1, 512)).run(iter([once(asked(prompt, 400))]))
     assert record.tokens[start:] == answer[: end - start]
+
+
+def test_what_a_template_refuses_is_left_out(target: Path, tmp_path: Path) -> None:
+    """As those of Mistral and Gemma do a system message."""
+    shutil.copytree(target, tmp_path, dirs_exist_ok=True)
+    template = tmp_path / "chat_template.jinja"
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    template.write_text(refusing + template.read_text())
+    given = [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Do birds?"}],
+        [{"role": "user", "content": "Do whales sing?"}],
+    ]
+    script = scripted(tmp_path, OverlapFilter([]), given, sampled=0.5, passage=0.0, more_turns=0.0, system=1.0)
+    said = [*make_chat(tmp_path).encode("So it is."), 2]
+    assert [len(spoken(script.conversation(number), said)) for number in script.given_numbers] == [0, 1]
+    assert any(spoken(script.conversation(number), said) for number in range(8))
+    template.write_text(template.read_text().replace("messages[0].role == 'system'", "messages | length > 1"))
+    script = scripted(tmp_path, OverlapFilter([]), [], sampled=0.0, passage=0.0, more_turns=1.0)
+    found = [record for number in range(8) for record in spoken(script.conversation(number), said)]
+    assert {len(record.answers) for record in found} == {1}
 
 
 def test_the_template_opens_and_closes_turns(target: Path) -> None:
@@ -357,6 +380,7 @@ def test_the_command_goes_on_with_what_is_there(
         assert build.main(args) == 0
 
     make(400)
+    prompts.write_text(json.dumps("Do whales sing?") + "\n" + json.dumps("Do birds?") + "\n")
     first = {path.name: path.read_bytes() for path in shard_paths(output)}
     made = DataFolder(output, read_facts(output))
     make(1500)
@@ -365,6 +389,7 @@ def test_the_command_goes_on_with_what_is_there(
     assert after.ended > made.ended
     assert {name: (output / name).read_bytes() for name in first} == first
     examples = [example for path in shard_paths(output) for example in read_examples(path)]
+    assert [example.source for example in examples].count(GIVEN) == 2  # a prompt that is new is asked
     begins = [example.tokens[: example.answers[0][0]].tobytes() for example in examples]
     assert len(set(begins)) == len(begins)
     assert "tokens/s generated" in capsys.readouterr().out

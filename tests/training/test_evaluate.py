@@ -47,7 +47,11 @@ def test_every_kind_is_measured(
     algorithm: str, target: Path, data: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(algorithm, target, data, tmp_path)
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "README.md").write_text("Measured before.")
     assert main(eval_args(target, tmp_path, prompts, tree_steps=2, tree_topk=2, tree_tokens=4)) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint.pt", "export", "figures.json"}
+    assert (tmp_path / "export" / "README.md").read_text() == "Measured before."
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert list(figures) == ["writing", "math", "all"]
     total = figures["all"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from engine.models.heads.token_map import load_token_map, target_tokens
 from outrider.errors import StartupError
 from tests.engine.tiny import save_model
 from tests.training.rig import VOCAB_SIZE, head_args, with_other_weights
-from training.args import ExportArgs, HeadArgs, TokenMapArgs
+from training.args import DataArgs, ExportArgs, HeadArgs, TokenMapArgs
 from training.batches import Batch
 from training.card import card
 from training.export import export
@@ -135,7 +136,10 @@ def test_a_card_tells_how_to_make_a_head_again(target: Path, data: Path, tmp_pat
     assert words[:3] == ["outrider", "train", "head"]
     again = HeadArgs.parse(words[3:])
     assert facts_of(again, target) | told_of(again) == at.facts
-    assert (again.model_path, again.tokens) == (str(target), 4000)
+    assert (again.model_path, again.tokens, again.dtype) == (str(target), 4000, "float32")
+    (of_data,) = re.findall(r"Data by `outrider train data (.*)`, then", text)
+    made = DataArgs.parse(shlex.split(of_data))
+    assert (made.model_path, made.dtype, made.load_format) == (str(target), "float32", "auto")
     assert (tmp_path / "published" / "README.md").is_file()
 
 

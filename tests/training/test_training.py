@@ -13,13 +13,15 @@ import pytest
 import torch
 
 from engine.models.heads.load import HeadFolder
+from engine.models.heads.names import OUTPUT_HEAD
 from outrider.errors import StartupError
+from tests.engine.disk import Disk
 from tests.training.rig import head_args, make_data, with_other_weights
 from training.batches import is_held_out
-from training.checkpoints import BEST, LAST, Checkpoint
+from training.checkpoints import BEST, EXPORT_FOLDER, LAST, Checkpoint
 from training.data.store import read_examples, shard_paths
-from training.kinds import ALGORITHMS, OUTPUT_HEAD, Kind, make_kind
-from training.loop import EXPORT_FOLDER, Trainer, main
+from training.kinds import ALGORITHMS, Kind, make_kind
+from training.loop import Trainer, main
 from training.losses import Report
 from training.ranks import Ranks
 from training.writer import Writer
@@ -298,6 +300,15 @@ def test_a_head_that_cannot_be_written_is_told_in_one_line(
     output = output.format(tmp_path)
     with pytest.raises(StartupError, match=f"the head cannot be written to {output}"):
         Trainer(head_args("EAGLE", target, data, Path(output)), ALONE)
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_takes_the_others_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    Checkpoint({}, {"a": torch.ones(2)}, torch.arange(2)).save(tmp_path / LAST)
+    disk.check(tmp_path / LAST)
+    assert Checkpoint.load(tmp_path / LAST).tensors["a"].tolist() == [1.0, 1.0]
 
 
 def test_a_damaged_checkpoint_is_told_with_what_to_do(target: Path, data: Path, tmp_path: Path) -> None:

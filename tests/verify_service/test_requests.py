@@ -73,7 +73,7 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (sampling(top_p=1.5), "top_p", "1.5"),
     (sampling(min_p=-0.1), "min_p", "from 0.0 to 1.0"),
     (sampling(max_tokens=0), "max_tokens", "max_tokens is 0; it must be from 1"),
-    (sampling(max_tokens=2**32 - 1), "max_tokens", "4294967295"),
+    (sampling(min_tokens=2**32 - 1), "min_tokens", "4294967295"),
     (sampling(min_tokens=2**31), "min_tokens", "2147483648"),
     (sampling(stop_token_ids=[32]), "stop_token_ids", "token id 32 is not from 0 to 31"),
     (sampling(stop_token_ids=range(65)), "stop_token_ids", "65"),
@@ -172,7 +172,7 @@ def test_without_a_seed_one_is_drawn_and_no_two_requests_share_it() -> None:
 
 
 def test_the_context_bounds_the_output_however_much_is_asked_for() -> None:
-    (session,) = factory().build(sampling(max_tokens=2**31 - 1))
+    (session,) = factory().build(sampling(max_tokens=2**32 - 1))
     assert session.max_len == CONTEXT
     assert len(session.tokens) == CONTEXT
     assert factory().build(sampling(max_tokens=4))[0].max_len == 7

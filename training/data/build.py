@@ -87,9 +87,10 @@ def _numbered(
 ) -> Iterator[Conversation]:
     """Conversations that have not ended before, numbers beside their results, until enough or told to stop.
 
-    Of `share` (k, n): numbers k - 1, k - 1 + n, and so on.
+    Of `share` (k, n): every nth of the user's own from the kth on; then numbers k - 1, k - 1 + n, and so on.
     """
-    for index in itertools.count(share[0] - 1, share[1]):
+    first, step = share[0] - 1, share[1]
+    for index in itertools.chain(script.given_numbers[first::step], itertools.count(first, step)):
         if index in ended:
             continue
         if stopping.asked or report.enough():

@@ -168,7 +168,7 @@ class Completer:
         logits = self.runner.forward(segments)
         return list(zip(drawing, self._draw(drawing, logits), strict=True))
 
-    def _draw(self, rows: list[_Row], logits: Any) -> list[int]:
+    def _draw(self, rows: list[_Row], logits: torch.Tensor) -> list[int]:
         tokens = logits.argmax(dim=-1).tolist()
         sampled = [i for i, row in enumerate(rows) if row.asked is not None and not row.asked.filters.is_greedy]
         if sampled:
@@ -177,7 +177,7 @@ class Completer:
                 np.array([one.seed for one in asked], np.uint64), 0, np.array([len(rows[i].new) for i in sampled]),
                 COIN_LANE,
             )  # fmt: skip
-            chosen = choose(logits[sampled], [one.filters for one in asked], coins).tokens.tolist()
+            chosen = choose(logits[sampled], [one.filters for one in asked], coins).tolist()
             for i, token in zip(sampled, chosen, strict=True):
                 tokens[i] = token
         return tokens

@@ -1,25 +1,31 @@
 """What is asked in conversation number i, and how it is made: prompts sampled or composed, answers of the target.
 
 Everything random about a conversation follows from (seed, its number), so data can be made again and gone on with.
+The user's own have numbers below 0, by what they say: they are new to a folder whatever has been made there before.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kernels.sampling import Filters
+from outrider.telemetry import get_logger
 from training.chat_format import ChatFormat, Message
 from training.data.completer import GREEDY, Completion, Conversation
 from training.data.overlap import OverlapFilter
 from training.data.quality import is_sensible, normalized
 from training.data.templates import Composer
+from training.template_process import Refused
 
 if TYPE_CHECKING:
     import torch
+
+log = get_logger(__name__)
 
 SAMPLED, COMPOSED, PASSAGE, GIVEN = "sampled", "composed", "passage", "given"
 PROMPT_FILTERS: Final = (Filters(0.7, top_p=0.95), Filters(0.8, top_p=0.95), Filters(0.9, top_p=0.9))
@@ -61,7 +67,7 @@ class Mix:
 
 
 class Script:
-    """Makes conversations. `given` are the user's own, as lists of messages; each is taken once, first."""
+    """Makes conversations. `given` are the user's own, as lists of messages; each is taken once."""
 
     def __init__(
         self, chat: ChatFormat, composer: Composer, overlap: OverlapFilter, *, seed: int, mix: Mix | None = None,
@@ -72,8 +78,14 @@ class Script:
         self._overlap = overlap
         self._seed = seed
         self._mix = mix or Mix()
-        self._given = given
+        self._given = {given_number(talk): talk for talk in given}
+        self._told_of_refusal = False
         self._asked: set[int] = set()
+
+    @property
+    def given_numbers(self) -> list[int]:
+        """The numbers of the user's own."""
+        return list(self._given)
 
     def know(self, keys: Iterable[int]) -> None:
         """Takes the prompts with these keys as asked already."""
@@ -85,13 +97,13 @@ class Script:
         greedy = rng.random() < self._mix.greedy
         record = Record(index, SAMPLED, 0.0 if greedy else ANSWER_FILTERS.temperature)
         messages: list[Message] = []
-        if index < len(self._given):
-            record.source = GIVEN
-            turns = [m["content"] for m in self._given[index] if m["role"] == "user"]
-            messages += [m for m in self._given[index][:1] if m["role"] == "system"]
+        if index in self._given:
+            record.source, talk = GIVEN, self._given[index]
+            turns = [m["content"] for m in talk if m["role"] == "user"]
+            messages += [m for m in talk[:1] if m["role"] == "system"]
             return (yield from self._talk(record, messages, turns, rng))
         kind = rng.random()
-        if rng.random() < self._mix.system:
+        if rng.random() < self._mix.system and self._chat.takes_system:
             messages.append({"role": "system", "content": self._composer.system(rng)})
         if kind < self._mix.sampled:
             text = yield from self._sampled_turn(messages, rng, self._composer.opener(rng))
@@ -138,11 +150,20 @@ class Script:
 
     def _sampled_turn(self, messages: list[Message], rng: random.Random, opener: str) -> Conversation:
         """A user's turn as the model goes on from `opener`; empty when it did not end."""
-        prompt = self._chat.user_turn(messages, opener)
+        try:
+            prompt = self._chat.user_turn(messages, opener)
+        except Refused as refusal:
+            self._tell(refusal)
+            return ""
         done = yield Completion(
             prompt, MAX_PROMPT_TOKENS, self._chat.user_stops, rng.choice(PROMPT_FILTERS), rng.getrandbits(63)
         )
         return (opener + self._chat.decode(done.tokens)).strip() if done.reason == "stop" else ""
+
+    def _tell(self, refusal: Refused) -> None:
+        if not self._told_of_refusal:
+            log.warning("conversations that the chat template refuses are left out", reason=refusal.message)
+        self._told_of_refusal = True
 
     def _may_ask(self, text: str, record: Record) -> bool:
         """Whether a first prompt is new, sensible and no benchmark's; remembers it."""
@@ -154,9 +175,13 @@ class Script:
         return True
 
     def _answer(self, record: Record, messages: list[Message], text: str, rng: random.Random) -> Conversation:
-        """Adds a turn and the target's answer; False when the context had no room for it."""
+        """Adds a turn and the target's answer; False when the context has no room for it or the template refuses it."""
         asked = [*messages, {"role": "user", "content": text}]
-        prompt = self._chat.prompt(asked)
+        try:
+            prompt = self._chat.prompt(asked)
+        except Refused as refusal:
+            self._tell(refusal)
+            return False
         if prompt[: len(record.tokens)] != record.tokens:
             return False  # the template rewrites earlier turns: they would not be what the target saw
         filters = GREEDY if record.temperature == 0 else ANSWER_FILTERS
@@ -171,6 +196,11 @@ class Script:
         messages[:] = [*asked, {"role": "assistant", "content": self._chat.decode(done.tokens)}]
         # After an answer that was cut, another turn would continue nothing.
         return done.reason == "stop"
+
+
+def given_number(talk: Sequence[Message]) -> int:
+    """The number of one of the user's own conversations: below 0, and another for another."""
+    return -1 - int.from_bytes(hashlib.blake2b(json.dumps(list(talk)).encode(), digest_size=7).digest(), "little")
 
 
 def prompt_key(text: str) -> int:

@@ -13,7 +13,6 @@ A shard is a safetensors file:
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
+from engine.whole import locked, put_in_place
 from outrider.errors import StartupError, reason_of
 from training.data.conversations import COMPOSED, GIVEN, PASSAGE, SAMPLED, Record
 
@@ -108,8 +108,7 @@ class DataFolder:
         """
         if not self._new_ended:
             return
-        with (self.folder / ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.folder / ".lock"):
             self._take_in()
             records = [record for record in self._records if record.key not in self.keys]
             twice = [record for record in self._records if record.key in self.keys]
@@ -121,7 +120,7 @@ class DataFolder:
             save_file(self._arrays(records), partial)
             if self._states is not None:
                 self._states.add_shard(number, [(len(record.tokens), record.states) for record in records])
-            os.replace(partial, final)
+            put_in_place(partial, final)
         self._known.add(final.name)
         self.keys.update(record.key for record in records if record.key is not None)
         self._records, self._new_ended = [], []
@@ -233,4 +232,4 @@ def _shard(path: Path) -> dict[str, np.ndarray]:
 def _write(path: Path, content: bytes) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # several processes may begin a folder at once
     partial.write_bytes(content)
-    os.replace(partial, path)
+    put_in_place(partial, path)

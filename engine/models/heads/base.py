@@ -19,16 +19,24 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from engine.config import ModelConfig, RopeScaling
+from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from engine.models.heads.target import TargetShape
+from engine.rope import rope_rows
 from kernels.native_linear import NativeLinear
-from kernels.rope import rope_frequencies, rope_table
 
 if TYPE_CHECKING:
     from engine.models.heads.block import Block
 
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+@dataclass(frozen=True, slots=True)
+class RotatingAttend:
+    """An Attend that takes q and k as they were projected: `run` gets rope [T, 2, d / 2] after v, and rotates them."""
+
+    run: Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | RotatingAttend
 """Keeps rows' keys and values as those of layer `i` and attends: q [T, heads, d], k, v [T, kv heads, d] -> as q."""
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
@@ -166,15 +174,8 @@ class Head(ABC):
 
     def logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """fp32 [T, drafted] from outputs [T, hidden]."""
-        return self._head(outputs).float()
+        return self.narrow_logits(outputs).float()
 
-
-def rope_rows(block: ModelConfig, max_len: int) -> torch.Tensor:
-    """cos and sin of every position, fp32 [max_len, 2, head_dim / 2]."""
-    scaling = block.rope_scaling or RopeScaling("default", 1.0)
-    frequencies = rope_frequencies(
-        block.head_dim, block.rope_theta, kind=scaling.kind, factor=scaling.factor,
-        low_freq_factor=scaling.low_freq_factor, high_freq_factor=scaling.high_freq_factor,
-        original_max_position=scaling.original_max_position,
-    )  # fmt: skip
-    return rope_table(frequencies, max_len)
+    def narrow_logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """As logits, in the dtype that the output head gives them in."""
+        return self._head(outputs)

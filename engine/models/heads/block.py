@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from engine.config import ModelConfig
-from engine.models.heads.base import Attend, MakeLinear, Shapes, Tensors
+from engine.models.heads.base import Attend, MakeLinear, RotatingAttend, Shapes, Tensors
 from engine.models.llama_weights import tensor_shapes
 from kernels.gating import gated
-from kernels.norm import rms_norm
+from kernels.norm import add_rms_norm, rms_norm
 from kernels.rope import apply_rope
 
 _INPUTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -43,7 +43,7 @@ class Block:
     def __call__(self, x: torch.Tensor, rope: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Rows x [T, hidden] through the layer, which has no input norm where its checkpoint has none."""
         normed = x if self.input_norm is None else rms_norm(x, self.input_norm, self.config.rms_eps)
-        return self.mlp(x + self.attention(normed, rope, attend))
+        return self.mlp(x, self.attention(normed, rope, attend))
 
     def attention(self, x: torch.Tensor, rope: torch.Tensor, attend: Attend) -> torch.Tensor:
         """Attention of rows x [T, input width], normalised already; rope [T, 2, head_dim / 2]. [T, hidden]"""
@@ -52,12 +52,16 @@ class Block:
         q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(q, self.q_norm, config.rms_eps), rms_norm(k, self.k_norm, config.rms_eps)
-        mixed = attend(self.index, apply_rope(q, rope), apply_rope(k, rope), v)
+        if isinstance(attend, RotatingAttend):
+            mixed = attend.run(self.index, q, k, v, rope)
+        else:
+            mixed = attend(self.index, apply_rope(q, rope), apply_rope(k, rope), v)
         return self.output(mixed.reshape(len(x), config.q_size))
 
-    def mlp(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, hidden] plus its MLP."""
-        return x + self.down(gated(self.gate_up(rms_norm(x, self.post_norm, self.config.rms_eps))))
+    def mlp(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden] plus what attention made of it, plus the MLP of that sum."""
+        x, normed = add_rms_norm(x, attended, self.post_norm, self.config.rms_eps)
+        return x + self.down(gated(self.gate_up(normed)))
 
 
 def within(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
 
-from engine.config import LIMITS, ConfigReader, ModelConfig
+from engine.config import ModelConfig, read_config
+from engine.fields import LIMITS, Fields
 from engine.models.heads.target import TargetShape
 from outrider.errors import StartupError
 
@@ -16,28 +16,8 @@ _Q_NORM = "self_attn.q_norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class RawConfig:
-    """A config.json as it stands, and where."""
-
-    path: Path
-    values: dict[str, Any]
-
-    def count(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
-        value = self.values.get(key)
-        value = default if value is None else value
-        limit = LIMITS.get(key, 2**27)
-        if type(value) is not int or not 1 <= value <= limit:
-            self.fail(f"{key} is {value!r}; it must be a whole number from 1 to {limit}")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
-        value = self.values.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            self.fail(f"{key} is {value!r}; it must be true or false")
-        return value
+class RawConfig(Fields):
+    """A head's config.json."""
 
     def refuse(self, *keys: str) -> None:
         """StartupError when one of these is set to anything but false, 0 or null."""
@@ -53,7 +33,7 @@ class RawConfig:
         """
         # It is seldom of that architecture's class, so what it leaves out is not what that one takes for it.
         values = {**dict.fromkeys(_NOT_OF_THE_CLASS), **self.values, "architectures": [like]}
-        config = ConfigReader(self.path, values).config({})
+        config = read_config(self.path, values, {})
         shortest = min((window for window in config.windows if window), default=LIMITS["max_position_embeddings"])
         return replace(config, num_layers=num_layers, max_position=shortest, windows=())
 
@@ -68,10 +48,6 @@ class RawConfig:
         if any(_Q_NORM in tensor for tensor in stored) or (not stored and "qwen3" in name):
             return "Qwen3ForCausalLM"
         return "Qwen2ForCausalLM" if "qwen2" in name else "LlamaForCausalLM"
-
-    def fail(self, message: str) -> NoReturn:
-        """StartupError naming the file."""
-        raise StartupError(f"{self.path}: {message}")
 
 
 def check_fits(path: Path, target: TargetShape, *, hidden_size: int, vocab_size: int) -> None:

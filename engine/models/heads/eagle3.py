@@ -28,8 +28,10 @@ from engine.models.heads.base import (
 from engine.models.heads.block import Block, block_shapes, within
 from engine.models.heads.config import RawConfig, check_fits
 from engine.models.heads.target import TargetShape
-from kernels.native_linear import LANES, NativeLinear
+from kernels.native.library import LANES
+from kernels.native_linear import NativeLinear
 from kernels.norm import rms_norm
+from kernels.paired_norms import paired_norms
 from outrider.errors import StartupError
 
 NUM_AUX = 3
@@ -168,11 +170,11 @@ class Eagle3Head(Head):
     ) -> torch.Tensor:
         """See Head."""
         rope = self.rope[positions]
-        embedded = rms_norm(self.embedding[tokens], self._embedding_norm, self._eps)
-        normed = rms_norm(states, self._hidden_norm, self._eps)
+        norms = self._embedding_norm, self._hidden_norm
+        pair = paired_norms(self.embedding, tokens, states, *norms, self._eps)
         first, *others = self._layers
-        residual = normed if self._shape.norm_before_residual else states
-        x = first.mlp(residual + first.attention(torch.cat([embedded, normed], dim=-1), rope, attend))
+        residual = pair[:, states.shape[1] :] if self._shape.norm_before_residual else states
+        x = first.mlp(residual, first.attention(pair, rope, attend))
         for layer in others:
             x = layer(x, rope, attend)
         return x
@@ -191,9 +193,9 @@ class Eagle3Head(Head):
         """See Head."""
         return rms_norm(outputs, self._norm, self._eps) if self._shape.norm_output else outputs
 
-    def logits(self, outputs: torch.Tensor) -> torch.Tensor:
+    def narrow_logits(self, outputs: torch.Tensor) -> torch.Tensor:
         """See Head."""
-        return super().logits(rms_norm(outputs, self._norm, self._eps))
+        return super().narrow_logits(rms_norm(outputs, self._norm, self._eps))
 
 
 def _aux_layers(raw: RawConfig) -> tuple[bool, tuple[int, ...] | None]:

@@ -80,6 +80,6 @@ def on_cuda(head: Head, attention: object, pool: KVPool) -> Capturing:
     return Capturing(
         prepare=lambda layout, bucket: attention.prepare(layout, heads, bucket),
         see=lambda layout, bits: attention.see(bits),
-        capture=CudaCapture(),
+        capture=CudaCapture(head.device),
         padding_slot=pool.num_slots,
     )

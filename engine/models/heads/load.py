@@ -16,7 +16,7 @@ from safetensors import safe_open
 from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
 from engine.config import read_json
 from engine.feature_spec import FeatureSpec
-from engine.models.heads import target as targets
+from engine.loader import compute_dtype
 from engine.models.heads.base import Head, HeadConfig, MakeLinear, Shapes, Vocabulary
 from engine.models.heads.config import RawConfig
 from engine.models.heads.eagle import EagleConfig
@@ -33,12 +33,14 @@ from engine.models.heads.names import (
 )
 from engine.models.heads.target import TargetShape, shared_tensor
 from engine.models.heads.token_map import load_token_map, target_tokens
+from engine.tensors import EMBEDDING as TARGET_EMBEDDING
+from engine.tensors import OUTPUT_HEAD as TARGET_HEAD
+from engine.tensors import check_shapes, refuse_tensors
 from kernels.linear import Linear
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 
 _MAPS = (DRAFT_TO_TARGET, TARGET_TO_DRAFT)
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 log = get_logger(__name__)
 
@@ -123,7 +125,7 @@ def load_head(
     opened = HeadFolder.open(folder, load_format=load_format)
     target = TargetShape.from_folder(target_folder)
     features = opened.config.features(target)
-    place, kind = torch.device(device), _dtype(dtype, target)
+    place, kind = torch.device(device), compute_dtype(dtype, target)
 
     def ready(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device=place, dtype=kind)
@@ -161,28 +163,9 @@ def _config(raw: RawConfig, names: HeadNames, stored: Shapes) -> HeadConfig:
 def _check_tensors(folder: Path, found: Shapes, config: HeadConfig) -> None:
     """Every tensor that the config calls for, in its shape, and none besides: an unknown one would change the sums."""
     wanted = config.shapes()
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise StartupError(
-            f"{folder}: {len(missing)} tensors of the {config.family} head are missing: {_five(missing)}"
-        )
-    wrong = [
-        f"{name} is {list(found[name])}, config.json calls for {list(shape)}"
-        for name, shape in wanted.items()
-        if found[name] != shape
-    ]
-    if wrong:
-        raise StartupError(f"{folder}: {len(wrong)} tensors have the wrong shape: {_five(wrong)}")
+    check_shapes(folder, found, wanted, f"of the {config.family} head ")
     known = wanted.keys() | ({EMBEDDING, OUTPUT_HEAD, *_MAPS} if config.family == "eagle3" else {EMBEDDING})
-    unknown = [name for name in found if name not in known]
-    if unknown:
-        raise StartupError(
-            f"{folder}: {len(unknown)} tensors are not known in a {config.family} head: {_five(unknown)}"
-        )
-
-
-def _five(items: list[str]) -> str:
-    return "; ".join(items[:5]) + (" ..." if len(items) > 5 else "")
+    refuse_tensors(folder, [name for name in found if name not in known], f"are not known in a {config.family} head")
 
 
 def _vocabulary(opened: HeadFolder, target: TargetShape, target_load_format: str, token_map: str | None) -> Vocabulary:
@@ -197,7 +180,7 @@ def _vocabulary(opened: HeadFolder, target: TargetShape, target_load_format: str
             )
         return shared_tensor(target, name, load_format=target_load_format)
 
-    embedding = opened.tensor(EMBEDDING) if EMBEDDING in own else shared(targets.EMBEDDING)
+    embedding = opened.tensor(EMBEDDING) if EMBEDDING in own else shared(TARGET_EMBEDDING)
     _check_width(opened, EMBEDDING, embedding, target.vocab_size)
     if isinstance(opened.config, Eagle3Config):
         if token_map is not None:
@@ -206,9 +189,9 @@ def _vocabulary(opened: HeadFolder, target: TargetShape, target_load_format: str
         if OUTPUT_HEAD in own:
             head = opened.tensor(OUTPUT_HEAD)
         else:
-            head = embedding if block.tied_embeddings else shared(targets.OUTPUT_HEAD)
+            head = embedding if block.tied_embeddings else shared(TARGET_HEAD)
     else:
-        head, tokens = shared(targets.OUTPUT_HEAD), None
+        head, tokens = shared(TARGET_HEAD), None
         if token_map is not None:
             tokens = load_token_map(token_map, target.vocab_size)
             head = head[tokens]
@@ -237,14 +220,6 @@ def _check_width(opened: HeadFolder, name: str, tensor: torch.Tensor, rows: int)
     wanted = (rows, opened.config.block.hidden_size)
     if tuple(tensor.shape) != wanted:
         raise StartupError(f"{opened.folder}: {name} is {list(tensor.shape)}; {list(wanted)} is needed")
-
-
-def _dtype(name: str, target: TargetShape) -> torch.dtype:
-    """For `--dtype`: auto is the target's, in which its features come."""
-    wanted = target.checkpoint_dtype.removeprefix("torch.") if name == "auto" else name
-    if wanted not in _DTYPES:
-        raise StartupError(f"dtype {wanted!r} is not supported in a head; {', '.join(_DTYPES)} are")
-    return _DTYPES[wanted]
 
 
 def tensors_of(opened: HeadFolder) -> Mapping[str, torch.Tensor]:

@@ -13,9 +13,9 @@ from engine.kv_pool import KVPool
 from engine.models.heads.base import Head, HeadParts, Rows
 from engine.models.heads.block import Block
 from engine.models.heads.step import HeadStep
-from engine.models.llama_native import LANES, destroy_decoder
+from engine.models.llama_native import destroy_decoder
 from kernels.attention.cpu import POOL_DTYPES
-from kernels.native.library import CHeads, CLayer, CMatrix, CModel, address, c_layout
+from kernels.native.library import LANES, CHeads, CLayer, CMatrix, CModel, address, c_layout
 from kernels.native.streaming import choose_streaming
 from kernels.native_linear import FP32, NativeLinear
 

@@ -12,20 +12,21 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.attention import Attention, AttentionChoice, attention_backend
+from engine.attention import Attention, AttentionChoice, attention_backend, fused_rope
 from engine.batch import Batch, BatchBuffers, DeviceRows, Segment
 from engine.cpu_kernels import cpu_kernels
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
 from engine.graphs import Capturing, usable_sizes
 from engine.kv_pool import KVPool
-from engine.models.heads.base import Attend, Head
+from engine.models.heads.base import Attend, Head, RotatingAttend
 from engine.models.heads.graphs import GraphedHead, on_cuda
 from engine.models.heads.native import NativeHead
 from engine.models.heads.step import HeadStep
 from engine.models.llama import StepRows
 from kernels.attention import cpu
 from kernels.attention.layout import AttentionLayout
+from kernels.native.library import LANES
 from outrider.telemetry import get_logger
 
 DEFAULT_MAX_BATCH_TOKENS = 4096
@@ -52,6 +53,7 @@ class HeadRunner:
         with torch.inference_mode():
             self.pool = KVPool(block, FeatureSpec(), num_slots, head.dtype, head.device, with_padding=sizes is not None)
         self._attention = _attention(attention, head)
+        self._rope_and_store = fused_rope(AttentionChoice(attention), head.device, head.dtype)
         self._scale = block.head_dim**-0.5
         self.native: NativeHead | None = NativeHead.of(head, self.pool) if attention == "auto" else None
         self.capturing: Capturing | None = None
@@ -83,6 +85,7 @@ class HeadRunner:
                 step = None if self._graphs is None else self._graphs.forward(batch, states, stage)
             if step is None:
                 step = self.run(StepRows.of(batch, self.head.device), states, batch.layout, stage)
+                step = step._replace(logits=step.logits.float())
             self._buffers.remember(batch)
             return step
 
@@ -91,13 +94,13 @@ class HeadRunner:
         return self._buffers.fill(segments)
 
     def run(self, rows: StepRows, states: torch.Tensor, layout: AttentionLayout, stage: int) -> HeadStep:
-        """A step whose rows are in place on the device; those beyond the layout's are padding."""
+        """A step whose rows are in place on the device; those beyond the layout's are padding. Logits of any dtype."""
         attend = self._attend(rows.slots, layout)
         outputs = self.head.forward(rows.tokens.long(), states, rows.positions.long(), attend, stage)
         wanted = outputs if rows.logit_rows is None else outputs[rows.logit_rows]
         if not len(wanted):
-            return HeadStep(wanted.new_zeros((0, self.num_drafted), dtype=torch.float32), wanted)
-        return HeadStep(self.head.logits(wanted), self.head.carried(wanted))
+            return HeadStep(wanted.new_zeros((0, self.num_drafted)), wanted)
+        return HeadStep(self.head.narrow_logits(wanted), self.head.carried(wanted))
 
     @property
     def num_drafted(self) -> int:
@@ -111,11 +114,22 @@ class HeadRunner:
             v_pool.index_copy_(0, slots, v)
             return self._attention(q, k_pool, v_pool, layout, self._scale)
 
-        return attend
+        rope_and_store = self._rope_and_store
+        if rope_and_store is None:
+            return attend
+
+        def rotate_too(
+            layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: torch.Tensor
+        ) -> torch.Tensor:
+            k_pool, v_pool = self.pool.k[layer], self.pool.v[layer]
+            q = rope_and_store(q, k, v, rope, k_pool, v_pool, slots)
+            return self._attention(q, k_pool, v_pool, layout, self._scale)
+
+        return RotatingAttend(rotate_too)
 
 
 def _attention(name: str, head: Head) -> Attention:
     """The backend of that name; auto on CPU: the C kernel, which reads keys where they lie, wherever it can be used."""
-    fits = head.device.type == "cpu" and head.dtype in cpu.POOL_DTYPES and head.config.block.head_dim % 16 == 0
+    fits = head.device.type == "cpu" and head.dtype in cpu.POOL_DTYPES and head.config.block.head_dim % LANES == 0
     library = cpu_kernels() if name == "auto" and fits else None
     return attention_backend(name, head.device) if library is None else partial(cpu.attention, library=library)

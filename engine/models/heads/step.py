@@ -17,7 +17,7 @@ class HeadStep(NamedTuple):
     """Of the rows whose logits were wanted, in the segments' order."""
 
     logits: torch.Tensor
-    """fp32 [L, drafted], good until the next step."""
+    """[L, drafted], good until the next step: fp32, within a graph of any dtype."""
     carried: torch.Tensor
     """[L, hidden]: the states of the rows that go on from these."""
     top: tuple[torch.Tensor, torch.Tensor] | None = None

@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
-from engine.config import LIMITS, read_json
+from engine.config import read_json
+from engine.fields import Fields
+from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from outrider.errors import StartupError
-
-EMBEDDING = "model.embed_tokens.weight"
-OUTPUT_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +36,13 @@ class TargetShape:
         names = raw.get("architectures")
         if isinstance(inner := raw.get("text_config"), dict):  # of a model for more than text
             raw = inner | {key: value for key, value in raw.items() if key not in inner}
-        sizes: dict[str, int] = {}
-        for key in ("vocab_size", "hidden_size", "num_hidden_layers"):
-            value = raw.get(key)
-            if type(value) is not int or not 1 <= value <= LIMITS[key]:
-                raise StartupError(f"{folder / 'config.json'}: {key} is {value!r}; a number from 1 to {LIMITS[key]}")
-            sizes[key] = value
+        fields = Fields(folder / "config.json", raw)
         return cls(
             folder=folder,
             architecture=str(names[0]) if isinstance(names, list) and names else "",
-            vocab_size=sizes["vocab_size"],
-            hidden_size=sizes["hidden_size"],
-            num_layers=sizes["num_hidden_layers"],
+            vocab_size=fields.count("vocab_size"),
+            hidden_size=fields.count("hidden_size"),
+            num_layers=fields.count("num_hidden_layers"),
             tied_embeddings=tied if isinstance(tied := raw.get("tie_word_embeddings"), bool) else None,
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         )

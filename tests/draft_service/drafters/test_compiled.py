@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numba import config
+
+from draft_service.drafters.compiled import compiled
 
 ROOT = Path(__file__).parents[3]
 MODULE = """
@@ -41,3 +46,20 @@ def test_a_full_disk_costs_the_next_start_alone(tmp_path: Path, disk: str) -> No
     assert (done.stdout + done.stderr).count("compiled code is not kept") == (disk == "full")
     kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.stat().st_size]
     assert bool(kept) == (disk == "empty")
+
+
+def test_code_without_a_folder_is_compiled_at_each_start() -> None:
+    made: dict[str, Any] = {}
+    exec(compile("def triple(number): return 3 * number", "<nowhere>", "exec"), made)  # of no file: kept nowhere
+    assert compiled(made["triple"])(3) == 9
+
+
+def test_code_that_cannot_be_read_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    (tmp_path / "code.py").write_text("def triple(number): return 3 * number")
+    triple = runpy.run_path(str(tmp_path / "code.py"))["triple"]
+    assert compiled(triple)(3) == 9
+    for index in tmp_path.rglob("*.nbi"):
+        index.unlink()
+        index.mkdir()  # which root cannot read either
+    assert compiled(triple)(3) == 9

@@ -40,8 +40,7 @@ def test_candidates_and_nodes_are_those_of_the_reference(
         expand(growth, step, topk, probabilities.numpy(), tokens.numpy())
     most = topk + (num_steps - 1) * topk**2
     count = int(rng.integers(1, most + 1))
-    zeros = torch.zeros(batch, dtype=torch.int64)
-    tree = build_tree(zeros, zeros, expansions, count + 1)
+    tree = build_tree(torch.zeros(batch, dtype=torch.int64), expansions, count + 1)
     chosen = choose(growth, topk, [count] * batch)
     assert chosen.tokens.tolist() == tree.tokens[:, 1:].tolist()
     assert chosen.parents.tolist() == (tree.parents[:, 1:] - 1).tolist()

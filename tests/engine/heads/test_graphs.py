@@ -22,6 +22,7 @@ from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_plan import Bucket
 from kernels.likeliest import likeliest
+from kernels.rope import apply_rope
 from outrider.errors import StartupError
 from tests.engine.heads import make
 from tests.engine.heads.make import VOCAB, Written
@@ -116,6 +117,22 @@ def test_a_padded_step_gives_what_a_plain_one_gives(tmp_path: Path, family: str,
         torch.testing.assert_close(mine[:, :NUM_SLOTS], theirs, atol=1e-4, rtol=0)
 
 
+def test_one_kernel_rotates_and_stores_where_there_is_one(tmp_path: Path) -> None:
+    used: list[int] = []
+
+    def rope_and_store(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: torch.Tensor, *at: Any) -> torch.Tensor:
+        keys, values, slots = at
+        used.append(len(q))
+        keys[slots], values[slots] = apply_rope(k, rope), v
+        return apply_rope(q, rope)
+
+    plain, fused = (build("eagle", tmp_path / name, attention="torch_native") for name in ("plain", "fused"))
+    fused._rope_and_store = rope_and_store
+    for mine, theirs in zip(drafted(fused, 1, 2), drafted(plain, 1, 2), strict=True):
+        assert torch.equal(mine, theirs)
+    assert len(used) == 3 * 2  # steps of two layers
+
+
 def test_what_is_carried_on_outlives_the_next_step(tmp_path: Path) -> None:
     runner = build("eagle", tmp_path, attention="torch_native")
     put_in_buckets(runner, counted([]))
@@ -172,12 +189,14 @@ def test_under_the_interpreter() -> None:
 def test_padded_steps_on_tritons_kernels(tmp_path: Path) -> None:
     device = kernel_device()
     from kernels.attention.triton import TritonAttention
+    from kernels.attention.triton_rope import rope_and_store
 
     plain, padded = (build("eagle3", tmp_path / name, str(device), attention="torch_native") for name in "ab")
     attention, block = TritonAttention(device), padded.head.config.block
     padded._attention = attention
     heads = Heads(block.num_heads, block.num_kv_heads, block.head_dim, padded.head.dtype)
     put_in_buckets(padded, lambda layout, bucket: attention.prepare(layout, heads, bucket), GraphSizes(2, 4, 2))
+    padded._rope_and_store = rope_and_store  # not before, as the interpreter is slow
     for mine, theirs in zip(drafted(padded, 2, 3), drafted(plain, 2, 3), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=0)
 

@@ -1,0 +1,87 @@
+"""What runs in the processes that benchmarks start: a verify service over a given engine, or a drafter's worker.
+
+Each says that it is ready, and ends on SIGTERM. What fails ends it too, with an error: who waits for it must not go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable
+
+from draft_service.worker import Worker
+from outrider import rpc
+from outrider.args import VerifyArgs
+from outrider.errors import Unavailable
+from outrider.placement import Placement
+from outrider.slices import let_grpc_in_first
+from outrider.steady import keep_steady
+from outrider.telemetry import announce
+from outrider.v1 import verify_pb2_grpc
+from verify_service.app import Engine, build_servicer, build_step_loop
+from verify_service.commands import Inbox, Stop
+from verify_service.service import VerifyServicer
+from verify_service.step_loop import StepLoop
+
+_DRAIN_S = 5.0
+_STOP_S = 1.0
+
+Wrap = Callable[[VerifyServicer], verify_pb2_grpc.VerifyServiceServicer]
+
+
+def told_to_end() -> asyncio.Event:
+    """Set by SIGTERM."""
+    told = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+    return told
+
+
+async def serve_engine(
+    args: VerifyArgs, engine: Engine, *, lent_ms: float = 0.0, placement: Placement | None = None,
+    wrap: Wrap = lambda servicer: servicer,
+) -> StepLoop:  # fmt: skip
+    """As `outrider verify` does, its rpcs behind what `wrap` makes of them. Returns the loop when it was told to end.
+
+    Raises what the loop failed of.
+    """
+    loop, told, inbox = asyncio.get_running_loop(), told_to_end(), Inbox()
+    step_loop = build_step_loop(
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch), lent_ms=lent_ms,
+        later=loop.call_later, placement=placement,
+    )  # fmt: skip
+    servicer = build_servicer(args, engine, step_loop, inbox)
+    server = rpc.create_server()
+    let_grpc_in_first()
+    verify_pb2_grpc.add_VerifyServiceServicer_to_server(wrap(servicer), server)
+    rpc.bind(server, args.listen)
+    await server.start()
+    keep_steady()
+    stepping = asyncio.create_task(asyncio.to_thread(step_loop.run))
+    await _ready_until(told, stepping)
+    inbox.put(Stop(Unavailable("the benchmark is over")))
+    try:
+        await stepping
+    finally:
+        await server.stop(_STOP_S)
+    return step_loop
+
+
+async def work(worker: Worker) -> None:
+    """Drafts until it is told to end, and drains. Raises what the worker failed of."""
+    told = told_to_end()
+    keep_steady()
+    working = asyncio.create_task(worker.run())
+    await _ready_until(told, working)
+    await worker.drain(_DRAIN_S)
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+
+
+async def _ready_until(told: asyncio.Event, doing: asyncio.Task[None]) -> None:
+    """Says that it is ready, and returns when it is told to end, or when what it does has ended."""
+    announce("ready")
+    telling = asyncio.create_task(told.wait())
+    await asyncio.wait([telling, doing], return_when=asyncio.FIRST_COMPLETED)
+    telling.cancel()

@@ -1,0 +1,46 @@
+"""Files and folders that appear whole or not at all, after a power cut too, and locks on who makes them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def locked(path: Path, making: Path | None = None) -> Iterator[None]:
+    """Holds an exclusive lock; the kernel lets go of a dead process's. A wait for who is `making` something is told."""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if making is not None:
+                print(f"Waiting for another process that is making {making}", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def put_in_place(ready: Path, final: Path) -> None:
+    """Renames a file, or a folder of files, once it is on the disk: a name never stands for half of it."""
+    flushed(ready)
+    os.replace(ready, final)
+    flushed(final.parent, names_only=True)
+
+
+def flushed(path: Path, *, names_only: bool = False) -> None:
+    """To the disk: a file's bytes, or a folder's names and, unless `names_only`, the bytes of its files."""
+    if path.is_dir() and not names_only:
+        for file in path.iterdir():
+            flushed(file)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # by file systems that cannot
+            raise
+    finally:
+        os.close(descriptor)

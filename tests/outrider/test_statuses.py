@@ -1,0 +1,50 @@
+"""What a peer's status carries: read where it can be, and never a failure of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+
+from outrider.errors import InvalidArgument, ResourceExhausted, Unavailable
+from outrider.statuses import details_of, error_of
+
+CORRUPT = any_pb2.Any(type_url="type.googleapis.com/google.rpc.BadRequest", value=b"\xff\xff")
+
+
+def packed(message: Any) -> any_pb2.Any:
+    """A detail."""
+    detail = any_pb2.Any()
+    detail.Pack(message)
+    return detail
+
+
+@pytest.mark.parametrize("details", [b"\xff\xff\xff", status_pb2.Status(details=[CORRUPT]).SerializeToString()])
+def test_details_that_are_none_leave_the_status_as_it_is(details: bytes) -> None:
+    error = error_of(grpc.StatusCode.UNAVAILABLE, "leaving", details)
+    assert type(error) is Unavailable
+    assert (error.message, error.field, error.code) == ("leaving", None, None)
+
+
+def test_a_corrupt_detail_hides_no_other() -> None:
+    info = packed(error_details_pb2.ErrorInfo(reason="why", domain="outrider"))
+    for details in ([info, CORRUPT], [CORRUPT, info]):
+        data = status_pb2.Status(details=details).SerializeToString()
+        assert error_of(grpc.StatusCode.INVALID_ARGUMENT, "no", data).code == "why"
+
+
+def test_details_come_back() -> None:
+    error = error_of(grpc.StatusCode.INVALID_ARGUMENT, "no", details_of(InvalidArgument("no", field="top_p", code="c")))
+    assert (error.field, error.code) == ("top_p", "c")
+
+
+@pytest.mark.parametrize(("told_s", "kept_s"), [(-5, 0.0), (0, 0.0), (7, 7.0), (10**10, 60.0)])
+def test_a_peers_delay_is_bounded(told_s: int, kept_s: float) -> None:
+    retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=told_s))
+    data = status_pb2.Status(details=[packed(retry)]).SerializeToString()
+    error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", data)
+    assert isinstance(error, ResourceExhausted)
+    assert error.retry_after_s == kept_s

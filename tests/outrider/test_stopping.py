@@ -1,0 +1,68 @@
+"""Which signals count, and how often."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.outrider.test_supervisor import Output, supervisor, up
+
+SCRIPT = """
+import asyncio, signal
+from outrider.stopping import on_signals
+from outrider.supervisor import die_with_parent
+
+async def main():
+    num_asked, heard = 0, asyncio.Event()
+    def stop():
+        nonlocal num_asked
+        num_asked += 1
+    die_with_parent()
+    on_signals(stop)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, heard.set)  # those before it are heard by then
+    for number in (signal.SIGTERM, signal.SIGTERM, {last}, signal.SIGUSR1):
+        signal.raise_signal(number)
+    await heard.wait()
+    print(num_asked)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("has_supervisor", "last", "num_asked"),
+    [(False, "signal.SIGTERM", 3), (True, "signal.SIGTERM", 1), (True, "signal.SIGINT", 2)],
+)
+def test_a_part_is_not_hurried_by_the_sigterm_of_its_supervisor(
+    has_supervisor: bool, last: str, num_asked: int
+) -> None:
+    parent = {"OUTRIDER_PARENT_PID": str(os.getpid())} if has_supervisor else {}
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(last=last)],
+        env={**os.environ, **parent},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    assert int(ended.stdout.split()[-1]) == num_asked
+
+
+@pytest.mark.asyncio
+async def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """As nohup has it."""
+    output = Output()
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    async def when_ready() -> None:
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        running.stop()
+
+    running = supervisor(output, up(output, "verify"))
+    try:
+        await running.run(when_ready)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,0 +1,73 @@
+"""Rows of features that lie on a device come to the host together, however many drafters and sessions want them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.row_ring import RowRing
+from outrider.v1 import verify_pb2
+from verify_service import features
+from verify_service.features import FeatureSender
+
+NUM_SLOTS, WIDTH = 64, 6
+
+
+class FarPlane:
+    """A plane of features that is not in the host's memory; counts how often it is read."""
+
+    device, dtype, shape = torch.device("cuda"), torch.float32, (NUM_SLOTS, WIDTH)
+
+    def __init__(self) -> None:
+        self.rows = torch.arange(NUM_SLOTS * WIDTH, dtype=torch.float32).view(NUM_SLOTS, WIDTH)
+        self.num_reads = 0
+
+    def element_size(self) -> int:
+        return self.rows.element_size()
+
+    def index_select(self, dim: int, index: torch.Tensor) -> torch.Tensor:
+        self.num_reads += 1
+        return self.rows.index_select(dim, index)
+
+
+def drafter(ring: RowRing | None) -> Any:
+    return SimpleNamespace(needs_features=True, ring=ring)
+
+
+def assigned(whose: Any, table_row: int) -> Any:
+    return SimpleNamespace(drafter=whose, session=SimpleNamespace(table_row=table_row), features_sent=0)
+
+
+@pytest.mark.parametrize("with_ring", [False, True])
+def test_verdicts_of_a_step_wait_once_for_the_device(with_ring: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "to_device", lambda array, device: torch.from_numpy(array))
+    plane = FarPlane()
+    slots = np.random.default_rng(1).permutation(NUM_SLOTS).reshape(4, 16)
+    runner: Any = SimpleNamespace(features=plane, slot_table=slots)
+    ring = RowRing(WIDTH * 4, 32) if with_ring else None
+    near, far = drafter(ring), drafter(None)
+    if ring is not None:
+        ring.prove(bytes(ring._nonce))
+    told = [
+        (assigned(who, row), verify_pb2.Verdict(base_len=base_len, tokens=range(count)))
+        for row, (who, base_len, count) in enumerate([(near, 3, 2), (far, 5, 4), (near, 1, 1), (far, 9, 3)])
+    ]
+    FeatureSender(runner).send_verdicts(told)
+    assert plane.num_reads == 1
+    for assignment, verdict in told:
+        first, count = verdict.base_len - 1, len(verdict.tokens)
+        assert (verdict.features.first_pos, verdict.features.count) == (first, count)
+        assert assignment.features_sent == first + count
+        wanted = plane.rows[torch.from_numpy(slots[assignment.session.table_row, first : first + count])]
+        if verdict.features.HasField("slot_seq"):
+            assert ring is not None
+            start = verdict.features.slot_seq
+            found = ring._slots[start : start + count].tobytes()
+        else:
+            found = verdict.features.rows.data
+        assert found == wanted.numpy().tobytes()
+    assert sum(verdict.features.HasField("slot_seq") for _, verdict in told) == 2 * with_ring
