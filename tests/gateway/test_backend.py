@@ -514,7 +514,7 @@ async def test_a_name_stands_for_several_addresses(tmp_path: Path, monkeypatch: 
         hosts.pop()
         await until_up(replicas, 1)
         hosts.clear()
-        replicas._set_addresses(await replicas._resolve())
+        replicas._set_addresses(await replicas._addresses.resolve())
         assert len(replicas.serving) == 1
 
 
