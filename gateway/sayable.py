@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import msgspec
 
 from gateway.json_schema import MAX_DEPTH, moved, with_inner
+from outrider.multiples import MOST_REMAINDERS, remainders
 from outrider.wire import MAX_GRAMMAR_BYTES
 
 # What llguidance refuses outside its lenient mode, which goes for a grammar as a whole and so for strict tools as well.
@@ -73,6 +74,8 @@ def _is_known(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
             return not (isinstance(value, str) and _looks_around(value))
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
             return not isinstance(value, int | float) or _is_near(key, value, schema)
+        case "multipleOf":
+            return remainders(str(value)) <= MOST_REMAINDERS
         case "minProperties" | "maxProperties":
             return not _has_optional(schema)
     return key not in _UNKNOWN

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import InvalidArgument, Unimplemented
 from outrider.metrics import Buckets
+from outrider.multiples import MOST_REMAINDERS, remainders_of
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
@@ -145,6 +146,8 @@ class GrammarCompiler:
         source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
         if len(source.encode()) > MAX_GRAMMAR_BYTES:
             raise _refused(kind, f"it has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
+        if remainders_of(source) > MOST_REMAINDERS:  # llguidance would take minutes, and its limits do not hold there
+            raise _refused(kind, f"its values of multipleOf have more than {MOST_REMAINDERS} for a common multiple")
         with self._lock:
             matcher = self._compiled.get((kind, source))
             if matcher is None:

@@ -81,6 +81,7 @@ UNSAID: list[dict[str, Any]] = [
     {"type": "object", "properties": {"a": {}}, "minProperties": 1},
     {"type": "array", "items": {"type": "integer", "minimum": 10**20, "multipleOf": 7}},
     {"type": "array", "items": {"type": "number", "maximum": 2**64}},
+    {"type": "array", "items": {"type": "integer", "multipleOf": 2**31}},
     {"type": "string", "minLength": 1, "anyOf": [{}], "oneOf": [{"type": "string"}, {"type": ["string", "null"]}]},
 ]
 

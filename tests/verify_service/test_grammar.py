@@ -261,3 +261,16 @@ def test_where_only_what_a_request_forbids_may_follow_is_no_fault_of_the_model(
 def test_false_is_no_kind_of_json_object(compiler: GrammarCompiler) -> None:
     with pytest.raises(InvalidArgument, match="json_object is false"):
         compiler.compile(common_pb2.Grammar(json_object=False))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        common_pb2.Grammar(json_schema='{"type": "integer", "multipleOf": 123456789}'),
+        common_pb2.Grammar(json_schema='{"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}'),
+        common_pb2.Grammar(ebnf='start: %json {"type": "number", "multipleOf": 2147483648}'),
+    ],
+)
+def test_multiples_that_would_take_minutes_are_refused(compiler: GrammarCompiler, grammar: common_pb2.Grammar) -> None:
+    with pytest.raises(InvalidArgument, match="multipleOf have more than 10000 for a common multiple"):
+        compiler.compile(grammar)
