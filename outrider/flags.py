@@ -11,14 +11,18 @@ import ast
 import dataclasses
 import difflib
 import math
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 from urllib.parse import urlsplit
 
 from outrider.errors import StartupError
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 ArgsT = TypeVar("ArgsT", bound="Args")
 
@@ -86,9 +90,15 @@ class Args:
         return found
 
 
+class _Parser(argparse.ArgumentParser):
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        """Some releases of Python say nothing where help cannot be written."""
+        (sys.stderr if file is None else file).write(message)
+
+
 def parser_for(cls: type[Args]) -> argparse.ArgumentParser:
     """The argument parser of a settings class, grouped as its fields say."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"outrider {cls.command}", usage="%(prog)s [FLAGS]", description=cls.summary, allow_abbrev=False
     )
     groups: dict[str, argparse._ArgumentGroup] = {}

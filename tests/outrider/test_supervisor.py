@@ -249,7 +249,9 @@ async def test_one_that_hangs_does_not_cost_those_before_it_their_own_end() -> N
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_signals_stop_it(number: signal.Signals) -> None:
+async def test_signals_stop_it(number: signal.Signals, request: pytest.FixtureRequest) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
+    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
     output = Output()
 
     async def when_ready() -> None:
