@@ -28,4 +28,4 @@ def cpu_kernels() -> ctypes.CDLL | None:
 @cache
 def warn_without_kernels(reason: str) -> None:
     """Says once that something runs without the kernels."""
-    log.warning("CPU kernels not used, which is slower", reason=reason)
+    log.warning("C kernels not used, which is slower", reason=reason)

@@ -15,6 +15,7 @@ from gateway.text_stream import ChoiceText, Delta, OutputRules, Piece, Speculati
 from outrider.errors import OutriderError
 from outrider.v1 import verify_pb2
 
+_SCHEMAS = ("tools", "response_format", "text.format")  # fields of the client's that hold them
 # Where in a grammar a schema does not compile, and the lines about there; the last may be cut short.
 _OF_GRAMMAR = re.compile(r"(?<=: )at \d+\(\d+\): failed to compile JSON schema: |\n *\d+ \| .*", re.DOTALL)
 _ONE_OF = (
@@ -109,7 +110,7 @@ class Answer:
 
 def _tell_of_schemas(error: OutriderError) -> None:
     """Puts verify's complaint in words of the client's, who knows nothing of the grammar that schemas were put into."""
-    if error.code == "invalid_grammar" and error.field in ("tools", "response_format"):
+    if error.code == "invalid_grammar" and error.field in _SCHEMAS:
         error.code = "invalid_json_schema"
         error.message = _OF_GRAMMAR.sub("", error.message)
     error.message = error.message.replace(_ONE_OF, _ONE_OF_TOLD)

@@ -83,6 +83,8 @@ def _places(schema: Any, base: str, at: str) -> Iterator[tuple[str, str]]:
         yield inner, at
     if isinstance(anchor := schema.get("$anchor"), str):
         yield f"{inner}#{anchor}", at
+    if isinstance(own := schema.get("$id"), str) and own.startswith("#"):  # draft-07's anchors
+        yield inner + own, at
     for key, value in schema.items():
         below = f"{at}/{_step(key)}"
         if key in _BY_NAME and isinstance(value, Mapping):

@@ -92,8 +92,13 @@ class Args:
 
 class _Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        """Some releases of Python say nothing where help cannot be written."""
-        (sys.stderr if file is None else file).write(message)
+        """OSError where help cannot be written, of which some releases of Python say nothing."""
+        target = sys.stderr if file is None else file
+        try:
+            target.write(message)
+        except OSError:
+            if target is not sys.stderr:  # else nobody hears what was wrong, and the exit code says it
+                raise
 
 
 def parser_for(cls: type[Args]) -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ def remainders(value: str) -> int:
         digits = Decimal(value).normalize().as_tuple().digits
     except ArithmeticError:
         return 1
-    return int("".join(map(str, digits))) or 1
+    return int("".join(map(str, digits)) or 1) or 1  # infinity has the digit 0, NaN none
 
 
 def remainders_of(source: str) -> int:

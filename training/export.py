@@ -20,7 +20,7 @@ from engine.models.heads.target import TargetShape, shared_tensor
 from engine.saving import save_tensors
 from engine.tensors import EMBEDDING
 from engine.tensors import OUTPUT_HEAD as TARGET_HEAD
-from engine.whole import put_in_place
+from engine.whole import flushed, put_in_place
 from outrider.errors import StartupError, reason_of
 from outrider.telemetry import announce
 from training.args import ExportArgs
@@ -87,6 +87,7 @@ def export(
         for name in _TEXT_FILES if kind.algorithm == STANDALONE else ():
             if (target / name).is_file():
                 shutil.copyfile(target / name, partial / name)
+        flushed(partial)  # which takes long, while the one before is there
         check_replaceable(folder, target)
         _remove(folder)
         put_in_place(partial, folder)

@@ -146,8 +146,6 @@ class GrammarCompiler:
         source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
         if len(source.encode()) > MAX_GRAMMAR_BYTES:
             raise _refused(kind, f"it has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
-        if remainders_of(source) > MOST_REMAINDERS:  # llguidance would take minutes, and its limits do not hold there
-            raise _refused(kind, f"its values of multipleOf have more than {MOST_REMAINDERS} for a common multiple")
         with self._lock:
             matcher = self._compiled.get((kind, source))
             if matcher is None:
@@ -173,6 +171,8 @@ class GrammarCompiler:
         return matcher
 
     def _compile(self, kind: str, source: str) -> LLMatcher:
+        if remainders_of(source) > MOST_REMAINDERS:  # llguidance would take minutes, and its limits do not hold there
+            raise _refused(kind, f"its values of multipleOf have more than {MOST_REMAINDERS} for a common multiple")
         try:
             matcher = LLMatcher(self._load_tokenizer(), _lark_of(kind, source), log_level=0)
         except RecursionError:

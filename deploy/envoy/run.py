@@ -62,14 +62,20 @@ def check_free(host: str, *ports: int) -> None:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
+        except PermissionError:  # of a low port, which Envoy may have a right to
+            continue
         except (OSError, OverflowError) as error:
             raise SystemExit(f"run.py: cannot listen on {host} port {port}: {error}") from error
 
 
 def signals() -> int:
-    """A file descriptor from which the number of each SIGTERM, SIGINT and SIGCHLD can be read."""
+    """A file descriptor from which the number of each SIGTERM, SIGINT, SIGHUP and SIGCHLD can be read.
+
+    A SIGHUP that is ignored stays so: nohup wants it.
+    """
     readable, writable = os.pipe()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *hangup):
         signal.signal(number, lambda number, frame: os.write(writable, bytes([number])))
     return readable
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import select
+import signal
 import ssl
 import subprocess
 import sys
@@ -258,8 +259,18 @@ def test_the_admin_interface_is_closed(envoy: Front, tmp_path: Path) -> None:
         assert envoy.http.post(path).status_code == 404  # a gateway's answer
 
 
-def test_a_drain_finishes_what_runs(tmp_path: Path) -> None:
-    """SIGTERM to Envoy while an answer is on its way: it is completed, and Envoy ends with 0."""
+@pytest.fixture
+def hangups() -> Generator[None]:
+    """Are not ignored, as they are under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangups")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_drain_finishes_what_runs(tmp_path: Path, number: signal.Signals) -> None:
+    """A signal to Envoy while an answer is on its way: it is completed, and Envoy ends with 0."""
     fake = speaking(tmp_path, "boot")
     with front([fake], 1, tmp_path) as (envoy, loop):
         envoy.until_served()
@@ -267,7 +278,7 @@ def test_a_drain_finishes_what_runs(tmp_path: Path) -> None:
         with envoy.http.stream("POST", "/v1/chat/completions", json={**HI, "stream": True}) as reply:
             lines = reply.iter_lines()
             next(lines)
-            envoy.terminate()
+            envoy.process.send_signal(number)
             with pytest.raises(subprocess.TimeoutExpired):
                 envoy.process.wait(0.5)  # it waits for us
             loop.run(release(envoy))

@@ -182,15 +182,18 @@ def test_strict_names_that_may_be_any(grammars: Grammars) -> None:
 
 def named_inside(kind: str, **names: str) -> dict[str, Any]:
     """A schema whose definition goes by names of its own."""
-    reference = "s.json#/$defs/C" if "$id" in names else "#foo"
-    inner = {"type": kind, **({} if "$id" in names else names)}
+    of_all = names.get("$id", "#")[0] != "#"
+    reference = "s.json#/$defs/C" if of_all else "#foo"
+    inner = {"type": kind, **({} if of_all else names)}
     return {
-        **(names if "$id" in names else {}), "type": "object", "properties": {"c": {"$ref": reference}},
+        **(names if of_all else {}), "type": "object", "properties": {"c": {"$ref": reference}},
         "required": ["c"], "additionalProperties": False, "$defs": {"C": inner},
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("names", [{"$anchor": "foo"}, {"$id": "https://x.y/s.json"}, {"$id": "s.json"}])
+@pytest.mark.parametrize(
+    "names", [{"$anchor": "foo"}, {"$id": "#foo"}, {"$id": "https://x.y/s.json"}, {"$id": "s.json"}]
+)
 @pytest.mark.parametrize("strict", [True, False])
 def test_names_within_a_schema_are_its_own(grammars: Grammars, names: dict[str, str], strict: bool) -> None:
     tools = [

@@ -89,7 +89,7 @@ def test_a_page_of_another_origin_empties_no_cache(gateway: RunningGateway) -> N
     """A browser sends a POST without a body for any page; of ours it is taken."""
     before = gateway.verify[0].flushed
     url = f"{gateway.url}/flush_cache"
-    for origin in ("https://elsewhere.test", "null", f"{gateway.url}0"):
+    for origin in ("https://elsewhere.test", "null", "", "http://[", f"{gateway.url}0"):
         reply = httpx.post(url, headers={"origin": origin})
         assert (reply.status_code, reply.json()["error"]["code"]) == (403, "forbidden")
     assert gateway.verify[0].flushed == before

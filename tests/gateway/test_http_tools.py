@@ -8,6 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel
@@ -365,6 +366,10 @@ def test_a_complaint_about_a_schema_shows_no_grammar_of_ours(client: openai.Open
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(model="small", messages=USER, extra_body=fields)
         assert (refused.value.code, refused.value.body["message"]) == (code, message)  # type: ignore[index]
+    asked = {"type": "json_schema", "name": "f", "schema": {"type": "object"}}
+    reply = httpx.post(f"{gateway.url}/v1/responses", json={"input": "Hi!", "text": {"format": asked}})
+    error = reply.json()["error"]
+    assert (error["code"], error["message"]) == ("invalid_json_schema", "text.format: no such\n   type")
 
 
 # ---- Reasoning

@@ -159,6 +159,11 @@ def test_a_full_disk_is_told_in_a_line() -> None:
         assert (ended.returncode, ended.stderr) == (1, f"outrider {words[0]}: No space left on device\n")
 
 
+def test_wrong_words_end_with_2_though_nobody_can_be_told() -> None:
+    with open("/dev/full", "w") as full:
+        assert subprocess.call([sys.executable, "-m", "outrider", "gateway", "--bogus"], stderr=full) == 2
+
+
 NUMBERS = """
 import os, sys, types
 from outrider import cli

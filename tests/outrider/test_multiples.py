@@ -19,6 +19,9 @@ from outrider.multiples import remainders, remainders_of
         ("0", 1),
         ("1-2", 1),
         ("1e" + 30 * "9", 1),
+        ("NaN", 1),
+        ("-Infinity", 1),
+        ("True", 1),
     ],
 )
 def test_remainders(value: str, count: int) -> None:
