@@ -1,4 +1,4 @@
-"""The C kernels on CPU: whether they are wanted and can be had, asked in one place."""
+"""The C kernels: whether they are wanted and can be had, asked in one place."""
 
 from __future__ import annotations
 

@@ -176,13 +176,13 @@ class ChatTemplate:
 
     async def start(self) -> None:
         """Compiles the template and renders a first conversation; StartupError (code template_error) when it cannot."""
-        await self._start({})
-        if self.tool_use is not None:
-            try:
+        try:
+            await self._start({})
+            if self.tool_use is not None:
                 await self.tool_use._start({"tools": [_SELF_TEST_TOOL]})
-            except BaseException:
-                await self.close()
-                raise
+        except BaseException:
+            await self.close()
+            raise
 
     async def _start(self, given: dict[str, Any]) -> None:
         context = {"messages": _SELF_TEST, "add_generation_prompt": True, **given}
@@ -194,10 +194,8 @@ class ChatTemplate:
             answer = await self._ask(worker, Render(with_system, _SELF_TEST_CHARS))
             self.takes_system = isinstance(answer, Rendered) and _SELF_TEST_SYSTEM["content"] in answer.text
         except OutriderError as error:
-            await self.close()
             raise StartupError(f"the chat template does not work: {error.message}", code="template_error") from error
         if isinstance(reply, Failed):
-            await self.close()
             reason = reply.message or "it writes without end"
             raise StartupError(f"the chat template does not work: {reason}", code="template_error")
 

@@ -76,11 +76,16 @@ def _rms_norm(
         narrow = summed.to(out.dtype.element_ty)  # as the sum is kept, and as torch's operators would go on with it
         tl.store(total + row * WIDTH + column, narrow, mask=inside)
         wide = narrow.to(tl.float32)
+    by = tl.load(weight + column, mask=inside, other=0.0)
+    tl.store(out + (row * HEADS + head) * WIDTH + column, normed(wide, by, eps, WIDTH), mask=inside)
+
+
+@jit
+def normed(wide: tp.Any, weight: tp.Any, eps: tp.Any, WIDTH: tl.constexpr) -> tp.Any:
+    """kernels.norm's rule for one row of WIDTH numbers in fp32, 0 beyond; in the weight's dtype."""
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
-    # Rounded before the weight is applied, as in kernels.norm.
-    normed = (wide * scale).to(out.dtype.element_ty)
-    scaled = normed.to(tl.float32) * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + (row * HEADS + head) * WIDTH + column, scaled.to(out.dtype.element_ty), mask=inside)
+    narrow = (wide * scale).to(weight.dtype)  # rounded before the weight is applied
+    return (narrow.to(tl.float32) * weight.to(tl.float32)).to(weight.dtype)
 
 
 @jit

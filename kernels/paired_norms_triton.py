@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.norm_triton import normed
+
 jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
 
 
@@ -33,7 +35,7 @@ def _paired_norms(
     embedding: tp.Any, tokens: tp.Any, states: tp.Any, embedding_norm: tp.Any, state_norm: tp.Any, out: tp.Any,
     eps: tp.Any, EMBEDDING_ROW: tl.constexpr, STATE_ROW: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Programs [T, 2]: of the embedding, then of the state. Rounded as kernels.norm_triton's."""
+    """Programs [T, 2]: of the embedding, then of the state."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -44,8 +46,5 @@ def _paired_norms(
     else:
         narrow = tl.load(states + row * STATE_ROW + column, mask=inside, other=0.0)
         weight = tl.load(state_norm + column, mask=inside, other=0.0)
-    wide = narrow.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
-    normed = (wide * scale).to(out.dtype.element_ty)
-    scaled = normed.to(tl.float32) * weight.to(tl.float32)
-    tl.store(out + (row * 2 + part) * WIDTH + column, scaled.to(out.dtype.element_ty), mask=inside)
+    result = normed(narrow.to(tl.float32), weight, eps, WIDTH)
+    tl.store(out + (row * 2 + part) * WIDTH + column, result, mask=inside)

@@ -67,13 +67,6 @@ class Filters:
         return self.temperature == 0.0 or self.top_k == 1
 
 
-class Draw(NamedTuple):
-    """One row's token."""
-
-    token: int
-    """-1 when the row has no distribution."""
-
-
 class _Kept(NamedTuple):
     """What the filters left of a row: ids ascending (None: the whole vocabulary) and their weights."""
 
@@ -87,20 +80,20 @@ def choose(logits: torch.Tensor, filters: Sequence[Filters], u: Sequence[float] 
     -1 where a row has no distribution. Logits on another device are copied to the host first.
     """
     rows = logits.detach().cpu().numpy()
-    tokens = [draw(row, f, float(x)).token for row, f, x in zip(rows, filters, u, strict=True)]
+    tokens = [draw(row, f, float(x)) for row, f, x in zip(rows, filters, u, strict=True)]
     return np.array(tokens, dtype=np.int64)
 
 
-def draw(row: Row, filters: Filters, u: float) -> Draw:
-    """The token of one row float32 [V] for u in [0, 1), which is unused if greedy."""
+def draw(row: Row, filters: Filters, u: float) -> int:
+    """The token of one row float32 [V] for u in [0, 1), which is unused if greedy; -1 without a distribution."""
     best = int(row.argmax())
     if not math.isfinite(row[best]):
-        return Draw(NO_TOKEN)
+        return NO_TOKEN
     if filters.is_greedy:
-        return Draw(best)
+        return best
     kept = _keep(row, float(row[best]), filters)
     index = _locate(kept.weights, u)
-    return Draw(index if kept.ids is None else int(kept.ids[index]))
+    return index if kept.ids is None else int(kept.ids[index])
 
 
 def filtered_row(row: Row, filters: Filters) -> Weights | None:

@@ -77,7 +77,7 @@ class ToyModel:
         while len(prompt) + len(output) < max_len:
             row = self.logits([*prompt, *output]).copy()
             penalise(row, penalties, history)
-            token = draw(row, filters, uniform_one(seed, choice, len(output), COIN_LANE)).token
+            token = draw(row, filters, uniform_one(seed, choice, len(output), COIN_LANE))
             output.append(token)
             history.commit([token])
             if token in stop_ids or len(output) == params.max_tokens:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernels.rope import apply_rope
+
 
 class RootRows:
     """`attend` for the rows of depth 0: causal within each of B conversations of L rows. Keeps keys and values.
@@ -26,8 +28,9 @@ class RootRows:
         self.keys: list[torch.Tensor] = [torch.empty(0)] * num_layers
         self.values: list[torch.Tensor] = [torch.empty(0)] * num_layers
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
         """See base.Attend; rows are [B * L]."""
+        q, k = apply_rope(q, rope), apply_rope(k, rope)
         q, k, v = (x.unflatten(0, (self.batch_size, -1)).transpose(1, 2) for x in (q, k, v))  # [B, heads, L, d]
         self.keys[layer], self.values[layer] = k, v
         window, length = self.windows[layer], q.shape[2]
@@ -58,8 +61,9 @@ class Branches:
                 index = parents[:, None, :, :, None].expand(-1, rows.shape[1], -1, -1, rows.shape[-1])
                 kept[depth] = rows.gather(3, index)
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
         """See base.Attend; rows are [B * R * width], the next depth of every branch."""
+        q, k = apply_rope(q, rope), apply_rope(k, rope)
         batch, groups = self.below.batch_size, q.shape[1] // k.shape[1]
         q, k, v = (self._grid(x, batch) for x in (q, k, v))  # [B, heads, R, width, d]
         self._keys[layer].append(k)

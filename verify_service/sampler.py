@@ -97,7 +97,7 @@ class SessionSampler:
 
             def target_token(row: int) -> int:
                 u = 0.0 if self._filters.is_greedy else self._uniform(output_pos + depths[row], COIN_LANE)
-                return draw(self._shaped(logits, tree, row), self._filters, u).token
+                return draw(self._shaped(logits, tree, row), self._filters, u)
 
             return walk(tree.links, target_token)
         single, acc = self._thresholds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -142,30 +144,31 @@ async def test_a_cancelled_render_leaves_no_worker_in_the_middle() -> None:
         await template.close()
 
 
-@pytest.mark.asyncio
-async def test_a_worker_that_was_killed_is_replaced() -> None:
+@contextlib.asynccontextmanager
+async def with_an_idle_worker() -> AsyncGenerator[tuple[ChatTemplate, subprocess.Popen[bytes]]]:
     template = ChatTemplate("{{ messages[0].content }}", {})
     await template.start()
     try:
         (worker,) = template._idle
-        os.kill(worker.process.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
-        assert await template.render(asking("1"), 100) == "1"
+        yield template, worker.process
     finally:
         await template.close()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_was_killed_is_replaced() -> None:
+    async with with_an_idle_worker() as (template, process):
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
+        assert await template.render(asking("1"), 100) == "1"
 
 
 @pytest.mark.asyncio
 async def test_a_worker_does_not_end_before_its_service() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", {})
-    await template.start()
-    try:
-        (worker,) = template._idle
-        worker.process.terminate()
+    async with with_an_idle_worker() as (template, process):
+        process.terminate()
         assert await template.render(asking("1"), 100) == "1"
-        assert template._idle == [worker]
-    finally:
-        await template.close()
+        assert [worker.process for worker in template._idle] == [process]
 
 
 @pytest.mark.asyncio

@@ -112,7 +112,7 @@ class TinyTarget:
             state = (state ^ (token + 1)) * 1099511628211 % 2**64
         row = np.random.default_rng(state).normal(size=VOCAB).astype(np.float32) * 2
         penalise(row, self.penalties, history, path)
-        return draw(row, self.filters, uniform_one(self.seed, 0, len(output) + len(path), COIN_LANE)).token
+        return draw(row, self.filters, uniform_one(self.seed, 0, len(output) + len(path), COIN_LANE))
 
     def verify(self, history: History, output: list[int], parents: list[int], tokens: list[int]) -> list[int]:
         """What one round commits."""

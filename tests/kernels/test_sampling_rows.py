@@ -42,7 +42,7 @@ def random_logits(rng: np.random.Generator, num_rows: int, vocab: int) -> np.nda
 
 
 def expected(logits: np.ndarray, filters: list[Filters], u: np.ndarray) -> list[int]:
-    return [draw(row, each, float(x)).token for row, each, x in zip(logits, filters, u, strict=True)]
+    return [draw(row, each, float(x)) for row, each, x in zip(logits, filters, u, strict=True)]
 
 
 def check(draw_them: Draw, device: torch.device, seed: int, filters: list[Filters], vocab: int) -> None:

@@ -29,15 +29,9 @@ if TYPE_CHECKING:
     from engine.models.heads.block import Block
 
 
-@dataclass(frozen=True, slots=True)
-class RotatingAttend:
-    """An Attend that takes q and k as they were projected: `run` gets rope [T, 2, d / 2] after v, and rotates them."""
-
-    run: Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] | RotatingAttend
-"""Keeps rows' keys and values as those of layer `i` and attends: q [T, heads, d], k, v [T, kv heads, d] -> as q."""
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Rotates q and k by rope [T, 2, d / 2], keeps rows' keys and values as those of layer `i`, and attends:
+i, q [T, heads, d], k, v [T, kv heads, d], rope -> as q."""
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Rows]

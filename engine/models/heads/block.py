@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 
 from engine.config import ModelConfig
-from engine.models.heads.base import Attend, MakeLinear, RotatingAttend, Shapes, Tensors
+from engine.models.heads.base import Attend, MakeLinear, Shapes, Tensors
 from engine.models.llama_weights import tensor_shapes
 from kernels.gating import gated
 from kernels.norm import add_rms_norm, rms_norm
-from kernels.rope import apply_rope
 
 _INPUTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
@@ -52,10 +51,7 @@ class Block:
         q, k, v = heads.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = rms_norm(q, self.q_norm, config.rms_eps), rms_norm(k, self.k_norm, config.rms_eps)
-        if isinstance(attend, RotatingAttend):
-            mixed = attend.run(self.index, q, k, v, rope)
-        else:
-            mixed = attend(self.index, apply_rope(q, rope), apply_rope(k, rope), v)
+        mixed = attend(self.index, q, k, v, rope)
         return self.output(mixed.reshape(len(x), config.q_size))
 
     def mlp(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:

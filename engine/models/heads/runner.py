@@ -19,14 +19,16 @@ from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
 from engine.graphs import Capturing, usable_sizes
 from engine.kv_pool import KVPool
-from engine.models.heads.base import Attend, Head, RotatingAttend
+from engine.models.heads.base import Attend, Head
 from engine.models.heads.graphs import GraphedHead, on_cuda
 from engine.models.heads.native import NativeHead
 from engine.models.heads.step import HeadStep
 from engine.models.llama import StepRows
 from kernels.attention import cpu
 from kernels.attention.layout import AttentionLayout
+from kernels.attention.pool import store
 from kernels.native.library import LANES
+from kernels.rope import apply_rope
 from outrider.telemetry import get_logger
 
 DEFAULT_MAX_BATCH_TOKENS = 4096
@@ -108,24 +110,19 @@ class HeadRunner:
         return self.head.num_drafted
 
     def _attend(self, slots: torch.Tensor, layout: AttentionLayout) -> Attend:
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            k_pool, v_pool = self.pool.k[layer], self.pool.v[layer]
-            k_pool.index_copy_(0, slots, k)
-            v_pool.index_copy_(0, slots, v)
-            return self._attention(q, k_pool, v_pool, layout, self._scale)
-
-        rope_and_store = self._rope_and_store
-        if rope_and_store is None:
-            return attend
-
-        def rotate_too(
+        def attend(
             layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: torch.Tensor
-        ) -> torch.Tensor:
+        ) -> torch.Tensor:  # fmt: skip
             k_pool, v_pool = self.pool.k[layer], self.pool.v[layer]
-            q = rope_and_store(q, k, v, rope, k_pool, v_pool, slots)
+            if self._rope_and_store is not None:
+                q = self._rope_and_store(q, k, v, rope, k_pool, v_pool, slots)
+            else:
+                q = apply_rope(q, rope)
+                store(k_pool, slots, apply_rope(k, rope))
+                store(v_pool, slots, v)
             return self._attention(q, k_pool, v_pool, layout, self._scale)
 
-        return RotatingAttend(rotate_too)
+        return attend
 
 
 def _attention(name: str, head: Head) -> Attention:

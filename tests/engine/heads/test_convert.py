@@ -54,7 +54,7 @@ def outputs(folder: Path, target: Written) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     states = head.fuse(torch.randn((5, head.config.feature_width), generator=generator))
     rows = torch.arange(5)
-    mixed = head.forward(rows, states, rows, lambda layer, q, k, v: v.repeat_interleave(2, dim=1))
+    mixed = head.forward(rows, states, rows, lambda layer, q, k, v, rope: v.repeat_interleave(2, dim=1))
     return head.logits(mixed)
 
 

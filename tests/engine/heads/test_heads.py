@@ -17,6 +17,7 @@ from engine.models.heads.base import Vocabulary
 from engine.models.heads.load import load_head
 from engine.models.heads.runner import HeadRunner, HeadStep
 from engine.quantization import KernelLinears
+from kernels.rope import apply_rope
 from tests.engine.heads import make, reference
 from tests.engine.heads.make import VOCAB, Written
 from tests.engine.heads.reference import Reference
@@ -217,7 +218,8 @@ def test_training_can_run_a_head_over_its_own_mask_and_differentiate_it(tmp_path
     vocabulary = Vocabulary(head.embedding, written.tensors["lm_head.weight"], head.tokens)
     trained = head.config.build(parameters, vocabulary, MAX_LEN, lambda weight, bias: lambda x: linear(x, weight, bias))
 
-    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
+        q, k = apply_rope(q, rope), apply_rope(k, rope)
         return scaled_dot_product_attention(
             q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], is_causal=True, enable_gqa=True
         )[0].transpose(0, 1)
