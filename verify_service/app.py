@@ -52,7 +52,7 @@ from verify_service.metrics import make_registry
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.scheduler import Scheduler
 from verify_service.service import VerifyServicer, new_boot_id
-from verify_service.sizing import Sizes, choose_sizes, graph_sessions
+from verify_service.sizing import Sizes, choose_sizes, graph_sessions, outbox_bytes
 from verify_service.step_loop import Responses, StepLoop
 from verify_service.target import Target
 from verify_service.turns import Later
@@ -255,7 +255,7 @@ def build_step_loop(
     drafters = Drafters(
         max_kept=args.max_proposals_per_session,
         max_assumed=args.max_assumed_tokens,
-        outbox_bytes=args.drafter_outbox_bytes,
+        outbox_bytes=outbox_bytes(args, _row_bytes(runner)),
     )
     return StepLoop(
         runner,
@@ -296,7 +296,10 @@ def build_servicer(
         eos_token_ids=config.eos_token_ids,
     )
     features = feature_layout(FeatureSpec.parse(args.features), runner.features)
-    target = Target(new_boot_id(), model, features, runner.dtype.itemsize, sizes.context_length)
+    target = Target(
+        new_boot_id(), model, features, runner.dtype.itemsize, sizes.context_length,
+        outbox_bytes(args, _row_bytes(runner)),
+    )  # fmt: skip
     thresholds = args.speculative_accept_threshold_single, max(args.speculative_accept_threshold_acc, _LEAST_THRESHOLD)
     bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes, thresholds)
     compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
@@ -306,6 +309,10 @@ def build_servicer(
     )  # fmt: skip
     servicer.totals.grammars = compiler.totals
     return servicer
+
+
+def _row_bytes(runner: ModelRunner) -> int:
+    return 0 if runner.features is None else runner.features.shape[1] * runner.features.element_size()
 
 
 def _run(

@@ -70,9 +70,8 @@ class Drafter:
     def look_back(self) -> None:
         """Takes in how long its answers took since the last call; no step waits for that."""
         answers, self.answers = self.answers, []
-        for took_ns, is_first in answers:
-            if not is_first:
-                self.replies.observe(took_ns / 1e6)
+        self.replies.observe([took_ns / 1e6 for took_ns, is_first in answers if not is_first])
+        for took_ns, _ in answers:
             self.totals.ages.observe(took_ns / 1e9)
 
     def rows_were_read(self, last: int) -> None:
@@ -140,6 +139,7 @@ class Drafters:
     def enlist(self, drafter: Drafter) -> None:
         """Takes a drafter on."""
         drafter.totals = self.totals[drafter.algorithm]
+        drafter.outbox.most_with_rows = self._outbox_bytes // 2
         if drafter.algorithm in self._records:
             drafter.record = self._records[drafter.algorithm].handed_on()
         drafter.mode = self._modes.get(drafter.drafter_id, Mode.ENABLED)

@@ -23,6 +23,7 @@ from verify_service.target import Target
 log = get_logger(__name__)
 
 MAX_UNPROVEN_RINGS = 16  # of drafters that have not shown yet that they see the memory: anybody may claim to be near
+SMALL_RING_BYTES = 8 * 2**20  # where more cannot be had: a container's /dev/shm has 64 MiB, for all of them
 MAX_FEATURE_READS = 16  # that the engine is asked for at once; it does them all before a step
 # Each may hold a piece that nobody reads.
 MAX_CALLS = 256  # those of drafters that left too, until their callers go
@@ -64,6 +65,8 @@ class FeatureCalls:
         try:
             ring = RowRing(row_bytes, max(1, num_bytes // row_bytes))
         except OSError as error:
+            if num_bytes > SMALL_RING_BYTES:
+                return self.ring(SMALL_RING_BYTES)
             log.warning("feature rows are not shared in memory but sent", reason=str(error))
             return None
         self._rings.add(ring)

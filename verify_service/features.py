@@ -19,7 +19,7 @@ from verify_service.runner import Runner
 if TYPE_CHECKING:
     from verify_service.assignment import Assignment
     from verify_service.commands import ReadFeatures
-    from verify_service.drafters import Drafters
+    from verify_service.drafters import Drafter, Drafters
 
 DTYPES = {
     torch.float32: common_pb2.DTYPE_FLOAT32,
@@ -87,7 +87,7 @@ class FeatureSender:
                 session=assignment.session.session_id, generation=assignment.generation
             )
             rows = _Wanted(features.rows, first, self._slots(assignment, first, end_pos))
-            self._put(rows, assignment.drafter.ring)
+            self._put(rows, assignment.drafter.ring, assignment.drafter.outbox.room_for_rows)
             assignment.drafter.outbox.feature_rows(features)
             assignment.features_sent = end_pos
             assignment.drafter.wake()
@@ -98,41 +98,46 @@ class FeatureSender:
         """Puts the rows of what verdicts commit in them: one a token, from that of the token before the first on."""
         if self._plane is None:
             return
-        by_drafter: dict[int, tuple[RowRing | None, list[_Wanted]]] = {}
+        by_drafter: dict[int, tuple[Drafter, list[_Wanted]]] = {}
         for assignment, verdict in verdicts:
             if assignment.drafter.needs_features:
                 first = verdict.base_len - 1
                 end = assignment.features_sent = first + len(verdict.tokens)
                 rows = _Wanted(verdict.features, first, self._slots(assignment, first, end))
-                by_drafter.setdefault(id(assignment.drafter), (assignment.drafter.ring, []))[1].append(rows)
+                by_drafter.setdefault(id(assignment.drafter), (assignment.drafter, []))[1].append(rows)
         if self._data is None:
             self._fetch([rows for _, own in by_drafter.values() for rows in own])
-        for ring, own in by_drafter.values():
-            self._put_many(own, ring)
+        for drafter, own in by_drafter.values():
+            self._put_many(own, drafter)
 
     def _slots(self, assignment: Assignment, first: int, end: int) -> list[int]:
         return self._slot_table[assignment.session.table_row, first:end].tolist()
 
-    def _put(self, wanted: _Wanted, ring: RowRing | None) -> None:
-        """Puts rows in the ring, or inline, or announces them where they are over the inline limit."""
+    def _put(self, wanted: _Wanted, ring: RowRing | None, room: float) -> int:
+        """Puts rows in the ring, or inline, or announces them where they are over the inline limit, or over `room`.
+
+        Returns the bytes that are inline.
+        """
         features, count = wanted.features, len(wanted.slots)
         features.first_pos, features.count = wanted.first_pos, count
         number = None if ring is None else ring.put(count, lambda rows: self._gather([wanted], rows))
         if number is not None:
             features.slot_seq = number
-        elif count * self._row_bytes > INLINE_FEATURE_BYTES:
+        elif count * self._row_bytes > min(INLINE_FEATURE_BYTES, room):
             features.announced = True
         else:
             self._fill(features.rows, wanted)  # in place: a message that is copied takes as long as its rows once more
+            return count * self._row_bytes
+        return 0
 
-    def _put_many(self, wanted: Sequence[_Wanted], ring: RowRing | None) -> None:
+    def _put_many(self, wanted: Sequence[_Wanted], drafter: Drafter) -> None:
         """As _put for each; in the ring all are written in one go."""
-        number = None
+        ring, room, number = drafter.ring, drafter.outbox.room_for_rows, None
         if ring is not None and len(wanted) > 1:
             number = ring.put(sum(len(one.slots) for one in wanted), lambda rows: self._gather(wanted, rows))
         for one in wanted:
             if number is None:
-                self._put(one, ring)
+                room -= self._put(one, ring, room)
             else:
                 features, count = one.features, len(one.slots)
                 features.first_pos, features.count, features.slot_seq = one.first_pos, count, number

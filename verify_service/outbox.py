@@ -35,12 +35,19 @@ class RoundOutbox:
         self._closed: collections.deque[verify_pb2.Closed] = collections.deque()
         self._rejected: collections.deque[verify_pb2.Rejected] = collections.deque()
         self._bytes = 0
+        self.most_with_rows: float = math.inf
+        """Bytes pending up to which rows are put in messages; beyond, they are announced."""
         self._slot_seq_end: int | None = None  # to be said once no message that waits can name slots before it
 
     @property
     def num_bytes(self) -> int:
         """Serialised size of what is pending, about."""
         return self._bytes
+
+    @property
+    def room_for_rows(self) -> float:
+        """Bytes of rows that may be added now."""
+        return self.most_with_rows - self._bytes
 
     @property
     def has_unread_slow(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 _LEAST_SLACK_MS = 4.0  # beyond the mean
@@ -19,11 +20,17 @@ class ReplyTimes:
     deviation_ms: float = 1.0
     least_ms: float = 2.0
 
-    def observe(self, ms: float) -> None:
-        """Takes in one answer."""
-        self.deviation_ms += 0.25 * (abs(ms - self.mean_ms) - self.deviation_ms)
-        self.mean_ms += 0.125 * (ms - self.mean_ms)
-        self.least_ms = min(ms, self.least_ms + 0.02 * (ms - self.least_ms))
+    def observe(self, times_ms: Collection[float]) -> None:
+        """Takes in the answers of one step, as one: each would say again what the others say, as if it were sure.
+
+        What counts is the slowest, for which a step of several sessions waits.
+        """
+        if not times_ms:
+            return
+        slowest, quickest = max(times_ms), min(times_ms)
+        self.deviation_ms += 0.25 * (abs(slowest - self.mean_ms) - self.deviation_ms)
+        self.mean_ms += 0.125 * (slowest - self.mean_ms)
+        self.least_ms = min(quickest, self.least_ms + 0.02 * (quickest - self.least_ms))
 
     @property
     def bound_ms(self) -> float:

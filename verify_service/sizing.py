@@ -37,6 +37,8 @@ _GRAPH_SESSIONS = 160  # SGLang's most
 # A pool smaller than this serves nobody.
 _LEAST_TOKENS = 1024
 _CHUNK = {"cpu": 256, "cuda": 2048}
+# Of what waits for a drafter: four rounds of every session, each of so many rows as a step commits at most, mostly.
+_LEAST_OUTBOX, _LARGEST_OUTBOX, _ROWS_A_SESSION = 8 * 2**20, 256 * 2**20, 4 * 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,13 @@ class Sizes:
     total_tokens: int
     context_length: int
     chunk: int
+
+
+def outbox_bytes(args: VerifyArgs, row_bytes: int) -> int:
+    """Bytes that may wait for one drafter, as the flag says, or as rows of so many bytes need it."""
+    if args.drafter_outbox_bytes is not None:
+        return args.drafter_outbox_bytes
+    return min(max(_LEAST_OUTBOX, _ROWS_A_SESSION * args.max_running_requests * row_bytes), _LARGEST_OUTBOX)
 
 
 def choose_sizes(

@@ -174,7 +174,7 @@ class DrafterStream:
             wake=self._wake,
             end=lambda reason: self._loop.call_soon_threadsafe(self._end, reason),
             taken=self._credits.release,
-            ring=self._feature_calls.ring(self._args.drafter_outbox_bytes) if is_near else None,
+            ring=self._feature_calls.ring(self._target.outbox_bytes) if is_near else None,
         )
 
     def _enlisted(self, drafter: Drafter, features_token: bytes) -> verify_pb2.Enlisted:
@@ -187,7 +187,7 @@ class DrafterStream:
                 max_proposal_nodes=args.max_proposal_nodes,
                 max_assumed_tokens=args.max_assumed_tokens,
                 max_proposals_per_session=args.max_proposals_per_session,
-                drafter_outbox_bytes=args.drafter_outbox_bytes,
+                drafter_outbox_bytes=self._target.outbox_bytes,
                 max_sessions=drafter.max_sessions,
                 max_verify_nodes=args.max_verify_nodes,
             ),

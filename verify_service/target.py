@@ -16,6 +16,7 @@ class Target:
     features: common_pb2.FeatureLayout
     feature_bytes: int  # of one number in a row
     context_length: int
+    outbox_bytes: int  # that may wait for one of them
 
     @property
     def row_bytes(self) -> int:

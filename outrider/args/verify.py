@@ -118,7 +118,10 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     max_proposal_nodes: int = arg(256, "speculation", "Most nodes of a proposal.")
     max_assumed_tokens: int = arg(64, "speculation", "Most tokens that a proposal may assume.")
     max_proposals_per_session: int = arg(8, "speculation", "Proposals kept beside the one being verified.")
-    drafter_outbox_bytes: int = arg(8 * 2**20, "speculation", "Bytes waiting for a slow drafter before it is dropped.")
+    drafter_outbox_bytes: int | None = arg(
+        None, "speculation",
+        "Bytes waiting for a slow drafter before it is dropped. Default: 8 MiB, or four rounds' feature rows.",
+    )  # fmt: skip
     max_draft_wait_ms: float = arg(
         20.0, "speculation", "Longest wait for a drafter; measured savings bound it further."
     )

@@ -66,7 +66,7 @@ def test_the_bound_on_a_reply_covers_its_usual_spread() -> None:
     replies, rng = ReplyTimes(), np.random.default_rng(0)
     times = rng.uniform(3.0, 5.0, 300)
     for ms in times:
-        replies.observe(float(ms))
+        replies.observe([float(ms)])
     assert (times <= replies.bound_ms).mean() > 0.99
     assert replies.bound_ms < 10.0
 

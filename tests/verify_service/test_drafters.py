@@ -151,6 +151,13 @@ def test_a_released_session_goes_to_another_and_never_back() -> None:
     assert everybody.assign(one) is not None
 
 
+def test_half_of_the_bound_is_for_rows() -> None:
+    slow = drafter("slow")
+    drafters(slow)
+    slow.outbox.feature_rows(verify_pb2.SessionFeatures(session=1, generation=1))
+    assert slow.outbox.room_for_rows == OUTBOX_BYTES // 2 - slow.outbox.num_bytes
+
+
 def test_past_the_bound_the_largest_session_is_closed_and_its_drafter_keeps_the_others() -> None:
     slow = drafter("slow")
     everybody, small, large = drafters(slow), session(3), session(390)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ from outrider.row_ring import RowRing
 from outrider.v1 import verify_pb2
 from verify_service import features
 from verify_service.features import FeatureSender
+from verify_service.outbox import RoundOutbox
 
 NUM_SLOTS, WIDTH = 64, 6
 
@@ -34,8 +36,10 @@ class FarPlane:
         return self.rows.index_select(dim, index)
 
 
-def drafter(ring: RowRing | None) -> Any:
-    return SimpleNamespace(needs_features=True, ring=ring)
+def drafter(ring: RowRing | None, room: float = math.inf) -> Any:
+    outbox = RoundOutbox()
+    outbox.most_with_rows = room
+    return SimpleNamespace(needs_features=True, ring=ring, outbox=outbox)
 
 
 def assigned(whose: Any, table_row: int) -> Any:
@@ -71,3 +75,23 @@ def test_verdicts_of_a_step_wait_once_for_the_device(with_ring: bool, monkeypatc
             found = verdict.features.rows.data
         assert found == wanted.numpy().tobytes()
     assert sum(verdict.features.HasField("slot_seq") for _, verdict in told) == 2 * with_ring
+
+
+def test_rows_over_what_may_wait_for_a_drafter_are_announced() -> None:
+    """A step of many sessions with wide rows may commit more than that: nobody has read too slowly then."""
+    slots = np.random.default_rng(1).permutation(NUM_SLOTS).reshape(4, 16)
+    runner: Any = SimpleNamespace(features=torch.zeros(NUM_SLOTS, WIDTH), slot_table=slots)
+    served = drafter(None, room=5 * WIDTH * 4)
+    told = [(assigned(served, row), verify_pb2.Verdict(session=row, base_len=3, tokens=range(2))) for row in range(4)]
+    FeatureSender(runner).send_verdicts(told)
+    assert [verdict.features.WhichOneof("location") for _, verdict in told] == ["rows", "rows", *["announced"] * 2]
+    assert all(verdict.features.count == 2 for _, verdict in told)
+    for _, verdict in told:
+        served.outbox.verdict(verdict)
+    session = SimpleNamespace(session_id=9, table_row=3)
+    prompt: Any = SimpleNamespace(drafter=served, session=session, features_sent=0, generation=1)
+    served.wake = lambda: None
+    FeatureSender(runner).send(prompt, end_pos=4)
+    frame = verify_pb2.Round()
+    assert served.outbox.take(frame)
+    assert frame.features[0].rows.announced

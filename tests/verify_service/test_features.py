@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
 
-from outrider.row_ring import host_id
+from outrider.row_ring import RowRing, host_id
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
@@ -24,12 +25,14 @@ from tests.verify_service.conftest import Serve, Service, layout
 from tests.verify_service.held import OUTPUT, hold
 from tests.verify_service.rig import prompt_of, request
 from tests.verify_service.test_service import tokens_of
+from verify_service import feature_calls
 from verify_service.commands import ReadFeatures
 from verify_service.feature_calls import (
     MAX_CALLS,
     MAX_CALLS_PER_DRAFTER,
     MAX_FEATURE_READS,
     MAX_UNPROVEN_RINGS,
+    SMALL_RING_BYTES,
 )
 
 MODEL = ToyModel(vocab_size=32, order=3)
@@ -218,6 +221,19 @@ async def test_nobody_is_offered_memory_who_is_elsewhere_or_needs_no_rows(serve:
     name = wrong.enlisted.shared_memory.name
     await wrong.close()
     await service.inbox.until(lambda: not Path("/dev/shm", name).exists())
+
+
+@pytest.mark.asyncio
+async def test_where_memory_is_short_a_small_ring_is_offered(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scarce(row_bytes: int, num_slots: int) -> RowRing:
+        if row_bytes * num_slots > SMALL_RING_BYTES:
+            raise OSError(errno.ENOSPC, "no space left")
+        return RowRing(row_bytes, num_slots)
+
+    monkeypatch.setattr(feature_calls, "RowRing", scarce)
+    service = await serve(MODEL, feature_width=WIDE, drafter_outbox_bytes=3 * SMALL_RING_BYTES)
+    offered = (await head(service, WIDE, host=host_id())).enlisted.shared_memory
+    assert offered.num_slots * offered.slot_bytes == SMALL_RING_BYTES
 
 
 @pytest.mark.asyncio

@@ -11,7 +11,7 @@ from engine.memory import GIB, Memory, weight_bytes
 from engine.models.llama_weights import tensor_shapes
 from outrider.args import ServeArgs, VerifyArgs
 from outrider.errors import StartupError
-from verify_service.sizing import Sizes, choose_sizes, gpu_fraction
+from verify_service.sizing import Sizes, choose_sizes, gpu_fraction, outbox_bytes
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM", vocab_size=1000, hidden_size=256, intermediate_size=512, num_layers=4, num_heads=4,
@@ -96,3 +96,13 @@ def test_the_drafters_head_room_reaches_verify() -> None:
 def test_shares_lie_between_nothing_and_all(value: float) -> None:
     with pytest.raises(StartupError, match="--mem-fraction-static"):
         VerifyArgs(mem_fraction_static=value)
+
+
+def test_what_waits_for_a_drafter_has_room_for_the_rows_of_all_sessions() -> None:
+    """Else one step of many sessions of a wide model would close some for reading slowly."""
+    assert outbox_bytes(VerifyArgs(), row_bytes=0) == 8 * 2**20
+    llama_70b = 3 * 8192 * 2
+    for sessions in (48, 160):
+        assert outbox_bytes(VerifyArgs(max_running_requests=sessions), llama_70b) >= 4 * sessions * 8 * llama_70b
+    assert outbox_bytes(VerifyArgs(max_running_requests=4096), llama_70b) == 256 * 2**20
+    assert outbox_bytes(VerifyArgs(drafter_outbox_bytes=1000), llama_70b) == 1000
