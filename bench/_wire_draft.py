@@ -38,6 +38,8 @@ from outrider.supervisor import die_with_parent
 from outrider.telemetry import configure_logging
 from outrider.v1 import common_pb2, verify_pb2
 
+_LARGE = 2**20  # bytes of a round whose rows are not kept
+
 
 class Stamping(Drafting):
     """Notes which rounds led to which frames, their sizes, and what verdicts verified, beside what `next` foretold."""
@@ -45,11 +47,9 @@ class Stamping(Drafting):
     def __init__(self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor) -> None:
         super().__init__(drafter, early=early, executor=executor)
         self.trips: list[tuple[str, str]] = []  # a round's key, and that of the fresh proposal after it
-        self.early: dict[str, bool] = {}  # of frames: whether they were drafted early
+        self.rounds: list[verify_pb2.Round] = []  # with verdicts, without their rows
         self.round_bytes: list[int] = []
-        self.proposal_bytes: list[int] = []
-        self.foretold: Counter[str] = Counter()
-        self._next: dict[int, verify_pb2.Next] = {}
+        self.sent: list[verify_pb2.SpeculateRequest] = []  # with proposals
 
     async def frames(
         self, table: SessionTable, rounds: Sequence[verify_pb2.Round], lost: Sequence[Lost] = ()
@@ -63,33 +63,40 @@ class Stamping(Drafting):
                 answered = True
                 self.trips.append((round_key(verdicts[-1]), frame_key(first)))
             if first is not None:
-                self.early[frame_key(first)] = len(first.assumed) > 0
+                self.sent.append(frame)
             yield frame
-            if first is not None:
-                self.proposal_bytes.append(frame.ByteSize())
         for round in verdicts:
-            self.round_bytes.append(round.ByteSize())
-            for verdict in round.verdicts:
-                self._compare(table, verdict)
+            self.rounds.append(round)
+            self.round_bytes.append(size := round.ByteSize())
+            for verdict in round.verdicts if size > _LARGE else ():
+                verdict.ClearField("features")  # they were copied
 
-    def _compare(self, table: SessionTable, verdict: verify_pb2.Verdict) -> None:
-        session = table.get(verdict.session, verdict.generation)
-        told = self._next.pop(verdict.session, None)
-        used = [credit.proposal_id for credit in verdict.credits]
-        sent = None if session is None or not used else session.sent.get(used[-1])
-        self.foretold["rounds"] += 1
-        self.foretold["early"] += sent is not None and len(sent.assumed) > 0
-        if told is not None:
-            self.foretold["told"] += 1
-            wrong = {
-                verify_pb2.NEXT_KIND_PROPOSAL: used != [told.proposal_id],
-                verify_pb2.NEXT_KIND_WAITING: not used,
-                verify_pb2.NEXT_KIND_PLAIN: bool(used),
-            }
-            self.foretold["wrong"] += wrong.get(told.kind, True)
-        if verdict.next.kind != verify_pb2.NEXT_KIND_NONE:
-            self._next[verdict.session] = verdict.next
-            self.foretold[verify_pb2.NextKind.Name(verdict.next.kind).removeprefix("NEXT_KIND_").lower()] += 1
+    def foretold(self) -> Counter[str]:
+        """What verdicts verified, beside what `next` had foretold; counted when all is over, so that no round pays."""
+        early = {
+            (proposal.session, proposal.proposal_id): len(proposal.assumed) > 0
+            for frame in self.sent
+            for proposal in frame.proposals.proposals
+        }
+        found: Counter[str] = Counter()
+        following: dict[int, verify_pb2.Next] = {}
+        for verdict in (verdict for round in self.rounds for verdict in round.verdicts):
+            told = following.pop(verdict.session, None)
+            used = [credit.proposal_id for credit in verdict.credits]
+            found["rounds"] += 1
+            found["early"] += bool(used) and early.get((verdict.session, used[-1]), False)
+            if told is not None:
+                found["told"] += 1
+                wrong = {
+                    verify_pb2.NEXT_KIND_PROPOSAL: used != [told.proposal_id],
+                    verify_pb2.NEXT_KIND_WAITING: not used,
+                    verify_pb2.NEXT_KIND_PLAIN: bool(used),
+                }
+                found["wrong"] += wrong.get(told.kind, True)
+            if verdict.next.kind != verify_pb2.NEXT_KIND_NONE:
+                following[verdict.session] = verdict.next
+                found[verify_pb2.NextKind.Name(verdict.next.kind).removeprefix("NEXT_KIND_").lower()] += 1
+        return found
 
 
 def make_drafter(model: ScriptedModel, setting: Setting) -> Drafter:
@@ -138,15 +145,17 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
 
 def _report(drafting: Stamping, stamps: Stamps, steps_ns: list[tuple[int, int]]) -> dict[str, Any]:
     came_ns, sent_ns = stamps.came_ns, stamps.sent_ns
+    firsts = [frame.proposals.proposals[0] for frame in drafting.sent]
+    early = {frame_key(first): len(first.assumed) > 0 for first in firsts}
     return {
         "trips": [
             (round, came_ns[round], frame, sent_ns[frame]) for round, frame in drafting.trips if frame in sent_ns
         ],
         "rounds_came": came_ns,
-        "frames_sent": {frame: (at, drafting.early[frame]) for frame, at in sent_ns.items()},
+        "frames_sent": {frame: (at, early[frame]) for frame, at in sent_ns.items()},
         "round_bytes": drafting.round_bytes,
-        "proposal_bytes": drafting.proposal_bytes,
-        "foretold": drafting.foretold,
+        "proposal_bytes": [frame.ByteSize() for frame in drafting.sent],
+        "foretold": drafting.foretold(),
         "steps_ns": steps_ns,
         "steps_ms": [(end - begin) / 1e6 for begin, end in steps_ns],
     }
