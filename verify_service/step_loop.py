@@ -161,9 +161,9 @@ class StepLoop:
             self.flush()
         self.counters.lap(TELL)
         if works:
-            # Drafts of those that are left out may come meanwhile.
+            # Drafts of those that are left out may come meanwhile; and what was told is to be sent meanwhile.
             rows = sum([work.num_rows for work in works])
-            yield Compute(math.inf if self._gatherer.left_out else self._costs.ms(rows))
+            yield Compute(math.inf if self._gatherer.left_out or told else self._costs.ms(rows))
             self._run(works, rows, waited_ms, late)
         if not (self.scheduler.running or self.scheduler.waiting):
             self.flush()

@@ -150,7 +150,7 @@ class VerifyArgs(ObservingArgs, ServingArgs):
         at_least(
             self, 1, "max_total_tokens", "max_running_requests", "max_choices", "context_length", "threads",
             "chunked_prefill_size", "max_verify_nodes", "max_proposal_nodes", "max_proposals_per_session",
-            "cuda_graph_max_bs", "torch_compile_max_bs",
+            "cuda_graph_max_bs", "torch_compile_max_bs", "drafter_outbox_bytes",
         )  # fmt: skip
         at_least(self, 0, "speculative_accept_threshold_single", "speculative_accept_threshold_acc")
         at_most(self, 1, "speculative_accept_threshold_single", "speculative_accept_threshold_acc")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +17,12 @@ from engine.batch import Segment
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from tests.drafter_view import Draft, Seen
-from tests.fake_drafters import Truth, perfect, random_trees, wrong
+from tests.fake_drafters import Truth, early, perfect, random_trees, wrong
 from tests.verify_service.rig import FixedCosts, Rig, Sim, build_rig, prompt_of, request
 from tests.verify_service.scenes import MODEL, POLICIES, SAMPLED, VOCAB, check_outputs, learn
+from verify_service.commands import Command
 from verify_service.session import Session
+from verify_service.turns import Compute, Pause
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -387,3 +391,25 @@ def test_a_long_prompt_holds_running_streams_up_by_one_chunk_a_step_at_most() ->
         assert len(rig.tokens[running.session_id]) == before + 1
     assert len(rows) == 7  # 100 tokens in chunks of 16
     assert max(rows) <= 16 + 1
+
+
+def test_a_step_is_not_lent_while_a_verdict_waits_to_be_sent() -> None:
+    """The event loop would run it first, and the drafter hear of the step before when this one has ended."""
+    rig, truth = build_rig(MODEL), Truth()
+    sims = [rig.join(early(truth, VOCAB, random.Random(seed)), name=str(seed)) for seed in range(2)]
+    sessions = [rig.submit(request([1, token]))[0] for token in range(6)]
+    learn(truth, rig, *sessions)
+    look, paused = rig.inbox.look, Counter[tuple[bool, bool]]()
+
+    def noting_look(pause: Pause) -> list[Command]:
+        if isinstance(pause, Compute):
+            waits = any(sim.drafter.outbox._verdicts for sim in sims)
+            paused[waits, math.isinf(pause.ms)] += 1
+        return look(pause)
+
+    rig.inbox.look = noting_look
+    rig.run()
+    check_outputs(rig, *sessions)
+    assert paused[True, True]
+    assert paused[False, False]
+    assert not paused[True, False]
