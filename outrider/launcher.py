@@ -209,6 +209,7 @@ def parts_of(
     tokens = token_file(args.token_file, "--token-file")
     target = args.part(
         VerifyArgs, listen=verify, features=features, metrics_port=verify_port, core=verify_core,
+        disable_speculation_brake=args.disable_speculation_brake or args.fixes_tree,
         **({} if args.grpc_is_tls else _NO_TLS),
     )  # fmt: skip
     parts = [_part(target, lambda: wait_serving(verify), command, grpc_speaks=args.grpc_is_tls)]

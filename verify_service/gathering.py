@@ -52,9 +52,8 @@ class Gatherer:
             return 0.0, []
         wait_ms = self._planner.wait_ms(late)
         if wait_ms <= 0.0:
-            self.left_out = self._leave_out(late)
-            if self.left_out:
-                self._teller.tell_waiting(late)
+            self.left_out = self._leave_out(late) or self._leave_out_fixed(late)
+            self._teller.tell_waiting([one for one in late if one.session.session_id in self.left_out])
             return 0.0, []
         self._counters.lap(PLAN)
         self._counters.waits += 1
@@ -77,8 +76,8 @@ class Gatherer:
             goes_on = self._obey(commands)
             late = self._planner.match()
             self.left_out = self._leave_out(late)
-        if not self.left_out:
-            self._missed(late)
+        self.left_out = self.left_out or self._leave_out_fixed(late)
+        self._missed([one for one in late if one.session.session_id not in self.left_out])
         self._counters.lap(WAIT)
         return ms_since(start_ns), waited_for
 
@@ -108,6 +107,24 @@ class Gatherer:
             else:
                 return set()  # who decodes plainly runs in every step
         return self.halves.leave_out(parts, self._costs.ms, reply_ms=reply_ms, now_ns=now_ns)
+
+    def _leave_out_fixed(self, late: list[Assignment]) -> set[int]:
+        """Ids of late sessions whose users fixed their trees: others do not wait for them, and they keep their drafts.
+
+        None for whom the step of the others would outlast what a late session may wait.
+        """
+        fixed = {one.session.session_id: one for one in late if self._planner.is_fixed(one.session)}
+        running = self._scheduler.running
+        if not fixed or len(fixed) == len(running):
+            return set()
+        rows = 0
+        for session in running:
+            if session.session_id not in fixed:
+                assignment = self._drafters.of(session)
+                match = assignment.match if assignment is not None else None
+                rows += session.needs_prefill + (0 if match is None else len(match.tree))
+        ends_ns = time.monotonic_ns() + int(self._costs.ms(rows) * 1e6)
+        return {number for number, one in fixed.items() if self._deadline_ns(one) >= ends_ns}
 
     def _deadline_ns(self, assignment: Assignment) -> int:
         """Until when a draft for the newest length is worth waiting for, or leaving its session out."""

@@ -148,16 +148,18 @@ class Planner:
         return min(assignment.drafter.replies.bound_ms, self._max_wait_ms)
 
     def wait_ms(self, late: list[Assignment]) -> float:
-        """How long waiting for late drafts pays, against running what is ready with the late ones plainly."""
+        """How long waiting for late drafts pays, against running what is ready with the late ones plainly.
+
+        As long as it may be where all trees are fixed: of others no user said so.
+        """
         bound = due_ms = nodes = accepted = 0.0
-        is_fixed, now_ns = False, time.monotonic_ns()
+        now_ns = time.monotonic_ns()
         for assignment in late:
             bound = max(bound, self.bound_ms(assignment))
             due_ms = max(due_ms, assignment.due_ms(assignment.drafter.replies.least_ms, now_ns))
             nodes += assignment.brake.expected_nodes
             accepted += assignment.brake.hoped_accepted
-            is_fixed = is_fixed or self.is_fixed(assignment.session)
-        if is_fixed:
+        if all(map(self.is_fixed, self._scheduler.running)):
             return bound
         rows, tokens = self._ready()
         # The wait at which both come to as many tokens per ms; one too short for any answer is for nothing.

@@ -119,7 +119,7 @@ class Weigher:
             own_ms = wall_ms - seen.waited_ms if steady and self._decoded else None
             self._measure(works, told, seen.step_ms, own_ms, waited=bool(late))
             self._weigh(seen)
-            if steady and (told or self._linger) and not any(a.brake.fixed for a in assignments):
+            if steady and (told or self._linger) and not all([a.brake.fixed for a in assignments]):
                 self._balance(seen)
         else:
             self.quiet.prompt_step()

@@ -149,6 +149,12 @@ class SpeculativeArgs(Args):
                 "nodes, root included: lower it, or raise --speculative-num-steps or --speculative-eagle-topk"
             )
 
+    @property
+    def fixes_tree(self) -> bool:
+        """Whether the flags fix a draft model's tree: it is verified whole then, whether or not it pays."""
+        steps, topk, tokens = (getattr(self, name) for name in _TREE)
+        return not (self.speculative_adaptive or steps is None or topk is None) and (tokens is not None or topk == 1)
+
     def _check_adaptive(self, algorithm: str) -> None:
         if not self.speculative_adaptive:
             if self.speculative_adaptive_config is not None:

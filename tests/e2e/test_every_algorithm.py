@@ -154,6 +154,8 @@ async def test_drafters_come_late_and_go(setup: Setup) -> None:
             async with pair.drafting(drafter) as worker:
                 await until(lambda: answers.done() or sum(link.stats.proposals for link in worker.links) >= 30)
                 assert not answers.done()
+                pair.meter.opened.clear()  # until the next one dials
+        pair.meter.opened.set()
         assert texts(await answers) == plain
 
 

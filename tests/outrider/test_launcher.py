@@ -275,6 +275,23 @@ def test_colocated_services_are_one_part_with_the_flags_of_both(monkeypatch: pyt
         ServeArgs(colocate=True, core_placement="auto")
 
 
+@pytest.mark.parametrize(
+    ("given", "is_fixed"),
+    [
+        ({}, False),
+        ({"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}, True),
+        ({"speculative_num_steps": 3, "speculative_eagle_topk": 1}, True),
+        ({"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_adaptive": True}, False),
+        ({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 6}, False),
+        ({"disable_speculation_brake": True}, True),
+    ],
+)
+def test_trees_that_flags_fix_are_not_weighed_by_verify(given: dict[str, Any], is_fixed: bool) -> None:
+    args = ServeArgs(**{"speculative_algorithm": "EAGLE3", **given})
+    verify, _, _ = launcher.parts_of(args, VERIFY, DRAFT, 1)
+    assert VerifyArgs.parse(list(verify.command[5:])).disable_speculation_brake is is_fixed
+
+
 def test_a_draft_models_attention_is_the_targets_unless_it_is_named() -> None:
     cases: list[tuple[dict[str, Any], str | None]] = [
         ({}, None),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from tests.drafter_view import Draft, Seen
 from tests.fake_drafters import Truth, perfect
 from tests.verify_service.rig import FixedCosts, Rig, Sim, build_rig, request
-from tests.verify_service.scenes import MODEL, check_outputs, learn
+from tests.verify_service.scenes import MODEL, SAMPLED, check_outputs, learn
+from verify_service.replies import ReplyTimes
 
 PLAIN_MS = 10.0
 LONG = SamplingParams(temperature=1.0, seed=1)
@@ -65,3 +68,26 @@ def test_a_session_fixed_by_its_request_is_drafted_for_in_a_pause() -> None:
     assert [held.session for held in sim.drafter.assignments.values()] == fixed
     rig.run()
     check_outputs(rig, *sessions, *fixed)
+
+
+class Slow(ReplyTimes):
+    """A drafter of which it is known that no wait for it pays."""
+
+    def observe(self, times_ms: Collection[float]) -> None:
+        """Learns nothing."""
+
+
+def test_a_session_fixed_by_its_request_keeps_its_drafts_and_holds_nobody_up() -> None:
+    rig = build_rig(MODEL, brake=True, costs=FixedCosts({1: PLAIN_MS}), context=800, pages=4000, wait_ms=1e4)
+    truth, steps = Truth(), 0
+    sim = rig.join(perfect(truth), reads=lambda: steps % 2 == 1)
+    sim.drafter.replies = Slow(mean_ms=1e3, least_ms=1e3)
+    fixed = rig.submit(request([2], SAMPLED, speculative=common_pb2.SpeculativeParams(num_draft_tokens=3)))
+    others = [s for token in range(3) for s in rig.submit(request([1, token], SAMPLED))]
+    learn(truth, rig, *fixed, *others)
+    while rig.inbox.num_waiting or not rig.is_idle:
+        rig.step()
+        steps += 1
+    check_outputs(rig, *fixed, *others)
+    assert rig.loop.counters.waits == 0
+    assert rig.finishes[fixed[0].session_id].speculation.accepted_tokens > 0.4 * 30
