@@ -208,7 +208,7 @@ def _is_inside(folder: Path, name: str) -> bool:
     """Whether a shard stays in the model's folder, links followed; the hub's cache links to `blobs` two levels up."""
     try:
         target = (folder / name).resolve()
-    except ValueError:  # of what no file can be called
+    except (ValueError, RuntimeError, OSError):  # of what no file can be called, and of links in a ring
         return False
     homes = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":

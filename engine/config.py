@@ -217,7 +217,7 @@ class _Reader(Fields):
             if type(full) is not int or full < 0:
                 self.fail(f"max_window_layers is {full!r}; it must be a whole number")
             return tuple(0 if layer < full else window for layer in range(num_layers))
-        if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - set(_LAYER_TYPES):
+        if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in _LAYER_TYPES for kind in kinds):
             self.fail(f"layer_types must name {' or '.join(_LAYER_TYPES)} for each of {num_layers} layers")
         return tuple(window if kind == _LAYER_TYPES[0] else 0 for kind in kinds)
 

@@ -22,5 +22,9 @@ def remainders(value: str) -> int:
 
 def remainders_of(source: str) -> int:
     """Those of all `multipleOf` in a schema, or in a grammar that has schemas in it."""
-    plain = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), source)
-    return math.lcm(*map(remainders, _KEY.findall(plain)))
+    return math.lcm(*map(remainders, _KEY.findall(unescaped(source))))
+
+
+def unescaped(source: str) -> str:
+    """JSON in which ASCII characters stand for themselves, so that its keys can be found."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), source)

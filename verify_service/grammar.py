@@ -1,7 +1,7 @@
 """Structured output: what a grammar allows after each path, by llguidance.
 
 A schema comes from anyone, so its source is bounded, it is compiled off the event loop within the library's own limits,
-and nothing that it names is ever fetched.
+on trial first where those do not hold (grammar_trial.py), and nothing that it names is ever fetched.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +22,16 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
-from outrider.errors import InvalidArgument, Unimplemented
+from outrider.errors import InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.metrics import Buckets
-from outrider.multiples import MOST_REMAINDERS, remainders_of
+from outrider.multiples import MOST_REMAINDERS, remainders_of, unescaped
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
+from verify_service import grammar_trial
 
 _MAX_CACHED = 64
+MAX_TRIALS = 4  # one that runs, and those that wait for it: each may take seconds, and keeps a thread
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -134,6 +136,9 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
+        self._room_for_trials = threading.Semaphore(MAX_TRIALS)
+        self._trial = threading.Lock()
+        self._endless: deque[tuple[str, str]] = deque(maxlen=_MAX_CACHED)  # those whose trial came to no end
         self.totals = GrammarTotals()
 
     def compile(self, grammar: common_pb2.Grammar) -> GrammarState:
@@ -146,6 +151,8 @@ class GrammarCompiler:
         source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
         if len(source.encode()) > MAX_GRAMMAR_BYTES:
             raise _refused(kind, f"it has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
+        if (kind, source) not in self._compiled and grammar_trial.is_needed(unescaped(source)):
+            self._try(kind, source)
         with self._lock:
             matcher = self._compiled.get((kind, source))
             if matcher is None:
@@ -157,6 +164,26 @@ class GrammarCompiler:
             if len(self._compiled) > _MAX_CACHED:
                 self._compiled.popitem(last=False)
             return GrammarState(matcher.deep_copy(), kind, self._vocab_size)
+
+    def _try(self, kind: str, source: str) -> None:
+        """InvalidArgument for a grammar that takes too long to compile; others are compiled meanwhile."""
+        if not self._room_for_trials.acquire(blocking=False):
+            raise ResourceExhausted(f"{MAX_TRIALS} grammars with many patterns are being tried; try again later")
+        try:
+            with self._trial:
+                is_endless = (kind, source) in self._endless
+                if not is_endless and (kind, source) not in self._compiled:
+                    is_endless = not grammar_trial.ends(_lark_of(kind, source))
+                if is_endless:
+                    self._endless.append((kind, source))
+        except (ValueError, RecursionError):  # which compiling it will say in words
+            return
+        finally:
+            self._room_for_trials.release()
+        if is_endless:
+            with self._lock:
+                self.totals.refused += 1
+            raise _refused(kind, "it takes too long to work out: too many patterns might have to hold at one place")
 
     def _count(self, kind: str, source: str) -> LLMatcher:
         began = time.monotonic()

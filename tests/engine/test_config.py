@@ -186,6 +186,16 @@ def test_a_key_that_is_left_out_is_what_the_familys_class_takes_for_it(tmp_path:
         (
             {
                 "architectures": ["Qwen2ForCausalLM"],
+                "num_hidden_layers": 1,
+                "sliding_window": 9,
+                "use_sliding_window": True,
+                "layer_types": [["full_attention"]],
+            },
+            "layer_types must name",
+        ),
+        (
+            {
+                "architectures": ["Qwen2ForCausalLM"],
                 "sliding_window": 9,
                 "use_sliding_window": True,
                 "max_window_layers": -1,

@@ -205,6 +205,7 @@ def test_shards(folder: Path) -> None:
         "/etc/outside.safetensors",
         "weights.bin",
         "link.safetensors",
+        "ring.safetensors",
         "a\0b.safetensors",
         "\ud800.safetensors",
     ],
@@ -213,6 +214,7 @@ def test_shards_that_leave_the_folder(folder: Path, name: str, tmp_path_factory:
     outside = tmp_path_factory.mktemp("outside") / "w.safetensors"
     outside.write_bytes((folder / WEIGHTS).read_bytes())
     (folder / "link.safetensors").symlink_to(outside)
+    (folder / "ring.safetensors").symlink_to("ring.safetensors")
     shard(folder, {"model.norm.weight": name})
     refused(folder, "no safetensors file of its folder")
 

@@ -6,6 +6,8 @@ import contextlib
 import json
 import math
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +19,12 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from outrider.errors import InvalidArgument
+from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2
 from outrider.wire import MAX_GRAMMAR_BYTES
-from verify_service.grammar import GrammarCompiler, GrammarState, pruned
+from verify_service import grammar_trial
+from verify_service.grammar import MAX_TRIALS, GrammarCompiler, GrammarState, pruned
 
 EOS = 0
 
@@ -212,6 +215,74 @@ def test_what_is_too_large_is_said_to_be(compiler: GrammarCompiler, tokenizer: T
     while (found := state.dead_end()) is None:
         state.commit(min(_allowed(state, [], tokenizer.get_vocab_size())))
     assert "cannot go on: lexer error: too many expressions" in found.message
+
+
+def conjunction(count: int, key: str = "pattern") -> str:
+    """A schema whose patterns take twice as long for each one more."""
+    source = json.dumps({"allOf": [{"type": "string", key: f"^.*a.{{{gap}}}b.*$"} for gap in range(count)]})
+    return source.replace('"pattern"', '"\\u0070attern"') if count % 2 else source
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        common_pb2.Grammar(json_schema=conjunction(40)),
+        common_pb2.Grammar(json_schema=conjunction(41)),
+        common_pb2.Grammar(ebnf="start: ALL\nALL: " + " & ".join(f"/.*a.{{{gap}}}b.*/" for gap in range(40))),
+        common_pb2.Grammar(ebnf=f"start: %json {conjunction(40)}"),
+    ],
+)
+def test_what_would_take_for_ever_is_refused_and_nobody_waits_for_it(
+    compiler: GrammarCompiler, grammar: common_pb2.Grammar, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_trial, "MAX_CPU_S", 1)
+    began, go_on = threading.Event(), threading.Event()
+    ends = grammar_trial.ends
+
+    def watched(source: str) -> bool:
+        began.set()
+        go_on.wait()
+        return ends(source)
+
+    monkeypatch.setattr(grammar_trial, "ends", watched)
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(compiler.compile, grammar)
+        began.wait()
+        compiler.compile(common_pb2.Grammar(regex="while[a-z]*"))
+        go_on.set()
+        error = trial.exception()
+    assert isinstance(error, InvalidArgument)
+    assert "takes too long to work out" in error.message
+    monkeypatch.setattr(grammar_trial, "ends", pytest.fail)
+    with pytest.raises(InvalidArgument, match="takes too long"):
+        compiler.compile(grammar)
+
+
+def test_trials_are_bounded_and_many_patterns_that_do_not_meet_pass(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"^a{n}$"} for n in range(30)}}
+    assert compiler.compile(common_pb2.Grammar(json_schema=json.dumps(apart))).dead_end() is None
+    full, go_on = threading.Semaphore(0), threading.Event()
+    monkeypatch.setattr(grammar_trial, "ends", lambda _: go_on.wait())
+    taken = compiler._room_for_trials.acquire
+
+    def counted(*, blocking: bool) -> bool:
+        found = taken(blocking=blocking)
+        full.release()
+        return found
+
+    monkeypatch.setattr(compiler._room_for_trials, "acquire", counted)
+    with ThreadPoolExecutor(MAX_TRIALS) as pool:
+        trials = [
+            pool.submit(compiler.compile, common_pb2.Grammar(regex="a" + "&" * (9 + n))) for n in range(MAX_TRIALS)
+        ]
+        for _ in trials:
+            full.acquire()
+        with pytest.raises(ResourceExhausted, match="try again later"):
+            compiler.compile(common_pb2.Grammar(regex="b" + "&" * 9))
+        go_on.set()
+        assert all(trial.exception() is None for trial in trials)
 
 
 def test_a_schema_may_be_true(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
