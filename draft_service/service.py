@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 
 import grpc.aio
 
@@ -81,7 +82,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     scope, corpus_id = _names(request)
                 _check_same(request, scope, corpus_id)
                 tokens = self._ids(request.tokens, "tokens", 1, _INT31)
-                await asyncio.wrap_future(corpora.load(scope, corpus_id, tokens))
+                await _done(corpora.load(scope, corpus_id, tokens))
                 num_tokens += len(tokens)
         if scope is None:
             raise InvalidArgument("corpus_id: the stream has no message; it must have at least one", field="corpus_id")
@@ -94,7 +95,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         corpora = self._corpora
         with self._one_of("RemoveCorpus"):
             size, removed = corpora.unload(*_names(request))
-            await asyncio.wrap_future(removed)
+            await _done(removed)
         return draft_pb2.RemoveCorpusResponse(tokens_removed=size, nodes_used=corpora.corpus.num_nodes)
 
     async def GetServerInfo(
@@ -179,6 +180,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 field="speculative.topk",
             )
         return Wishes.from_proto(params)
+
+
+async def _done(work: Future[None]) -> None:
+    """Waits for queued work, which is done also for a caller that goes: it is counted as if it were done already."""
+    await asyncio.shield(asyncio.wrap_future(work))
 
 
 async def _next(requests: AsyncIterator[draft_pb2.AddCorpusRequest]) -> draft_pb2.AddCorpusRequest | None:

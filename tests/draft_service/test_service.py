@@ -26,6 +26,7 @@ from outrider.args import DraftArgs
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from outrider.wire import pack_ids, unpack_ids
 from tests.draft_service.fake_verify import FakeVerify, opened
+from tests.e2e.pair import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -147,6 +148,31 @@ async def test_a_corpus_is_taken_out_by_its_id(tmp_path: Path) -> None:
         await service.stub.RemoveCorpus(draft_pb2.RemoveCorpusRequest(corpus_id="two", corpus_scope="me"))
         info = await service.stub.GetServerInfo(draft_pb2.DraftServiceGetServerInfoRequest())
         assert not info.corpora
+
+
+async def test_a_corpus_whose_caller_goes_goes_in_and_out_all_the_same(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        corpus = service.drafter.corpus
+
+        async def given_up(call: Any) -> None:
+            await until(lambda: corpus._corpora)
+            call.cancel()
+            assert await call.code() is grpc.StatusCode.CANCELLED
+
+        async def one_text() -> AsyncIterator[draft_pb2.AddCorpusRequest]:
+            yield text(5, 6, 7, 8, corpus_id="one")
+            await asyncio.Event().wait()
+
+        with corpus._lock:  # what is queued waits
+            await given_up(service.stub.AddCorpus(one_text()))
+        await asyncio.to_thread(corpus.flush)
+        assert (await service.propose([5, 6]))[0][:1] == [7]
+        with corpus._lock:
+            await given_up(service.stub.RemoveCorpus(draft_pb2.RemoveCorpusRequest(corpus_id="one")))
+        await asyncio.to_thread(corpus.flush)
+        assert corpus.num_nodes == 0
+        assert (await service.add(text(5, 9, corpus_id="one"))).tokens_added == 2
+        assert await service.propose([5]) == ([9], [-1])
 
 
 async def test_a_drafter_with_a_model_has_no_corpora(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
