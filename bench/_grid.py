@@ -1,4 +1,4 @@
-"""The settings that SGLang's bench_speculative.py tries, and which of them it leaves out."""
+"""The settings that SGLang's bench_speculative.py tries, each tree once, and which of them it leaves out."""
 
 from __future__ import annotations
 
@@ -50,14 +50,18 @@ def grid(
     *,
     ngram: bool = False,
 ) -> list[Setting]:
-    """SGLang's order and its two rules: a tree must be able to hold its tokens, and all or none are 0."""
+    """SGLang's order and its two rules: a tree must be able to hold its tokens, and all or none are 0.
+
+    A chain's tokens follow its steps, as they do with `outrider serve`'s flags.
+    """
     if ngram:
         return [Setting(batch, 0, 0, tokens) for batch, tokens in product(batch_sizes, draft_tokens)]
-    return [
-        Setting(*numbers)
-        for numbers in product(batch_sizes, steps, topks, draft_tokens)
-        if numbers[1] * numbers[2] + 1 >= numbers[3] and len({number > 0 for number in numbers[1:]}) == 1
+    found = [
+        Setting(batch, depth, topk, depth + 1 if topk == 1 else tokens)
+        for batch, depth, topk, tokens in product(batch_sizes, steps, topks, draft_tokens)
+        if depth * topk + 1 >= tokens and len({number > 0 for number in (depth, topk, tokens)}) == 1
     ]
+    return list(dict.fromkeys(found))
 
 
 def best(rows: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]:

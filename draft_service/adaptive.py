@@ -54,12 +54,15 @@ class AdaptivePlanner:
         outcomes = self._overlap.outcomes(extensions) if self._overlap is not None else self._outcomes
         if not extensions:
             return self.current
-        size = max(size for size in self._tiers if size <= len(extensions))
+        # Of a session there may be several verdicts, and of several steps one, where this process lags behind.
+        batch = len({extension.session.uid for extension in extensions})
+        size = max(size for size in self._tiers if size <= batch)
         state = self._states[size]
         accepted = [
-            sum(len(credit.accepted_nodes) for credit in extension.verdict.credits)
+            len(credit.accepted_nodes)
             for extension in extensions
-            if extension.verdict.credits and not extension.copied
+            if not (extension.copied or extension.session.wishes.has_any)
+            for credit in extension.verdict.credits
         ]
         if accepted:
             self._observe(self._tiers[size], state, sum(accepted) / len(accepted))

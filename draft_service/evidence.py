@@ -220,7 +220,7 @@ class Evidence:
         for (verify_us, rows), count in steps.items():
             self.costs.observe(rows // count, verify_us / count / 1000)
         if extensions:
-            self.sessions = len(extensions)
+            self.sessions = len({extension.session.uid for extension in extensions})
 
     def _observe_credit(self, session: Session, credit: verify_pb2.Credit) -> None:
         proposal_id, root, nodes = credit.proposal_id, credit.root_node, credit.nodes_verified

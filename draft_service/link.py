@@ -90,6 +90,7 @@ class VerifyLink:
     _draining: bool = False
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _noted_connects: int = 0
+    _noted_cut: int | None = None  # nodes that trees are cut to, as was last said
 
     @property
     def num_sessions(self) -> int:
@@ -194,6 +195,7 @@ class VerifyLink:
             enlisted, max_sessions=self.max_sessions, counters=self.stats.counters, ring=ring
         )
         self.target = enlisted.target
+        self._note_cut(enlisted.limits)
         self.stats.state = draft_pb2.VERIFY_LINK_STATE_ENLISTED
         self.stats.connects += 1
         log.info("enlisted", address=self.address, verify_boot_id=enlisted.boot_id)
@@ -226,6 +228,17 @@ class VerifyLink:
         async with self._sending:
             if not self._draining:
                 await call.write(frame)
+
+    def _note_cut(self, limits: verify_pb2.DrafterLimits) -> None:
+        """Logs that trees have more nodes than verify takes, once for as long as its limit stays the same."""
+        wanted = self.drafting.drafter.num_draft_tokens - 1
+        most = min(limits.max_verify_nodes or wanted, limits.max_proposal_nodes or wanted)
+        if wanted > most != self._noted_cut:
+            log.warning(
+                "trees are cut to what this verify service takes", address=self.address, num_draft_tokens=wanted + 1,
+                max_verify_nodes=limits.max_verify_nodes, max_proposal_nodes=limits.max_proposal_nodes,
+            )  # fmt: skip
+            self._noted_cut = most
 
     def _note_end(self, error: OutriderError | None, refused: bool) -> None:
         """Logs why the stream ended, once for as long as the reason stays the same."""

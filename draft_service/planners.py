@@ -15,7 +15,6 @@ from draft_service.planning import CostPlanner, FixedPlanner, Plan, Planner
 from draft_service.tiers import first_steps, read_tiers
 from outrider import env
 from outrider.args import DraftArgs
-from outrider.v1 import common_pb2
 
 _FEW_CORES = 4  # on which drafts made during a step mostly slow it down
 _NODES_A_STEP = 2  # of trees with branches; verify takes those that pay
@@ -28,6 +27,11 @@ class Shaped(Protocol):
     @property
     def shape(self) -> TreeShape:
         """For requests that wish nothing."""
+        ...
+
+    @property
+    def max_steps(self) -> int | None:
+        """That a tree can have; None: as many as one likes."""
         ...
 
     def reshape(self, shape: TreeShape, least_reach: float = 0.0) -> None:
@@ -73,7 +77,5 @@ def _overlap_only(overlap: OverlapRule) -> CostPlanner:
 
 def _most(drafter: Shaped) -> TreeShape:
     shape = drafter.shape
-    steps = max(shape.num_steps, DEEPEST)
-    if getattr(drafter, "algorithm", None) == common_pb2.ALGORITHM_MTP:
-        steps = shape.num_steps  # a head with a layer for each step has no more
+    steps = drafter.max_steps or max(shape.num_steps, DEEPEST)
     return TreeShape(steps, shape.topk, steps + 1 if shape.topk == 1 else _NODES_A_STEP * steps + 1)

@@ -128,7 +128,7 @@ class CostPlanner:
             return self.current
         self._time_round([extension.verdict for extension in extensions])
         self._rounds += max(extension.verdict.steps for extension in extensions)
-        self._rounds_of[len(extensions).bit_length()] += 1
+        self._rounds_of[self.evidence.sessions.bit_length()] += 1
         shape, speculate, least_reach = self.current.shape, self.current.speculate, self.current.least_reach
         # What did not pay for several may pay for fewer.
         has_fewer = not speculate and self.evidence.sessions.bit_length() < self._paused_for
@@ -159,7 +159,7 @@ class CostPlanner:
         waited = sum(verdict.steps == 1 and len(verdict.credits) > 0 for verdict in verdicts)
         if 2 * waited > len(verdicts):  # of the others all was trimmed, or they have just begun
             step_ms = max(verdict.verify_us for verdict in verdicts) / 1000
-            self.evidence.round_trips.observe(len(verdicts), 1000 * (now_s - before_s) - step_ms - drafted_ms)
+            self.evidence.round_trips.observe(self.evidence.sessions, 1000 * (now_s - before_s) - step_ms - drafted_ms)
 
     def _decide(self, most: TreeShape, *, overlaps: bool) -> tuple[TreeShape, bool, bool]:
         """The shape, whether to draft, and whether it is a trial: all steps of those are run."""

@@ -57,6 +57,7 @@ ROUTES = [
     Route("/get_model_info", native_info.get_model_info),
     Route("/get_server_info", native_info.get_server_info),
     Route("/server_info", native_info.get_server_info),
+    Route("/v1/loads", native_info.get_loads),
     Route("/flush_cache", native_info.flush_cache, methods=["POST"]),
     Route("/health", info.health),
     Route("/health_generate", info.health_generate),

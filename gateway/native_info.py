@@ -1,4 +1,4 @@
-"""SGLang's routes about the server: /get_model_info, /get_server_info, /flush_cache."""
+"""SGLang's routes about the server: /get_model_info, /get_server_info, /v1/loads, /flush_cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from starlette.types import ASGIApp
 import outrider
 from gateway.errors import HttpError
 from gateway.exchange import json_response
-from gateway.native_schemas import FlushReport, InternalState, ModelInfoReport
+from gateway.native_schemas import (
+    FlushReport,
+    InternalState,
+    Load,
+    LoadReport,
+    ModelInfoReport,
+    SpeculativeLoad,
+)
 from gateway.replicas import ServerInfo
 from gateway.service import gateway_of
 from outrider.algorithms import algorithm_name
@@ -72,6 +79,31 @@ def _internal_state(info: ServerInfo) -> InternalState:
             }
             for drafter in info.drafters
         ],
+    )
+
+
+async def get_loads(request: Request) -> ASGIApp:
+    """SGLang's /v1/loads: a replica stands where SGLang has a data-parallel rank."""
+    gateway = gateway_of(request)
+    ready = gateway.ready()
+    infos = await gateway.replicas.ask_all() or [ready.info]
+    return json_response(LoadReport(outrider.__version__, [_load(rank, info) for rank, info in enumerate(infos)]))
+
+
+def _load(rank: int, info: ServerInfo) -> Load:
+    stats, state, limits = info.speculation, info.state, info.limits
+    return Load(
+        dp_rank=rank,
+        num_running_reqs=state.running_requests,
+        num_waiting_reqs=state.queued_requests,
+        token_usage=1 - state.free_pages / state.total_pages if state.total_pages else 0.0,
+        max_total_num_tokens=limits.max_total_tokens,
+        max_running_requests=limits.max_running_requests,
+        gen_throughput=state.generation_tokens_per_s,
+        speculative=SpeculativeLoad(
+            accept_length=stats.committed_tokens / max(stats.verify_steps, 1),
+            accept_rate=stats.accepted_tokens / max(stats.draft_tokens, 1),
+        ),
     )
 
 

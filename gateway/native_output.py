@@ -77,14 +77,15 @@ class Output:
         collected, counts = self.choices[choice], self.answer.choices[choice]
         if self._empty:
             collected = Collected(finish_reason="length")
+        completion_tokens = 0 if self._empty else counts.completion_tokens
         meta = {
             "id": self._id,
             "finish_reason": None if running else _finish_reason(collected),
             "prompt_tokens": self.answer.prompt_len,
-            "completion_tokens": 0 if self._empty else counts.completion_tokens,
+            "completion_tokens": completion_tokens,
             "cached_tokens": counts.cached_tokens,
             "e2e_latency": time.monotonic() - self._began,
-            **({} if running else spec_fields(counts.speculation)),
+            **({} if running else spec_fields(counts.speculation, completion_tokens)),
             **(self._logprobs(choice, collected) if self._scores.wanted else {}),
         }
         return {"text": collected.text, "output_ids": collected.tokens, "meta_info": meta}
@@ -109,14 +110,17 @@ def _finish_reason(collected: Collected) -> dict[str, Any]:
     return {"type": "stop", "matched": collected.matched}
 
 
-def spec_fields(count: SpeculationCount) -> dict[str, Any]:
-    """meta_info's account of speculation, with the older names beside the newer; empty when nothing was verified."""
+def spec_fields(count: SpeculationCount, completion_tokens: int) -> dict[str, Any]:
+    """meta_info's account of speculation, with the older names beside the newer; empty when nothing was verified.
+
+    The accept length is SGLang's, which has prefill's token too: a little more than that of the steps.
+    """
     if not count.verify_steps:
         return {}
     accepted, drafted, histogram = count.accepted_tokens, count.draft_tokens, count.accepted_histogram
     return {
         "spec_accept_rate": accepted / max(drafted, 1),
-        "spec_accept_length": count.accept_length,
+        "spec_accept_length": completion_tokens / count.verify_steps,
         "spec_verify_ct": count.verify_steps,
         "spec_num_correct_drafts": accepted,
         "spec_num_proposed_drafts": drafted,

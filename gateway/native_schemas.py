@@ -60,6 +60,33 @@ class ServerReport(Struct):
     internal_states: list[InternalState]
 
 
+class SpeculativeLoad(Struct):
+    """What drafts gave since the start: tokens of a verify step, and the accepted share of what was drafted."""
+
+    accept_length: float
+    accept_rate: float
+
+
+class Load(Struct):
+    """What one verify service has to do. `token_usage` is the share of its KV pool that is in use."""
+
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    token_usage: float
+    max_total_num_tokens: int
+    max_running_requests: int
+    gen_throughput: float
+    speculative: SpeculativeLoad
+
+
+class LoadReport(Struct):
+    """GET /v1/loads: one for each verify service."""
+
+    version: str
+    loads: list[Load]
+
+
 class FlushReport(Struct):
     """POST /flush_cache."""
 

@@ -13,7 +13,14 @@ from starlette.types import ASGIApp
 
 import outrider
 from gateway.errors import ErrorEnvelope
-from gateway.native_schemas import FlushReport, GenerateResult, ModelInfoReport, ServerReport, VersionReport
+from gateway.native_schemas import (
+    FlushReport,
+    GenerateResult,
+    LoadReport,
+    ModelInfoReport,
+    ServerReport,
+    VersionReport,
+)
 from gateway.responses import ChatCompletion, Completion, ModelCard, ModelList
 from gateway.responses_schemas import ResponseObject, ResponsesRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest
@@ -55,6 +62,7 @@ _OPERATIONS = (
     _Operation("get", "/get_model_info", "The model's files and sizes.", answer=ModelInfoReport),
     _Operation("get", "/get_server_info", "Settings and state of the verify services.", answer=ServerReport),
     _Operation("get", "/server_info", "The same.", answer=ServerReport),
+    _Operation("get", "/v1/loads", "What the verify services have to do.", answer=LoadReport),
     _Operation("post", "/flush_cache", "Empty the prefix caches.", answer=FlushReport),
     _Operation("get", "/health", "Whether a request made now would be served."),
     _Operation("get", "/health_generate", "Whether a token can be generated."),

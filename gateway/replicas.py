@@ -2,7 +2,8 @@
 
 Names among the addresses are looked up again and again (gateway/addresses.py). Each replica is asked for its server
 info every second, and at once when a call to it broke. One that missed to answer, or that broke a call, is in doubt: it
-gets new sessions only where no other is left, and none that go on from elsewhere. One that cannot be reached is down.
+gets new sessions only where no other can take them, and none that go on from elsewhere. One that cannot be reached is
+down.
 """
 
 from __future__ import annotations
@@ -114,8 +115,7 @@ class ReplicaSet:
         none that is in doubt. Unavailable without a replica, ResourceExhausted when all are full: for a new session
         also when what is left is for answers under way, which wait for it.
         """
-        candidates = [replica for replica in self.serving if replica not in avoid]
-        candidates = [replica for replica in candidates if not replica.doubtful] or ([] if sure else candidates)
+        candidates = [replica for replica in self.serving if replica not in avoid and not (sure and replica.doubtful)]
         if not candidates:
             raise Unavailable("No verify service is available.")
         holding = [replica for replica in candidates if num_positions <= (replica.context_length or num_positions)]
@@ -128,6 +128,7 @@ class ReplicaSet:
         alike = [replica for replica in alike if not replica.is_full(kept)]
         if not alike:
             raise ResourceExhausted("The server is at its limit of waiting requests.")
+        alike = [replica for replica in alike if not replica.doubtful] or alike
         least = min(alike, key=lambda replica: replica.load)
         if len(self._replicas) == 1 or not prompt_tokens:
             return least

@@ -154,7 +154,7 @@ class ChoiceText:
                 continue
             if delta.pieces is not None:
                 self._held.append(self._piece(response, index, text))
-            pieces.append(self._let_out(text, delta))
+            pieces.append(self._let_out(text, delta, self.completion_tokens + len(delta.tokens)))
             if self._stop is not None and self._stop.matched is not None:
                 delta.finish_reason, delta.matched = "stop", self._stop.matched
                 self._cut(delta)
@@ -176,10 +176,9 @@ class ChoiceText:
         depth = index + 1 if index < response.num_accepted else 0
         return Piece(response.tokens[index], text, self._step, depth, algorithm, logprob)
 
-    def _let_out(self, text: str, delta: Delta) -> str:
-        """What the stop matcher lets through now that `text` has come."""
-        may_end = self.completion_tokens + len(delta.tokens) > self._rules.min_tokens
-        out = text if self._stop is None or not may_end else self._stop.push(text)
+    def _let_out(self, text: str, delta: Delta, num_tokens: int) -> str:
+        """What the stop matcher lets through now that `text` has come, which the first `num_tokens` tokens made."""
+        out = text if self._stop is None else self._stop.push(text, may_end=num_tokens > self._rules.min_tokens)
         if delta.pieces is not None:
             delta.pieces += self._take(len(out))
         return out
@@ -204,7 +203,7 @@ class ChoiceText:
         rest = self._detokenizer.finish()
         if delta.pieces is not None and rest:
             self._give_text(rest)
-        tail = self._let_out(rest, delta)
+        tail = self._let_out(rest, delta, self.completion_tokens)
         if self._stop is not None:
             held = self._stop.finish()
             tail += held

@@ -54,7 +54,8 @@ class SessionFactory:
         if not len(prompt):
             raise InvalidArgument("prompt_tokens is empty; at least one token is needed", field="prompt_tokens")
         resumed = self._ids_of(request.resumed_tokens, "resumed_tokens")
-        self._ids_of(request.prediction_tokens, "prediction_tokens")
+        hint = request.prediction_tokens[: 4 * self._bounds.context_length]  # what is longer may fit another replica
+        self._ids_of(hint, "prediction_tokens")
         num_choices = request.num_choices if request.HasField("num_choices") else 1
         self._check_request(request, num_choices, len(resumed))
         self._check_prompt_logprobs(request, len(prompt))
@@ -93,7 +94,7 @@ class SessionFactory:
                     tokens=token_buffer(committed, max_len),
                     committed_len=len(committed),
                     resumed_len=len(resumed),
-                    prediction=request.prediction_tokens,
+                    prediction=hint,
                     corpus_scope=request.corpus_scope,
                     cache_salt=request.cache_salt.encode(),
                     priority=request.priority,

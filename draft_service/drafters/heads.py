@@ -59,7 +59,7 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
     )  # fmt: skip
     _check_family(args, folder, head.config.family)
     shape = _shape(args, head, target)
-    steps = possible_steps(args, shape, has_layer_for_each=head.config.family not in _ALGORITHMS)
+    steps = possible_steps(args, shape, has_layer_for_each=head.config.family == "multi-layer")
     runner = HeadRunner(
         head, num_slots=args.draft_max_total_tokens, max_sessions=ROWS_PER_SESSION * args.max_sessions,
         attention=args.speculative_draft_attention_backend or "auto", max_batch_tokens=MAX_BATCH_TOKENS,
@@ -120,6 +120,11 @@ def _check_family(args: DraftArgs, folder: Path, family: str) -> None:
     if args.enable_multi_layer_eagle and family != "multi-layer":
         raise StartupError(
             f"--enable-multi-layer-eagle needs a layer for each step; the head in {folder} is of family {family}"
+        )
+    if args.speculative_adaptive and family == "multi-layer":
+        raise StartupError(
+            f"--speculative-adaptive needs a head with one layer for all steps; the one in {folder} has one for each, "
+            "and runs all of them: leave the flag out"
         )
 
 

@@ -69,6 +69,11 @@ class ModelDrafter(ABC, Generic[StateT]):
         """Of trees for requests that wish nothing."""
         return self._grower.shape
 
+    @property
+    def max_steps(self) -> int | None:
+        """See Shaped: the model goes on from its own states or tokens."""
+        return None
+
     def reshape(self, shape: TreeShape, least_reach: float = 0.0) -> None:
         """Has trees of another shape grown from the next call on, as deep as pays (growing.py); any thread may ask.
 

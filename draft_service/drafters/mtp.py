@@ -40,6 +40,11 @@ class StagedState(HeadState):
 class MultiLayerDrafter(HeadDrafter[StagedState]):
     """Drafts chains, a token from each stage."""
 
+    @property
+    def max_steps(self) -> int | None:
+        """See Shaped: a layer for each."""
+        return self._head.num_stages
+
     def _new_state(self, session: Session, rows: Rows) -> StagedState:
         built = [0] * self._head.num_stages
         return StagedState(session, rows, FeatureBuffer(self._head.feature_width), built)

@@ -48,7 +48,7 @@ def tree_shape(args: DraftArgs, *, is_head: bool, target_architecture: str = "")
         )
     if args.speculative_adaptive:
         steps = max(1, first_steps(read_tiers(args.speculative_adaptive_config), steps))
-        topk, tokens = 1, None
+        topk = 1
     if steps is None and topk is None and tokens is None:
         return TreeShape(*(TREES.get(target_architecture, CHAIN) if is_head else CHAIN))
     assert steps is not None

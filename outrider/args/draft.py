@@ -84,7 +84,8 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
             check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_most(self, 1024, "threads")  # many more end the process
         at_least(
-            self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads", "cuda_graph_max_bs"
+            self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads", "cuda_graph_max_bs",
+            "speculative_ngram_external_corpus_max_tokens",
         )  # fmt: skip
         check_graphs(self)
-        at_least(self, 0, "shutdown_grace_s", "speculative_ngram_external_corpus_max_tokens")
+        at_least(self, 0, "shutdown_grace_s")

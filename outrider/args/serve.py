@@ -14,6 +14,9 @@ from outrider.errors import StartupError
 from outrider.fastest import USUAL, fastest_algorithm
 from outrider.flags import ArgsT, arg, at_least
 
+_NODE_LIMITS = {name: getattr(VerifyArgs, name) for name in ("max_verify_nodes", "max_proposal_nodes")}
+"""Verify's limits on a draft's nodes, and what they are where nobody asks for more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
@@ -40,6 +43,13 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     )  # fmt: skip
     features: str = arg(
         "auto", "speculation", "Hidden states kept for drafters: auto (as these need them), none, last or aux:I,J,K."
+    )
+    max_verify_nodes: int | None = arg(  # pyright: ignore[reportIncompatibleVariableOverride]
+        None, "speculation",
+        "Most draft nodes verified for one session in one step. Default: 32, or as many as flags let a draft have.",
+    )  # fmt: skip
+    max_proposal_nodes: int | None = arg(  # pyright: ignore[reportIncompatibleVariableOverride]
+        None, "speculation", "Most nodes of a proposal. Default: 256, or as many as flags let a draft have."
     )
     grpc_address: str | None = arg(
         None, "network", "Address for gRPC clients: host:port or unix:/path. Default: none from outside."
@@ -83,6 +93,20 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
             self.refuse_ngram_flags(self.algorithm)
             if self.drafts:
                 self.check_tree()
+        if self.drafts:
+            self._check_node_limits()
+
+    def _check_node_limits(self) -> None:
+        """StartupError for a limit below the nodes that other flags ask drafts to have."""
+        asking, nodes = self.most_nodes
+        for name in _NODE_LIMITS:
+            limit = getattr(self, name)
+            if limit is not None and limit < nodes:
+                asked = f"--{asking.replace('_', '-')} is {getattr(self, asking)}"
+                raise StartupError(
+                    f"{asked}, and a draft then has up to {nodes} nodes beside the root; "
+                    f"--{name.replace('_', '-')} is {limit}: raise it, or leave it out"
+                )
 
     @property
     def grpc_is_tls(self) -> bool:
@@ -109,6 +133,9 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
         own = {spec.name for spec in dataclasses.fields(cls)} & defaults.keys()
         given = {name: getattr(self, name) for name in own if getattr(self, name) != defaults[name]}
+        if self.drafts:
+            for name in own & _NODE_LIMITS.keys() - given.keys():
+                given[name] = max(_NODE_LIMITS[name], self.most_nodes[1])
         # Parts need not be told of n-grams, which take no room.
         if "speculative_algorithm" in own and self.algorithm != USUAL:
             given["speculative_algorithm"] = self.algorithm

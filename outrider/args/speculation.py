@@ -155,6 +155,17 @@ class SpeculativeArgs(Args):
         steps, topk, tokens = (getattr(self, name) for name in _TREE)
         return not (self.speculative_adaptive or steps is None or topk is None) and (tokens is not None or topk == 1)
 
+    @property
+    def most_nodes(self) -> tuple[str, int]:
+        """The field by which a draft has most nodes, the root aside, and how many; 0 where none says."""
+        steps, topk, tokens = (getattr(self, name) for name in _TREE)
+        copies = "speculative_copy_tokens", self.speculative_copy_tokens or 0
+        if self.speculative_adaptive:  # its configuration says
+            return copies
+        # A chain's nodes follow its steps.
+        tree = (_TREE[0], steps or 0) if topk == 1 else (_TREE[2], (tokens or 1) - 1)
+        return max(tree, copies, key=lambda found: found[1])
+
     def _check_adaptive(self, algorithm: str) -> None:
         if not self.speculative_adaptive:
             if self.speculative_adaptive_config is not None:

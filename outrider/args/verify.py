@@ -79,7 +79,7 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     )
     max_running_requests: int = arg(48, "memory and scheduling", "Sessions that run at once.")
     max_queued_requests: int = arg(1024, "memory and scheduling", "Sessions that may wait; more are refused.")
-    max_choices: int = arg(64, "memory and scheduling", "Most choices (n) of one request.")
+    max_choices: int = arg(128, "memory and scheduling", "Most choices (n) of one request.")
     chunked_prefill_size: int | None = arg(
         None, "memory and scheduling", "Most prompt tokens computed in one step. Default: 256 on CPU, 2048 on a GPU."
     )

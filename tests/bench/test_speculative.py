@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 from bench import mt_bench, shipped, speculative, theory
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
+from draft_service.drafters.shape import TreeShape, tree_shape
+from outrider import launcher
+from outrider.args import DraftArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
 
 
@@ -22,6 +26,30 @@ def test_the_grid_is_sglangs() -> None:
     assert len(settings) == len(one) * len(BATCH_SIZES)
     assert {(1, 1, 2), (7, 8, 32), (3, 1, 4)} <= one
     assert not {(1, 1, 4), (3, 0, 0), (0, 0, 2), (5, 4, 32)} & one
+
+
+def test_what_is_measured_is_what_its_flags_start() -> None:
+    settings = [setting for setting in grid([1], STEPS, TOPKS, DRAFT_TOKENS) if setting.speculates]
+    assert len(set(settings)) == len(settings)
+    for setting in settings:
+        asked = setting.asked()
+        flags = DraftArgs.parse(shlex.split(setting.flags("EAGLE3")))
+        shape = tree_shape(flags, is_head=True, target_architecture="LlamaForCausalLM")
+        assert shape == TreeShape(asked["num_steps"], asked["topk"], asked["num_draft_tokens"])
+        assert asked["topk"] > 1 or asked["num_draft_tokens"] == asked["num_steps"] + 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "nodes"),
+    [("EAGLE3", [Setting(1, 7, 8, 48), Setting(1, 3, 1, 4)], 47), ("NGRAM", [Setting(1, 0, 0, 64)], 63)],
+)
+def test_its_server_takes_the_largest_setting_whole(algorithm: str, settings: list[Setting], nodes: int) -> None:
+    args, rest = speculative.parse(["--speculative-algorithm", algorithm])
+    served = ServeArgs.parse(speculative.server_flags(args, settings, rest))
+    verify = launcher.parts_of(served, "unix:/v", "unix:/d", 1)[0]
+    assert VerifyArgs.parse(list(verify.command[5:])).max_verify_nodes == nodes
+    with pytest.raises(StartupError, match=f"and a draft then has up to {nodes} nodes .*; --max-verify-nodes is 8:"):
+        speculative.server_flags(args, settings, ["--max-verify-nodes=8"])
 
 
 def test_ngram_has_draft_tokens_alone() -> None:

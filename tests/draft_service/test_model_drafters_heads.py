@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from draft_service.drafters import factory
+from draft_service import planners
+from draft_service.drafters import factory, heads
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, TextRequest
 from draft_service.drafters.eagle import EagleDrafter, HeadDrafter
 from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
 from draft_service.drafters.shape import TreeShape
 from draft_service.drafting import Drafting
+from draft_service.planning import CostPlanner
 from draft_service.rehearsal import rehearse
 from draft_service.session import Grown, Session, Wishes
 from draft_service.sessions import InVerification, SessionTable
@@ -507,11 +509,37 @@ def test_from_flags(
             {"speculative_num_steps": 4, "speculative_eagle_topk": 1},
             "multi-layer head of 3 layers drafts chains",
         ),
+        ("multi-layer", {"speculative_adaptive": True}, "--speculative-adaptive needs a head with one layer"),
     ],
 )
 def test_flags_that_do_not_fit_the_head(name: str, flags: dict[str, Any], words: str, sides: dict[str, Side]) -> None:
     with pytest.raises(StartupError, match=words):
         factory.make_drafter(args(sides[name], **flags))
+
+
+@pytest.mark.parametrize(("name", "deepest"), [("eagle3", 7), ("nextn", 7), ("mimo", 7), ("multi-layer", 3)])
+def test_a_head_with_one_layer_is_planned_as_deep_as_any(
+    name: str, deepest: int, sides: dict[str, Side], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned: list[TreeShape | None] = []
+
+    class Noting(CostPlanner):
+        def __init__(self, first: TreeShape | None, most: TreeShape | None, *more: Any) -> None:
+            planned.append(most)
+            super().__init__(first, most, *more)
+
+    prepared: list[int] = []
+
+    def sizes(args: DraftArgs, steps: Sequence[int], topk: int, *, is_quantized: bool) -> None:
+        prepared.extend(steps)
+
+    monkeypatch.setattr(planners, "CostPlanner", Noting)
+    monkeypatch.setattr(heads, "tree_sizes", sizes)
+    side = sides[name]
+    flags = args(side, speculative_algorithm="EAGLE3" if name == "eagle3" else "EAGLE")
+    planners.make_planner(flags, factory.make_drafter(flags))
+    assert [most.num_steps for most in planned if most is not None] == [deepest]
+    assert max(prepared) == deepest
 
 
 def test_a_multi_layer_head_may_draft_less_than_it_can(sides: dict[str, Side]) -> None:

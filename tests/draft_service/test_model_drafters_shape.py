@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.graphs import graph_sizes, tree_sizes
@@ -45,6 +46,17 @@ def test_all_three_given() -> None:
     # A chain's nodes follow its steps.
     assert shape(num_steps=3, eagle_topk=1, num_draft_tokens=9) == TreeShape(3, 1, 4)
     assert shape(num_steps=6, eagle_topk=1) == TreeShape(6, 1, 7)
+
+
+@pytest.mark.parametrize(("adaptive", "tokens", "told"), [(False, 9, 1), (True, 9, 1), (True, 4, 0), (False, 4, 0)])
+def test_tokens_that_a_chain_does_not_follow_are_told_of(adaptive: bool, tokens: int, told: int) -> None:
+    flags = DraftArgs(
+        speculative_num_steps=3, speculative_eagle_topk=1, speculative_num_draft_tokens=tokens,
+        speculative_adaptive=adaptive,
+    )  # fmt: skip
+    with capture_logs() as logs:
+        assert tree_shape(flags, is_head=True) == TreeShape(3, 1, 4)
+    assert [(entry["given"], entry["used"]) for entry in logs] == [(tokens, 4)] * told
 
 
 STEPS, TOPK, TOKENS = "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens"

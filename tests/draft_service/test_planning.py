@@ -392,6 +392,48 @@ def test_steps_follow_accepted_drafts_up_and_down() -> None:
     assert planner.decisions["reshaped"] >= 2
 
 
+def chain_verdict(session: Session, *accepted: int) -> Extension:
+    """Of as many steps as there are numbers, each with a chain of 3 of which so many were accepted."""
+    credits = [
+        verify_pb2.Credit(proposal_id=1, root_node=ROOT, nodes_verified=3, accepted_nodes=range(count))
+        for count in accepted
+    ]
+    tokens = [1] * (sum(accepted) + len(accepted))
+    verdict = verify_pb2.Verdict(
+        base_len=4, tokens=tokens, credits=credits, verify_us=1000 * len(accepted), batch_tokens=4 * len(accepted),
+        steps=len(accepted),
+    )  # fmt: skip
+    return Extension(session, 4, verdict)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_verdicts_of_several_steps_count_as_those_of_each(together: int) -> None:
+    planner, session = adaptive(), new_session(1)
+    for _ in range(40):
+        planner.plan([chain_verdict(session, *([1] * together))])
+    assert planner.current.shape == TreeShape(3, 1, 4)
+
+
+def test_a_session_with_several_verdicts_is_one() -> None:
+    late, one = adaptive(), new_session(1)
+    for _ in range(40):
+        late.plan([chain_verdict(one, 3) for _ in range(64)])
+    assert late.current.shape == TreeShape(7, 1, 8)
+    planner = planned()
+    planner.plan([chain_verdict(one, 3) for _ in range(4)])
+    assert planner.evidence.sessions == 1
+    planner.plan([chain_verdict(new_session(uid), 3) for uid in range(4)])
+    assert planner.evidence.sessions == 4
+
+
+def test_requests_that_fix_their_trees_do_not_move_the_steps() -> None:
+    planner = adaptive()
+    fixed = new_session(1, Wishes(num_steps=3, topk=1))
+    for _ in range(40):
+        planner.plan([chain_verdict(fixed, 0), chain_verdict(new_session(2), 3)])
+    assert planner.current.shape == TreeShape(7, 1, 8)
+
+
 def test_nothing_changes_before_the_warm_up_is_over() -> None:
     planner = adaptive()
     machine = Machine(planner, lambda topk: 1.0)
@@ -454,6 +496,8 @@ class Shaped:
     """As much of a drafter as a planner needs."""
 
     algorithm = common_pb2.ALGORITHM_EAGLE3
+
+    max_steps = None
 
     def __init__(self) -> None:
         self.shape = CHAIN

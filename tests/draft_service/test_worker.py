@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from draft_service.backoff import Backoff
 from draft_service.drafters.base import Drafter
@@ -309,6 +310,18 @@ async def test_a_refused_drafter_dials_slowly_and_keeps_both_values(address: str
         (link,) = worker.links
         assert link.stats.state == draft_pb2.VERIFY_LINK_STATE_REFUSED
         assert link.stats.last_error == f"FAILED_PRECONDITION: {refusal.message}"
+
+
+async def test_trees_that_verify_does_not_take_whole_are_told_of_once(address: str) -> None:
+    sleeps = Sleeps()
+    asked = Settled.from_args(DraftArgs(speculative_ngram_capacity=50_000, speculative_num_draft_tokens=48))
+    with capture_logs() as logs:
+        async with serving([address], drafter=asked, sleep=sleeps):
+            for boot_id in ("one", "two"):
+                async with FakeVerify(address, boot_id=boot_id) as verify:
+                    await begun(await _next_stream(verify, sleeps))
+    (told,) = [entry for entry in logs if entry["event"].startswith("trees are cut")]
+    assert (told["num_draft_tokens"], told["max_verify_nodes"], told["max_proposal_nodes"]) == (48, 32, 64)
 
 
 async def test_a_stream_ended_with_an_error_is_dialled_again(address: str) -> None:

@@ -108,6 +108,53 @@ def test_ids_echo_and_stream(client: openai.OpenAI, gateway: RunningGateway, tok
     assert chunks[-1].usage.completion_tokens == made.usage.completion_tokens
 
 
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "xa"), (4, "xa"), (5, "xaaab ok")])
+def test_a_stop_string_across_the_end_of_min_tokens(
+    gateway: RunningGateway, tokenizer: Tokenizer, min_tokens: int, text: str
+) -> None:
+    verify = gateway.verify[0]
+    ids = [tokenizer.encode(char, add_special_tokens=False).ids[0] for char in "xaaab ok"]
+    verify.say = lambda request, choice: [*ids, verify.eos]
+    body = {"prompt": "Hi", "max_tokens": 99, "min_tokens": min_tokens, "stop": "aab"}
+    made = httpx.post(f"{gateway.url}/v1/completions", json=body).json()
+    assert (made["choices"][0]["text"], made["choices"][0]["finish_reason"]) == (text, "stop")
+    stream = httpx.post(f"{gateway.url}/v1/completions", json=body | {"stream": True}).text
+    chunks = [json.loads(event.removeprefix("data: ")) for event in stream.split("\n\n")[:-2]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+    body = {"text": "Hi", "sampling_params": {"max_new_tokens": 99, "min_new_tokens": min_tokens, "stop": "aab"}}
+    assert httpx.post(f"{gateway.url}/generate", json=body).json()["text"] == text
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ],
+)
+def test_stream_options_and_the_fingerprint(gateway: RunningGateway, path: str, prompt: dict[str, Any]) -> None:
+    def ask(**fields: Any) -> str:
+        return httpx.post(gateway.url + path, json={**prompt, "seed": 5, "max_tokens": 99, **fields}).text
+
+    def chunks(**options: bool) -> list[dict[str, Any]]:
+        events = ask(stream=True, stream_options=options).split("\n\n")[:-2]
+        return [json.loads(event.removeprefix("data: ")) | {"id": "", "created": 0} for event in events]
+
+    whole = json.loads(ask())
+    assert whole["system_fingerprint"] == f"fp_{gateway.verify[0].numerics_id}"
+    told = chunks(include_usage=True, continuous_usage_stats=True)
+    assert {chunk["system_fingerprint"] for chunk in told} == {whole["system_fingerprint"]}
+    counts = [chunk["usage"]["completion_tokens"] for chunk in told]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+    assert told[-1]["usage"] == whole["usage"]
+    assert {chunk["usage"]["prompt_tokens"] for chunk in told} == {whole["usage"]["prompt_tokens"]}
+    plain = chunks(include_usage=True)
+    assert [chunk["usage"] for chunk in plain] == [None] * (len(plain) - 1) + [whole["usage"]]
+    assert chunks(continuous_usage_stats=True) == chunks()  # which has no usage to put there
+    assert chunks(include_usage=True, include_obfuscation=True) == plain
+
+
 def test_several_prompts(client: openai.OpenAI, gateway: RunningGateway) -> None:
     say_prompt(gateway)
     made = client.completions.create(model="small", prompt=["aaa", "bb", "c"], n=2, max_tokens=99)
@@ -147,7 +194,7 @@ def test_generate(gateway: RunningGateway, tokenizer: Tokenizer) -> None:
     expected = {
         "id": "mine", "finish_reason": {"type": "stop", "matched": 2}, "prompt_tokens": len(prompts(gateway)[0]),
         "completion_tokens": len(ids), "cached_tokens": 1, "spec_verify_ct": steps,
-        "spec_accept_length": (len(ids) - 1) / steps, "spec_accept_rate": drafts / (4 * steps),
+        "spec_accept_length": len(ids) / steps, "spec_accept_rate": drafts / (4 * steps),
         "spec_num_correct_drafts": drafts, "spec_num_proposed_drafts": 4 * steps,
         "spec_accept_token_num": drafts, "spec_draft_token_num": 4 * steps,
         "spec_accepted_drafts": drafts, "spec_proposed_drafts": 4 * steps,
@@ -289,3 +336,9 @@ def test_infos(gateway: RunningGateway, folder: Path) -> None:
     assert state["memory_usage"]["token_capacity"] == gateway.verify[0].max_total_tokens
     assert server["max_running_requests"] == 8
     assert server["model_path"] == str(folder)
+    (load,) = httpx.get(f"{gateway.url}/v1/loads").json()["loads"]
+    assert load == {
+        "dp_rank": 0, "num_running_reqs": 0, "num_waiting_reqs": 2, "token_usage": 0.25,
+        "max_total_num_tokens": gateway.verify[0].max_total_tokens, "max_running_requests": 8, "gen_throughput": 50.0,
+        "speculative": {"accept_length": 2.5, "accept_rate": 0.5},
+    }  # fmt: skip

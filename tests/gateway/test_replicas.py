@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
 from gateway.replicas import ProbeTimes, ReplicaSet
-from outrider.errors import StartupError, Unavailable
+from outrider.errors import ResourceExhausted, StartupError, Unavailable
 from outrider.rpc import create_channel
 from outrider.v1 import verify_pb2
 from tests.gateway.fakes import FAST_PROBE, FakeVerify, serving
@@ -99,6 +99,35 @@ async def test_one_that_does_not_answer_is_in_doubt_before_it_is_down(
                 probes += 1
             assert probes == times
             assert replicas.serving == [two]
+        finally:
+            await replicas.close()
+
+
+@pytest.mark.asyncio
+async def test_one_in_doubt_takes_what_no_other_has_the_context_or_the_room_for(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    lengths = {"long": 2048, "short": 512}
+    fakes = [
+        FakeVerify(folder, tokenizer.get_vocab_size(), boot_id=name, context_length=length, max_running=1, max_queued=0)
+        for name, length in lengths.items()
+    ]
+    async with serving(fakes[0], f"unix:{tmp_path}/0") as first, serving(fakes[1], f"unix:{tmp_path}/1") as second:
+        replicas = ReplicaSet([first, second], ProbeTimes(interval_s=1000.0, first_retry_s=1000.0))
+        await replicas.start()
+        try:
+            await until_serving(replicas, [first, second])
+            long, short = replicas.serving
+            fakes[0].is_late = True  # so that it stays in doubt
+            replicas.broke(long)
+            assert replicas.pick(num_positions=100) is short
+            assert replicas.pick(num_positions=1000) is long
+            with pytest.raises(Unavailable):
+                replicas.pick(num_positions=1000, sure=True)
+            short.outstanding = 1
+            assert replicas.pick(num_positions=100) is long
+            with pytest.raises(ResourceExhausted):
+                replicas.pick(num_positions=100, sure=True)
         finally:
             await replicas.close()
 

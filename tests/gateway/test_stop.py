@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 from gateway.stop import StopMatcher
 
 
-def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
-    """The rule, character by character: the first stop string to be complete ends the text; the longest of those."""
-    for end in range(1, len(text) + 1):
+def reference(text: str, stops: list[str], num_free: int = 0) -> tuple[str, str | None]:
+    """The rule, character by character: the first stop string to be complete ends the text; the longest of those.
+
+    Within the first `num_free` characters none is.
+    """
+    for end in range(num_free + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
             longest = max(found, key=len)
@@ -19,19 +22,21 @@ def reference(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-def run(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
-    """What a matcher lets through."""
+def run(pieces: list[str], stops: list[str], num_free: int = 0) -> tuple[str, str | None]:
+    """What a matcher lets through; the first `num_free` pieces may not end it."""
     matcher = StopMatcher(stops)
-    out = "".join(matcher.push(piece) for piece in pieces)
+    out = "".join(matcher.push(piece, may_end=index >= num_free) for index, piece in enumerate(pieces))
     return out + ("" if matcher.matched is not None else matcher.finish()), matcher.matched
 
 
 @given(
     st.lists(st.text("abc", max_size=4), max_size=12),
     st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4, unique=True),
+    st.integers(0, 12),
 )
-def test_equals_the_rule_for_every_way_of_cutting(pieces: list[str], stops: list[str]) -> None:
+def test_equals_the_rule_for_every_way_of_cutting(pieces: list[str], stops: list[str], num_free: int) -> None:
     assert run(pieces, stops) == reference("".join(pieces), stops)
+    assert run(pieces, stops, num_free) == reference("".join(pieces), stops, len("".join(pieces[:num_free])))
 
 
 @given(st.text("ab", max_size=20), st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.detokenizer import detokenizer_factory
+from gateway.detokenizer import ByteDetokenizer, detokenizer_factory
 from gateway.text_stream import ChoiceText, Delta, OutputRules
 from outrider.v1 import common_pb2, verify_pb2
 from tests.gateway import models
@@ -116,6 +117,48 @@ def test_no_stop_string_ends_an_output_within_min_tokens() -> None:
     deltas = feed(choice, response(ids("E") + ids("x")), response(ids("E") + ids("E") + ids("y") + ids("E"), 3))
     assert "".join(delta.text for delta in deltas) == "ExEEy"
     assert (deltas[-1].finish_reason, choice.completion_tokens) == ("stop", 6)
+
+
+@pytest.mark.parametrize("pieces", [True, False])
+@pytest.mark.parametrize("step", [1, 2, 99])
+@pytest.mark.parametrize(
+    ("tokens", "stops", "min_tokens", "text", "num_tokens"),
+    [
+        (["x", "<", "END", ">", "y"], ["<END>"], 3, "x", 4),
+        (["x", "<", "END", ">", "y"], ["<END>"], 4, "x<END>y", None),
+        (["a", "a", "a", "b", "c"], ["aab"], 3, "a", 4),
+        (["aa", "aab", "aab"], ["aab"], 2, "aaaab", 3),
+        (["a", "a", "a", "b"], ["aa"], 2, "a", 3),
+        (["a", "b", "c", "d"], ["b", "abc"], 2, "", 3),
+        (["x<", "END>y", "<END", ">"], ["<END>"], 2, "x<END>y", 4),
+        (["END E", "ND"], ["END"], 1, "END ", 2),
+        (["x", "END"], ["END"], 2, "xEND", None),
+    ],
+)
+def test_a_stop_string_that_begins_within_min_tokens_ends_the_output_after_them(
+    tokens: list[str], stops: list[str], min_tokens: int, text: str, num_tokens: int | None, step: int, pieces: bool
+) -> None:
+    made = OutputRules(lambda: ByteDetokenizer([*tokens]), (*stops,), min_tokens=min_tokens, pieces=pieces)
+    choice, deltas = ChoiceText(0, made), list[Delta]()
+    for at in range(0, len(tokens), step):
+        step_tokens = list(range(len(tokens)))[at : at + step]
+        deltas.append(
+            choice.feed(response(step_tokens, finish=finish() if step_tokens[-1] == len(tokens) - 1 else None))
+        )
+        if choice.finished:
+            break
+    assert "".join(delta.text for delta in deltas) == text
+    if pieces:
+        assert "".join(piece.text for delta in deltas for piece in delta.pieces or ()) == text
+    assert deltas[-1].finish_reason == ("length" if num_tokens is None else "stop")
+    assert choice.completion_tokens == (num_tokens or len(tokens))
+
+
+def test_half_a_character_within_min_tokens_ends_no_output() -> None:
+    half = ids("\u4f60")[0]
+    choice = ChoiceText(0, OutputRules(rules().make_detokenizer, ("\ufffd",), min_tokens=1))
+    (delta,) = feed(choice, response([half], finish=finish()))
+    assert (delta.text, delta.finish_reason) == ("\ufffd", "length")
 
 
 def test_text_held_for_a_stop_string_comes_out_at_the_end() -> None:

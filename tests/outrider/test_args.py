@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 
+from gateway.schemas import MAX_CHOICES
 from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
 from outrider.flags import Args, arg, parser_for
@@ -31,6 +32,10 @@ def test_words_and_back() -> None:
 def test_a_repeated_flag_replaces_the_default() -> None:
     args = DraftArgs.parse(["--verify-address", "a:1", "--verify-address", "b:2"])
     assert args.verify_address == ("a:1", "b:2")
+
+
+def test_as_many_choices_as_http_takes() -> None:
+    assert VerifyArgs().max_choices == MAX_CHOICES
 
 
 def test_sglangs_other_name_for_the_model() -> None:
@@ -229,6 +234,11 @@ def test_settings_as_flags() -> None:
 )
 def test_flags_are_settings_again(args: Args) -> None:
     assert args.from_flags(args.as_flags()) == dataclasses.asdict(args)
+
+
+def test_corpora_hold_a_token_at_least() -> None:
+    with pytest.raises(StartupError, match=r"external-corpus-max-tokens is 0; .* at least 1"):
+        DraftArgs(speculative_ngram_external_corpus_max_tokens=0)
 
 
 def test_flags_of_another_version_stay_text() -> None:

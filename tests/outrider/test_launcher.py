@@ -292,6 +292,52 @@ def test_trees_that_flags_fix_are_not_weighed_by_verify(given: dict[str, Any], i
     assert VerifyArgs.parse(list(verify.command[5:])).disable_speculation_brake is is_fixed
 
 
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ({}, (32, 256)),
+        ({"speculative_num_steps": 5, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}, (32, 256)),
+        ({"speculative_num_steps": 7, "speculative_eagle_topk": 8, "speculative_num_draft_tokens": 48}, (47, 256)),
+        ({"speculative_num_steps": 40, "speculative_eagle_topk": 1}, (40, 256)),
+        ({"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_num_draft_tokens": 48}, (32, 256)),
+        ({"speculative_num_steps": 3, "speculative_eagle_topk": 1, "speculative_adaptive": True}, (32, 256)),
+        ({"speculative_copy_tokens": 48}, (48, 256)),
+        ({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 301}, (300, 300)),
+        ({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 48, "max_verify_nodes": 60}, (60, 256)),
+        ({"speculative_algorithm": "NONE", "speculative_num_draft_tokens": 48}, (32, 256)),
+    ],
+)
+def test_verify_takes_drafts_as_large_as_flags_make_them(given: dict[str, Any], limits: tuple[int, int]) -> None:
+    args = ServeArgs(**{"speculative_algorithm": "EAGLE3", **given})
+    verify = VerifyArgs.parse(list(launcher.parts_of(args, VERIFY, DRAFT, 1)[0].command[5:]))
+    assert (verify.max_verify_nodes, verify.max_proposal_nodes) == limits
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"speculative_num_draft_tokens": 48, "max_verify_nodes": 46},
+            "--speculative-num-draft-tokens is 48, and a draft then has up to 47 nodes .*; --max-verify-nodes is 46",
+        ),
+        (
+            {"speculative_num_draft_tokens": 48, "max_proposal_nodes": 46},
+            "--speculative-num-draft-tokens is 48, and a draft then has up to 47 nodes .*; --max-proposal-nodes is 46",
+        ),
+        (
+            {
+                "speculative_algorithm": "EAGLE3", "speculative_num_steps": 33, "speculative_eagle_topk": 1,
+                "max_verify_nodes": 32,
+            },
+            "--speculative-num-steps is 33, and a draft then has up to 33 nodes .*; --max-verify-nodes is 32",
+        ),
+    ],
+)  # fmt: skip
+def test_a_limit_below_what_flags_ask_of_drafts_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(StartupError, match=said):
+        ServeArgs(**{"speculative_algorithm": "NGRAM", **given})
+
+
 def test_a_draft_models_attention_is_the_targets_unless_it_is_named() -> None:
     cases: list[tuple[dict[str, Any], str | None]] = [
         ({}, None),

@@ -50,7 +50,6 @@ BAD: list[tuple[verify_pb2.GenerateRequest, str, str]] = [
     (make(resumed_tokens=pack_ids([1]), num_choices=2), "resumed_tokens", "needs num_choices = 1"),
     (make(prediction_tokens=b"a"), "prediction_tokens", "1 bytes"),
     (make(prediction_tokens=pack_ids([40])), "prediction_tokens", "is 40"),
-    (make(prediction_tokens=pack_ids([1] * 21)), "prediction_tokens", "has 21 tokens"),
     (make(num_choices=0), "num_choices", f"num_choices is 0; it must be from 1 to {MAX_CHOICES}"),
     (make(num_choices=MAX_CHOICES + 1), "num_choices", f"num_choices is {MAX_CHOICES + 1}"),
     (make(num_choices=2**32 - 1), "num_choices", "num_choices is 4294967295"),
@@ -115,6 +114,12 @@ def test_a_prompt_over_the_context_has_a_code_of_its_own(length: int) -> None:
     assert caught.value.code == "context_length_exceeded"
     assert str(length) in caught.value.message
     assert str(CONTEXT) in caught.value.message
+
+
+@pytest.mark.parametrize("length", [19, 20, 21, 500])
+def test_a_prediction_is_cut_at_the_context(length: int) -> None:
+    (session,) = factory().build(make(prediction_tokens=pack_ids([1] * length)))
+    assert session.prediction == pack_ids([1] * min(length, CONTEXT))
 
 
 def test_a_grammar_without_a_tokenizer_is_not_offered() -> None:
