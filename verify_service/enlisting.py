@@ -32,9 +32,9 @@ def check_enlist(enlist: verify_pb2.Enlist, target: Target) -> bool:
         raise InvalidArgument("max_sessions is 0; it must be at least 1", field="enlist.max_sessions")
     model, theirs = target.model, enlist.target
     if theirs.vocab_fingerprint:
-        _same("vocab_fingerprint", theirs.vocab_fingerprint, model.vocab_fingerprint)
+        _same("target.vocab_fingerprint", theirs.vocab_fingerprint, model.vocab_fingerprint)
     if theirs.vocab_size > model.vocab_size:
-        _same("vocab_size", theirs.vocab_size, model.vocab_size)
+        _same("target.vocab_size", theirs.vocab_size, model.vocab_size)
     kind = enlist.features.kind
     if kind not in common_pb2.FeatureKind.values():
         known = ", ".join(common_pb2.FeatureKind.keys())
@@ -43,7 +43,7 @@ def check_enlist(enlist: verify_pb2.Enlist, target: Target) -> bool:
     if needs_features:
         ours, layers = target.features, list(enlist.features.aux_layers)
         fix = _flag_for(kind, layers)
-        _same("hidden_size", theirs.hidden_size, model.hidden_size)
+        _same("target.hidden_size", theirs.hidden_size, model.hidden_size)
         _same("features.kind", common_pb2.FeatureKind.Name(kind), common_pb2.FeatureKind.Name(ours.kind), fix)
         _same("features.aux_layers", layers, list(ours.aux_layers), fix)
         _same("features.width", enlist.features.width or ours.width, ours.width)

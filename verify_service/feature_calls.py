@@ -23,6 +23,8 @@ from verify_service.target import Target
 log = get_logger(__name__)
 
 MAX_UNPROVEN_RINGS = 16  # of drafters that have not shown yet that they see the memory: anybody may claim to be near
+MAX_UNPROVEN_BYTES = 2**28  # of all those, beyond which they get small ones
+LARGEST_RING_BYTES = 64 * 2**20  # that is made while streams wait: some 60 ms
 SMALL_RING_BYTES = 8 * 2**20  # where more cannot be had: a container's /dev/shm has 64 MiB, for all of them
 MAX_FEATURE_READS = 16  # that the engine is asked for at once; it does them all before a step
 # Each may hold a piece that nobody reads.
@@ -61,7 +63,10 @@ class FeatureCalls:
         """Memory for the rows of a drafter that says it runs on this host; None where there is none to be had."""
         if sum(not ring.proven for ring in self._rings) >= MAX_UNPROVEN_RINGS:
             return None
-        row_bytes = self._target.row_bytes
+        row_bytes, num_bytes = self._target.row_bytes, min(num_bytes, LARGEST_RING_BYTES)
+        unproven = sum(ring.num_slots * ring.row_bytes for ring in self._rings if not ring.proven)
+        if unproven + num_bytes > MAX_UNPROVEN_BYTES:
+            num_bytes = min(num_bytes, SMALL_RING_BYTES)
         try:
             ring = RowRing(row_bytes, max(1, num_bytes // row_bytes))
         except OSError as error:

@@ -122,13 +122,19 @@ class Gatherer:
             if session.session_id not in fixed:
                 assignment = self._drafters.of(session)
                 match = assignment.match if assignment is not None else None
-                rows += session.needs_prefill + (0 if match is None else len(match.tree))
-        ends_ns = time.monotonic_ns() + int(self._costs.ms(rows) * 1e6)
-        return {number for number, one in fixed.items() if self._deadline_ns(one) >= ends_ns}
+                rows += min(session.needs_prefill, self._scheduler.chunk) + (0 if match is None else len(match.tree))
+        now_ns = time.monotonic_ns()
+        ends_ns = now_ns + int(self._costs.ms(rows) * 1e6)
+        # Who is left out is told of the step before now; one without a verdict was opened late, and is not waited for.
+        untold_ns = {number: now_ns if one.verdict is not None else 0 for number, one in fixed.items()}
+        return {number for number, one in fixed.items() if self._deadline_ns(one, untold_ns[number]) >= ends_ns}
 
-    def _deadline_ns(self, assignment: Assignment) -> int:
-        """Until when a draft for the newest length is worth waiting for, or leaving its session out."""
-        asked_ns = assignment.asked_ns.get(assignment.session.committed_len, 0)
+    def _deadline_ns(self, assignment: Assignment, untold_ns: int = 0) -> int:
+        """Until when a draft for the newest length is worth waiting for, or leaving its session out.
+
+        untold_ns: when the drafter is told of it, if it was not yet.
+        """
+        asked_ns = assignment.asked_ns.get(assignment.session.committed_len, untold_ns)
         return asked_ns + int(self._planner.bound_ms(assignment) * 1e6)
 
     def _give_up_on(self, late: list[Assignment]) -> list[Assignment]:

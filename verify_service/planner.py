@@ -150,16 +150,18 @@ class Planner:
     def wait_ms(self, late: list[Assignment]) -> float:
         """How long waiting for late drafts pays, against running what is ready with the late ones plainly.
 
-        As long as it may be where all trees are fixed: of others no user said so.
+        As long as it may be where all trees are fixed; else nobody waits for those that are.
         """
         bound = due_ms = nodes = accepted = 0.0
-        now_ns = time.monotonic_ns()
+        now_ns, all_fixed = time.monotonic_ns(), all(map(self.is_fixed, self._scheduler.running))
         for assignment in late:
+            if not all_fixed and self.is_fixed(assignment.session):
+                continue
             bound = max(bound, self.bound_ms(assignment))
             due_ms = max(due_ms, assignment.due_ms(assignment.drafter.replies.least_ms, now_ns))
             nodes += assignment.brake.expected_nodes
             accepted += assignment.brake.hoped_accepted
-        if all(map(self.is_fixed, self._scheduler.running)):
+        if all_fixed:
             return bound
         rows, tokens = self._ready()
         # The wait at which both come to as many tokens per ms; one too short for any answer is for nothing.

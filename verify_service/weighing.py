@@ -119,7 +119,7 @@ class Weigher:
             own_ms = wall_ms - seen.waited_ms if steady and self._decoded else None
             self._measure(works, told, seen.step_ms, own_ms, waited=bool(late))
             self._weigh(seen)
-            if steady and (told or self._linger) and not all([a.brake.fixed for a in assignments]):
+            if steady and (told or self._linger) and not self._fixed_ids():
                 self._balance(seen)
         else:
             self.quiet.prompt_step()
@@ -163,6 +163,15 @@ class Weigher:
                 if count := shares[key]:
                     drafter.record.observe_tax(extra_ms * count / total, told[key], probing=not listens)
 
+    def _fixed_ids(self) -> set[int]:
+        """Sessions with drafters whose users fixed their trees: what those cost says nothing of the others."""
+        return {
+            number
+            for drafter in self._drafters
+            for number, assignment in drafter.assignments.items()
+            if assignment.brake.fixed
+        }
+
     def _balance(self, seen: Seen) -> None:
         count = len(self._sessions)
         quiet_ms = self.quiet.ms(count)
@@ -187,7 +196,10 @@ class Weigher:
         whole_ms = self._costs.ms(num_running) if num_running > len(works) else plain_ms
         share_ms = whole_ms / max(num_running, len(works))
         listening = sum(work.assignment is not None and work.assignment.brake.listens for work in works)
-        left_out_ms = max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)
+        # Nobody is charged for those that are left out because their users fixed their trees.
+        left_out = seen.running - {work.session.session_id for work in works}
+        charged = len(left_out - self._fixed_ids()) / len(left_out) if left_out else 0.0
+        left_out_ms = charged * max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)
         waits_for_most = len(late) > 1 and 2 * len(late) > num_running
         wait_ms = seen.waited_ms / max(1, len(late)) * (_OWN_WAIT if waits_for_most else 1.0)
         for work, outcome in zip(works, seen.outcomes, strict=True):

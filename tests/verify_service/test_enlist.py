@@ -72,9 +72,9 @@ async def test_who_enlists_is_told_the_target_and_its_own_limits(serve: Serve) -
     ("settings", "field", "values"),
     [
         ({"wire_version": WIRE_VERSION + 1}, "wire_version", (WIRE_VERSION, WIRE_VERSION + 1)),
-        ({"target": common_pb2.ModelInfo(vocab_fingerprint="else")}, "vocab_fingerprint", (FINGERPRINT, "else")),
-        ({"target": common_pb2.ModelInfo(vocab_size=33)}, "vocab_size", (32, 33)),
-        ({"target": common_pb2.ModelInfo(hidden_size=9), "features": layout(8)}, "hidden_size", (8, 9)),
+        ({"target": common_pb2.ModelInfo(vocab_fingerprint="else")}, "target.vocab_fingerprint", (FINGERPRINT, "else")),
+        ({"target": common_pb2.ModelInfo(vocab_size=33)}, "target.vocab_size", (32, 33)),
+        ({"target": common_pb2.ModelInfo(hidden_size=9), "features": layout(8)}, "target.hidden_size", (8, 9)),
         (
             {
                 "target": common_pb2.ModelInfo(hidden_size=8),
@@ -161,7 +161,7 @@ async def test_a_value_too_long_for_a_status_is_cut_and_the_status_stays(serve: 
     ):
         error = await refusal(service, target=target)
         assert isinstance(error, FailedPrecondition)
-        assert error.field == "enlist.vocab_fingerprint"
+        assert error.field == "enlist.target.vocab_fingerprint"
         assert repr(FINGERPRINT) in error.message
     layers = common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_LAST, aux_layers=range(100_000))
     error = await refusal(service, target=common_pb2.ModelInfo(hidden_size=8), features=layers)
