@@ -11,8 +11,9 @@ import math
 import re
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Set as AbstractSet
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 from verify_service import grammar_trial
 
 _MAX_CACHED = 64
-MAX_TRIALS = 4  # one that runs, and those that wait for it: each may take seconds, and keeps a thread
+MAX_TRIALS = 4  # at once, and waiting: each may take a second, and keeps a thread
+_COMPILED_AT_ONCE = 2  # steps need the cores too
+_ENDLESS = "it takes too long to work out: too many patterns might have to hold at one place"
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -126,19 +129,30 @@ class GrammarTotals:
     compile_s: Buckets = field(default_factory=Buckets)  # those that compiled, and those that did not
 
 
+Source = tuple[str, str]
+"""A grammar's kind, and its text."""
+
+Compiled = LLMatcher | str
+"""A grammar at its beginning, or why it is refused."""
+
+
 class GrammarCompiler:
-    """Makes states from requests' grammars. Thread-safe; keeps the compiled ones it used last."""
+    """Makes states from requests' grammars. Thread-safe; keeps those it used last, refused ones too.
+
+    Who asks for one that is being compiled waits for that; others are compiled meanwhile.
+    """
 
     def __init__(self, model_path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._tokenizer_path = model_path / "tokenizer.json"
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        self._loading = threading.Lock()
+        self._kept: OrderedDict[Source, Future[Compiled]] = OrderedDict()
+        self._num_trials = 0
         self._lock = threading.Lock()
-        self._room_for_trials = threading.Semaphore(MAX_TRIALS)
-        self._trial = threading.Lock()
-        self._endless: deque[tuple[str, str]] = deque(maxlen=_MAX_CACHED)  # those whose trial came to no end
+        self._trying = threading.Lock()
+        self._at_once = threading.Semaphore(_COMPILED_AT_ONCE)
         self.totals = GrammarTotals()
 
     def compile(self, grammar: common_pb2.Grammar) -> GrammarState:
@@ -151,74 +165,75 @@ class GrammarCompiler:
         source = _ANY_OBJECT if kind == "json_object" else getattr(grammar, kind)
         if len(source.encode()) > MAX_GRAMMAR_BYTES:
             raise _refused(kind, f"it has {len(source.encode())} bytes; at most {MAX_GRAMMAR_BYTES} are taken")
-        if (kind, source) not in self._compiled and grammar_trial.is_needed(unescaped(source)):
-            self._try(kind, source)
+        compiled = self._of((kind, source)).result()
+        if isinstance(compiled, str):
+            raise _refused(kind, compiled)
         with self._lock:
-            matcher = self._compiled.get((kind, source))
-            if matcher is None:
-                matcher = self._count(kind, source)
-            else:
-                self.totals.cache_hits += 1
-            self._compiled[kind, source] = matcher
-            self._compiled.move_to_end((kind, source))
-            if len(self._compiled) > _MAX_CACHED:
-                self._compiled.popitem(last=False)
-            return GrammarState(matcher.deep_copy(), kind, self._vocab_size)
+            return GrammarState(compiled.deep_copy(), kind, self._vocab_size)
 
-    def _try(self, kind: str, source: str) -> None:
-        """InvalidArgument for a grammar that takes too long to compile; others are compiled meanwhile."""
-        if not self._room_for_trials.acquire(blocking=False):
-            raise ResourceExhausted(f"{MAX_TRIALS} grammars with many patterns are being tried; try again later")
+    def _of(self, source: Source) -> Future[Compiled]:
+        """What is known of a grammar, or will be; compiled here if nobody else does."""
+        with self._lock:
+            known = self._kept.get(source)
+            if known is not None:
+                self._kept.move_to_end(source)
+                self.totals.cache_hits += known.done()
+                return known
+            needs_trial = grammar_trial.is_needed(unescaped(source[1]))
+            if needs_trial and self._num_trials >= MAX_TRIALS:
+                raise ResourceExhausted(f"{MAX_TRIALS} grammars with many patterns are being tried; try again later")
+            self._num_trials += needs_trial
+            made = self._kept[source] = Future()
+            if len(self._kept) > _MAX_CACHED:
+                self._kept.popitem(last=False)
         try:
-            with self._trial:
-                is_endless = (kind, source) in self._endless
-                if not is_endless and (kind, source) not in self._compiled:
-                    is_endless = not grammar_trial.ends(_lark_of(kind, source))
-                if is_endless:
-                    self._endless.append((kind, source))
-        except (ValueError, RecursionError):  # which compiling it will say in words
-            return
-        finally:
-            self._room_for_trials.release()
-        if is_endless:
+            made.set_result(self._count(source, needs_trial=needs_trial))
+        except BaseException as error:  # of this server, not of the grammar: nothing to remember
             with self._lock:
-                self.totals.refused += 1
-            raise _refused(kind, "it takes too long to work out: too many patterns might have to hold at one place")
-
-    def _count(self, kind: str, source: str) -> LLMatcher:
-        began = time.monotonic()
-        try:
-            matcher = self._compile(kind, source)
-        except InvalidArgument:
-            self.totals.refused += 1
-            raise
+                if self._kept.get(source) is made:
+                    del self._kept[source]
+            made.set_exception(error)
         finally:
-            self.totals.compile_s.observe(time.monotonic() - began)
-        self.totals.compiled += 1
-        return matcher
+            with self._lock:
+                self._num_trials -= needs_trial
+        return made
 
-    def _compile(self, kind: str, source: str) -> LLMatcher:
+    def _count(self, source: Source, *, needs_trial: bool) -> Compiled:
+        began, ended = time.monotonic(), True
+        if needs_trial:
+            with self._trying:
+                ended = _ends(*source)
+        with self._at_once:
+            compiled = self._compile(*source) if ended else _ENDLESS
+        with self._lock:
+            self.totals.compile_s.observe(time.monotonic() - began)
+            if isinstance(compiled, str):
+                self.totals.refused += 1
+            else:
+                self.totals.compiled += 1
+        return compiled
+
+    def _compile(self, kind: str, source: str) -> Compiled:
         if remainders_of(source) > MOST_REMAINDERS:  # llguidance would take minutes, and its limits do not hold there
-            raise _refused(kind, f"its values of multipleOf have more than {MOST_REMAINDERS} for a common multiple")
+            return f"its values of multipleOf have more than {MOST_REMAINDERS} for a common multiple"
         try:
             matcher = LLMatcher(self._load_tokenizer(), _lark_of(kind, source), log_level=0)
         except RecursionError:
-            raise _refused(kind, "it is nested too deeply") from None
+            return "it is nested too deeply"
         except ValueError as error:
-            raise _refused(kind, str(error)) from error
+            return str(error)
         if matcher.is_error():
-            raise _refused(kind, matcher.get_error())
-        if not any(matcher.compute_bitmask()) or matcher.is_error():
-            raise _refused(kind, "nothing satisfies it")
-        return matcher
+            return matcher.get_error()
+        return matcher if any(matcher.compute_bitmask()) and not matcher.is_error() else "nothing satisfies it"
 
     def _load_tokenizer(self) -> LLTokenizer:
-        if self._tokenizer is None:
-            if not self._tokenizer_path.is_file():
-                raise Unimplemented("structured output needs a model folder with tokenizer.json", field="grammar")
-            source = self._tokenizer_path.read_text(encoding="utf-8")
-            self._tokenizer = _plain(source, self._vocab_size, self._eos_token_ids)
-        return self._tokenizer
+        with self._loading:
+            if self._tokenizer is None:
+                if not self._tokenizer_path.is_file():
+                    raise Unimplemented("structured output needs a model folder with tokenizer.json", field="grammar")
+                source = self._tokenizer_path.read_text(encoding="utf-8")
+                self._tokenizer = _plain(source, self._vocab_size, self._eos_token_ids)
+            return self._tokenizer
 
 
 class _PlainTokenizer:
@@ -278,6 +293,14 @@ def _lark_of(kind: str, source: str) -> str:
         raise
     except Exception as error:  # the library's converter raises nothing more specific
         raise ValueError(str(error)) from error
+
+
+def _ends(kind: str, source: str) -> bool:
+    try:
+        grammar = _lark_of(kind, source)
+    except (ValueError, RecursionError):  # which compiling it says in words
+        return True
+    return grammar_trial.ends(grammar)
 
 
 def _refused(kind: str, reason: str) -> InvalidArgument:

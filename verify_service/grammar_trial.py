@@ -1,25 +1,27 @@
-"""A process in which a grammar is compiled for trial, where it may take for ever: the library that compiles them
-intersects patterns that hold at one place, which takes twice as long for each one more, and cannot be stopped.
+"""Grammars that may take for ever to compile are compiled on trial first, in a process that the kernel ends.
 
-Run as a file of its own (`python -I grammar_trial.py`), with the grammar on standard input; it imports nothing of ours.
-The kernel ends it when it takes too much time or memory. How it goes is for the caller to see again: what ends here
-ends there.
+The library that compiles them intersects patterns that hold at one place, which takes twice as long for each one more,
+and cannot be stopped. How it goes is for the caller to see again: what ends in the trial ends there.
 """
 
 from __future__ import annotations
 
-import ctypes
 import re
-import resource
-import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import llguidance
+
+from outrider.errors import Internal
+from outrider.telemetry import get_logger
+from verify_service import grammar_trial_worker
+
+log = get_logger(__name__)
 
 MOST_AT_ONE_PLACE = 8  # patterns, which might all meet, of a grammar that needs no trial: about 1 ms
-MAX_CPU_S = 3
-MAX_MEMORY_BYTES = 2**31
-_MAX_WALL_S = 4 * MAX_CPU_S  # of a machine that has other things to do
-_PR_SET_PDEATHSIG = 1
+MAX_CPU_S = 1
+_MAX_WALL_S = 20 * MAX_CPU_S  # of a machine that has other things to do
 _PATTERNS = re.compile(r'"(?:pattern|patternProperties|propertyNames|format)"\s*:|[&~]')
 
 
@@ -29,28 +31,19 @@ def is_needed(source: str) -> bool:
 
 
 def ends(grammar: str) -> bool:
-    """Whether compiling a grammar (in Lark's form) comes to an end within the limits, well or not."""
+    """Whether compiling a grammar (in Lark's form) comes to an end within the limits, well or not.
+
+    Internal where it cannot be tried.
+    """
+    packages = str(Path(llguidance.__file__).parents[1])
     try:
-        return subprocess.run(
-            [sys.executable, "-I", __file__, str(MAX_CPU_S)], input=grammar.encode(), timeout=_MAX_WALL_S, check=False,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        ).returncode == 0  # fmt: skip
+        tried = subprocess.run(
+            [sys.executable, "-I", grammar_trial_worker.__file__, str(MAX_CPU_S), packages], input=grammar.encode(),
+            timeout=_MAX_WALL_S, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         return False
-
-
-def main(cpu_s: int) -> None:
-    """The trial. The tokenizer is one of bytes: what takes so long has nothing to do with tokens."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops a service may tell all its processes
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-    from llguidance import LLMatcher, LLTokenizer
-
-    LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    if tried.returncode > 0:  # by no signal
+        log.error("a grammar could not be tried", stderr=tried.stderr.decode(errors="replace")[-1000:])
+        raise Internal("this grammar cannot be tried; the server's log says why")
+    return tried.returncode == 0

@@ -7,6 +7,7 @@ import json
 import math
 import re
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from outrider.errors import InvalidArgument, ResourceExhausted
+from outrider.errors import Internal, InvalidArgument, ResourceExhausted
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2
 from outrider.wire import MAX_GRAMMAR_BYTES
@@ -235,7 +236,6 @@ def conjunction(count: int, key: str = "pattern") -> str:
 def test_what_would_take_for_ever_is_refused_and_nobody_waits_for_it(
     compiler: GrammarCompiler, grammar: common_pb2.Grammar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_trial, "MAX_CPU_S", 1)
     began, go_on = threading.Event(), threading.Event()
     ends = grammar_trial.ends
 
@@ -258,31 +258,35 @@ def test_what_would_take_for_ever_is_refused_and_nobody_waits_for_it(
         compiler.compile(grammar)
 
 
-def test_trials_are_bounded_and_many_patterns_that_do_not_meet_pass(
+def test_trials_are_bounded_shared_and_no_matter_to_patterns_that_do_not_meet(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"^a{n}$"} for n in range(30)}}
     assert compiler.compile(common_pb2.Grammar(json_schema=json.dumps(apart))).dead_end() is None
-    full, go_on = threading.Semaphore(0), threading.Event()
-    monkeypatch.setattr(grammar_trial, "ends", lambda _: go_on.wait())
-    taken = compiler._room_for_trials.acquire
-
-    def counted(*, blocking: bool) -> bool:
-        found = taken(blocking=blocking)
-        full.release()
-        return found
-
-    monkeypatch.setattr(compiler._room_for_trials, "acquire", counted)
-    with ThreadPoolExecutor(MAX_TRIALS) as pool:
-        trials = [
-            pool.submit(compiler.compile, common_pb2.Grammar(regex="a" + "&" * (9 + n))) for n in range(MAX_TRIALS)
-        ]
-        for _ in trials:
-            full.acquire()
+    go_on, tried = threading.Event(), list[str]()
+    monkeypatch.setattr(grammar_trial, "ends", lambda grammar: tried.append(grammar) or go_on.wait())
+    sources = [common_pb2.Grammar(regex="a" + "&" * (9 + n)) for n in range(MAX_TRIALS)]
+    with ThreadPoolExecutor(3 * MAX_TRIALS) as pool:
+        trials = [pool.submit(compiler.compile, source) for source in 3 * sources]
+        while compiler._num_trials < MAX_TRIALS:
+            time.sleep(0)
         with pytest.raises(ResourceExhausted, match="try again later"):
             compiler.compile(common_pb2.Grammar(regex="b" + "&" * 9))
         go_on.set()
         assert all(trial.exception() is None for trial in trials)
+    assert len(tried) == MAX_TRIALS
+    assert compiler.compile(common_pb2.Grammar(regex="b" + "&" * 9)).dead_end() is None
+
+
+def test_a_trial_that_cannot_be_made_is_no_fault_of_the_grammar(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = common_pb2.Grammar(regex="c" + "&" * 9)
+    with monkeypatch.context() as patched:
+        patched.setattr(grammar_trial.sys, "executable", "/bin/false")
+        with pytest.raises(Internal, match="cannot be tried"):
+            compiler.compile(many)
+    assert compiler.compile(many).dead_end() is None
 
 
 def test_a_schema_may_be_true(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
