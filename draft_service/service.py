@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
+from functools import partial
 
 import grpc.aio
 
@@ -19,8 +20,11 @@ from draft_service.worker import Worker
 from outrider import __version__
 from outrider.args import DraftArgs
 from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unimplemented
+from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from outrider.wire import WIRE_VERSION, Ids, check_token_ids, pack_ids, pack_scores, unpack_ids
+
+log = get_logger(__name__)
 
 MAX_WISH = 256  # steps, branches or nodes that Propose grows
 MAX_ROWS = 1024  # steps times branches: sessions wait while a model grows them
@@ -82,7 +86,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     scope, corpus_id = _names(request)
                 _check_same(request, scope, corpus_id)
                 tokens = self._ids(request.tokens, "tokens", 1, _INT31)
-                await _done(corpora.load(scope, corpus_id, tokens))
+                await self._done("AddCorpus", corpora.load(scope, corpus_id, tokens))
                 num_tokens += len(tokens)
         if scope is None:
             raise InvalidArgument("corpus_id: the stream has no message; it must have at least one", field="corpus_id")
@@ -95,7 +99,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         corpora = self._corpora
         with self._one_of("RemoveCorpus"):
             size, removed = corpora.unload(*_names(request))
-            await _done(removed)
+            await self._done("RemoveCorpus", removed)
         return draft_pb2.RemoveCorpusResponse(tokens_removed=size, nodes_used=corpora.corpus.num_nodes)
 
     async def GetServerInfo(
@@ -148,6 +152,22 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         finally:
             self._num_calls[method] -= 1
 
+    async def _done(self, method: str, work: Future[None]) -> None:
+        """Waits for queued work. It is done also for a caller that goes, whose place among the calls it keeps."""
+        done = asyncio.wrap_future(work)
+        try:
+            await asyncio.shield(done)
+        except asyncio.CancelledError:
+            if not done.done():
+                self._num_calls[method] += 1
+                done.add_done_callback(partial(self._left, method))
+            raise
+
+    def _left(self, method: str, done: asyncio.Future[None]) -> None:
+        self._num_calls[method] -= 1
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("a corpus was not changed, and whoever asked has gone", method=method, exc_info=error)
+
     @property
     def _vocab_size(self) -> int:
         """Of the target, once a verify service has said; until then only negative ids are known to be wrong."""
@@ -180,11 +200,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 field="speculative.topk",
             )
         return Wishes.from_proto(params)
-
-
-async def _done(work: Future[None]) -> None:
-    """Waits for queued work, which is done also for a caller that goes: it is counted as if it were done already."""
-    await asyncio.shield(asyncio.wrap_future(work))
 
 
 async def _next(requests: AsyncIterator[draft_pb2.AddCorpusRequest]) -> draft_pb2.AddCorpusRequest | None:

@@ -150,7 +150,10 @@ async def test_a_corpus_is_taken_out_by_its_id(tmp_path: Path) -> None:
         assert not info.corpora
 
 
-async def test_a_corpus_whose_caller_goes_goes_in_and_out_all_the_same(tmp_path: Path) -> None:
+async def test_a_corpus_whose_caller_goes_goes_in_and_out_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draft_service.service.MAX_CALLS", 1)
     async with serving(tmp_path) as service:
         corpus = service.drafter.corpus
 
@@ -165,6 +168,8 @@ async def test_a_corpus_whose_caller_goes_goes_in_and_out_all_the_same(tmp_path:
 
         with corpus._lock:  # what is queued waits
             await given_up(service.stub.AddCorpus(one_text()))
+            with pytest.raises(grpc.aio.AioRpcError, match="1 AddCorpus calls are under way"):
+                await service.add(text(1, 2, corpus_id="two"))  # nor does it make room for another
         await asyncio.to_thread(corpus.flush)
         assert (await service.propose([5, 6]))[0][:1] == [7]
         with corpus._lock:
