@@ -77,7 +77,7 @@ def insert(drafter: NgramDrafter, tokens: Ids) -> Insertion:
     seconds: list[float] = []
     for piece in np.array_split(tokens, 10):
         start = time.perf_counter()
-        drafter.corpus.load(("corpus", ""), piece)
+        drafter.corpus.insert(("text", ""), piece)
         drafter.corpus.flush()
         seconds.append(time.perf_counter() - start)
     nodes = drafter.corpus.num_nodes

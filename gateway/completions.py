@@ -16,7 +16,7 @@ from gateway.constraints import grammar_field, of_openai
 from gateway.detokenizer import Detokenizer
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.logprobs import TextLogprobs, TextScores
-from gateway.offload import breathe
+from gateway.offload import ID_COST, breathe, offload
 from gateway.plan import Prompt, Report, check_stream_options, check_total, make_plan
 from gateway.responses import Completion, TextChoice, Usage
 from gateway.schemas import CompletionRequest
@@ -44,10 +44,10 @@ async def completions(request: Request) -> ASGIApp:
         body, prompts, request_id=id, max_tokens=_max_tokens(body), default_max_tokens=DEFAULT_MAX_TOKENS,
         codec=ready.codec, info=ready.info, defaults=ready.sampling, grammar=of_openai(body), report=report,
     )  # fmt: skip
+    echoes = await _echoes(given, ready.codec) if body.echo else [""] * len(given)
     answers = gateway.answers(
         plan, request, grammar_field=grammar_field(body), prompt_field="prompt", top_logprobs_field="logprobs"
     )
-    echoes = [_echo(prompt, ready.codec) if body.echo else "" for prompt in given]
     run = _Run(body, ready, answers, echoes, id)
     if body.stream:
         return event_stream(request, run.events())
@@ -188,6 +188,11 @@ def lengths_in(text: str, tokens: Sequence[int], detokenizer: Detokenizer) -> li
         lengths[place] -= min(length, added)
         added -= length
     return lengths
+
+
+async def _echoes(prompts: Sequence[str | list[int]], codec: TextCodec) -> list[str]:
+    num_ids = sum(len(prompt) for prompt in prompts if not isinstance(prompt, str))
+    return await offload(ID_COST * num_ids, lambda: [_echo(prompt, codec) for prompt in prompts])
 
 
 def _echo(prompt: str | list[int], codec: TextCodec) -> str:

@@ -13,7 +13,7 @@ from gateway.schemas import ChatCompletionRequest
 from gateway.service import Ready
 from gateway.shield import Cover
 from gateway.shown import shown
-from gateway.template import ChatTemplate
+from gateway.template import ChatTemplate, RenderTooLong
 from gateway.tokenizer import TextCodec
 from gateway.tool_prompt import described
 from gateway.tool_schemas import Tools
@@ -45,6 +45,8 @@ async def encode_conversation(body: ChatCompletionRequest, ready: Ready, body_by
     context, cover = await offload(body_bytes, _context, body, ready.codec, template)
     try:
         rendered = await template.render(context, ready.codec.max_chars)
+    except RenderTooLong as error:
+        raise ready.codec.over_max_chars(ready.codec.max_chars + 1, "messages") from error
     except InvalidArgument as error:  # the template may have put a message's text into its reason
         raise InvalidArgument(cover.uncover(error.message), field=error.field, code=error.code) from error
     if body.continue_final_message:

@@ -121,7 +121,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._flow.pause_reading()
 
     def _parse(self) -> None:
-        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(self._piece)
         except httptools.HttpParserUpgrade as stopped:
@@ -130,8 +129,13 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or HttpError(400, "The HTTP request is malformed."))
 
     def on_message_begin(self) -> None:
-        """A request begins: its headers have a limited time."""
+        """A request begins: its headers have a limited time.
+
+        Nothing else ends the time that uvicorn gives a connection after an answer: not a stray line between requests,
+        nor the rest of a body that was answered unread.
+        """
         super().on_message_begin()
+        self._unset_keepalive_if_required()
         self._spoke = self._in_headers = True
         self._in_trailers = False
         self._header_bytes = 0
@@ -192,6 +196,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if not self.transport.is_closing():
             self._read()
+            if self._in_headers:  # of the next one, which have their own time
+                self._unset_keepalive_if_required()
             self._flow.resume_reading()
 
     def _read_again(self, stopped_at: int) -> None:
@@ -230,7 +236,7 @@ class GuardedProtocol(HttpToolsProtocol):
             )  # fmt: skip
         failed = failure(error)
         headers = [
-            b"x-request-id: %b\r\n" % request_id.encode(),
+            b"x-request-id: %b\r\n" % request_id.encode(), b"openai-processing-ms: 0\r\n",
             b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(failed.body),
             b"connection: close\r\n", *(f"{name}: {value}\r\n".encode() for name, value in failed.headers), b"\r\n",
         ]  # fmt: skip
@@ -268,7 +274,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._header_timer = None
         if self.transport.is_closing():
             return
-        if self.pipeline or self.flow.read_paused:  # we read no further ourselves: an earlier one is still answered
+        if self._open or self.flow.read_paused:  # an earlier one is still answered, or we read no further ourselves
             self._start_timer()
         elif self._in_headers:
             self._refuse(HttpError(408, f"The headers did not arrive within {self.header_timeout_s:g} s."))

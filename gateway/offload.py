@@ -10,7 +10,7 @@ ParamsT = ParamSpec("ParamsT")
 ResultT = TypeVar("ResultT")
 
 INLINE_BYTES = 64 * 1024  # a millisecond's work, about; a thread costs a tenth of that
-
+ID_COST = 16  # a token id that becomes text costs that many times what a byte of JSON does
 
 _PIECES_PER_TURN = 16
 

@@ -7,7 +7,6 @@ import json
 import re
 from typing import Any
 
-import msgspec
 from msgspec import inspect
 
 from outrider.errors import InvalidArgument, NotFound
@@ -17,8 +16,10 @@ _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.{3})\]")
 
 
 def shown(value: object) -> str:
-    """A number, a name, or what kind of thing it is and how long; JSON's words, at most MAX_CHARS of them."""
-    value = msgspec.to_builtins(value)
+    """A number, a name, or what kind of thing it is and how long; JSON's words, at most MAX_CHARS of them.
+
+    What an array or an object holds is not gone into: it may nest deeper than the stack.
+    """
     if isinstance(value, list | dict):
         return f"{'an array' if isinstance(value, list) else 'an object'} of {len(value)}"
     text = json.dumps(value)

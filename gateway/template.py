@@ -88,6 +88,10 @@ class TemplateTimeout(OutriderError):
     final = True
 
 
+class RenderTooLong(InvalidArgument):
+    """The template wrote more than it may: who knows the context says how long that is."""
+
+
 @dataclass(slots=True)
 class _Worker:
     process: subprocess.Popen[bytes]
@@ -200,7 +204,7 @@ class ChatTemplate:
             raise StartupError(f"the chat template does not work: {reason}", code="template_error")
 
     async def render(self, context: dict[str, Any], max_chars: int) -> str:
-        """The conversation as text. InvalidArgument when the template refuses it or `max_chars` is passed."""
+        """The conversation as text. InvalidArgument when the template refuses it, RenderTooLong past `max_chars`."""
         async with self._slots:
             worker = await self._take()
             reply = await self._ask(worker, Render(context, max_chars))
@@ -260,7 +264,7 @@ def _failure(reply: Failed) -> OutriderError:
             f"The chat template refuses these messages: {reply.message}", field="messages", code="template_error"
         )
     if reply.kind == "too_long":
-        return InvalidArgument(
+        return RenderTooLong(
             "The messages are longer than the model's context.", field="messages", code="context_length_exceeded"
         )
     log.error("the chat template broke", reason=reply.message)

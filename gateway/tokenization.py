@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from gateway.conversation import encode_conversation
 from gateway.exchange import json_response
-from gateway.offload import breathe, offload
+from gateway.offload import ID_COST, breathe, offload
 from gateway.schemas import ChatCompletionRequest, Message, TokenId
 from gateway.service import Ready, gateway_of
 from gateway.shown import no_such_token
 from gateway.tool_schemas import Tools
 from outrider.errors import InvalidArgument
 
-_COST = 16  # an id costs that many times what a byte of JSON does
+_PIECE = 2**16  # items that are encoded at once: the encoder keeps the interpreter to itself
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -46,7 +48,7 @@ class TokenizeResponse(Struct):
 class DetokenizeRequest(Struct, kw_only=True):
     """Ids, or several lists of them."""
 
-    tokens: Annotated[list[TokenId | list[TokenId]], Meta(max_length=2**20)]
+    tokens: list[TokenId | list[TokenId]]
     model: str | None = None
     skip_special_tokens: bool | None = None
 
@@ -70,22 +72,34 @@ async def tokenize(request: Request) -> ASGIApp:
         for place, text in enumerate(body.prompt):
             await breathe(place)
             rows.append(await _encode(text, body, ready))
-        made = TokenizeResponse([*rows], [len(row) for row in rows], ready.codec.context_length)
-        if body.return_token_strs:
-            made.token_strs = [_strings(row, ready) for row in rows]
-        return json_response(made)
-    if body.prompt is not None:
-        ids = await _encode(body.prompt, body, ready)
+    elif body.prompt is not None:
+        rows = [await _encode(body.prompt, body, ready)]
     else:
-        ids = await _encode_messages(body, ready, request.state.body_bytes)
-    made = TokenizeResponse([*ids], len(ids), ready.codec.context_length)
+        rows = [await _encode_messages(body, ready, request.state.body_bytes)]
+    return await offload(ID_COST * sum(map(len, rows)), _respond, rows, body, ready)
+
+
+def _respond(rows: list[list[int]], body: TokenizeRequest, ready: Ready) -> Response:
+    """The answer; a list of prompts gets lists, one of them alone does not."""
+    tokens, counts = [_json_array(row) for row in rows], [len(row) for row in rows]
+    several = isinstance(body.prompt, list)
+    made = TokenizeResponse(
+        cast(Any, tokens if several else tokens[0]), counts if several else counts[0], ready.codec.context_length
+    )
     if body.return_token_strs:
-        made.token_strs = [*_strings(ids, ready)]
+        strings = [_json_array(_strings(row, ready)) for row in rows]
+        made.token_strs = cast(Any, strings if several else strings[0])
     return json_response(made)
 
 
 def _strings(ids: list[int], ready: Ready) -> list[str]:
     return [ready.codec.piece(token).decode(errors="replace") for token in ids]
+
+
+def _json_array(items: list[int] | list[str]) -> Raw:
+    """Encoded already, in pieces."""
+    pieces = (msgspec.json.encode(items[at : at + _PIECE])[1:-1] for at in range(0, len(items), _PIECE))
+    return Raw(b"[%b]" % b",".join(pieces))
 
 
 async def _encode(text: str, body: TokenizeRequest, ready: Ready) -> list[int]:
@@ -119,10 +133,10 @@ async def detokenize(request: Request) -> ASGIApp:
         raise InvalidArgument("Give ids or lists of ids, not both.", field="tokens", code="invalid_type")
     skip = body.skip_special_tokens is True
     if rows:
-        texts = await offload(_COST * sum(map(len, rows)), lambda: [_decode(row, ready, skip) for row in rows])
+        texts = await offload(ID_COST * sum(map(len, rows)), lambda: [_decode(row, ready, skip) for row in rows])
         return json_response(DetokenizeResponse(texts, texts))
     ids = [item for item in body.tokens if isinstance(item, int)]
-    text = await offload(_COST * len(ids), _decode, ids, ready, skip)
+    text = await offload(ID_COST * len(ids), _decode, ids, ready, skip)
     return json_response(DetokenizeResponse(text, text))
 
 

@@ -82,8 +82,12 @@ class TextCodec:
     def check_length(self, text: str, field: str) -> None:
         """InvalidArgument for text that cannot fit the context, before anything is encoded."""
         if len(text) > self.max_chars:
-            at_least = -(-len(text) // self._longest_token)
-            raise too_long(self.context_length, at_least, None, field, qualifier="at least ")
+            raise self.over_max_chars(len(text), field)
+
+    def over_max_chars(self, num_chars: int, field: str) -> InvalidArgument:
+        """The error of text with so many characters, more than `max_chars`."""
+        at_least = -(-num_chars // self._longest_token)
+        return too_long(self.context_length, at_least, None, field, qualifier="at least ")
 
     def _encode_chat(self, rendered: str, cover: Cover) -> list[int]:
         ids = encode(self._marked, cover.mark_control(rendered, self._nonces), special=False)

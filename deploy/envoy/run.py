@@ -25,6 +25,7 @@ _TEMPLATE = Path(__file__).with_name("envoy.yaml")
 _TLS = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
 _ADDRESS = re.compile(r"([^:\[\]\s]+|\[[^\[\]\s]+\]):[0-9]{1,5}")  # IPv6 in brackets
 _QUIET_PAUSE_S = 0.2
+_ANSWER_MARGIN_S = 30.0  # for the gateway to say itself that an answer took too long
 _ADMIN_TIMEOUT_S = 5.0
 
 
@@ -102,6 +103,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--verify-server-name", help="DNS name that their certificates must have. Default: any.")
     parser.add_argument("--run-dir", default="/run/envoy", help="Folder to write in.")
     parser.add_argument("--grace-s", type=float, default=30.0, help="Time that running answers get on SIGTERM.")
+    parser.add_argument(
+        "--request-timeout-s", type=float, default=600.0, help="That of the gateways: the time for an answer."
+    )
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--check", action="store_true", help="Only say whether Envoy takes the configuration.")
     args = parser.parse_args(words)
@@ -128,6 +132,7 @@ def render(args: argparse.Namespace) -> str:
         "ADMIN_SOCKET": f"{args.run_dir}/admin.sock",
         "GATEWAYS": [_endpoint(address) for address in args.gateway or ["127.0.0.1:8000"]],
         "VERIFIERS": [_endpoint(address) for address in args.verify or ["127.0.0.1:50051"]],
+        "ANSWER_IDLE": f"{args.request_timeout_s + _ANSWER_MARGIN_S:.3f}s",
         "FRONT_TLS": front_tls(args),
         "GATEWAY_TLS": upstream_tls(args, "gateway", "http/1.1"),
         "VERIFY_TLS": upstream_tls(args, "verify", "h2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from numba import config, njit
@@ -17,7 +18,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Kept(FunctionCache):
-    """A full disk, or files of another user, cost this start or the next some seconds; numba's own would raise."""
+    """A full disk, or files of another user, cost this start or the next some seconds; numba's own would raise.
+
+    And numba looks at the function's own file alone, though what it calls is compiled into it.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file._source_stamp = self._cache_file._source_stamp, _stamp_of_calls()
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
@@ -31,6 +39,13 @@ class _Kept(FunctionCache):
             super().save_overload(sig, data)
         except OSError as error:
             _warn(error.strerror or str(error))  # without the name, which is another one for each function
+
+
+@cache
+def _stamp_of_calls() -> tuple[tuple[str, float, int], ...]:
+    """Of the files whose compiled functions call one another's."""
+    files = sorted(Path(__file__).parent.glob("trie*.py"))
+    return tuple((file.name, file.stat().st_mtime, file.stat().st_size) for file in files)
 
 
 @cache

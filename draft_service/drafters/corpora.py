@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draft_service.drafters.corpus import Corpus, Name
 from outrider.errors import NotFound, ResourceExhausted
@@ -13,9 +13,9 @@ MAX_PER_SCOPE = 12  # a lookup reads those of a scope and those for everyone, of
 MAX_CORPORA = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CorpusSize:
-    """One corpus, and the tokens that it was given."""
+    """One corpus, and the tokens that it holds or that wait to be taken in."""
 
     scope: str  # empty: for everyone
     corpus_id: str
@@ -28,7 +28,7 @@ class Corpora:
     def __init__(self, corpus: Corpus, max_tokens: int) -> None:
         self.corpus = corpus
         self._max_tokens = max_tokens
-        self._sizes: dict[tuple[str, str], int] = {}  # by scope and id
+        self._sizes: dict[tuple[str, str], CorpusSize] = {}  # by scope and id
         self._names: dict[str, list[Name]] = {}  # by scope; lists are replaced, never changed
 
     def names(self, scope: str) -> list[Name]:
@@ -38,14 +38,16 @@ class Corpora:
 
     def sizes(self) -> list[CorpusSize]:
         """Every corpus, oldest first."""
-        return [CorpusSize(scope, corpus_id, size) for (scope, corpus_id), size in self._sizes.items()]
+        return [replace(size) for size in self._sizes.values()]
 
     def load(self, scope: str, corpus_id: str, tokens: Ids) -> Future[None]:
-        """Queues a text of a corpus, new or known. ResourceExhausted over a limit: of tokens, corpora, or the queue."""
+        """Queues a text of a corpus, new or known. ResourceExhausted over a limit of tokens, corpora, trie or queue."""
         self._check_room(scope, corpus_id, len(tokens))
         loaded = self.corpus.load(_name(scope, corpus_id), tokens)
-        self._sizes[scope, corpus_id] = self._sizes.get((scope, corpus_id), 0) + len(tokens)
+        size = self._sizes.setdefault((scope, corpus_id), CorpusSize(scope, corpus_id, 0))
+        size.num_tokens += len(tokens)
         self._list(scope)
+        loaded.add_done_callback(lambda done: self._take_back(size, len(tokens)) if done.cancelled() else None)
         return loaded
 
     def unload(self, scope: str, corpus_id: str) -> tuple[int, Future[None]]:
@@ -55,10 +57,17 @@ class Corpora:
             place = f"scope {scope!r}" if scope else "the scope of everyone"
             raise NotFound(f"there is no corpus {corpus_id!r} in {place}", field="corpus_id")
         self._list(scope)
-        return size, self.corpus.unload(_name(scope, corpus_id))
+        return size.num_tokens, self.corpus.unload(_name(scope, corpus_id))
+
+    def _take_back(self, size: CorpusSize, num_tokens: int) -> None:
+        """Of a text whose caller went before it was taken in."""
+        size.num_tokens -= num_tokens
+        if not size.num_tokens and self._sizes.get((size.scope, size.corpus_id)) is size:
+            del self._sizes[size.scope, size.corpus_id]
+            self._list(size.scope)
 
     def _check_room(self, scope: str, corpus_id: str, num_tokens: int) -> None:
-        held = sum(self._sizes.values())
+        held = sum(size.num_tokens for size in self._sizes.values())
         if held + num_tokens > self._max_tokens:
             raise ResourceExhausted(
                 f"{held} corpus tokens are held and {num_tokens} more are to come; at most {self._max_tokens} are "

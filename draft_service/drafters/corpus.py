@@ -53,6 +53,7 @@ class _Job:
     tokens: Ids | None
     counted: int
     start: int
+    is_corpus: bool = False
     done: Future[None] = field(default_factory=Future)
 
 
@@ -61,7 +62,12 @@ _DONE.set_result(None)
 
 
 class Corpus:
-    """Texts by name. At most `max_names` are kept; the one longest without an insertion goes first, corpora last."""
+    """Texts by name, of two kinds.
+
+    Sessions' texts make room for newer ones: node by node, and whole names, of which there are at most `max_names`; the
+    one longest without an insertion goes first. Corpora, whose names are others, stay until they are unloaded; where
+    they would not fit the trie's share for them, they are refused.
+    """
 
     def __init__(self, trie: NgramTrie, *, max_pending_tokens: int, max_names: int = 4096) -> None:
         self._trie = trie
@@ -71,7 +77,7 @@ class Corpus:
         self._lock = FairLock()
         self._texts: deque[_Job] = deque()
         self._corpora: deque[_Job] = deque()
-        self._kept: set[Name] = set()  # corpora: whoever gave them takes them back
+        self._kept: set[Name] = set()  # names of corpora that have a root
         self._pending_names: Counter[Name] = Counter()  # of queued jobs
         self._growing = False  # the thread copies the trie: nothing may be written until it is done
         self._wake = threading.Condition()
@@ -115,18 +121,20 @@ class Corpus:
         return job.done
 
     def load(self, name: Name, tokens: Ids) -> Future[None]:
-        """Queues a corpus's text behind all sessions' texts. ResourceExhausted over the limit of pending tokens."""
-        job = _Job(name, plain(tokens), 0, 0)
+        """Queues a corpus's text behind all sessions' texts. ResourceExhausted where trie or queue have no room for it.
+
+        One thread at a time may load.
+        """
+        self._check_room(len(tokens))
+        job = _Job(name, plain(tokens), 0, 0, is_corpus=True)
         if not self._queue(self._corpora, job):
             raise ResourceExhausted(
                 f"{len(tokens)} tokens do not fit the insertion queue, which takes {self._max_pending_tokens}"
             )
-        self._kept.add(name)
         return job.done
 
     def unload(self, name: Name) -> Future[None]:
         """Queues the removal of a corpus behind the texts that were loaded before."""
-        self._kept.discard(name)
         job = _Job(name, None, 0, 0)
         self._queue(self._corpora, job)
         return job.done
@@ -163,6 +171,19 @@ class Corpus:
         self._thread.join()
         for job in (*self._texts, *self._corpora):
             job.done.cancel()
+
+    def _check_room(self, num_tokens: int) -> None:
+        """Whether the trie has room for one more corpus text, were all that wait to take the most they can."""
+        most = self._trie.most_nodes
+        with self._wake:
+            queued = sum(most(len(job.tokens) - job.start) for job in self._corpora if job.tokens is not None)
+        held = queued + self._trie.num_kept  # read last: what went in meanwhile counts twice, not never
+        if held + most(num_tokens) > self._trie.max_kept:
+            raise ResourceExhausted(
+                f"a text of {num_tokens} tokens may take {most(num_tokens)} nodes of the trie, in which corpora have "
+                f"{held} of the {self._trie.max_kept} that are for them (half of --speculative-ngram-capacity)",
+                field="tokens",
+            )
 
     def _queue(self, lane: deque[_Job], job: _Job) -> bool:
         size = 0 if job.tokens is None else len(job.tokens)
@@ -225,7 +246,7 @@ class Corpus:
         if job.tokens is None:
             return self._drop_piece(job.name)
         stop = min(job.start + _STARTS_PER_PIECE, len(job.tokens))
-        root = self._root(job.name)
+        root = self._root(job.name, kept=job.is_corpus)
         with self._lock:
             job.start = self._trie.insert_some(root, job.tokens, job.start, stop, job.counted)
             self._growing = job.start < stop
@@ -244,19 +265,21 @@ class Corpus:
             if not self._trie.drop_some(root, _DROPS_PER_PIECE):
                 return False
             del self._roots[name]
+            self._kept.discard(name)
             return True
 
-    def _root(self, name: Name) -> int:
-        """The name's root, now the youngest; a new one may cost the oldest name its place."""
+    def _root(self, name: Name, *, kept: bool) -> int:
+        """The name's root, now the youngest; a new one of a session's text may cost the oldest such name its place."""
         while True:
             with self._lock:
                 root = self._roots.pop(name, None)
-                if root is None and len(self._roots) < self._max_names:
-                    root = self._trie.new_root()
+                if root is None and (kept or len(self._roots) - len(self._kept) < self._max_names):
+                    root = self._trie.new_root(kept=kept)
+                    if kept:
+                        self._kept.add(name)
                 if root is not None:
                     self._roots[name] = root
                     return root
-                first = next(iter(self._roots))
-                oldest = next((name for name in self._roots if name not in self._kept), first)
+                oldest = next(name for name in self._roots if name not in self._kept)
             while not self._drop_piece(oldest):
                 pass

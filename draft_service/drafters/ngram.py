@@ -65,10 +65,12 @@ class NgramDrafter:
             max_breadth=args.speculative_ngram_max_bfs_breadth,
             match_type=args.speculative_ngram_match_type,
         )
+        capacity, branch_length = args.speculative_ngram_capacity, args.speculative_ngram_branch_length
         trie = NgramTrie(
-            args.speculative_ngram_capacity,
-            branch_length=args.speculative_ngram_branch_length,
+            capacity,
+            branch_length=branch_length,
             min_match=rules.min_match,
+            max_kept=min(capacity // 2, capacity - branch_length - 1),
         )
         drafter = cls(
             Corpus(trie, max_pending_tokens=args.max_pending_tokens),

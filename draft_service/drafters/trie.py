@@ -1,8 +1,9 @@
 """An n-gram trie over token texts: what followed these tokens before?
 
 Many tries in one arena: each root is a corpus of its own (a tenant's, a session's, everybody's), and all share one
-capacity and one order of eviction. Rules as in SGLang's n-gram cache, without its padding nodes; see trie_nodes.py for
-the storage (32 bytes a node, and 6 to 12 more where it has siblings) and trie_match.py for drafting.
+capacity and one order of eviction, but for kept ones, of which nothing is evicted. Rules as in SGLang's n-gram cache,
+without its padding nodes; see trie_rows.py for the storage (32 bytes a node, and 6 to 12 more where it has siblings),
+trie_nodes.py for growing and trie_match.py for drafting.
 
 Not thread-safe, but the compiled loops release the GIL, and growing is split so that readers may go on meanwhile.
 """
@@ -16,7 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.drafters import trie_match, trie_nodes
-from draft_service.drafters.trie_nodes import FRESH, HASHED, NUM_COLUMNS, NUM_STATE, USED
+from draft_service.drafters.trie_ranks import RANK_COLUMNS
+from draft_service.drafters.trie_rows import (
+    FRESH,
+    HASHED,
+    KEPT,
+    NUM_COLUMNS,
+    NUM_STATE,
+    RANKED,
+    UNRANKED,
+    USED,
+    rehash,
+)
 from outrider.wire import Ids
 
 MAX_ROOTS_PER_MATCH = 31
@@ -54,28 +66,35 @@ class Growth:
 
     nodes: NDArray[np.int32]
     table: NDArray[np.int32]
+    ranks: NDArray[np.int32]
 
 
 class NgramTrie:
     """A bounded trie of token paths up to `branch_length` long, below any number of roots.
 
-    `capacity` counts nodes, roots included; arrays start small and double up to it.
+    `capacity` counts nodes, roots included; arrays start small and double up to it. At most `max_kept` of them may be
+    kept roots or below these: whoever inserts there sees to that, by `most_nodes`.
     """
 
-    def __init__(self, capacity: int, *, branch_length: int = 18, min_match: int = 1) -> None:
+    def __init__(self, capacity: int, *, branch_length: int = 18, min_match: int = 1, max_kept: int = 0) -> None:
         if not 0 < min_match < branch_length:
             raise ValueError(f"min_match is {min_match}; it must be from 1 to {branch_length - 1}")
         if capacity <= branch_length:
             raise ValueError(f"capacity is {capacity}; it must be above branch_length, {branch_length}")
+        if not 0 <= max_kept < capacity - branch_length:
+            raise ValueError(f"max_kept is {max_kept}; it must be from 0 to {capacity - branch_length - 1}")
         self.capacity = capacity
+        self.max_kept = max_kept
         self.branch_length = branch_length
         self.min_match = min_match
         rows = min(capacity + 1, max(_MIN_ROWS, 2 * branch_length))
         self._nodes = np.zeros((rows, NUM_COLUMNS), np.int32)
         self._table = np.zeros(_table_size(rows), np.int32)
+        self._ranks = np.zeros((2, RANK_COLUMNS), np.int32)
         self._state = np.zeros(NUM_STATE, np.int64)
-        self._state[USED] = self._state[FRESH] = 1
+        self._state[USED] = self._state[FRESH] = self._state[RANKED] = 1
         self.num_roots = 0
+        self._kept_roots: set[int] = set()
 
     @property
     def num_nodes(self) -> int:
@@ -83,18 +102,32 @@ class NgramTrie:
         return int(self._state[USED]) - 1
 
     @property
+    def num_kept(self) -> int:
+        """Nodes that are never evicted, being or having a kept root."""
+        return int(self._state[KEPT])
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the arrays."""
-        return self._nodes.nbytes + self._table.nbytes
+        return self._nodes.nbytes + self._table.nbytes + self._ranks.nbytes
 
-    def new_root(self) -> int | None:
+    def most_nodes(self, num_tokens: int) -> int:
+        """What a text may take, root included, if none of its paths is there yet and it does not repeat itself."""
+        short = min(num_tokens, self.branch_length)
+        return 1 + short * (short + 1) // 2 + (num_tokens - short) * self.branch_length
+
+    def new_root(self, *, kept: bool = False) -> int | None:
         """An empty trie's root, or None when so many roots would leave no room for a path."""
-        if self.num_roots + 1 + self.branch_length > self.capacity:
+        num_evictable = self.num_roots - len(self._kept_roots)
+        if not kept and num_evictable + 1 + self.branch_length > self.capacity - self.max_kept:
             return None
         if self._state[USED] == len(self._nodes) and self.growth_due():
             self.adopt(self.grown())
+        root = int(trie_nodes.new_root(self._nodes, self._table, self._ranks, self._state, kept))
         self.num_roots += 1
-        return int(trie_nodes.new_root(self._nodes, self._table, self._state))
+        if kept:
+            self._kept_roots.add(root)
+        return root
 
     def insert_some(self, root: int, tokens: Ids, first: int, last: int, counted: int = 0) -> int:
         """Inserts the paths that start at positions `first` to `last` - 1 of `tokens`; returns the next start.
@@ -104,8 +137,8 @@ class NgramTrie:
         """
         return int(
             trie_nodes.insert_some(
-                self._nodes, self._table, self._state, self.capacity + 1, root, tokens, first, last, counted,
-                self.branch_length, self.min_match,
+                self._nodes, self._table, self._ranks, self._state, self.capacity + 1, root, tokens, first, last,
+                counted, self.branch_length, self.min_match,
             )
         )  # fmt: skip
 
@@ -135,17 +168,22 @@ class NgramTrie:
         table = self._table
         if (int(self._state[HASHED]) + 2) * 10 > len(table) * 7:
             table = np.zeros(2 * len(table), np.int32)
-            trie_nodes.rehash(self._table, table, nodes)
-        return Growth(nodes, table)
+            rehash(self._table, table, nodes)
+        ranks = self._ranks
+        if self._state[UNRANKED] == 0 and self._state[RANKED] == len(ranks):
+            ranks = np.concatenate([ranks, np.zeros_like(ranks)])
+        return Growth(nodes, table, ranks)
 
     def adopt(self, growth: Growth) -> None:
         """Takes the grown copies into use."""
-        self._nodes, self._table = growth.nodes, growth.table
+        self._nodes, self._table, self._ranks = growth.nodes, growth.table, growth.ranks
 
     def drop_some(self, root: int, limit: int) -> bool:
         """Removes at most about `limit` nodes below a root; True when the root is gone too."""
-        gone = bool(trie_nodes.drop_some(self._nodes, self._table, self._state, root, limit))
-        self.num_roots -= gone
+        gone = bool(trie_nodes.drop_some(self._nodes, self._table, self._ranks, self._state, root, limit))
+        if gone:
+            self.num_roots -= 1
+            self._kept_roots.discard(root)
         return gone
 
     def match(
@@ -157,8 +195,8 @@ class NgramTrie:
         """
         return Match(
             *trie_match.draft_tree(
-                self._nodes, self._table, roots, plain(suffix), rules.min_match, rules.max_match, rules.min_breadth,
-                rules.max_breadth, rules.match_type == "PROB", num_nodes, max_depth, vocab_size,
+                self._nodes, self._table, self._ranks, roots, plain(suffix), rules.min_match, rules.max_match,
+                rules.min_breadth, rules.max_breadth, rules.match_type == "PROB", num_nodes, max_depth, vocab_size,
             )
         )  # fmt: skip
 

@@ -5,7 +5,8 @@ lookup ends, the node's children are what followed those tokens before. Each suc
 (nodes with equal paths become one) until the tree is full: the longest matches go first and so decide.
 
 Two orders (SGLang's match types). Recent: breadth first, the most recently seen children first; longer matches follow
-fewer of them, and the breadth shrinks with depth. Frequent: best first by the product of relative frequencies.
+fewer of them, and the breadth shrinks with depth. Frequent: best first by the product of relative frequencies, below
+each node the most frequent children (of more than MAX_RANKED at least the MIN_RANKED first; see trie_ranks.py).
 
 A node's probability is an estimate for trimming, independent of the order: along each edge f * k / (F * k + 1), with f
 the child's count, F its parent's and k the number of tokens matched up to there. The one in the denominator is the
@@ -20,11 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.drafters.compiled import compiled
-from draft_service.drafters.trie_nodes import CHILD, FREQ, NEXT, PARENT, TOKEN, Rows, Table, find_child
-
-# Children looked at to find the most frequent ones; the most recent come first. Bounds a lookup below a common token,
-# which may have tens of thousands.
-MAX_SCANNED = 64
+from draft_service.drafters.trie_ranks import COUNT, FIRST, MAX_RANKED, rank_row
+from draft_service.drafters.trie_rows import CHILD, FREQ, NEXT, PARENT, TOKEN, Ranks, Rows, Table, find_child
 
 # Columns of the draft tree while it grows; its row 0 is the root.
 _TOKEN, _PARENT, _DEPTH, _SOURCES, _FIRST_KID, _LAST_KID, _NEXT_KID = range(7)
@@ -104,32 +102,45 @@ def _graft_recent(
 
 
 @compiled
-def _most_frequent(nodes: Rows, node: int, top: NDArray[np.int64], vocab_size: int) -> int:
+def _place(nodes: Rows, child: int, top: NDArray[np.int64], num_top: int, vocab_size: int) -> int:
+    """Puts a child into `top` if it belongs there; returns how many there are now."""
+    token, freq = nodes[child, TOKEN], nodes[child, FREQ]
+    place = num_top
+    while place > 0:
+        other = top[place - 1]
+        if nodes[other, FREQ] > freq or (nodes[other, FREQ] == freq and nodes[other, TOKEN] < token):
+            break
+        place -= 1
+    if token >= vocab_size or place == len(top):
+        return num_top
+    num_top = min(num_top + 1, len(top))
+    for move in range(num_top - 1, place, -1):
+        top[move] = top[move - 1]
+    top[place] = child
+    return num_top
+
+
+@compiled
+def _most_frequent(nodes: Rows, ranks: Ranks, node: int, top: NDArray[np.int64], vocab_size: int) -> int:
     """Fills `top` with children of `node`, most frequent first, ties to the lower token; returns how many."""
     num_top = 0
+    row = rank_row(nodes, node)
+    if row != 0:
+        for slot in range(FIRST, FIRST + ranks[row, COUNT]):
+            num_top = _place(nodes, ranks[row, slot], top, num_top, vocab_size)
+        return num_top
     child = nodes[node, CHILD]
-    for _ in range(MAX_SCANNED):
+    for _ in range(MAX_RANKED):  # more only where a trie is being dropped
         if child == 0:
             break
-        token, freq = nodes[child, TOKEN], nodes[child, FREQ]
-        place = num_top
-        while place > 0:
-            other = top[place - 1]
-            if nodes[other, FREQ] > freq or (nodes[other, FREQ] == freq and nodes[other, TOKEN] < token):
-                break
-            place -= 1
-        if token < vocab_size and place < len(top):
-            num_top = min(num_top + 1, len(top))
-            for move in range(num_top - 1, place, -1):
-                top[move] = top[move - 1]
-            top[place] = child
+        num_top = _place(nodes, child, top, num_top, vocab_size)
         child = nodes[child, NEXT]
     return num_top
 
 
 @compiled
 def _graft_frequent(
-    nodes: Rows, anchor: int, width: int, source: int, max_breadth: int,
+    nodes: Rows, ranks: Ranks, anchor: int, width: int, source: int, max_breadth: int,
     tree: Tree, probs: Probabilities, size: int, max_depth: int, vocab_size: int,
 ) -> int:  # fmt: skip
     """Grafts what follows `anchor`, the most probable path first; returns the tree's new size."""
@@ -145,7 +156,7 @@ def _graft_frequent(
             at = kid
         if tree[at, _DEPTH] >= max_depth:
             continue
-        num_top = _most_frequent(nodes, node, top, vocab_size)
+        num_top = _most_frequent(nodes, ranks, node, top, vocab_size)
         total = 0
         for rank in range(num_top):
             total += nodes[top[rank], FREQ]
@@ -183,8 +194,8 @@ def _in_breadth_order(tree: Tree, probs: Probabilities, size: int) -> Output:
 
 @compiled
 def draft_tree(
-    nodes: Rows, table: Table, roots: NDArray[np.int32], suffix: NDArray[np.int32], min_match: int, max_match: int,
-    min_breadth: int, max_breadth: int, frequent: bool, num_nodes: int, max_depth: int, vocab_size: int,
+    nodes: Rows, table: Table, ranks: Ranks, roots: NDArray[np.int32], suffix: NDArray[np.int32], min_match: int,
+    max_match: int, min_breadth: int, max_breadth: int, frequent: bool, num_nodes: int, max_depth: int, vocab_size: int,
 ) -> Output:  # fmt: skip
     """At most `num_nodes` nodes continuing `suffix`, drawn from below `roots` (at most 31, earlier ones first).
 
@@ -206,7 +217,7 @@ def draft_tree(
             source = 1 << index
             if frequent:
                 size = _graft_frequent(
-                    nodes, anchor, width, source, max_breadth, tree, probs, size, max_depth, vocab_size
+                    nodes, ranks, anchor, width, source, max_breadth, tree, probs, size, max_depth, vocab_size
                 )
             else:
                 size = _graft_recent(

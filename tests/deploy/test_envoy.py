@@ -18,9 +18,11 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tokenizers import Tokenizer
 
+from outrider.args import GatewayArgs
 from outrider.errors import Unavailable
 from outrider.tls import TlsFiles
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -284,6 +286,20 @@ def test_a_drain_finishes_what_runs(tmp_path: Path, number: signal.Signals) -> N
             loop.run(release(envoy))
             assert "data: [DONE]" in list(lines)
         assert envoy.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("timeout_s", [None, 3600.5])
+def test_an_answer_has_the_time_that_gateways_give_it(tmp_path: Path, timeout_s: float | None) -> None:
+    words = [f"--run-dir={tmp_path}", "--check", *([f"--request-timeout-s={timeout_s}"] if timeout_s else ())]
+    subprocess.run([sys.executable, RUN, *words], check=True)
+    listeners = yaml.safe_load((tmp_path / "envoy.yaml").read_text())["static_resources"]["listeners"]
+    (filters,) = listeners[0]["filter_chains"]
+    (host,) = filters["filters"][0]["typed_config"]["route_config"]["virtual_hosts"]
+    routes = [entry["route"] for entry in host["routes"] if "route" in entry]
+    routes = [route for route in routes if route["cluster"].startswith("gateway")]
+    assert [route["timeout"] for route in routes] == ["0s", "0s"]
+    longest_s = timeout_s or GatewayArgs(verify_address=("localhost:1",)).request_timeout_s
+    assert all(float(route["idle_timeout"].removesuffix("s")) > longest_s for route in routes)
 
 
 def test_one_on_a_taken_port_is_refused_in_words(envoy: Front, tmp_path: Path) -> None:

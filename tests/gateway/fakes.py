@@ -97,8 +97,13 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
                 max_queued_requests=self.max_queued, max_choices=self.max_choices,
                 max_total_tokens=self.max_total_tokens,
             ),
-            state=verify_pb2.EngineState(draining=self.draining, running_requests=self.running),
-            speculation=common_pb2.SpeculationStats(verify_steps=4, committed_tokens=10, draft_tokens=12),
+            state=verify_pb2.EngineState(
+                draining=self.draining, running_requests=self.running, queued_requests=2, total_pages=8, free_pages=6,
+                generation_tokens_per_s=50.0,
+            ),
+            speculation=common_pb2.SpeculationStats(
+                verify_steps=4, committed_tokens=10, draft_tokens=12, accepted_tokens=6
+            ),
             arguments={"max-running-requests": str(self.max_running)},
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.body import BodyDecoder
-from gateway.errors import failure
+from gateway.errors import HttpError, failure
 from gateway.offload import INLINE_BYTES, offload
 from gateway.responses_schemas import ResponsesRequest
 from gateway.schemas import ChatCompletionRequest
@@ -67,6 +67,22 @@ def test_where_json_is_wrong_is_told(body: bytes, where: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         BodyDecoder(strict_fields=False).decode(body, ChatCompletionRequest)
     assert refused.value.message.endswith(where)
+
+
+@pytest.mark.parametrize("values", [b"9," * 2**19, b"[]," * 2**16, b'{"a":[]},' * 2**15, b'"a,a",' * 2**19])
+def test_more_values_than_are_parsed(values: bytes) -> None:
+    with pytest.raises(HttpError) as refused:
+        BodyDecoder(strict_fields=False).decode(b'{"messages":[' + values + b"9]", ChatCompletionRequest)
+    assert refused.value.http_status == 413  # though it is no JSON at all, which nobody has found out
+
+
+@pytest.mark.parametrize("text", [",[{" * 2**18, '\\\\,[{\\"' * 2**18])
+def test_what_a_text_holds_are_no_values(text: str) -> None:
+    body = b'{"messages":[{"role":"user","content":"%b"}]}' % text.encode()
+    (message,) = BodyDecoder(strict_fields=False).decode(body, ChatCompletionRequest).messages
+    assert message.content == json.loads(f'"{text}"')
+    with pytest.raises(InvalidArgument):  # without its end, and every quote in it may begin another
+        BodyDecoder(strict_fields=False).decode(body.removesuffix(b'"}]}'), ChatCompletionRequest)
 
 
 def test_unexpected_errors_tell_nothing() -> None:

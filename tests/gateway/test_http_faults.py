@@ -40,6 +40,7 @@ def check_error(reply: httpx.Response, status: int, code: str | None = None, par
     assert reply.status_code == status, reply.text
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-request-id"]
+    assert int(reply.headers["openai-processing-ms"]) >= 0
     (error,) = reply.json().values()
     assert set(error) == {"message", "type", "param", "code"}
     assert isinstance(error["message"], str)
@@ -102,6 +103,12 @@ def test_body_over_the_limit(http: httpx.Client, path: str) -> None:
             yield large[at : at + 2**16]
 
     check_error(http.post(path, content=chunks(), headers=JSON), 413, "request_too_large")
+
+
+def test_more_values_than_are_parsed(http: httpx.Client) -> None:
+    for path, field in (("/v1/completions", "prompt"), ("/tokenize", "prompt"), (CHAT, "junk")):
+        body = b'{"%b":[%b[9]]}' % (field.encode(), b"[9]," * 70_000)
+        check_error(http.post(path, content=body, headers=JSON), 413, "request_too_large")
 
 
 def test_reading_ends_at_the_limit(gateway: RunningGateway) -> None:
@@ -218,6 +225,22 @@ def test_what_plain_completions_do_not_do(http: httpx.Client, fields: dict[str, 
     check_error(http.post("/v1/completions", json={"prompt": "x", **fields}), 400, "unsupported_value", param)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, '{"messages":[{"role":"user","content":"Hi!"}],"functions":[{"a":%s}]}'),
+        ("/v1/responses", '{"input":"Hi!","prompt":%s}'),
+        ("/generate", '{"text":"Hi!","image_data":%s}'),
+    ],
+)
+def test_what_it_does_not_do_is_refused_however_deep_it_nests(http: httpx.Client, path: str, body: str) -> None:
+    """Large bodies are parsed by threads, which have the whole stack for it; the rest of a request has less."""
+    padding = " " * 2**17
+    for depth in range(960, 1000, 2):
+        nested = (body + padding) % ("[" * depth + "]" * depth)
+        check_error(http.post(path, content=nested, headers=JSON), 400)
+
+
 def test_unknown_model(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "x" * 10**5}], "model": "gpt-5"}
     check_error(http.post(CHAT, json=body), 404, "model_not_found", "model")
@@ -238,6 +261,13 @@ def test_prompt_over_the_context(http: httpx.Client, gateway: RunningGateway) ->
     check_error(reply, 400, "context_length_exceeded", "sampling_params.max_new_tokens")
     reply = http.post("/v1/completions", json={"prompt": [5] * 513})
     check_error(reply, 400, "context_length_exceeded", "prompt")
+    assert not gateway.verify[0].requests
+
+
+def test_what_the_template_adds_is_told_in_tokens_too(http: httpx.Client, gateway: RunningGateway) -> None:
+    reply = http.post(CHAT, json={"messages": [{"role": "user", "content": ""}] * 1000})
+    check_error(reply, 400, "context_length_exceeded", "messages")
+    assert "is 512 tokens. The request has at least 513 in the prompt" in reply.json()["error"]["message"]
     assert not gateway.verify[0].requests
 
 
@@ -388,6 +418,7 @@ def read_status(connection: socket.socket) -> int:
     top, _, body = data.partition(b"\r\n\r\n")
     headers = dict(line.lower().split(b": ", 1) for line in top.split(b"\r\n")[1:])
     assert headers[b"x-request-id"]
+    assert int(headers[b"openai-processing-ms"]) >= 0
     while len(body) < int(headers[b"content-length"]):
         body += connection.recv(65536)
     if headers[b"content-type"] == b"application/json":

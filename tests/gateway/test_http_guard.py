@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
-from gateway import edge, http_guard
+from gateway import app, edge, http_guard
 from gateway.app import listen
 from outrider.args import GatewayArgs
 from outrider.telemetry import Throttle
@@ -24,6 +24,7 @@ OPENAPI = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
 LAST = OPENAPI[:-2] + b"connection: close\r\n\r\n"
 DROPPED = "dropped a connection whose client does not read"
 HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+VERSION = b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n"
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi!"}]}).encode()
 CHUNKED = head("transfer-encoding: chunked", "content-type: application/json") + b"%x\r\n%b\r\n0\r\n" % (
     len(BODY),
@@ -117,6 +118,42 @@ def test_headers_may_come_in_pieces_behind_other_requests(gateway: RunningGatewa
             part = connection.recv(2**20)
             assert part, "closed"
             received += part
+
+
+def test_headers_that_dawdle_end_no_answer_before_them(gateway: RunningGateway) -> None:
+    verify = gateway.verify[0]
+    verify.hold_after = 2
+    with raw(gateway) as connection, raw(gateway) as alone:
+        connection.sendall(stream_head(stream=False) + VERSION[:20])
+        gateway.wait(verify.holding)
+        alone.sendall(VERSION[:20])
+        assert read_status(alone) == 408  # so the other's time is over as well
+        gateway.set(verify.release)
+        assert read_status(connection) == 200
+        connection.sendall(VERSION[20:])
+        assert read_status(connection) == 200
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "after"),
+    [
+        (VERSION, 200, b"\r\n"),
+        (head("content-length: 60000", path="/nowhere"), 404, b"x"),
+        (head("content-length: 60000", "content-type: text/plain"), 415, b"x"),
+    ],
+)
+def test_what_is_no_request_keeps_no_connection(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes,
+    status: int, after: bytes,
+) -> None:  # fmt: skip
+    """After an answer: a line between requests, and the rest of a body that nobody reads."""
+    monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.5)
+    with fakes.running({}, lambda: [plain_fake(folder, tokenizer)], tmp_path) as gateway, raw(gateway) as connection:
+        connection.sendall(request_bytes)
+        assert read_status(connection) == status
+        connection.sendall(after)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
 
 
 def test_malformed_requests_are_told_of_once(gateway: RunningGateway, caplog: pytest.LogCaptureFixture) -> None:

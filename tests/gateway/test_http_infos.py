@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
+from gateway import offload, tokenization
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
 from tests.gateway.fakes import FakeVerify, RunningGateway, running
 
@@ -56,6 +58,41 @@ def test_tokenize_and_back(gateway: RunningGateway, tokenizer: Tokenizer) -> Non
         ]:  # fmt: skip
             reply = http.post(path, json=body)
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_text_of_many_ids_is_made_beside_the_event_loop(
+    gateway: RunningGateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a client asks to be told of its own prompt."""
+
+    async def here() -> threading.Thread:
+        return threading.current_thread()
+
+    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            threads.add(threading.current_thread())
+            return work(*args, **kwargs)
+
+        return noted
+
+    loop, threads = gateway.loop.run(here()), set[threading.Thread]()
+    codec = gateway.app.state.gateway.ready().codec
+    monkeypatch.setattr(offload, "INLINE_BYTES", 16 * offload.ID_COST)
+    monkeypatch.setattr(tokenization, "_PIECE", 100)
+    monkeypatch.setattr(codec, "piece", noting(codec.piece))
+    with httpx.Client(base_url=gateway.url) as http:
+        for prompt in ("Hi, 東!" * 50, ["Hi!" * 50, "", "a"]):
+            made = http.post("/tokenize", json={"prompt": prompt, "return_token_strs": True}).json()
+            texts, rows = ([prompt], [made["tokens"]]) if isinstance(prompt, str) else (prompt, made["tokens"])
+            assert rows == [tokenizer.encode(text).ids for text in texts]
+        assert threads
+        assert loop not in threads
+        threads.clear()
+        monkeypatch.setattr(codec, "detokenizer", noting(codec.detokenizer))
+        ids = tokenizer.encode("Hi!" * 50).ids
+        body = {"prompt": [ids, [5]], "echo": True, "max_tokens": 0}
+        assert http.post("/v1/completions", json=body).json()["choices"][0]["text"] == "Hi!" * 50
+    assert threads - {loop}  # an answer's own tokens come one at a time, and become text where they come
 
 
 def test_metrics_and_cache(gateway: RunningGateway) -> None:

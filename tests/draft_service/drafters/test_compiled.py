@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from numba import config
 
+from draft_service.drafters import compiled as module
+from draft_service.drafters import trie_match
 from draft_service.drafters.compiled import compiled
 
 ROOT = Path(__file__).parents[3]
@@ -63,3 +65,12 @@ def test_code_that_cannot_be_read_is_compiled_anew(tmp_path: Path, monkeypatch: 
         index.unlink()
         index.mkdir()  # which root cannot read either
     assert compiled(triple)(3) == 9
+
+
+def test_code_is_compiled_anew_where_that_changed_which_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher: Any = trie_match.draft_tree
+    kept = module._Kept(dispatcher.py_func)
+    assert kept._cache_file._source_stamp == dispatcher._cache._cache_file._source_stamp
+    assert {name for name, *_ in kept._cache_file._source_stamp[1]} >= {"trie_nodes.py", "trie_ranks.py"}
+    monkeypatch.setattr(module, "_stamp_of_calls", lambda: ())
+    assert module._Kept(dispatcher.py_func)._cache_file._source_stamp != kept._cache_file._source_stamp

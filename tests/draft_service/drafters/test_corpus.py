@@ -23,7 +23,7 @@ def ids(*tokens: int) -> np.ndarray:
 
 @pytest.fixture
 def corpus() -> Iterator[Corpus]:
-    corpus = Corpus(NgramTrie(20_000), max_pending_tokens=50_000, max_names=4)
+    corpus = Corpus(NgramTrie(40_000, max_kept=20_000), max_pending_tokens=50_000, max_names=4)
     yield corpus
     corpus.close()
 
@@ -88,15 +88,53 @@ def test_the_name_longest_without_insertion_goes_first(corpus: Corpus) -> None:
     assert [bool(found(corpus, [name], 1)) for name in names] == [True, False, False, True, True, True]
 
 
-def test_corpora_go_after_all_others(corpus: Corpus) -> None:
+def test_corpora_stay_until_they_are_unloaded(corpus: Corpus) -> None:
     names: list[Name] = [("text", str(number)) for number in range(6)]
-    corpus.load(A, ids(1, 2)).result()
+    corpora: list[Name] = [("corpus", str(number)) for number in range(6)]
+    for name in corpora:
+        corpus.load(name, ids(1, 2)).result()
     for name in names:
         corpus.insert(name, ids(1, 2)).result()
-    assert found(corpus, [A], 1) == [2]
-    assert [bool(found(corpus, [name], 1)) for name in names] == [False, False, False, True, True, True]
-    corpus.unload(A).result()
-    assert found(corpus, [A], 1) == []
+    assert all(found(corpus, [name], 1) == [2] for name in corpora)
+    assert [bool(found(corpus, [name], 1)) for name in names] == [False, False, True, True, True, True]
+    for name in corpora:
+        corpus.unload(name).result()
+    assert not any(found(corpus, [name], 1) for name in corpora)
+
+
+def test_a_corpus_proposes_the_same_under_any_traffic(corpus: Corpus) -> None:
+    text, traffic = np.random.default_rng(0).integers(0, 1 << 20, (2, 30_000)).astype(np.int32)
+    corpus.load(B, text[:1_000]).result()
+    corpus.insert(A, traffic).result()
+    assert corpus.num_nodes == corpus.capacity
+    assert [found(corpus, [B], *text[at : at + 3]) for at in range(0, 990, 90)] == [
+        text[at + 3 : at + 8].tolist() for at in range(0, 990, 90)
+    ]
+    assert found(corpus, [A], *traffic[-9:-6]) == traffic[-6:-1].tolist()
+
+
+def test_a_corpus_that_might_not_fit_is_refused_and_sessions_keep_their_share(corpus: Corpus) -> None:
+    text, more = np.random.default_rng(0).integers(0, 1 << 20, (2, 1_000)).astype(np.int32)
+    with corpus._lock:  # the thread cannot go on: what waits counts as well
+        loaded = corpus.load(B, text)
+        refusal = "1000 tokens may take 17848 nodes of the trie, in which corpora have 17848 of the 20000"
+        with pytest.raises(ResourceExhausted, match=refusal):
+            corpus.load(B, more)
+    loaded.result()
+    with pytest.raises(ResourceExhausted, match="corpora have 178"):
+        corpus.load(("corpus", "other"), more)
+    corpus.insert(A, more).result()
+    assert found(corpus, [A], *more[500:503]) == more[503:508].tolist()
+    corpus.unload(B).result()
+    corpus.load(B, more).result()
+    assert found(corpus, [B], *more[500:503]) == more[503:508].tolist()
+
+
+def test_a_text_that_is_known_takes_no_room_a_second_time(corpus: Corpus) -> None:
+    text = np.arange(100, dtype=np.int32)
+    for _ in range(20):
+        corpus.load(B, text).result()
+    assert corpus.num_nodes < 2_000
 
 
 def test_more_roots_than_the_trie_has_room_for_push_out_the_oldest() -> None:
@@ -110,7 +148,7 @@ def test_more_roots_than_the_trie_has_room_for_push_out_the_oldest() -> None:
 
 
 def test_what_waits_is_bounded() -> None:
-    corpus = Corpus(NgramTrie(20_000), max_pending_tokens=10)
+    corpus = Corpus(NgramTrie(20_000, max_kept=10_000), max_pending_tokens=10)
     with corpus._lock:  # the thread cannot go on
         corpus.insert(A, ids(1, 2, 3, 4, 5, 6, 7, 8))
         assert corpus.insert(A, ids(1, 2, 3), 1).result() is None
@@ -169,7 +207,7 @@ def test_lookups_run_beside_insertions(corpus: Corpus) -> None:
     while not done.done():
         match, _ = corpus.match([A], text[5:9], MatchRules(), num_nodes=20, max_depth=9, vocab_size=1 << 20)
         assert all(parent < node for node, parent in enumerate(match.parents.tolist()))
-    assert corpus.num_nodes == 20_000
+    assert corpus.num_nodes == 40_000
 
 
 def test_the_fair_lock_gives_way_to_who_waits() -> None:

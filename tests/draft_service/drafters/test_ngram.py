@@ -247,10 +247,38 @@ def test_a_corpus_that_is_taken_out_is_drawn_from_no_more(make: Any) -> None:
 def test_what_is_taken_out_at_once_leaves_nothing(make: Any) -> None:
     drafter = make()
     before = drafter.corpus.num_nodes
-    loaded = drafter.corpora.load("", "long", np.arange(5_000, dtype=np.int32))
+    loaded = drafter.corpora.load("", "long", np.arange(2_500, dtype=np.int32))
     drafter.corpora.unload("", "long")[1].result()
     assert loaded.done()
     assert drafter.corpus.num_nodes == before
+
+
+def test_a_corpus_whose_caller_went_before_it_was_taken_in_is_not_told(make: Any) -> None:
+    drafter = make()
+    load(drafter, "", "one", 1, 2)
+    with drafter.corpus._lock:  # the thread cannot go on
+        drafter.corpora.load("", "two", ids(1, 2))
+        for corpus_id in ("one", "three"):
+            assert drafter.corpora.load("", corpus_id, ids(3, 4, 5)).cancel()
+    drafter.corpus.flush()
+    assert drafter.corpora.sizes() == [CorpusSize("", "one", 2), CorpusSize("", "two", 2)]
+    assert len(drafter.corpora.names("")) == 2
+
+
+def test_a_corpus_proposes_the_same_after_any_traffic_and_no_more_than_fits_is_taken(make: Any) -> None:
+    drafter = make(speculative_ngram_capacity=20_000)
+    text, traffic = np.random.default_rng(0).integers(0, 1_000, (2, 3_000)).astype(np.int32)
+    drafter.corpora.load("", "one", text[:500]).result()
+    with pytest.raises(ResourceExhausted, match=r"100 tokens may take 1648 nodes .* 10000 that are for them"):
+        load(drafter, "", "two", *text[500:600])
+    before = [draft(drafter, session(text[at : at + 8].tolist())).tokens.tolist() for at in range(0, 480, 40)]
+    assert all(before)
+    for piece in np.array_split(traffic, 10):
+        opened(drafter, piece.tolist(), vocabulary="other")
+    assert drafter.corpus.num_nodes == drafter.corpus.capacity
+    after = [draft(drafter, session(text[at : at + 8].tolist())).tokens.tolist() for at in range(0, 480, 40)]
+    assert after == before
+    assert drafter.corpora.sizes() == [CorpusSize("", "one", 500)]
 
 
 def test_corpora_are_counted(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from draft_service.drafters.trie import Match, MatchRules, NgramTrie
-from draft_service.drafters.trie_nodes import CHILD, FREQ, NEWER, NEXT, OLDER, PARENT, PREV, TOKEN
+from draft_service.drafters.trie_ranks import BAR, COUNT, FIRST, MAX_RANKED, MIN_RANKED, rank_row
+from draft_service.drafters.trie_rows import CHILD, FREQ, NEWER, NEXT, OLDER, PARENT, PREV, RANKED, TOKEN, UNRANKED
 from tests.draft_service.drafters.trie_oracle import Oracle
 
 VOCAB = 1 << 20
@@ -157,6 +158,9 @@ def test_arrays_start_small_and_stop_at_the_capacity() -> None:
 def test_roots_leave_room_for_a_path() -> None:
     trie = NgramTrie(7, branch_length=4, min_match=1)
     assert [trie.new_root() is None for _ in range(4)] == [False, False, False, True]
+    trie = NgramTrie(7, branch_length=4, min_match=1, max_kept=2)
+    assert [trie.new_root() is None for _ in range(2)] == [False, True]
+    assert trie.new_root(kept=True) is not None
 
 
 @pytest.mark.parametrize(("capacity", "branch_length", "min_match"), [(18, 18, 1), (100, 18, 18), (100, 18, 0)])
@@ -165,37 +169,135 @@ def test_nonsense_is_refused(capacity: int, branch_length: int, min_match: int) 
         NgramTrie(capacity, branch_length=branch_length, min_match=min_match)
 
 
+@pytest.mark.parametrize("max_kept", [-1, 82])
+def test_what_is_kept_leaves_room_for_a_path(max_kept: int) -> None:
+    with pytest.raises(ValueError, match=r"max_kept is .*; it must be from 0 to 81"):
+        NgramTrie(100, max_kept=max_kept)
+
+
 def check_links(trie: NgramTrie) -> None:
-    """Every node but the roots is in the use list once, behind its parent, and in its parent's child list."""
+    """Every node but the roots is in one use list once, behind its parent, and in its parent's child list."""
     nodes = trie._nodes
-    order, node = [], int(nodes[0, OLDER])
-    while node != 0:
-        assert nodes[nodes[node, OLDER], NEWER] == node
-        order.append(node)
-        node = int(nodes[node, OLDER])
+    order: list[int] = []
+    for anchor in (0, *trie._kept_roots):
+        node = int(nodes[anchor, OLDER])
+        while node != anchor:
+            assert nodes[nodes[node, OLDER], NEWER] == node
+            order.append(node)
+            node = int(nodes[node, OLDER])
+        assert anchor == 0 or trie.num_kept >= len(trie._kept_roots)
+        if anchor == 0:
+            assert trie.num_kept == trie.num_nodes - len(order) - (trie.num_roots - len(trie._kept_roots))
     assert len(order) == len(set(order)) == trie.num_nodes - trie.num_roots
     place = {node: at for at, node in enumerate(order)}
     for node in order:
         parent = int(nodes[node, PARENT])
         assert place.get(parent, -1) < place[node]
         before, after = nodes[node, PREV], nodes[node, NEXT]
-        assert (nodes[parent, CHILD] if before == 0 else nodes[before, NEXT]) == node
+        assert (nodes[parent, CHILD] if before <= 0 else nodes[before, NEXT]) == node
         assert after == 0 or nodes[after, PREV] == node
     for node in order:  # the table holds exactly the children that have siblings
-        hashed = bool(nodes[node, PREV] or nodes[node, NEXT])
+        hashed = bool(nodes[node, PREV] > 0 or nodes[node, NEXT])
         assert int((trie._table == node).sum()) == hashed
+    check_ranks(trie, order)
+
+
+def check_ranks(trie: NgramTrie, order: list[int]) -> None:
+    """Children are counted up to MAX_RANKED; beyond, the bar parts those that are ranked from the others."""
+    nodes, ranks, used = trie._nodes, trie._ranks, set[int]()
+    for node in order:
+        if nodes[node, CHILD] == 0:
+            continue
+        children = children_of(trie, node)
+        row = int(rank_row(nodes, node))
+        if row == 0:
+            assert nodes[children[0], PREV] == -len(children)
+            assert len(children) <= MAX_RANKED
+            continue
+        assert row not in used
+        used.add(row)
+        ranked = ranks[row, FIRST : FIRST + ranks[row, COUNT]].tolist()
+        others = set(children) - set(ranked)
+        assert MIN_RANKED <= len(set(ranked)) == len(ranked) <= len(children)
+        assert set(ranked) <= set(children)
+        assert all(nodes[child, FREQ] >= ranks[row, BAR] for child in ranked)
+        assert all(nodes[child, FREQ] <= ranks[row, BAR] for child in others)
+    free, row = set[int](), int(trie._state[UNRANKED])
+    while row != 0:
+        free.add(row)
+        row = int(ranks[row, COUNT])
+    assert free | used == set(range(1, int(trie._state[RANKED])))
+    assert not free & used
+
+
+def children_of(trie: NgramTrie, node: int) -> list[int]:
+    found, child = [], int(trie._nodes[node, CHILD])
+    while child != 0:
+        found.append(child)
+        child = int(trie._nodes[child, NEXT])
+    return found
 
 
 def counts(trie: NgramTrie, path: tuple[int, ...], node: int) -> dict[tuple[int, ...], int]:
     """How often each path below `node` was inserted."""
     found: dict[tuple[int, ...], int] = {}
-    child = int(trie._nodes[node, CHILD])
-    while child != 0:
+    for child in children_of(trie, node):
         below = (*path, int(trie._nodes[child, TOKEN]))
         found[below] = int(trie._nodes[child, FREQ])
         found |= counts(trie, below, child)
-        child = int(trie._nodes[child, NEXT])
     return found
+
+
+def test_many_rare_continuations_do_not_hide_the_frequent_one() -> None:
+    trie = NgramTrie(10_000, branch_length=6)
+    root = trie.new_root()
+    assert root is not None
+    for _ in range(500):
+        trie.insert(root, ids(1, 2, 3))
+    for other in range(100, 300):
+        trie.insert(root, ids(1, other, 3))
+    found = match(trie, root, ids(9, 1), MatchRules(match_type="PROB"), 2)
+    assert found.tokens.tolist() == [2, 3]
+    assert found.probabilities[0] == pytest.approx(500 / 701)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), capacity=st.sampled_from([150, 400, 1_000, 5_000]), kept=st.booleans(),
+    steepness=st.sampled_from([1.1, 1.5, 3.0]), breadth=st.integers(1, MIN_RANKED),
+)  # fmt: skip
+def test_the_most_frequent_of_any_number_of_children_are_proposed(
+    seed: int, capacity: int, kept: bool, steepness: float, breadth: int
+) -> None:
+    """Against all children, sorted; what is frequent changes, and eviction takes some."""
+    random = np.random.default_rng(seed)
+    trie = NgramTrie(capacity + 2_000, branch_length=3, max_kept=1_900 if kept else 0)
+    corpus, root = trie.new_root(kept=kept), trie.new_root()
+    assert corpus is not None
+    assert root is not None
+    rules = MatchRules(1, 2, 1, breadth, "PROB")
+    for _ in range(12):
+        names = random.permutation(400) + 2
+        text = np.ones(2 * random.integers(1, 150), np.int32)
+        text[1::2] = names[np.minimum(random.zipf(steepness, len(text) // 2), 400) - 1]
+        for below in (corpus, root):
+            if below == root or not kept or trie.num_kept + trie.most_nodes(len(text)) <= trie.max_kept:
+                trie.insert(below, text, int(random.integers(0, 3)))
+            check_proposed(trie, below, rules)
+    check_links(trie)
+    while not trie.drop_some(corpus, 50):
+        pass
+    check_links(trie)
+    check_proposed(trie, root, rules)
+
+
+def check_proposed(trie: NgramTrie, root: int, rules: MatchRules) -> None:
+    freqs = {path[1]: freq for path, freq in counts(trie, (), root).items() if len(path) == 2 and path[0] == 1}
+    best = sorted(freqs, key=lambda token: (-freqs[token], token))
+    found = match(trie, root, ids(1), rules, num_nodes=rules.max_breadth, max_depth=1).tokens.tolist()
+    assert [freqs[token] for token in found] == [freqs[token] for token in best[: rules.max_breadth]]
+    least = freqs[found[-1]] if found else 0
+    assert [token for token in found if freqs[token] > least] == [token for token in best if freqs[token] > least]
 
 
 tokens = st.lists(st.integers(0, 3), min_size=1, max_size=12)
@@ -206,27 +308,38 @@ class TrieMachine(RuleBasedStateMachine):
 
     @initialize(
         capacity=st.integers(8, 80), branch_length=st.integers(2, 5), min_match=st.integers(1, 2),
+        share=st.floats(0, 1, exclude_max=True),
     )  # fmt: skip
-    def start(self, capacity: int, branch_length: int, min_match: int) -> None:
+    def start(self, capacity: int, branch_length: int, min_match: int, share: float) -> None:
         min_match = min(min_match, branch_length - 1)
-        self.trie = NgramTrie(capacity, branch_length=branch_length, min_match=min_match)
+        max_kept = int(share * (capacity - branch_length))
+        self.trie = NgramTrie(capacity, branch_length=branch_length, min_match=min_match, max_kept=max_kept)
         self.oracle = Oracle(capacity, branch_length, min_match)
         self.texts: dict[int, list[int]] = {}
-        self.add_root()
+        self.add_root(kept=False)
 
-    @rule()
-    def add_root(self) -> None:
-        root = self.trie.new_root()
+    @rule(kept=st.booleans())
+    def add_root(self, kept: bool) -> None:
+        if kept and self.trie.num_kept == self.trie.max_kept:
+            return
+        root = self.trie.new_root(kept=kept)
         if root is None:
-            assert len(self.texts) + 1 + self.trie.branch_length > self.trie.capacity
+            num_evictable = len(self.texts) - len(self.oracle.kept)
+            assert num_evictable + 1 + self.trie.branch_length > self.trie.capacity - self.trie.max_kept
             return
         assert root not in self.texts
         self.texts[root] = []
-        self.oracle.add_root(root)
+        self.oracle.add_root(root, kept=kept)
+
+    def has_room(self, root: int, text: list[int]) -> bool:
+        most = self.trie.num_kept + self.trie.most_nodes(len(text))
+        return root not in self.oracle.kept or most <= self.trie.max_kept
 
     @rule(data=st.data(), text=tokens)
     def insert(self, data: st.DataObject, text: list[int]) -> None:
         root = data.draw(st.sampled_from(sorted(self.texts)))
+        if not self.has_room(root, text):
+            return
         self.trie.insert(root, ids(*text))
         self.oracle.insert(root, text, 0)
 
@@ -235,6 +348,8 @@ class TrieMachine(RuleBasedStateMachine):
         """A text that grows piece by piece, as a session's does."""
         root = data.draw(st.sampled_from(sorted(self.texts)))
         counted = len(self.texts[root])
+        if not self.has_room(root, self.texts[root] + more):
+            return
         self.texts[root] += more
         self.trie.insert(root, ids(*self.texts[root]), counted)
         self.oracle.insert(root, self.texts[root], counted)

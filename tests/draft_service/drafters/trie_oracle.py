@@ -6,7 +6,6 @@ import heapq
 from dataclasses import dataclass, field
 
 from draft_service.drafters.trie import MatchRules
-from draft_service.drafters.trie_match import MAX_SCANNED
 
 Path = tuple[int, ...]  # root first, then tokens
 
@@ -22,17 +21,21 @@ class Oracle:
     uses: list[Path] = field(default_factory=list)
     children: dict[Path, list[int]] = field(default_factory=dict)
     roots: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
 
     @property
     def num_nodes(self) -> int:
         return len(self.uses) + len(self.roots)
 
-    def add_root(self, root: int) -> None:
+    def add_root(self, root: int, *, kept: bool) -> None:
         self._evict(1)
         self.roots.add(root)
+        if kept:
+            self.kept.add(root)
 
     def drop(self, root: int) -> None:
         self.roots.discard(root)
+        self.kept.discard(root)
         for path in [path for path in self.uses if path[0] == root]:
             self.uses.remove(path)
             del self.freq[path]
@@ -65,7 +68,8 @@ class Oracle:
 
     def _evict(self, num_free: int) -> None:
         while self.capacity - self.num_nodes < num_free:
-            path = self.uses.pop()
+            path = next(path for path in reversed(self.uses) if path[0] not in self.kept)
+            self.uses.remove(path)
             assert not self.children.get(path), "only leaves are evicted"
             del self.freq[path]
             self.children[path[:-1]].remove(path[-1])
@@ -111,8 +115,8 @@ class Oracle:
                 tree[path] = tree.get(path, 0) | source
             if len(path) >= deep:
                 continue
-            scanned = self.children.get(anchor + path, [])[:MAX_SCANNED]
-            best = sorted(scanned, key=lambda token: (-self.freq[*anchor, *path, token], token))[:breadth]
+            children = self.children.get(anchor + path, [])
+            best = sorted(children, key=lambda token: (-self.freq[*anchor, *path, token], token))[:breadth]
             total = sum(self.freq[*anchor, *path, token] for token in best)
             for token in best:
                 arrivals += 1
