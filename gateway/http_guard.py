@@ -198,6 +198,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self._read()
             if self._in_headers:  # of the next one, which have their own time
                 self._unset_keepalive_if_required()
+                self._stop_timer()
+                self._start_timer()
             self._flow.resume_reading()
 
     def _read_again(self, stopped_at: int) -> None:

@@ -20,6 +20,7 @@ from gateway.replicas import ServerInfo
 from gateway.service import gateway_of
 from outrider.algorithms import algorithm_name
 from outrider.args import VerifyArgs
+from outrider.errors import Unavailable
 
 
 async def get_model_info(request: Request) -> ASGIApp:
@@ -83,11 +84,14 @@ def _internal_state(info: ServerInfo) -> InternalState:
 
 
 async def get_loads(request: Request) -> ASGIApp:
-    """SGLang's /v1/loads: a replica stands where SGLang has a data-parallel rank."""
-    gateway = gateway_of(request)
-    ready = gateway.ready()
-    infos = await gateway.replicas.ask_all() or [ready.info]
-    return json_response(LoadReport(outrider.__version__, [_load(rank, info) for rank, info in enumerate(infos)]))
+    """SGLang's /v1/loads, of what replicas last said, for who asks often: an address has the place of SGLang's rank."""
+    replicas = gateway_of(request).replicas
+    last = dict(replicas.infos)
+    if not last:
+        raise Unavailable("No verify service is available.")
+    ranks = [address for address, _ in replicas.states]
+    loads = [_load(rank, last[address]) for rank, address in enumerate(ranks) if address in last]
+    return json_response(LoadReport(outrider.__version__, loads))
 
 
 def _load(rank: int, info: ServerInfo) -> Load:

@@ -8,6 +8,7 @@ import threading
 import msgspec
 import pytest
 
+from gateway import body as reading
 from gateway.body import BodyDecoder
 from gateway.errors import HttpError, failure
 from gateway.offload import INLINE_BYTES, offload
@@ -69,7 +70,7 @@ def test_where_json_is_wrong_is_told(body: bytes, where: str) -> None:
     assert refused.value.message.endswith(where)
 
 
-@pytest.mark.parametrize("values", [b"9," * 2**19, b"[]," * 2**16, b'{"a":[]},' * 2**15, b'"a,a",' * 2**19])
+@pytest.mark.parametrize("values", [b"9," * 2**20, b"[]," * 2**17, b'{"a":[]},' * 2**16, b'"a,a",' * 2**20])
 def test_more_values_than_are_parsed(values: bytes) -> None:
     with pytest.raises(HttpError) as refused:
         BodyDecoder(strict_fields=False).decode(b'{"messages":[' + values + b"9]", ChatCompletionRequest)
@@ -83,6 +84,20 @@ def test_what_a_text_holds_are_no_values(text: str) -> None:
     assert message.content == json.loads(f'"{text}"')
     with pytest.raises(InvalidArgument):  # without its end, and every quote in it may begin another
         BodyDecoder(strict_fields=False).decode(body.removesuffix(b'"}]}'), ChatCompletionRequest)
+
+
+def test_strings_that_no_comma_parts_are_left_to_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def counting(text: bytes, start: int, end: int) -> int:
+        counted.append(end - start)
+        return cost(text, start, end)
+
+    cost = reading._cost
+    monkeypatch.setattr(reading, "_cost", counting)
+    with pytest.raises(InvalidArgument):
+        BodyDecoder(strict_fields=False).decode(b'"' + b"," * 2**21 + b'"' + b'""' * 2**20, ChatCompletionRequest)
+    assert len(counted) < 10
 
 
 def test_unexpected_errors_tell_nothing() -> None:

@@ -123,11 +123,12 @@ def test_headers_may_come_in_pieces_behind_other_requests(gateway: RunningGatewa
 def test_headers_that_dawdle_end_no_answer_before_them(gateway: RunningGateway) -> None:
     verify = gateway.verify[0]
     verify.hold_after = 2
-    with raw(gateway) as connection, raw(gateway) as alone:
+    with raw(gateway) as connection:
         connection.sendall(stream_head(stream=False) + VERSION[:20])
         gateway.wait(verify.holding)
-        alone.sendall(VERSION[:20])
-        assert read_status(alone) == 408  # so the other's time is over as well
+        with raw(gateway) as later:
+            later.sendall(VERSION[:20])
+            assert read_status(later) == 408  # so the other's time is over as well
         gateway.set(verify.release)
         assert read_status(connection) == 200
         connection.sendall(VERSION[20:])

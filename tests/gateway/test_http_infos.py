@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from gateway import offload, tokenization
+from gateway.replicas import ReplicaSet
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
 from tests.gateway.fakes import FakeVerify, RunningGateway, running
 
@@ -29,6 +30,20 @@ def metered(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Generator
         {"tokens_per_minute": 60}, lambda: [FakeVerify(folder, vocab_size=410)], tmp_path_factory.mktemp("metered")
     ) as gateway:
         yield gateway
+
+
+def test_loads_are_what_replicas_last_said_each_in_its_place(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks often learns nothing late, and takes no replica down that is slow just now."""
+    fakes = [FakeVerify(folder, vocab_size=410, boot_id=str(running), running=running) for running in (1, 2)]
+    with running({}, lambda: fakes, tmp_path) as gateway:
+        while len(gateway.app.state.gateway.replicas.infos) < len(fakes):
+            time.sleep(0)
+        monkeypatch.setattr(ReplicaSet, "ask_all", pytest.fail)
+        fakes[0].is_late = True
+        loads = httpx.get(f"{gateway.url}/v1/loads").json()["loads"]
+        assert [(load["dp_rank"], load["num_running_reqs"]) for load in loads] == [(0, 1), (1, 2)]
 
 
 def test_tokenize_and_back(gateway: RunningGateway, tokenizer: Tokenizer) -> None:

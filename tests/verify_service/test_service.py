@@ -117,7 +117,7 @@ async def test_an_answer_broken_off_is_resumed_where_it_was(serve: Serve) -> Non
         (request([32]), "prompt_tokens"),
         (request([1] * 256), "prompt_tokens"),
         (request([1], resumed=[77]), "resumed_tokens"),
-        (request([1], choices=65), "num_choices"),
+        (request([1], choices=129), "num_choices"),
         (request([1], speculative=common_pb2.SpeculativeParams(algorithm=42)), "speculative.algorithm"),  # type: ignore[arg-type]
     ],
 )
