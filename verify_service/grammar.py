@@ -202,7 +202,7 @@ class GrammarCompiler:
         began, ended = time.monotonic(), True
         if needs_trial:
             with self._trying:
-                ended = _ends(*source)
+                ended = self._ends(*source)
         with self._at_once:
             compiled = self._compile(*source) if ended else _ENDLESS
         with self._lock:
@@ -212,6 +212,14 @@ class GrammarCompiler:
             else:
                 self.totals.compiled += 1
         return compiled
+
+    def _ends(self, kind: str, source: str) -> bool:
+        self._load_tokenizer()  # where there is none it says so
+        try:
+            grammar = _lark_of(kind, source)
+        except (ValueError, RecursionError):  # which compiling it says in words
+            return True
+        return grammar_trial.ends(grammar, self._tokenizer_path, self._vocab_size)
 
     def _compile(self, kind: str, source: str) -> Compiled:
         if remainders_of(source) > MOST_REMAINDERS:  # llguidance would take minutes, and its limits do not hold there
@@ -293,14 +301,6 @@ def _lark_of(kind: str, source: str) -> str:
         raise
     except Exception as error:  # the library's converter raises nothing more specific
         raise ValueError(str(error)) from error
-
-
-def _ends(kind: str, source: str) -> bool:
-    try:
-        grammar = _lark_of(kind, source)
-    except (ValueError, RecursionError):  # which compiling it says in words
-        return True
-    return grammar_trial.ends(grammar)
 
 
 def _refused(kind: str, reason: str) -> InvalidArgument:

@@ -7,6 +7,7 @@ and cannot be stopped. How it goes is for the caller to see again: what ends in 
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ log = get_logger(__name__)
 MOST_AT_ONE_PLACE = 8  # patterns, which might all meet, of a grammar that needs no trial: about 1 ms
 MAX_CPU_S = 1
 _MAX_WALL_S = 20 * MAX_CPU_S  # of a machine that has other things to do
+_TOO_MUCH = (-signal.SIGXCPU, -signal.SIGABRT)  # time; memory, for want of which the library gives up
 _PATTERNS = re.compile(r'"(?:pattern|patternProperties|propertyNames|format)"\s*:|[&~]')
 
 
@@ -30,20 +32,24 @@ def is_needed(source: str) -> bool:
     return sum(1 for _ in _PATTERNS.finditer(source)) > MOST_AT_ONE_PLACE
 
 
-def ends(grammar: str) -> bool:
+def ends(grammar: str, tokenizer: Path, vocab_size: int) -> bool:
     """Whether compiling a grammar (in Lark's form) comes to an end within the limits, well or not.
 
-    Internal where it cannot be tried.
+    tokenizer: the file. Internal where it cannot be tried.
     """
     packages = str(Path(llguidance.__file__).parents[1])
+    worker = [sys.executable, "-I", grammar_trial_worker.__file__]
     try:
         tried = subprocess.run(
-            [sys.executable, "-I", grammar_trial_worker.__file__, str(MAX_CPU_S), packages], input=grammar.encode(),
+            [*worker, str(MAX_CPU_S), packages, str(tokenizer), str(vocab_size)], input=grammar.encode(),
             timeout=_MAX_WALL_S, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return False
-    if tried.returncode > 0:  # by no signal
-        log.error("a grammar could not be tried", stderr=tried.stderr.decode(errors="replace")[-1000:])
+        raise Internal(f"this grammar could not be tried within {_MAX_WALL_S} s; the machine is busy") from None
+    if tried.returncode not in (0, *_TOO_MUCH):
+        log.error(
+            "a grammar could not be tried", status=tried.returncode,
+            stderr=tried.stderr.decode(errors="replace")[-1000:],
+        )  # fmt: skip
         raise Internal("this grammar cannot be tried; the server's log says why")
     return tried.returncode == 0

@@ -1,33 +1,38 @@
 """Compiles the grammar on standard input (Lark's form) within so much processor time, and a bound on memory, or dies.
 
-Run as a file of its own (`python -I grammar_trial_worker.py SECONDS FOLDER`, which has llguidance): it imports nothing
-of ours.
+Run as a file of its own (`python -I grammar_trial_worker.py SECONDS FOLDER TOKENIZER VOCAB_SIZE`; the folder has
+llguidance): it imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import resource
 import signal
 import sys
+from pathlib import Path
 
 MAX_MEMORY_BYTES = 2**31
 _PR_SET_PDEATHSIG = 1
 
 
-def main(cpu_s: int, packages: str) -> None:
-    """The tokenizer is one of bytes: what takes so long has nothing to do with tokens."""
+def main(cpu_s: int, packages: str, tokenizer: str, vocab_size: int) -> None:
+    """With the model's tokenizer, for a grammar may name tokens: where there are none such it is refused at once."""
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops a service may tell all its processes
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     sys.path.append(packages)
     from llguidance import LLMatcher, LLTokenizer
 
-    LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0)
+    loaded = LLTokenizer(Path(tokenizer).read_text(encoding="utf-8"), n_vocab=vocab_size)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    last_s = math.ceil(used.ru_utime + used.ru_stime) + cpu_s
+    resource.setrlimit(resource.RLIMIT_CPU, (last_s, last_s + 1))  # the first is told from other ends
+    LLMatcher(loaded, sys.stdin.read(), log_level=0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -42,10 +43,10 @@ class _Kept(FunctionCache):
 
 
 @cache
-def _stamp_of_calls() -> tuple[tuple[str, float, int], ...]:
+def _stamp_of_calls() -> tuple[tuple[str, str], ...]:
     """Of the files whose compiled functions call one another's."""
     files = sorted(Path(__file__).parent.glob("trie*.py"))
-    return tuple((file.name, file.stat().st_mtime, file.stat().st_size) for file in files)
+    return tuple((file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
 
 
 @cache
@@ -58,6 +59,6 @@ def compiled(function: F) -> F:
     dispatcher: Any = njit(nogil=True)(function)
     try:
         dispatcher._cache = _Kept(function)  # as numba's cache=True does it with its own
-    except RuntimeError:  # no folder that numba knows can be written
+    except (RuntimeError, AttributeError):  # no folder that numba knows can be written; or it keeps stamps elsewhere
         _warn(f"{getattr(config, 'CACHE_DIR', '')} cannot be written")
     return dispatcher

@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -231,6 +232,8 @@ def conjunction(count: int, key: str = "pattern") -> str:
         common_pb2.Grammar(json_schema=conjunction(41)),
         common_pb2.Grammar(ebnf="start: ALL\nALL: " + " & ".join(f"/.*a.{{{gap}}}b.*/" for gap in range(40))),
         common_pb2.Grammar(ebnf=f"start: %json {conjunction(40)}"),
+        common_pb2.Grammar(ebnf="start: ALL | <[5]>\nALL: " + " & ".join(f"/.*a.{{{gap}}}b.*/" for gap in range(40))),
+        common_pb2.Grammar(ebnf="start: ALL | <end>\nALL: " + " & ".join(f"/.*a.{{{gap}}}b.*/" for gap in range(40))),
     ],
 )
 def test_what_would_take_for_ever_is_refused_and_nobody_waits_for_it(
@@ -239,10 +242,10 @@ def test_what_would_take_for_ever_is_refused_and_nobody_waits_for_it(
     began, go_on = threading.Event(), threading.Event()
     ends = grammar_trial.ends
 
-    def watched(source: str) -> bool:
+    def watched(*asked: Any) -> bool:
         began.set()
         go_on.wait()
-        return ends(source)
+        return ends(*asked)
 
     monkeypatch.setattr(grammar_trial, "ends", watched)
     with ThreadPoolExecutor(1) as pool:
@@ -264,7 +267,7 @@ def test_trials_are_bounded_shared_and_no_matter_to_patterns_that_do_not_meet(
     apart = {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"^a{n}$"} for n in range(30)}}
     assert compiler.compile(common_pb2.Grammar(json_schema=json.dumps(apart))).dead_end() is None
     go_on, tried = threading.Event(), list[str]()
-    monkeypatch.setattr(grammar_trial, "ends", lambda grammar: tried.append(grammar) or go_on.wait())
+    monkeypatch.setattr(grammar_trial, "ends", lambda grammar, *_: tried.append(grammar) or go_on.wait())
     sources = [common_pb2.Grammar(regex="a" + "&" * (9 + n)) for n in range(MAX_TRIALS)]
     with ThreadPoolExecutor(3 * MAX_TRIALS) as pool:
         trials = [pool.submit(compiler.compile, source) for source in 3 * sources]
