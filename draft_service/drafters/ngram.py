@@ -28,6 +28,7 @@ from outrider.wire import Ids
 
 DEFAULT_NUM_DRAFT_TOKENS = 12
 FILES = "files"  # the corpus, for everyone, that --speculative-ngram-external-corpus-path makes
+_PIECE = 4096  # tokens of a file
 
 
 class NgramDrafter:
@@ -90,7 +91,9 @@ class NgramDrafter:
         folder = resolve_model(args.model_path, revision=args.revision)
         try:
             for tokens in read_corpora(args.speculative_ngram_external_corpus_path, folder):
-                self.corpora.load("", FILES, tokens).result()
+                # In pieces: of each that is in it is known what room it took, which is mostly less than it might.
+                for first in range(0, len(tokens), _PIECE):
+                    self.corpora.load("", FILES, tokens[first : first + _PIECE]).result()
         except (StartupError, ResourceExhausted) as error:
             self.close_down()
             raise StartupError(str(error)) from error

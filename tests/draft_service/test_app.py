@@ -120,6 +120,9 @@ def test_corpus_files_are_drawn_from(tmp_path: Path, capsys: pytest.CaptureFixtu
             inspected([*flags, f"--speculative-ngram-external-corpus-path={tmp_path / name}"])
     with pytest.raises(StartupError, match=r"a text of 6 tokens may take 22 nodes .* of the 20 that are for them"):
         inspected([flags[0], "--speculative-ngram-capacity=40", corpora[0]])
+    (tmp_path / "long.txt").write_text("the cat sat on a mat " * 5000)  # the room counts that it takes
+    long = f"--speculative-ngram-external-corpus-path={tmp_path / 'long.txt'}"
+    assert inspected([flags[0], "--speculative-ngram-capacity=200000", long, "--inspect=cat sat on"]) == 0
     few = "--speculative-ngram-external-corpus-max-tokens=5"
     with pytest.raises(StartupError, match="at most 5 are taken"):
         inspected([*flags, corpora[0], few])
