@@ -196,10 +196,12 @@ class Weigher:
         whole_ms = self._costs.ms(num_running) if num_running > len(works) else plain_ms
         share_ms = whole_ms / max(num_running, len(works))
         listening = sum(work.assignment is not None and work.assignment.brake.listens for work in works)
-        # Nobody is charged for those that are left out because their users fixed their trees.
-        left_out = seen.running - {work.session.session_id for work in works}
-        charged = len(left_out - self._fixed_ids()) / len(left_out) if left_out else 0.0
-        left_out_ms = charged * max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)
+        left_out_ms = 0.0
+        if num_running > len(works):
+            left_out = seen.running - {work.session.session_id for work in works}
+            # Nobody is charged for those that are left out because their users fixed their trees.
+            charged = len(left_out - self._fixed_ids()) / len(left_out)
+            left_out_ms = charged * max(0.0, plain_ms - share_ms * len(works)) / max(1, listening)
         waits_for_most = len(late) > 1 and 2 * len(late) > num_running
         wait_ms = seen.waited_ms / max(1, len(late)) * (_OWN_WAIT if waits_for_most else 1.0)
         for work, outcome in zip(works, seen.outcomes, strict=True):
