@@ -30,7 +30,7 @@ import torch
 from bench._flags import above_zero, counts, output_file, positive
 from bench._main import as_command
 from bench._output import write_json
-from draft_service.drafters.growing import grow, most_nodes, slots_needed
+from draft_service.drafters.growing import grow, slots_needed
 from draft_service.drafters.heads import features_needed, make_drafter
 from draft_service.drafters.models import HeadModel
 from engine.batch import Segment
@@ -39,6 +39,7 @@ from kernels.sampling import Filters
 from kernels.sampling_torch import RowFilters
 from kernels.transfer import Readback, to_device
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, VerifyArgs
+from outrider.wishes import most_nodes
 from verify_service.app import load_engine
 from verify_service.device_sampler import kernels_for
 

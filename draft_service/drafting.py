@@ -105,7 +105,7 @@ class Drafting:
             if fresh:
                 self._account(fresh, drafts, took_ms, extended)
             changes = Changes()
-            known = [*drafted, *(tree for tree in known if table.get(*tree.session.key) is tree.session)]
+            known = [*drafted, *(tree for tree in known if tree.session in table)]
         if early and known:
             if self.copier is not None:
                 ahead, known = self.copier.drafts_ahead(table, known)
@@ -125,7 +125,7 @@ class Drafting:
     async def _read_copies(self, table: SessionTable, changes: Changes, sessions: Iterable[Session]) -> None:
         """Has the drafter read, now and then, what was committed of copies."""
         assert self.copier is not None
-        behind = [session for session in self.copier.take_behind(sessions) if table.get(*session.key) is session]
+        behind = [session for session in self.copier.take_behind(sessions) if session in table]
         if behind:
             requests = [DraftRequest(session, 0) for session in behind]
             await self._visit(table, changes, Call(behind, self.drafter.draft, requests))
@@ -213,7 +213,7 @@ class Drafting:
         taken: list[InVerification] = []
         early = self.planner.current.outcomes > 0
         for session, draft in zip(sessions, drafts, strict=False):
-            if table.get(session.session, session.generation) is not session:
+            if session not in table:
                 continue  # given up
             if len(draft) == 0:
                 if len(session.tokens) in (session.prompt_len, session.declined_len):
@@ -249,7 +249,7 @@ class Drafting:
         found = [
             (session, draft)
             for session, drafts in zip(sessions, outcomes, strict=False)
-            if table.get(*session.key) is session
+            if session in table
             for draft in drafts
         ]
         return self._said(table, found, draft_us)
@@ -277,7 +277,7 @@ class Drafting:
     def _release_given_up(self, table: SessionTable, changes: Changes) -> None:
         """Tells verify of sessions that the drafter gave up; those of other streams wait for their own."""
         for uid, given in list(self._given_up.items()):
-            if table.get(*given.session.key) is given.session:
+            if given.session in table:
                 table.release(given.session, given.reason, given.detail, changes)
                 del self._given_up[uid]
                 if self.copier is not None:
@@ -298,7 +298,7 @@ class Drafting:
             gone = gone or Changes(releases=changes.releases)
             log.error("the drafter failed", call=call.run.__name__, sessions=len(call.sessions), exc_info=outcome)
             for session in call.sessions:
-                if table.get(*session.key) is session:
+                if session in table:
                     detail = "the drafter failed; its log says why"
                     table.release(session, verify_pb2.RELEASE_REASON_ERROR, detail, gone)
         if gone is not None and gone.closed:

@@ -18,6 +18,7 @@ from draft_service.evidence import MAX_DEPTH, Evidence
 from draft_service.overlap import OverlapRule
 from draft_service.session import Extension, Grown
 from outrider.v1 import verify_pb2
+from outrider.wishes import most_nodes
 
 _BETTER = 1.03  # that another shape must promise to be taken
 _REPLAN = 4  # rounds between decisions
@@ -251,5 +252,5 @@ def shapes(most: TreeShape) -> list[TreeShape]:
         each = (most.num_draft_tokens - 1) / most.num_steps
         for steps in range(1, min(most.num_steps, MAX_DEPTH) + 1):
             nodes = max(most.topk, round(each * steps))
-            found.append(TreeShape(steps, most.topk, min(nodes, most.topk + (steps - 1) * most.topk**2) + 1))
+            found.append(TreeShape(steps, most.topk, min(nodes, most_nodes(steps, most.topk)) + 1))
     return found

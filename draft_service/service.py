@@ -22,17 +22,24 @@ from outrider.args import DraftArgs
 from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
-from outrider.wire import WIRE_VERSION, Ids, check_token_ids, pack_ids, pack_scores, unpack_ids
+from outrider.wire import (
+    INT31_MAX,
+    MAX_NAME_CHARS,
+    WIRE_VERSION,
+    Ids,
+    check_token_ids,
+    pack_ids,
+    pack_scores,
+    unpack_ids,
+)
+from outrider.wishes import check_wishes
 
 log = get_logger(__name__)
 
-MAX_WISH = 256  # steps, branches or nodes that Propose grows
+MAX_PROPOSE_WISH = 256  # steps, branches or nodes that Propose grows
 MAX_ROWS = 1024  # steps times branches: sessions wait while a model grows them
-MAX_CORPUS_ID_CHARS = 256
-MAX_SCOPE_CHARS = 256
 MAX_CALLS = 64  # of each kind at once: they hold a message each, and those of Propose are answered one by one
 CORPUS_IDLE_S = 60.0  # in which the next text of a corpus must come: a call that waits keeps others out
-_INT31 = 2**31 - 1
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
@@ -55,7 +62,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             tokens=self._ids(request.tokens, "tokens", 1, MAX_PROPOSE_TOKENS),
             wishes=self._wishes(request.speculative),
             prediction=self._ids(request.prediction_tokens, "prediction_tokens", 0, MAX_PREDICTION_TOKENS),
-            corpus_scope=_short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS),
+            corpus_scope=_short(request.corpus_scope, "corpus_scope"),
             vocabulary=self._worker.target.vocab_fingerprint,
             vocab_size=self._vocab_size,
             features=request.features if request.HasField("features") else None,
@@ -85,7 +92,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 if scope is None:
                     scope, corpus_id = _names(request)
                 _check_same(request, scope, corpus_id)
-                tokens = self._ids(request.tokens, "tokens", 1, _INT31)
+                tokens = self._ids(request.tokens, "tokens", 1, INT31_MAX)
                 await self._done("AddCorpus", corpora.load(scope, corpus_id, tokens))
                 num_tokens += len(tokens)
         if scope is None:
@@ -171,7 +178,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     @property
     def _vocab_size(self) -> int:
         """Of the target, once a verify service has said; until then only negative ids are known to be wrong."""
-        return self._worker.target.vocab_size or _INT31
+        return self._worker.target.vocab_size or INT31_MAX
 
     def _ids(self, data: bytes, field: str, at_least: int, at_most: int) -> Ids:
         ids = unpack_ids(data, field=field)
@@ -187,12 +194,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 f"speculative.algorithm is {params.algorithm}; this drafter's is {common_pb2.Algorithm.Name(own)}",
                 field="speculative.algorithm",
             )
-        for name, least in (("num_steps", 1), ("topk", 1), ("num_draft_tokens", 2)):
-            value = getattr(params, name)
-            if params.HasField(name) and not least <= value <= MAX_WISH:
-                raise InvalidArgument(
-                    f"speculative.{name} is {value}; it must be from {least} to {MAX_WISH}", field=f"speculative.{name}"
-                )
+        check_wishes(params, MAX_PROPOSE_WISH)
         rows = max(1, params.num_steps) * max(1, params.topk)
         if rows > MAX_ROWS:
             raise InvalidArgument(
@@ -213,8 +215,8 @@ async def _next(requests: AsyncIterator[draft_pb2.AddCorpusRequest]) -> draft_pb
 
 def _names(request: draft_pb2.AddCorpusRequest | draft_pb2.RemoveCorpusRequest) -> tuple[str, str]:
     """Scope and id of a corpus."""
-    corpus_id = _short(request.corpus_id, "corpus_id", MAX_CORPUS_ID_CHARS, required=True)
-    return _short(request.corpus_scope, "corpus_scope", MAX_SCOPE_CHARS), corpus_id
+    corpus_id = _short(request.corpus_id, "corpus_id", required=True)
+    return _short(request.corpus_scope, "corpus_scope"), corpus_id
 
 
 def _check_same(request: draft_pb2.AddCorpusRequest, scope: str, corpus_id: str) -> None:
@@ -226,8 +228,10 @@ def _check_same(request: draft_pb2.AddCorpusRequest, scope: str, corpus_id: str)
             raise InvalidArgument(f"{field} differs from the first message's; a stream has one corpus", field=field)
 
 
-def _short(text: str, field: str, max_chars: int, *, required: bool = False) -> str:
-    if len(text) > max_chars or (required and not text):
+def _short(text: str, field: str, *, required: bool = False) -> str:
+    if len(text) > MAX_NAME_CHARS or (required and not text):
         least = 1 if required else 0
-        raise InvalidArgument(f"{field} has {len(text)} characters; it must have {least} to {max_chars}", field=field)
+        raise InvalidArgument(
+            f"{field} has {len(text)} characters; it must have {least} to {MAX_NAME_CHARS}", field=field
+        )
     return text

@@ -14,11 +14,10 @@ from outrider.errors import InvalidArgument
 from outrider.row_ring import RowReader
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import Ids, check_token_ids, unpack_ids
+from outrider.wire import INT31_MAX, Ids, check_token_ids, unpack_ids
+from outrider.wishes import MAX_WISH, WISHES
 
 MAX_PREDICTION_TOKENS = 65_536
-MAX_WISH = 4096
-_INT31 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,7 @@ class Wishes:
     @classmethod
     def from_proto(cls, pb: common_pb2.SpeculativeParams) -> Wishes:
         """From the wire, each held to what a drafter can do (1 to MAX_WISH)."""
-        names = ("num_steps", "topk", "num_draft_tokens")
-        return cls(**{name: min(max(1, getattr(pb, name)), MAX_WISH) for name in names if pb.HasField(name)})
+        return cls(**{name: min(max(1, getattr(pb, name)), MAX_WISH) for name in WISHES if pb.HasField(name)})
 
 
 class Grown(NamedTuple):
@@ -135,7 +133,7 @@ class Session:
         cls, opened: verify_pb2.Opened, *, uid: int, vocabulary: str, vocab_size: int, context_length: int
     ) -> Session:
         """From the wire. vocab_size, context_length: 0 where verify has not said. InvalidArgument for nonsense."""
-        vocab_size = vocab_size or _INT31
+        vocab_size = vocab_size or INT31_MAX
         tokens = unpack_ids(opened.tokens, field="tokens")
         check_token_ids(tokens, vocab_size=vocab_size, field="tokens")
         if opened.generation < 1:
@@ -144,7 +142,7 @@ class Session:
             raise InvalidArgument(
                 f"prompt_len is {opened.prompt_len}; it must be from 1 to the {len(tokens)} tokens", field="prompt_len"
             )
-        if len(tokens) > (context_length or _INT31):
+        if len(tokens) > (context_length or INT31_MAX):
             raise InvalidArgument(f"{len(tokens)} tokens exceed the context of {context_length}", field="tokens")
         prediction = unpack_ids(opened.prediction_tokens, field="prediction_tokens")[:MAX_PREDICTION_TOKENS]
         check_token_ids(prediction, vocab_size=vocab_size, field="prediction_tokens")

@@ -20,10 +20,9 @@ from outrider.errors import InvalidArgument
 from outrider.row_ring import RowReader
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import Ids, check_token_ids, pack_ids
+from outrider.wire import INT31_MAX, Ids, check_token_ids, pack_ids
 
 MAX_DETAIL = 256
-_INT31 = 2**31 - 1
 _REASONS = {number: name.removeprefix("REJECT_REASON_").lower() for name, number in verify_pb2.RejectReason.items()}
 _uids = count(1)
 
@@ -77,13 +76,16 @@ class SessionTable:
         self.draining = False
         self.news = News()
         self.counters: Counter[str] = Counter() if counters is None else counters
-        self._max_nodes = min(limits.max_proposal_nodes or _INT31, limits.max_verify_nodes or _INT31)
+        self._max_nodes = min(limits.max_proposal_nodes or INT31_MAX, limits.max_verify_nodes or INT31_MAX)
         self._max_kept = limits.max_proposals_per_session + 1
         self._sessions: dict[int, Session] = {}
         self._due: dict[int, Session] = {}  # told of something since their last proposal
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    def __contains__(self, session: Session) -> bool:
+        return self._sessions.get(session.session) is session
 
     def get(self, session: int, generation: int) -> Session | None:
         """The open session of that key."""
@@ -141,8 +143,8 @@ class SessionTable:
 
     def node_limit(self, session: Session) -> int:
         """Most nodes of its next proposal; 0: stay silent."""
-        budget = _INT31 if session.node_budget is None else session.node_budget
-        return min(budget, self._max_nodes, (session.wishes.num_draft_tokens or _INT31) - 1)
+        budget = INT31_MAX if session.node_budget is None else session.node_budget
+        return min(budget, self._max_nodes, (session.wishes.num_draft_tokens or INT31_MAX) - 1)
 
     def has_tree(self, session: Session) -> bool:
         """Whether verify has a tree for the step now starting, or one that it waits for is on its way.
@@ -269,8 +271,8 @@ class SessionTable:
 
     def _reject(self, rejected: verify_pb2.Rejected) -> None:
         self.counters[f"rejected_{_REASONS.get(rejected.reason, 'unknown')}"] += 1
-        session = self._sessions.get(rejected.session)
-        if session is not None and session.generation == rejected.generation:
+        session = self.get(rejected.session, rejected.generation)
+        if session is not None:
             session.sent.pop(rejected.proposal_id, None)
 
     def _find(self, session: int, generation: int) -> Session | None:

@@ -17,12 +17,13 @@ from gateway.completions import as_prompts, encode_prompts
 from gateway.constraints import of_sglang, sglang_grammar_field
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.names import Names
-from gateway.native_output import Output, scores_of
+from gateway.native_output import Output, each_of, scores_of
 from gateway.plan import Prompt, check_total, make_plan
 from gateway.schemas import GenerateRequest, SamplingFields, SglangSampling
 from gateway.service import Ready, gateway_of
 from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
+from outrider.wire import MAX_NAME_CHARS
 
 DEFAULT_MAX_NEW_TOKENS = 128
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
@@ -125,10 +126,7 @@ async def _prompts(body: GenerateRequest, ready: Ready) -> tuple[list[Prompt], b
 
 def _sampling(body: GenerateRequest, num_prompts: int) -> list[SglangSampling]:
     """Parameters per prompt: one set for all, or a set each."""
-    given = body.sampling_params or SglangSampling()
-    sets = given if isinstance(given, list) else [given] * num_prompts
-    if len(sets) != num_prompts:
-        raise _wrong_number("sampling_params")
+    sets = each_of(body.sampling_params, num_prompts, "sampling_params", SglangSampling())
     for params in sets:
         of_sglang(params)
     return sets
@@ -145,20 +143,15 @@ def _ids(body: GenerateRequest, num_prompts: int, fallback: str) -> list[str]:
     """SGLang's `rid`: the caller's names for its requests, or ours."""
     if body.rid is None:
         return [fallback if num_prompts == 1 else f"{fallback}-{index}" for index in range(num_prompts)]
-    ids = [body.rid] if isinstance(body.rid, str) else body.rid
-    if len(ids) != num_prompts:
-        raise _wrong_number("rid")
-    if (longest := max(map(len, ids), default=0)) > 256:
+    given = [body.rid] if isinstance(body.rid, str) else body.rid  # one is not for all: names tell them apart
+    ids = each_of(given, num_prompts, "rid", fallback)
+    if (longest := max(map(len, ids), default=0)) > MAX_NAME_CHARS:
         raise InvalidArgument(
-            f"A rid has at most 256 characters, not {longest}.", field="rid", code="string_above_max_length"
+            f"A rid has at most {MAX_NAME_CHARS} characters, not {longest}.",
+            field="rid",
+            code="string_above_max_length",
         )
     return ids
-
-
-def _wrong_number(field: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"'{field}' must be one for all prompts, or one for each.", field=field, code="invalid_value"
-    )
 
 
 def _fields(params: SglangSampling, body: GenerateRequest) -> SamplingFields:

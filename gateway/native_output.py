@@ -36,16 +36,17 @@ class Scores:
 
 def scores_of(body: GenerateRequest, num_prompts: int) -> list[Scores]:
     """For each prompt, from one setting for all or a list."""
-    wanted = _each(body.return_logprob, num_prompts, "return_logprob", False)
-    starts = _each(body.logprob_start_len, num_prompts, "logprob_start_len", -1)
-    tops = _each(body.top_logprobs_num, num_prompts, "top_logprobs_num", 0)
+    wanted = each_of(body.return_logprob, num_prompts, "return_logprob", False)
+    starts = each_of(body.logprob_start_len, num_prompts, "logprob_start_len", -1)
+    tops = each_of(body.top_logprobs_num, num_prompts, "top_logprobs_num", 0)
     return [
         Scores(want, start if want and start >= 0 else None, top, bool(body.return_text_in_logprobs))
         for want, start, top in zip(wanted, starts, tops, strict=True)
     ]
 
 
-def _each(given: ValueT | list[ValueT] | None, num_prompts: int, field: str, default: ValueT) -> list[ValueT]:
+def each_of(given: ValueT | list[ValueT] | None, num_prompts: int, field: str, default: ValueT) -> list[ValueT]:
+    """A setting of each prompt. InvalidArgument for a list of another length."""
     if not isinstance(given, list):
         return [default if given is None else given] * num_prompts
     if len(given) != num_prompts:

@@ -11,32 +11,32 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from gateway.tool_schemas import ToolCall, ToolChoice, Tools
+from outrider.wire import INT31_MAX, MAX_NAME_CHARS
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_CHOICES = 128
-_INT31 = 2**31 - 1
 
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Meta(gt=0, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-TopK = Annotated[int, Meta(ge=-1, le=_INT31)]
-Count = Annotated[int, Meta(ge=1, le=_INT31)]
-CountFromZero = Annotated[int, Meta(ge=0, le=_INT31)]
+TopK = Annotated[int, Meta(ge=-1, le=INT31_MAX)]
+Count = Annotated[int, Meta(ge=1, le=INT31_MAX)]
+CountFromZero = Annotated[int, Meta(ge=0, le=INT31_MAX)]
 NumChoices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopStrings = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
-TokenId = Annotated[int, Meta(ge=0, le=_INT31)]
+TokenId = Annotated[int, Meta(ge=0, le=INT31_MAX)]
 StopTokenIds = Annotated[list[TokenId], Meta(max_length=64)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 LogitBias = Annotated[dict[str, float], Meta(max_length=1024)]
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 Metadata = Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
-StartLen = Annotated[int, Meta(ge=-1, le=_INT31)]
-Priority = Annotated[int, Meta(ge=-(2**31), le=_INT31)]
-CacheSalt = Annotated[str, Meta(min_length=1, max_length=256)]
+StartLen = Annotated[int, Meta(ge=-1, le=INT31_MAX)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=INT31_MAX)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -55,7 +55,7 @@ class SpeculativeOptions(Struct, kw_only=True):
     num_steps: Count | None = None
     topk: Count | None = None
     eagle_topk: Count | None = None  # another name for topk
-    num_draft_tokens: Annotated[int, Meta(ge=2, le=_INT31)] | None = None
+    num_draft_tokens: Annotated[int, Meta(ge=2, le=INT31_MAX)] | None = None
     accept_threshold_single: Probability | None = None
     accept_threshold_acc: Annotated[float, Meta(gt=0, le=1)] | None = None
     include_origins: bool | None = None

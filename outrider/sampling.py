@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
+from outrider.wire import INT31_MAX
 
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
-_INT31 = 2**31 - 1
 _UINT32 = 2**32 - 1
 # A logit divided by it is still a number.
 _LEAST_REPETITION_PENALTY = 1e-30
@@ -37,14 +37,14 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 100.0)
-        _in_range("top_k", self.top_k, 0, _INT31)
+        _in_range("top_k", self.top_k, 0, INT31_MAX)
         _in_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _in_range("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             _in_range("seed", self.seed, 0, 2**64 - 1)
         if self.max_tokens is not None:
             _in_range("max_tokens", self.max_tokens, 1, _UINT32)  # the context cuts it
-        _in_range("min_tokens", self.min_tokens, 0, _INT31)
+        _in_range("min_tokens", self.min_tokens, 0, INT31_MAX)
         _in_range("number of stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS)
         _in_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _in_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)

@@ -20,6 +20,8 @@ MAX_ENTRIES = 16_384  # of a message: calls that are begun and given up, proposa
 MAX_GRAMMAR_BYTES = 64 * 1024  # of a request's JSON schema, regular expression or grammar
 # White space of all JSON that grammars write: a small model that may write any writes nothing else.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+INT31_MAX = 2**31 - 1
+MAX_NAME_CHARS = 256  # of requests, corpora, scopes and salts
 INLINE_FEATURE_BYTES = 256 * 1024
 
 _INT32 = np.dtype("<i4")

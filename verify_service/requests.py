@@ -12,16 +12,13 @@ from engine.config import ModelConfig
 from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import MAX_MESSAGE_BYTES, Ids, check_token_ids, unpack_ids
+from outrider.wire import INT31_MAX, MAX_MESSAGE_BYTES, MAX_NAME_CHARS, Ids, check_token_ids, unpack_ids
+from outrider.wishes import MAX_WISH, WISHES, check_wishes
 from verify_service.grammar import GrammarCompiler, GrammarState
 from verify_service.sampler import SessionSampler
 from verify_service.session import Session, Speculation, token_buffer
 
-MAX_REQUEST_ID_CHARS = 256
-MAX_SCOPE_CHARS = 256
-MAX_SALT_CHARS = 256
 MAX_TOP_LOGPROBS = 20
-MAX_TREE_WISH = 4096
 # Those of a prompt come in one message: the room in it, and what one takes at most.
 _LOGPROB_ROOM, _LOGPROB_BYTES = MAX_MESSAGE_BYTES - 2**21, 15
 
@@ -124,7 +121,7 @@ class SessionFactory:
             raise InvalidArgument(
                 f"num_choices is {num_choices}; it must be from 1 to {self._bounds.max_choices}", field="num_choices"
             )
-        last = 2**31 - 1 - num_choices
+        last = INT31_MAX - num_choices
         if request.first_choice_index > last:
             raise InvalidArgument(
                 f"first_choice_index is {request.first_choice_index}; with num_choices {num_choices} it must be at "
@@ -133,21 +130,12 @@ class SessionFactory:
             )
         if resumed_len and num_choices != 1:
             raise InvalidArgument("resumed_tokens needs num_choices = 1", field="resumed_tokens")
-        if len(request.request_id) > MAX_REQUEST_ID_CHARS:
-            raise InvalidArgument(
-                f"request_id has {len(request.request_id)} characters; it must have at most {MAX_REQUEST_ID_CHARS}",
-                field="request_id",
-            )
-        if len(request.corpus_scope) > MAX_SCOPE_CHARS:
-            raise InvalidArgument(
-                f"corpus_scope has {len(request.corpus_scope)} characters; it must have at most {MAX_SCOPE_CHARS}",
-                field="corpus_scope",
-            )
-        if len(request.cache_salt) > MAX_SALT_CHARS:
-            raise InvalidArgument(
-                f"cache_salt has {len(request.cache_salt)} characters; it must have at most {MAX_SALT_CHARS}",
-                field="cache_salt",
-            )
+        for name in ("request_id", "corpus_scope", "cache_salt"):
+            length = len(getattr(request, name))
+            if length > MAX_NAME_CHARS:
+                raise InvalidArgument(
+                    f"{name} has {length} characters; it must have at most {MAX_NAME_CHARS}", field=name
+                )
         if request.top_logprobs > MAX_TOP_LOGPROBS:
             raise InvalidArgument(
                 f"top_logprobs is {request.top_logprobs}; it must be from 0 to {MAX_TOP_LOGPROBS}", field="top_logprobs"
@@ -198,18 +186,13 @@ class SessionFactory:
             raise InvalidArgument(
                 f"speculative.algorithm is {algorithm}; known are {known}", field="speculative.algorithm"
             )
+        check_wishes(pb, MAX_WISH)
         wire = common_pb2.SpeculativeParams()
         wire.CopyFrom(pb)
         wire.DiscardUnknownFields()  # drafters are sent it, and none of what has no limit
-        for name, minimum in (("num_steps", 1), ("topk", 1), ("num_draft_tokens", 2)):
-            value = getattr(pb, name)
-            if pb.HasField(name) and not minimum <= value <= MAX_TREE_WISH:
-                raise InvalidArgument(
-                    f"speculative.{name} is {value}; it must be from {minimum} to {MAX_TREE_WISH}",
-                    field=f"speculative.{name}",
-                )
-            if pb.HasField(name):  # a wish, which a replica with smaller limits must not fail on
-                setattr(wire, name, min(value, self._bounds.max_verify_nodes + 1))
+        for name in WISHES:
+            if pb.HasField(name):  # which a replica with smaller limits must not fail on
+                setattr(wire, name, min(getattr(pb, name), self._bounds.max_verify_nodes + 1))
         thresholds: list[float] = []
         names = ("accept_threshold_single", True), ("accept_threshold_acc", False)
         for (name, with_zero), usual in zip(names, self._bounds.accept_thresholds, strict=True):

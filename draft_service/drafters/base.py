@@ -17,7 +17,7 @@ from draft_service.session import Extension, Grown, Session, Wishes
 from draft_service.sessions import InVerification
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import Ids
+from outrider.wire import INT31_MAX, Ids
 
 if TYPE_CHECKING:  # it brings numba, and whoever reads flags wants none of it
     from draft_service.drafters.corpora import Corpora
@@ -93,7 +93,7 @@ class TextRequest:
     prediction: Ids = field(default_factory=lambda: _NO_IDS)
     corpus_scope: str = ""
     vocabulary: str = ""  # fingerprint, empty: unknown
-    vocab_size: int = 2**31 - 1
+    vocab_size: int = INT31_MAX
     features: common_pb2.Tensor | None = None
 
 

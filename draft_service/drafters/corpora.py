@@ -43,11 +43,10 @@ class Corpora:
     def load(self, scope: str, corpus_id: str, tokens: Ids) -> Future[None]:
         """Queues a text of a corpus, new or known. ResourceExhausted over a limit of tokens, corpora, trie or queue."""
         self._check_room(scope, corpus_id, len(tokens))
-        loaded = self.corpus.load(_name(scope, corpus_id), tokens)
+        loaded = self.corpus.load(_name(scope, corpus_id), tokens)  # refuses before anything is noted
         size = self._sizes.setdefault((scope, corpus_id), CorpusSize(scope, corpus_id, 0))
         size.num_tokens += len(tokens)
         self._list(scope)
-        loaded.add_done_callback(lambda done: self._take_back(size, len(tokens)) if done.cancelled() else None)
         return loaded
 
     def unload(self, scope: str, corpus_id: str) -> tuple[int, Future[None]]:
@@ -58,13 +57,6 @@ class Corpora:
             raise NotFound(f"there is no corpus {corpus_id!r} in {place}", field="corpus_id")
         self._list(scope)
         return size.num_tokens, self.corpus.unload(_name(scope, corpus_id))
-
-    def _take_back(self, size: CorpusSize, num_tokens: int) -> None:
-        """Of a text whose caller went before it was taken in."""
-        size.num_tokens -= num_tokens
-        if not size.num_tokens and self._sizes.get((size.scope, size.corpus_id)) is size:
-            del self._sizes[size.scope, size.corpus_id]
-            self._list(size.scope)
 
     def _check_room(self, scope: str, corpus_id: str, num_tokens: int) -> None:
         held = sum(size.num_tokens for size in self._sizes.values())

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from draft_service.drafters.base import Draft, TextRequest
+from draft_service.drafters.base import TextRequest
 from draft_service.drafters.features import (
     FeatureBuffer,
     Piece,
@@ -22,7 +22,6 @@ from draft_service.drafters.features import (
     read_together,
 )
 from draft_service.drafters.features import warm_up as warm_up_reading
-from draft_service.drafters.growing import Check
 from draft_service.drafters.kv import Sequence as Rows
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import HeadModel
@@ -69,9 +68,6 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
                 [(state, found) for session, found in rows if (state := self._served.get(session)) is not None]
             )
             self._catch_up(list(dict.fromkeys(states)))
-
-    def _propose(self, request: TextRequest, check: Check, features: torch.Tensor | None = None) -> Draft:
-        return super()._propose(request, check, self._rows_of(request))
 
     def _rows_of(self, request: TextRequest) -> torch.Tensor:
         """The target's rows [len(tokens) - 1, width] that came with a text."""

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.drafters.compiled import compiled
+from outrider.wishes import most_nodes
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -44,7 +45,7 @@ class Growth(NamedTuple):
     @classmethod
     def empty(cls, batch: int, num_steps: int, topk: int) -> Growth:
         """Before the first step."""
-        most, entries = topk + (num_steps - 1) * topk * topk, topk * (num_steps - 1)
+        most, entries = most_nodes(num_steps, topk), topk * (num_steps - 1)
         return cls(
             np.empty((batch, most), np.float32), np.empty((batch, most), np.int32),
             np.empty((batch, entries), np.int32), np.empty((batch, entries), np.int32),
@@ -58,7 +59,7 @@ class Growth(NamedTuple):
 
     def after(self, num_steps: int, topk: int) -> Growth:
         """What is there after so many steps, as of trees that have no more."""
-        most, entries = topk + (num_steps - 1) * topk * topk, topk * (num_steps - 1)
+        most, entries = most_nodes(num_steps, topk), topk * (num_steps - 1)
         if most == self.scores.shape[1]:
             return self
         scores, tokens, frontier = self.scores[:, :most], self.tokens[:, :most], self.frontier[:, :entries]

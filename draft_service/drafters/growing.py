@@ -28,6 +28,7 @@ from draft_service.drafters.paths import Behind
 from draft_service.session import Grown
 from engine.batch import Segment
 from engine.models.heads.trees import Given
+from outrider.wishes import most_nodes
 
 Check = Callable[[], None]
 """Called before each step; what it raises ends the work."""
@@ -38,24 +39,18 @@ def slots_needed(num_steps: int, topk: int) -> int:
     return topk * (num_steps - 1)
 
 
-def most_nodes(num_steps: int, topk: int) -> int:
-    """Candidates of a tree."""
-    return topk + (num_steps - 1) * topk * topk
-
-
 def grow(
     model: DraftModel, sequences: Many[Sequence], tips: Tips | Many[Behind], *, num_steps: int, topk: int,
     num_nodes: Many[int], num_top: int = 1, least_reach: float = 0.0, check: Check | None = None,
 ) -> list[Draft]:  # fmt: skip
     """A tree of at most num_nodes[i] nodes below each sequence's last row, its likeliest ones.
 
-    least_reach: no further step is run where the chance that the accepted path goes on below the newest ones, as the
-    model sees it, is less on average; of a model that runs apart all steps are run.
-
     `tips` are the last rows'; of a model with a grower, its newest rows can be Behind, and are run too, all of them on
-    features or all on states. There must be
-    slots_needed() free slots for each. The sequences are left as they were. check: called before each step; what it
-    raises ends the work.
+    features or all on states. There must be slots_needed() free slots for each. The sequences are left as they were.
+
+    least_reach: no further step is run where the chance that the accepted path goes on below the newest ones, as the
+    model sees it, is less on average; of a model that runs apart all steps are run. check: called before each step;
+    what it raises ends the work.
     """
     count = slots_needed(num_steps, topk)
     taken = model.cache.scratch(len(sequences) * count)

@@ -33,7 +33,7 @@ from engine.batch import Segment
 from engine.devices import DeviceLock
 from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import Ids
+from outrider.wire import INT31_MAX, Ids
 
 # Rows run in one call beyond which a session's backlog waits for the next: a long prompt must not hold the others up.
 MAX_ROWS_PER_CALL = 1024
@@ -308,8 +308,9 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     # ---- without a session
 
-    def _propose(self, request: TextRequest, check: Check, features: torch.Tensor | None = None) -> Draft:
+    def _propose(self, request: TextRequest, check: Check) -> Draft:
         """A tree for a text, as for a session that is opened, drafted for once and closed. Any thread may call it."""
+        features = self._rows_of(request)
         with self._lock, torch.inference_mode():
             return self._propose_now(request, features, check)
 
@@ -333,8 +334,12 @@ class ModelDrafter(ABC, Generic[StateT]):
             raise ResourceExhausted(f"no tree can be drafted: {refused.detail}")
         raise InvalidArgument(f"tokens: {refused.detail}", field="tokens")
 
+    def _rows_of(self, request: TextRequest) -> torch.Tensor | None:
+        """The target's rows that came with a text; a model that reads none has no use for them."""
+        return None
+
     def _take_rows(self, state: StateT, features: torch.Tensor) -> None:
-        """Takes the target's rows of a text's positions; a model that reads none has no use for them."""
+        """Takes the target's rows of a text's positions."""
 
     def _blank_rows(self, count: int) -> torch.Tensor | None:
         """Rows of zeros as the target's might be; None for a model that reads none."""
@@ -348,7 +353,7 @@ def _go_on_unless(given_up: threading.Event) -> None:
 
 def _text_session(request: TextRequest) -> Session:
     return Session(
-        uid=next(_text_uids), session=0, generation=0, prompt_len=len(request.tokens), remaining=2**31 - 1,
+        uid=next(_text_uids), session=0, generation=0, prompt_len=len(request.tokens), remaining=INT31_MAX,
         vocabulary=request.vocabulary, vocab_size=request.vocab_size, wishes=request.wishes,
         corpus_scope=request.corpus_scope, prediction=np.empty(0, np.int32), tokens=request.tokens,
     )  # fmt: skip

@@ -37,7 +37,7 @@ _MIN_ROWS = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class MatchRules:
-    """How a tree is drawn from the trie; SPECULATION flags of the same names without `speculative-ngram`."""
+    """How a tree is drawn from the trie; the flags --speculative-ngram-* of the same names."""
 
     min_match: int = 1
     max_match: int = 12

@@ -8,7 +8,8 @@ from typing import Literal
 
 from outrider.args.quantization import quantization_method
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, at_least, at_most, flag_of
+from outrider.flags import Args, arg, at_least, at_most, flag_named, flag_of
+from outrider.wishes import MAX_WISH, most_nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +89,9 @@ class SpeculativeArgs(Args):
         """Ranges of trees, and of SGLang's n-gram cache."""
         at_least(self, 1, "speculative_num_steps", "speculative_eagle_topk")
         # As one request may ask for at most.
-        at_most(self, 4096, "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+        at_most(self, MAX_WISH, "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
         at_least(self, 0, "speculative_copy_tokens")
-        at_most(self, 4096, "speculative_copy_tokens")
+        at_most(self, MAX_WISH, "speculative_copy_tokens")
         at_least(self, 2, "speculative_num_draft_tokens", "speculative_ngram_branch_length")
         at_least(self, 1, "speculative_ngram_min_match_window_size", "speculative_ngram_min_bfs_breadth")
         low, high = self.speculative_ngram_min_match_window_size, self.speculative_ngram_max_match_window_size
@@ -112,7 +113,7 @@ class SpeculativeArgs(Args):
             given = getattr(self, name)
             if given not in (None, value):
                 raise StartupError(
-                    f"--{name.replace('_', '-')} is {given!r}, which is not offered here; {value!r}, {there}, is"
+                    f"{flag_named(name)} is {given!r}, which is not offered here; {value!r}, {there}, is"
                 )
         algorithm = (self.speculative_algorithm or "").upper()
         if self.enable_dp_attention:
@@ -136,13 +137,13 @@ class SpeculativeArgs(Args):
             return
         missing = [name for name in _TREE if getattr(self, name) is None]
         if missing and (topk != 1 or steps is None):  # a chain's nodes follow its steps
-            given = [f"{_flag(name)} {getattr(self, name)}" for name in _TREE if name not in missing]
-            needs = f"need{'s' if len(given) == 1 else ''} {' and '.join(map(_flag, missing))} too"
+            given = [f"{flag_named(name)} {getattr(self, name)}" for name in _TREE if name not in missing]
+            needs = f"need{'s' if len(given) == 1 else ''} {' and '.join(map(flag_named, missing))} too"
             raise StartupError(
                 f"{' and '.join(given)} {needs}: of a draft model's tree all three are set or none (for a chain: "
                 "--speculative-eagle-topk 1)"
             )
-        most = topk + (steps - 1) * topk**2 + 1
+        most = most_nodes(steps, topk) + 1
         if topk > 1 and tokens > most:
             raise StartupError(
                 f"--speculative-num-draft-tokens is {tokens}; {steps} steps of {topk} branches give at most {most} "
@@ -216,10 +217,6 @@ _MOE_BACKENDS = (
     ("speculative_moe_runner_backend", "auto", "torch's own operators"),
     ("speculative_moe_a2a_backend", "none", "all experts on one device"),
 )
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def check_algorithm(name: str | None) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from engine.models.heads.native import NativeHead
 from kernels.native.library import CGrowth, address
+from outrider.wishes import most_nodes
 
 Tips = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """What may follow the last rows of B sequences: chances fp32 and the target's ids int64, [B, at least K], falling; and
@@ -63,7 +64,7 @@ class GrowingTrees:
     ) -> None:  # fmt: skip
         """names: the target's ids of the head's, int64."""
         self._head, self._batch, self._num_steps, self._topk = head, batch, num_steps, topk
-        entries, most = topk * (num_steps - 1), topk + (num_steps - 1) * topk * topk
+        entries, most = topk * (num_steps - 1), most_nodes(num_steps, topk)
         self._rows = np.zeros((4, batch), np.int32)
         self._behind_tokens = np.zeros(0, np.int32)
         self._slots = np.zeros(batch * entries, np.int32)
