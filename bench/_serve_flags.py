@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outrider.args import ServeArgs
 from outrider.errors import StartupError
-from outrider.flags import parser_for
+from outrider.flags import flag_named, parser_for
 
 _OWN = ("host", "port", "api_key", "api_key_file", "ssl_certfile")
 
@@ -23,9 +23,7 @@ def check_serve_flags(words: Sequence[str], *own: str) -> ServeArgs:
     parser_for(ServeArgs).parse_known_args(words, given)
     for name in (*_OWN, *own):
         if getattr(given, name) is not not_given:
-            raise StartupError(
-                f"--{name.replace('_', '-')} is not for this benchmark, which is its server's one client"
-            )
+            raise StartupError(f"{flag_named(name)} is not for this benchmark, which is its server's one client")
     if not served.drafts:
         raise StartupError("--speculative-algorithm NONE leaves nothing to compare")
     return served

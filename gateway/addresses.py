@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from outrider.listed_lines import lines_of
 from outrider.resolving import Resolver, endpoints_of, is_name
 
 _FILE = "file:"
@@ -36,12 +37,8 @@ async def _listed(address: str) -> list[str]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Those of a file, but for empty ones and those that begin with #.
-
-    OSError where it has none: somebody is about to write them.
-    """
-    lines = [line for line in map(str.strip, path.read_text(encoding="utf-8").splitlines()) if line]
-    listed = [line for line in lines if not line.startswith("#")]
+    """Those of a file. OSError where it has none: somebody is about to write them."""
+    listed = [line for _, line in lines_of(path.read_text(encoding="utf-8"))]
     if not listed:
         raise OSError(f"{path} has no address")
     return listed

@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from starlette.datastructures import Headers
 
@@ -19,9 +18,7 @@ from gateway.errors import HttpError
 from outrider.args import GatewayArgs
 from outrider.errors import ResourceExhausted, StartupError
 from outrider.flags import check_key
-from outrider.telemetry import Throttle, get_logger
-
-log = get_logger(__name__)
+from outrider.listed_lines import WatchedFile
 
 Clock = Callable[[], float]
 _SETTINGS = ("requests_per_minute", "tokens_per_minute")
@@ -105,33 +102,20 @@ class KeyEntry:
     tokens_per_minute: int | None = None
 
 
-class KeyFile:
-    """The keys of --api-key-file. StartupError when it cannot be used at first; later, the keys before stay."""
+class KeyFile(WatchedFile[KeyEntry]):
+    """The keys of --api-key-file: one a line, then settings as NAME=VALUE."""
+
+    listed = "keys"
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._throttle = Throttle()
-        self._stamp: tuple[int, int] | None = None
-        self.entries = self._read()
+        super().__init__(path, "--api-key-file")
 
-    def refresh(self) -> bool:
-        """Reads the file again if it has changed; whether there are other keys now."""
-        try:
-            if _stamp(self._path) == self._stamp:
-                return False
-            self.entries = self._read()
-        except StartupError as error:
-            if self._throttle.allows():
-                log.warning("the file of keys cannot be read; the keys before stay", reason=error.message)
-            return False
-        log.info("keys read again", path=self._path, keys=len(self.entries))
-        return True
-
-    def _read(self) -> list[KeyEntry]:
-        stamp = _stamp(self._path)
-        lines = _read_lines(self._path)
-        self._stamp = stamp  # not before: what may not be read now has the same stamp when it may
-        return _entries(lines, self._path)
+    def _parsed(self, lines: list[tuple[int, str]]) -> list[KeyEntry]:
+        words = [(number, line.split()) for number, line in lines]
+        entries = [_entry(key, settings, f"{self._path}, line {number}") for number, (key, *settings) in words]
+        if not entries:
+            raise StartupError(f"--api-key-file {self._path} has no key")
+        return entries
 
 
 @dataclass(slots=True)
@@ -195,35 +179,6 @@ def callers_of(args: GatewayArgs) -> Callers:
     entries = [KeyEntry(key, f"key-{index}") for index, key in enumerate(args.api_key)]
     file = None if args.api_key_file is None else KeyFile(args.api_key_file)
     return Callers(entries, args.requests_per_minute, args.tokens_per_minute, file=file)
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    """Changes when the file does."""
-    try:
-        status = Path(path).stat()
-    except OSError as error:
-        raise StartupError(f"cannot read --api-key-file: {error}") from error
-    return status.st_mtime_ns, status.st_ino
-
-
-def _read_lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"cannot read --api-key-file: {error}") from error
-
-
-def _entries(lines: Sequence[str], path: str) -> list[KeyEntry]:
-    """One key a line, then settings as NAME=VALUE; blank lines and those that begin with # are left out."""
-    words = [(number, line.split()) for number, line in enumerate(lines, 1) if not line.lstrip().startswith("#")]
-    entries = [_entry(key, settings, f"{path}, line {number}") for number, (key, *settings) in _full(words)]
-    if not entries:
-        raise StartupError(f"--api-key-file {path} has no key")
-    return entries
-
-
-def _full(lines: Iterable[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
-    return [line for line in lines if line[1]]
 
 
 def _entry(key: str, settings: Sequence[str], where: str) -> KeyEntry:

@@ -18,19 +18,13 @@ from gateway.schemas import (
 from gateway.shown import no_such_token, shown
 from gateway.text_stream import OutputRules
 from gateway.tokenizer import TextCodec, too_long
+from outrider.algorithms import WIRE_ALGORITHMS
 from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
+from outrider.wishes import most_nodes
 
-ALGORITHMS = {
-    "NGRAM": common_pb2.ALGORITHM_NGRAM,
-    "STANDALONE": common_pb2.ALGORITHM_STANDALONE,
-    "EAGLE": common_pb2.ALGORITHM_EAGLE,
-    "EAGLE3": common_pb2.ALGORITHM_EAGLE3,
-    "MTP": common_pb2.ALGORITHM_MTP,
-    "NEXTN": common_pb2.ALGORITHM_MTP,
-}
 _SMALLEST_TOP_P = 1e-9  # OpenAI allows top_p 0: the likeliest token alone
 _UINT64 = 2**64 - 1
 _OURS = Names()
@@ -254,10 +248,10 @@ def speculative_params(options: SpeculativeOptions) -> common_pb2.SpeculativePar
     if (topk := _topk(options)) is not None:
         made.topk = topk
     if options.algorithm is not None:
-        algorithm = ALGORITHMS.get(options.algorithm.upper())
+        algorithm = WIRE_ALGORITHMS.get(options.algorithm.upper())
         if algorithm is None:
             raise InvalidArgument(
-                f"Unknown algorithm {shown(options.algorithm)}; it must be one of {', '.join(ALGORITHMS)}.",
+                f"Unknown algorithm {shown(options.algorithm)}; it must be one of {', '.join(WIRE_ALGORITHMS)}.",
                 field="speculative.algorithm", code="invalid_value",
             )  # fmt: skip
         made.algorithm = algorithm
@@ -279,7 +273,7 @@ def _check_tree(options: SpeculativeOptions) -> None:
     topk = _topk(options)
     if options.num_steps is None or topk is None or options.num_draft_tokens is None:
         return
-    most = topk + (options.num_steps - 1) * topk**2
+    most = most_nodes(options.num_steps, topk)
     if options.num_draft_tokens - 1 > most:
         raise InvalidArgument(
             f"num_draft_tokens is {options.num_draft_tokens}; num_steps and topk allow {most + 1}.",

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from outrider.errors import StartupError
+from outrider.listed_lines import WatchedFile
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
@@ -29,53 +29,28 @@ _SHORTEST = 16
 _OPEN = ("/grpc.health.v1.Health/",)
 
 
-class TokenFile:
-    """The tokens of one file, as it stands now.
+class TokenFile(WatchedFile[str]):
+    """The tokens of one file, as it stands now."""
 
-    StartupError when it cannot be used at first; when it cannot later, the tokens before stay.
-    """
-
-    def __init__(self, path: str, flag: str) -> None:
-        self._path = Path(path)
-        self._flag = flag
-        self._stamp: tuple[int, int] | None = None
-        self._throttle = Throttle()
-        self._tokens = self._read()
+    listed = "tokens"
 
     def accepts(self, metadata: Sequence[tuple[str, str | bytes]] | None) -> bool:
         """Whether a call's metadata carries one of the tokens. Takes the same time for all that are wrong."""
-        self._refresh()
+        self.refresh()
         given = next((value for key, value in metadata or () if key == _KEY), "")
         text = given.decode(errors="replace") if isinstance(given, bytes) else given
         scheme, _, token = text.partition(" ")
         digest = _digest(token)
-        matches = [hmac.compare_digest(digest, _digest(known)) for known in self._tokens]
+        matches = [hmac.compare_digest(digest, _digest(known)) for known in self.entries]
         return scheme.lower() == _SCHEME and any(matches)
 
     def metadata(self) -> Metadata:
         """What a call sends along."""
-        self._refresh()
-        return ((_KEY, f"Bearer {self._tokens[0]}"),)
+        self.refresh()
+        return ((_KEY, f"Bearer {self.entries[0]}"),)
 
-    def _refresh(self) -> None:
-        try:
-            if _stamp(self._path) != self._stamp:
-                self._tokens = self._read()
-                log.info("tokens read again", path=str(self._path), tokens=len(self._tokens))
-        except (OSError, StartupError) as error:
-            if self._throttle.allows():
-                log.warning(
-                    "a token file cannot be read; the tokens before stay", path=str(self._path), reason=str(error)
-                )
-
-    def _read(self) -> list[str]:
-        try:
-            stamp = _stamp(self._path)
-            lines = self._path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise StartupError(f"cannot read {self._flag}: {error}") from error
-        self._stamp = stamp
-        tokens = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    def _parsed(self, lines: list[tuple[int, str]]) -> list[str]:
+        tokens = [line for _, line in lines]
         if not tokens:
             raise StartupError(f"{self._flag} {self._path} has no token")
         for number, token in enumerate(tokens, 1):
@@ -105,7 +80,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self._apart = apart
         self._on_call = on_call
         self._throttle = Throttle()
-        self.refused = 0
 
     async def intercept_service(
         self,
@@ -122,7 +96,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
     def _refuse(self, method: str) -> Callable[..., AsyncIterator[bytes]]:
         async def refuse(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
-            self.refused += 1
             if self._on_call is not None:
                 self._on_call(context.peer())
             if self._throttle.allows():
@@ -134,11 +107,6 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             yield b""
 
         return refuse
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_ino
 
 
 def _digest(token: str) -> bytes:

@@ -55,12 +55,14 @@ class Dialer:
         return rpc.create_channel(address, credentials=channel_credentials(tls), server_name=self._server_name)
 
 
-def dialer_of(args: DialingArgs, addresses: Sequence[str], token_path: str | None) -> Dialer:
+def dialer_of(
+    args: DialingArgs, addresses: Sequence[str], token_path: str | None, token_flag: str = "--token-file"
+) -> Dialer:
     """As the flags say, for verify services at these addresses. StartupError for files that cannot be used."""
     tls, name = args.verify_tls, args.verify_ssl_server_name
     if tls is not None and name is None:
         name = common_name(addresses)
-    return Dialer(tls=tls, tokens=token_file(token_path, "--token-file"), server_name=name)
+    return Dialer(tls=tls, tokens=token_file(token_path, token_flag), server_name=name)
 
 
 def common_name(addresses: Sequence[str]) -> str | None:

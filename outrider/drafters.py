@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import grpc.aio
 
-from outrider.algorithms import algorithm_name
-from outrider.args.admin import WIRE_ALGORITHMS, DraftersArgs
-from outrider.auth import TokenFile, token_file
-from outrider.dialing import Dialer, common_name
+from outrider.algorithms import WIRE_ALGORITHMS, algorithm_name
+from outrider.args.admin import DraftersArgs
+from outrider.dialing import dialer_of
 from outrider.errors import StartupError
 from outrider.flags import parser_for
 from outrider.terminal import shown_line
-from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
+from outrider.v1 import admin_pb2, admin_pb2_grpc
 
 _MODES = {
     "enable": admin_pb2.DRAFTER_MODE_ENABLED,
@@ -54,11 +52,7 @@ def run(words: list[str], say: Say = print, complain: Say = _complain) -> int:
 
 
 async def _run(action: str, args: DraftersArgs, say: Say, complain: Say) -> int:
-    tls, name = args.verify_tls, args.verify_ssl_server_name
-    if tls is not None and name is None:
-        name = common_name(args.verify_address)
-    tokens: TokenFile | None = token_file(args.admin_token_file, "--admin-token-file")
-    dial = Dialer(tls=tls, tokens=tokens, server_name=name)
+    dial = dialer_of(args, args.verify_address, args.admin_token_file, "--admin-token-file")
     rows: list[tuple[str, ...]] = []
     failed = False
     for address in args.verify_address:
@@ -97,7 +91,7 @@ async def _switch(
         moved = (await stub.SetDrafterMode(request, timeout=args.timeout_s)).moved_sessions
         say(f"{address}: {args.drafter} is {_mode(_MODES[action])}{_moved(moved)}")
         return
-    algorithm = cast("common_pb2.Algorithm", WIRE_ALGORITHMS[(args.algorithm or "").upper()])
+    algorithm = WIRE_ALGORITHMS[(args.algorithm or "").upper()]
     switch = admin_pb2.SetAlgorithmRequest(algorithm=algorithm, enabled=action == "enable")
     moved = (await stub.SetAlgorithm(switch, timeout=args.timeout_s)).moved_sessions
     say(f"{address}: {algorithm_name(algorithm)} is {action}d{_moved(moved)}")

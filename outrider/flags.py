@@ -139,7 +139,12 @@ def _help(spec: dataclasses.Field[Any]) -> str:
 
 def flag_of(spec: dataclasses.Field[Any]) -> str:
     """The command-line flag of a field."""
-    return "--" + spec.name.replace("_", "-")
+    return flag_named(spec.name)
+
+
+def flag_named(name: str) -> str:
+    """The command-line flag of a field of that name."""
+    return "--" + name.replace("_", "-")
 
 
 def _typed(text: str, hint: Any) -> Any:
@@ -186,7 +191,7 @@ def at_least(settings: Args, minimum: int, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         if value is not None and value < minimum:
-            raise StartupError(f"--{name.replace('_', '-')} is {value}; it must be at least {minimum}")
+            raise StartupError(f"{flag_named(name)} is {value}; it must be at least {minimum}")
 
 
 def at_most(settings: Args, maximum: int, *names: str) -> None:
@@ -194,18 +199,22 @@ def at_most(settings: Args, maximum: int, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         if value is not None and value > maximum:
-            raise StartupError(f"--{name.replace('_', '-')} is {value}; it must be at most {maximum}")
+            raise StartupError(f"{flag_named(name)} is {value}; it must be at most {maximum}")
 
 
 def check_url(flag: str, url: str, example: str) -> None:
     """StartupError unless it is one that HTTP can be spoken to."""
-    try:
-        parts = urlsplit(url)
-        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, or above 65535; brackets that do not close
-        sound = False
-    if not sound:
+    if not is_url(url):
         raise StartupError(f"{flag} is {url!r}; it must be a URL, such as {example}")
+
+
+def is_url(text: str) -> bool:
+    """Whether it names a server, to be asked by HTTP."""
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # a port that is no number, or above 65535; brackets that do not close
+        return False
 
 
 def check_key(flag: str, key: str) -> None:

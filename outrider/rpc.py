@@ -169,7 +169,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         shape = {True: "stream", False: "unary"}
         kind = f"{shape[handler.request_streaming]}_{shape[handler.response_streaming]}"
         behaviour = getattr(handler, kind)
-        wrap = _wrap_stream if handler.response_streaming else _wrap_unary
+        wrap = _wrap_stream if inspect.isasyncgenfunction(behaviour) else _wrap_unary
         if not (inspect.iscoroutinefunction(behaviour) or inspect.isasyncgenfunction(behaviour)):
             return handler  # a library's own synchronous handler
         make = getattr(grpc, f"{kind}_rpc_method_handler")
@@ -211,6 +211,17 @@ class _Unread:
             )
 
 
+def _take(
+    request: Any, context: grpc.aio.ServicerContext, unread: _Unread, on_call: Callable[[str], None] | None
+) -> None:
+    """A call has come as far as its handler. DecodeError where its request cannot be read."""
+    unread.read = True
+    if on_call is not None:
+        on_call(context.peer())
+    if isinstance(request, DecodeError):
+        raise request
+
+
 def _wrap_unary(
     behaviour: Callable[..., Awaitable[Any]], method: str, on_call: Callable[[str], None] | None
 ) -> Callable[..., Awaitable[Any]]:
@@ -218,12 +229,8 @@ def _wrap_unary(
 
     @functools.wraps(behaviour)
     async def handle(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        unread.read = True
-        if on_call is not None:
-            on_call(context.peer())
         try:
-            if isinstance(request, DecodeError):
-                raise request
+            _take(request, context, unread, on_call)
             return await behaviour(request, context)
         except Exception as error:
             await _abort(context, error, method)
@@ -234,19 +241,12 @@ def _wrap_unary(
 def _wrap_stream(
     behaviour: Callable[..., Any], method: str, on_call: Callable[[str], None] | None
 ) -> Callable[..., Any]:
-    if not inspect.isasyncgenfunction(behaviour):
-        return _wrap_unary(behaviour, method, on_call)
-
     unread = _Unread(method)
 
     @functools.wraps(behaviour)
     async def handle(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        unread.read = True
-        if on_call is not None:
-            on_call(context.peer())
         try:
-            if isinstance(request, DecodeError):
-                raise request
+            _take(request, context, unread, on_call)
             async for response in behaviour(request, context):
                 yield response
         except Exception as error:

@@ -12,7 +12,7 @@ import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import outrider
@@ -43,7 +43,7 @@ def call_metadata() -> tuple[tuple[str, str], ...]:
     return _call_metadata.get()
 
 
-def metadata_value(metadata: Any, key: str) -> str:
+def metadata_value(metadata: Sequence[tuple[str, str | bytes]] | None, key: str) -> str:
     """A text value of a call's metadata, empty where there is none; at most 256 characters."""
     for name, value in metadata or ():
         if name == key and isinstance(value, str):

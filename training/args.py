@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, at_least
+from outrider.flags import Args, arg, at_least, flag_named
 
 if TYPE_CHECKING:
     from training.data.conversations import Mix
@@ -98,7 +98,7 @@ class DataArgs(TargetArgs):
         at_least(self, 0, "seed")
         for name in ("sampled_share", "passage_share", "greedy_share", "more_turns_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise StartupError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be from 0 to 1")
+                raise StartupError(f"{flag_named(name)} is {getattr(self, name)}; it must be from 0 to 1")
         if self.sampled_share + self.passage_share > 1:
             raise StartupError("--sampled-share and --passage-share are more than 1 together")
         self.exclude_paths()

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.flags import flag_named
 from training.checkpoints import Checkpoint
 
 # Which of a training's facts are no flags.
@@ -92,5 +93,5 @@ def _flags(facts: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in facts.items():
         if name not in _NOT_FLAGS and value is not None and value is not False:
-            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            words += [flag_named(name), *([] if value is True else [str(value)])]
     return words

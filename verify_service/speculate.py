@@ -7,12 +7,13 @@ import collections
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from outrider.algorithms import algorithm_name
 from outrider.args import VerifyArgs
 from outrider.busy_poll import BusyPoll
 from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from outrider.row_ring import HEADER_BYTES, host_id
 from outrider.telemetry import get_logger
-from outrider.v1 import common_pb2, verify_pb2
+from outrider.v1 import verify_pb2
 from outrider.wire import MAX_ENTRIES
 from verify_service.commands import Arrived, DrafterJoined, DrafterLeft, Inbox, ProposalsArrived, Released
 from verify_service.drafters import Drafter
@@ -103,7 +104,7 @@ class DrafterStream:
             await write(verify_pb2.SpeculateResponse(enlisted=self._enlisted(drafter, token)))
             self.drafter = drafter
             self._inbox.put(DrafterJoined(drafter))
-            algorithm = common_pb2.Algorithm.Name(drafter.algorithm).removeprefix("ALGORITHM_")
+            algorithm = algorithm_name(drafter.algorithm)
             log.info("drafter enlisted", drafter=drafter.drafter_id, algorithm=algorithm)
             reader = asyncio.create_task(self._read(requests, drafter))
             reader.add_done_callback(lambda _: self._ready.set())

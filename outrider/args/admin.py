@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from outrider.algorithms import WIRE_ALGORITHMS
 from outrider.args.links import DialingArgs, check_tls_is_used
 from outrider.errors import StartupError
 from outrider.flags import arg
-from outrider.v1 import common_pb2
-
-# As drafters enlist, by name; NEXTN is what SGLang calls MTP.
-WIRE_ALGORITHMS = {name.removeprefix("ALGORITHM_"): number for name, number in common_pb2.Algorithm.items() if number}
-WIRE_ALGORITHMS["NEXTN"] = common_pb2.ALGORITHM_MTP
 
 
 @dataclass(frozen=True, kw_only=True)

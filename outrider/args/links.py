@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 
 from outrider.errors import StartupError
-from outrider.flags import Args, arg
+from outrider.flags import Args, arg, flag_named
 from outrider.tls import TlsFiles, server_files
 
 MAX_LABEL_CHARS = 63  # of a name in DNS
@@ -57,7 +57,7 @@ class DialingArgs(Args):
             raise StartupError("--verify-ssl-certfile and --verify-ssl-keyfile go together")
         for name in ("verify_ssl_certfile", "verify_ssl_server_name"):
             if getattr(self, name) is not None and self.verify_ssl_ca_certs is None:
-                raise StartupError(f"--{name.replace('_', '-')} needs --verify-ssl-ca-certs")
+                raise StartupError(f"{flag_named(name)} needs --verify-ssl-ca-certs")
 
     @property
     def verify_tls(self) -> TlsFiles | None:

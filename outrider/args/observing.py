@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from outrider.args.links import host_port
 from outrider.errors import StartupError
-from outrider.flags import Args, arg
+from outrider.flags import Args, arg, is_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class ObservingArgs(Args):
     def check(self) -> None:
         """Bounds."""
         endpoint, ratio = self.otlp_traces_endpoint, self.otlp_traces_sample_ratio
-        if endpoint is not None and not _is_url(endpoint):
+        if endpoint is not None and not is_url(endpoint):
             raise StartupError(f"--otlp-traces-endpoint is {endpoint!r}; it must be an http or https URL")
         if not 0 <= ratio <= 1:
             raise StartupError(f"--otlp-traces-sample-ratio is {ratio}; it must be from 0 to 1")
@@ -46,12 +45,3 @@ class ObservingArgs(Args):
             raise StartupError("--otlp-traces-sample-ratio needs --otlp-traces-endpoint")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 2**16:
             raise StartupError(f"--metrics-port is {self.metrics_port}; it must be from 0 to 65535")
-
-
-def _is_url(text: str) -> bool:
-    """Whether it names a server, to be asked by HTTP."""
-    try:
-        url = urlsplit(text)
-        return url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
-    except ValueError:  # a bracket that is left open, a port that is none
-        return False

@@ -12,7 +12,7 @@ from outrider.args.links import is_socket
 from outrider.args.verify import VerifyArgs
 from outrider.errors import StartupError
 from outrider.fastest import USUAL, fastest_algorithm
-from outrider.flags import ArgsT, arg, at_least
+from outrider.flags import ArgsT, arg, at_least, flag_named
 
 _NODE_LIMITS = {name: getattr(VerifyArgs, name) for name in ("max_verify_nodes", "max_proposal_nodes")}
 """Verify's limits on a draft's nodes, and what they are where nobody asks for more."""
@@ -102,10 +102,10 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         for name in _NODE_LIMITS:
             limit = getattr(self, name)
             if limit is not None and limit < nodes:
-                asked = f"--{asking.replace('_', '-')} is {getattr(self, asking)}"
+                asked = f"{flag_named(asking)} is {getattr(self, asking)}"
                 raise StartupError(
                     f"{asked}, and a draft then has up to {nodes} nodes beside the root; "
-                    f"--{name.replace('_', '-')} is {limit}: raise it, or leave it out"
+                    f"{flag_named(name)} is {limit}: raise it, or leave it out"
                 )
 
     @property

@@ -295,6 +295,8 @@ def test_files_that_cannot_be_used_are_told_at_start(authority: Authority, tmp_p
     for name, complaint in (("short", "at least 16"), ("none", "no token"), ("gone", "cannot read --token-file")):
         with pytest.raises(StartupError, match=complaint):
             TokenFile(str(tmp_path / name), "--token-file")
+    (tmp_path / "noted").write_text(f"  # ours\n\n {FIRST} \n")
+    assert TokenFile(str(tmp_path / "noted"), "--token-file").metadata() == (("authorization", f"Bearer {FIRST}"),)
 
 
 def test_tls_where_nobody_uses_it_is_refused() -> None:
