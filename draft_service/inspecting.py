@@ -13,6 +13,7 @@ from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import pack_rows
 from engine.batch import Segment
 from engine.feature_spec import FeatureSpec
+from engine.feature_wire import kind_name
 from engine.loader import resolve_model
 from engine.runner import ModelRunner
 from outrider.args import DraftArgs
@@ -69,11 +70,10 @@ def _shown(tokenizer: Tokenizer, token: int) -> str:
 
 def _features(args: DraftArgs, layout: common_pb2.FeatureLayout, tokens: Ids) -> common_pb2.Tensor:
     """The target's rows of all tokens but the last."""
-    kind = common_pb2.FeatureKind.Name(layout.kind).removeprefix("FEATURE_KIND_").lower()
     count = len(tokens) - 1
     runner = ModelRunner.load(
         resolve_model(args.model_path, revision=args.revision), dtype=args.dtype, device=args.device, num_slots=count,
-        max_sessions=1, max_len=count, features=FeatureSpec(kind, tuple(layout.aux_layers)),
+        max_sessions=1, max_len=count, features=FeatureSpec(kind_name(layout.kind), tuple(layout.aux_layers)),
         load_format=args.load_format, max_batch_tokens=count, threads=args.threads,
     )  # fmt: skip
     slots = np.arange(count, dtype=np.int32)

@@ -46,7 +46,7 @@ from verify_service import admin
 from verify_service.commands import Inbox, Stop
 from verify_service.device_sampler import DeviceSampler
 from verify_service.drafters import Drafters
-from verify_service.features import feature_layout
+from verify_service.features import feature_layout, row_bytes
 from verify_service.grammar import GrammarCompiler
 from verify_service.metrics import make_registry
 from verify_service.requests import RequestBounds, SessionFactory
@@ -255,7 +255,7 @@ def build_step_loop(
     drafters = Drafters(
         max_kept=args.max_proposals_per_session,
         max_assumed=args.max_assumed_tokens,
-        outbox_bytes=outbox_bytes(args, _row_bytes(runner)),
+        outbox_bytes=outbox_bytes(args, row_bytes(runner.features)),
     )
     return StepLoop(
         runner,
@@ -296,9 +296,9 @@ def build_servicer(
         eos_token_ids=config.eos_token_ids,
     )
     features = feature_layout(FeatureSpec.parse(args.features), runner.features)
+    feature_bytes = row_bytes(runner.features)
     target = Target(
-        new_boot_id(), model, features, runner.dtype.itemsize, sizes.context_length,
-        outbox_bytes(args, _row_bytes(runner)),
+        new_boot_id(), model, features, feature_bytes, sizes.context_length, outbox_bytes(args, feature_bytes)
     )  # fmt: skip
     thresholds = args.speculative_accept_threshold_single, max(args.speculative_accept_threshold_acc, _LEAST_THRESHOLD)
     bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes, thresholds)
@@ -309,10 +309,6 @@ def build_servicer(
     )  # fmt: skip
     servicer.totals.grammars = compiler.totals
     return servicer
-
-
-def _row_bytes(runner: ModelRunner) -> int:
-    return 0 if runner.features is None else runner.features.shape[1] * runner.features.element_size()
 
 
 def _run(

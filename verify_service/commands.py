@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outrider.errors import InvalidArgument
+from outrider.errors import InvalidArgument, OutriderError
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.drafters import Drafter, Drafters
 from verify_service.proposals import Proposal
@@ -101,7 +101,7 @@ class Administer:
 class Stop:
     """The thread is to end; sessions that still run get `error`."""
 
-    error: Exception
+    error: OutriderError
 
 
 Command = (

@@ -1,6 +1,6 @@
 """After acceptance: pages kept or freed, tokens committed and sent, verdicts prepared.
 
-A session's end, its stop and its failure leave by this path.
+Whatever ends a session, it leaves by `Committer.end`.
 """
 
 from __future__ import annotations
@@ -93,12 +93,12 @@ class Committer:
                 assignment = self._drafters.of(work.session)
                 if assignment is not None and assignment is work.assignment:
                     self._features.send(assignment, min(work.session.kv_len, assignment.told_len - 1))
-            elif outcome is None and work.match is not None:
-                self._scheduler.keep(work.session, work.slots, [])
-                self._go_on_without_drafts(work.session)
             elif outcome is None:
                 self._scheduler.keep(work.session, work.slots, [])
-                self.fail(work.session, _no_token(work.session))
+                if work.match is not None:
+                    self._go_on_without_drafts(work.session)
+                else:
+                    self.fail(work.session, _no_token(work.session))
             else:
                 committed += self._commit_one(work, outcome, step_us, batch_tokens)
         self._features.send_verdicts(self._without_rows)
@@ -113,29 +113,27 @@ class Committer:
                 stats.count(drafted=drafted, accepted=len(accepted), committed=committed)
             if work.match is not None and work.assignment is not None:
                 self._count_used(work.match, work.assignment.drafter, len(accepted))
-                self._count_prediction(work, accepted)
+                self._count_prediction(work, work.match, accepted)
         self._uncounted.clear()
 
     def finish_resumed(self, sessions: list[Session]) -> None:
         """Ends sessions whose resumed tokens are already a whole output."""
         for session in sessions:
             if session.resumed_len and session.finish is None:
-                last = int(session.tokens[session.committed_len - 1])
-                if last in session.stop_ids and session.output_len > session.params.min_tokens:
-                    session.finish, session.stop_token = verify_pb2.FINISH_REASON_STOP, last
-                elif session.grammar is not None and session.grammar.is_complete:
-                    session.finish = verify_pb2.FINISH_REASON_STOP
-                elif session.remaining <= 0:
-                    session.finish = verify_pb2.FINISH_REASON_LENGTH
+                session.note_end()
             if session.finish is not None:
                 self._responses.append((session, Committed(session, [], finished=True)))
-                self._end(session)
+                self._finish(session)
 
     def fail(self, session: Session, error: Exception) -> None:
         """Ends one session with an error; nobody else notices."""
         self._responses.append((session, error))
-        self._scheduler.remove(session, reusable=False)
-        self._drafters.close(session, verify_pb2.CLOSE_REASON_ERROR)
+        self.end(session, verify_pb2.CLOSE_REASON_ERROR, reusable=False)
+
+    def end(self, session: Session, reason: verify_pb2.CloseReason, *, reusable: bool = True) -> None:
+        """Takes a session from the scheduler and from its drafter. reusable: whether its pages may be cached."""
+        self._scheduler.remove(session, reusable=reusable)
+        self._drafters.close(session, reason)
         self._drafters.forget(session)
 
     def _go_on_without_drafts(self, session: Session) -> None:
@@ -176,7 +174,7 @@ class Committer:
         if assignment is not None and assignment is work.assignment:  # not closed to it since the step was planned
             self._judge(work, assignment, base_len, accepted, taken, step_us, batch_tokens)
         if session.finish is not None:
-            self._end(session)
+            self._finish(session)
         return len(taken)
 
     def _judge(
@@ -220,7 +218,7 @@ class Committer:
         for proposal_id in assignment.book.advance(session.committed):
             assignment.drafter.refuse(session.session_id, assignment.generation, proposal_id, Refusal.STALE)
 
-    def _end(self, session: Session) -> None:
+    def _finish(self, session: Session) -> None:
         assignment = self._drafters.of(session)
         if assignment is not None and assignment.verdict is not None:
             assignment.verdict.next.CopyFrom(
@@ -228,9 +226,7 @@ class Committer:
             )
             assignment.drafter.outbox.verdict(assignment.verdict)
             assignment.verdict = None
-        self._scheduler.remove(session)
-        self._drafters.close(session, verify_pb2.CLOSE_REASON_FINISHED)
-        self._drafters.forget(session)
+        self.end(session, verify_pb2.CLOSE_REASON_FINISHED)
 
     @staticmethod
     def _count_used(match: Match, drafter: Drafter, accepted: int) -> None:
@@ -240,9 +236,8 @@ class Committer:
         drafter.counts["drafted_tokens"] += len(match.tree)
         drafter.counts["accepted_tokens"] += accepted
 
-    def _count_prediction(self, work: Work, accepted: list[int]) -> None:
-        match = work.match
-        if match is None or not len(match.proposal.from_prediction):
+    def _count_prediction(self, work: Work, match: Match, accepted: list[int]) -> None:
+        if not len(match.proposal.from_prediction):
             return
         predicted = match.proposal.from_prediction[match.nodes]
         hits = int(predicted[accepted].sum())

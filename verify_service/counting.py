@@ -30,7 +30,7 @@ class Counters:
     waits: int = 0  # for drafters
     missing: int = 0  # drafts that a wait ended without
     silenced: int = 0  # times that the brake silenced a session's drafter
-    probes: int = 0  # times that it lifted a silence, or tried a trimmed session again
+    probes: int = 0  # that it began, of silenced sessions
     phase_ns: list[int] = field(default_factory=lambda: [0] * len(PHASES))
     decode_s: Buckets = field(default_factory=Buckets)  # forward passes without prompts' chunks
     prefill_s: Buckets = field(default_factory=Buckets)  # those with some

@@ -98,19 +98,10 @@ class Drafter:
                 session=session,
                 generation=generation,
                 proposal_id=proposal_id,
-                reason=_REJECT_REASON[why],
+                reason=verify_pb2.RejectReason.Value(f"REJECT_REASON_{why.name}"),
                 detail=detail[:256],
             )
         )
-
-
-_REJECT_REASON = {
-    Refusal.STALE: verify_pb2.REJECT_REASON_STALE,
-    Refusal.REPLAYED: verify_pb2.REJECT_REASON_REPLAYED,
-    Refusal.FOREIGN: verify_pb2.REJECT_REASON_FOREIGN,
-    Refusal.MALFORMED: verify_pb2.REJECT_REASON_MALFORMED,
-    Refusal.CROWDED: verify_pb2.REJECT_REASON_CROWDED,
-}
 
 
 class Drafters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 
 from engine.feature_spec import FeatureSpec
+from engine.feature_wire import kind_name
 from outrider.errors import FailedPrecondition, InvalidArgument, StartupError
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import WIRE_VERSION
@@ -64,7 +65,7 @@ def _flag_for(kind: common_pb2.FeatureKind, layers: list[int]) -> str:
     if len(layers) > _shown.maxlist:
         return ""
     try:
-        spec = FeatureSpec(common_pb2.FeatureKind.Name(kind).removeprefix("FEATURE_KIND_").lower(), tuple(layers))
+        spec = FeatureSpec(kind_name(kind), tuple(layers))
     except StartupError:
         return ""
     return f"; start verify with --features {spec}"

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from engine.feature_spec import FeatureSpec
+from engine.feature_wire import WIRE_DTYPES, wire_kind
 from kernels.transfer import to_device
 from outrider.row_ring import RowRing, Rows
 from outrider.v1 import common_pb2, verify_pb2
@@ -21,26 +22,18 @@ if TYPE_CHECKING:
     from verify_service.commands import ReadFeatures
     from verify_service.drafters import Drafter, Drafters
 
-DTYPES = {
-    torch.float32: common_pb2.DTYPE_FLOAT32,
-    torch.float16: common_pb2.DTYPE_FLOAT16,
-    torch.bfloat16: common_pb2.DTYPE_BFLOAT16,
-}
-
-
-KINDS = {
-    "none": common_pb2.FEATURE_KIND_NONE,
-    "last": common_pb2.FEATURE_KIND_LAST,
-    "aux": common_pb2.FEATURE_KIND_AUX,
-}
-
 
 def feature_layout(spec: FeatureSpec, plane: torch.Tensor | None) -> common_pb2.FeatureLayout:
     """What a row holds, as drafters are told."""
-    layout = common_pb2.FeatureLayout(kind=KINDS[spec.kind], aux_layers=spec.layers)
+    layout = common_pb2.FeatureLayout(kind=wire_kind(spec.kind), aux_layers=spec.layers)
     if plane is not None:
-        layout.width, layout.dtype = plane.shape[1], DTYPES[plane.dtype]
+        layout.width, layout.dtype = plane.shape[1], WIRE_DTYPES[plane.dtype]
     return layout
+
+
+def row_bytes(plane: torch.Tensor | None) -> int:
+    """Bytes of a row; 0: none are kept."""
+    return 0 if plane is None else plane.shape[1] * plane.element_size()
 
 
 @dataclass(slots=True)
@@ -58,7 +51,7 @@ class FeatureSender:
 
     def __init__(self, runner: Runner) -> None:
         self._plane, self._slot_table = runner.features, runner.slot_table
-        self._row_bytes = 0 if self._plane is None else self._plane.shape[1] * self._plane.element_size()
+        self._row_bytes = row_bytes(self._plane)
         self._data: Rows | None = None  # uint8 [num_slots, bytes of a row], where the plane lies in the host's memory
         if self._plane is not None and self._plane.device.type == "cpu":
             self._data = self._plane.view(torch.uint8).numpy()
@@ -147,7 +140,7 @@ class FeatureSender:
         assert self._plane is not None
         rows = np.empty((len(wanted.slots), self._row_bytes), np.uint8)
         self._gather([wanted], rows)
-        tensor.dtype = DTYPES[self._plane.dtype]
+        tensor.dtype = WIRE_DTYPES[self._plane.dtype]
         tensor.shape.extend((len(wanted.slots), self._plane.shape[1]))
         tensor.data = rows.tobytes()
 

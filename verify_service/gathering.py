@@ -94,7 +94,7 @@ class Gatherer:
         reply_ms, is_late, now_ns = 0.0, set(map(id, late)), time.monotonic_ns()
         for session in running:
             assignment = self._drafters.of(session)
-            rows = session.needs_prefill
+            rows = session.num_uncomputed
             if assignment is not None and id(assignment) in is_late:
                 reply_ms = max(reply_ms, assignment.due_ms(assignment.drafter.replies.mean_ms, now_ns))
                 rows += round(assignment.brake.expected_nodes)
@@ -122,7 +122,7 @@ class Gatherer:
             if session.session_id not in fixed:
                 assignment = self._drafters.of(session)
                 match = assignment.match if assignment is not None else None
-                rows += min(session.needs_prefill, self._scheduler.chunk) + (0 if match is None else len(match.tree))
+                rows += min(session.num_uncomputed, self._scheduler.chunk) + (0 if match is None else len(match.tree))
         now_ns = time.monotonic_ns()
         ends_ns = now_ns + int(self._costs.ms(rows) * 1e6)
         # Who is left out is told of the step before now; one without a verdict was opened late, and is not waited for.

@@ -60,15 +60,16 @@ def _expel(drafters: Drafters, drafter: Drafter) -> None:
 
 def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
     assignment = drafter.find(arrived.session, arrived.generation)
-    if assignment is None or arrived.proposal is None:
+    proposal = arrived.proposal
+    if assignment is None or proposal is None:
         drafter.refuse(arrived.session, arrived.generation, arrived.proposal_id, Refusal.FOREIGN)
         return
     session = assignment.session
     try:
-        if isinstance(arrived.proposal, InvalidArgument):
-            raise arrived.proposal
+        if isinstance(proposal, InvalidArgument):
+            raise proposal
         num_idle = assignment.book.num_idle
-        refused = assignment.book.add(arrived.proposal, session.committed)
+        refused = assignment.book.add(proposal, session.committed)
     except InvalidArgument as error:
         log.warning("malformed proposal", drafter=drafter.drafter_id, session=session.session_id, error=error.message)
         drafter.refuse(arrived.session, arrived.generation, arrived.proposal_id, Refusal.MALFORMED, error.message)
@@ -78,12 +79,12 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
         drafter.refuse(arrived.session, arrived.generation, proposal_id, why)
     if assignment.book.num_idle > num_idle:
         drafter.refusals += 1
-    elif not refused and arrived.proposal.tree_len > assignment.forgiven_len:
-        assignment.forgiven_len = arrived.proposal.tree_len
+    elif not refused and proposal.tree_len > assignment.forgiven_len:
+        assignment.forgiven_len = proposal.tree_len
         drafter.refusals = max(0, drafter.refusals - REFUSALS_FORGIVEN)
     if all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
         drafter.counts["kept"] += 1
-        drafter.totals.proposed_tokens += len(arrived.proposal.tree)
-    if not isinstance(arrived.proposal, InvalidArgument) and not arrived.proposal.is_early:
-        drafted = len(arrived.proposal.tree) > 0
-        assignment.answered(arrived.proposal.tree_len, time.monotonic_ns(), drafted=drafted)
+        drafter.totals.proposed_tokens += len(proposal.tree)
+    if not proposal.is_early:
+        drafted = len(proposal.tree) > 0
+        assignment.answered(proposal.tree_len, time.monotonic_ns(), drafted=drafted)

@@ -12,10 +12,11 @@ import math
 import threading
 from typing import Any
 
+from engine.feature_wire import TORCH_DTYPES
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES, MAX_MESSAGE_BYTES
 
-_ITEM_BYTES = {common_pb2.DTYPE_FLOAT32: 4, common_pb2.DTYPE_FLOAT16: 2, common_pb2.DTYPE_BFLOAT16: 2}
+_ITEM_BYTES = {number: dtype.itemsize for number, dtype in TORCH_DTYPES.items()}
 _ABOUT_BYTES = 128  # of a message beside its rows
 FRAME_BYTES = MAX_MESSAGE_BYTES // 2  # a frame is ended by the message that goes over it
 

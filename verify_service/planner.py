@@ -103,7 +103,7 @@ class Planner:
             if assignment.is_silenced and not len(assignment.book):
                 continue  # of many silent sessions each costs every step
             assignment.brake.fixed = self.is_fixed(session)
-            if session.needs_prefill != 1 or session.output_len == 0:
+            if session.num_uncomputed != 1 or session.output_len == 0:
                 continue
             found = assignment.book.match() if session.remaining > 1 else None
             if found is not None:
@@ -178,7 +178,7 @@ class Planner:
         for session in list(self._scheduler.running):
             if session.session_id in without or session.table_row < 0:
                 continue  # the latter: preempted by an older one just now
-            count = session.needs_prefill
+            count = session.num_uncomputed
             if count > 1:
                 count = min(count, budget)
                 budget -= count
@@ -188,7 +188,7 @@ class Planner:
             if slots is None:
                 continue
             assignment = self._drafters.of(session)
-            samples = count == session.needs_prefill
+            samples = count == session.num_uncomputed
             works.append(Work(session, slots, samples, decodes=samples and count == 1, assignment=assignment))
         for work in works:
             match = work.assignment.match if work.assignment is not None else None
@@ -213,7 +213,7 @@ class Planner:
 
     def _worths(self) -> tuple[float, float]:
         """What a token is worth in milliseconds of a plain step, and about what a row more costs."""
-        sessions = max(1, sum(session.needs_prefill == 1 for session in self._scheduler.running))
+        sessions = max(1, sum(session.num_uncomputed == 1 for session in self._scheduler.running))
         plain_ms = self._costs.ms(sessions)
         return plain_ms / sessions, (self._costs.ms(sessions + _FEW_NODES) - plain_ms) / _FEW_NODES
 
@@ -232,7 +232,7 @@ class Planner:
         """Rows, and tokens to be expected, of a step that starts now; `without` the drafts of those."""
         rows, tokens = 0, 0.0
         for session in self._scheduler.running:
-            rows += min(session.needs_prefill, self._scheduler.chunk)
+            rows += min(session.num_uncomputed, self._scheduler.chunk)
             tokens += 1.0
             assignment = self._drafters.of(session)
             if assignment is not None and assignment.match is not None and not (without and assignment in without):

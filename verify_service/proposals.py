@@ -20,7 +20,7 @@ from verify_service.grammar import GrammarState, pruned
 
 
 class Refusal(enum.Enum):
-    """Why a proposal is not kept; values are those of the wire's RejectReason and of the metric's label."""
+    """Why a proposal is not kept; names are those of the wire's RejectReason, values the metric's labels."""
 
     STALE = "stale"
     REPLAYED = "replayed"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.pages import OutOfPages, PagePool
 from engine.radix_cache import RadixCache
-from outrider.errors import ResourceExhausted
+from outrider.errors import RETRY_SOON_S, ResourceExhausted
 from verify_service.session import Phase, Session
 
 Slots = NDArray[np.int32]
@@ -66,7 +66,8 @@ class Scheduler:
         """Queues the choices of one request. ResourceExhausted (and nothing queued) when too many wait."""
         if len(self.waiting) + len(sessions) > self._max_queued + len(self._rows):
             raise ResourceExhausted(
-                f"{len(self.waiting)} requests wait and at most {self._max_queued} may; try again later"
+                f"{len(self.waiting)} requests wait and at most {self._max_queued} may; try again later",
+                retry_after_s=RETRY_SOON_S,
             )
         for session in sessions:
             bisect.insort(self.waiting, session, key=_order)
@@ -76,7 +77,7 @@ class Scheduler:
         admitted: list[Session] = []
         if not self.waiting:
             return admitted
-        promised = sum(session.needs_prefill for session in self.running)
+        promised = sum(session.num_uncomputed for session in self.running)
         for session in self._in_order():
             if not self._rows:
                 break
@@ -84,12 +85,12 @@ class Scheduler:
                 continue
             self._share_prefix(session)
             # A page more for each session that runs, so that a newcomer is not preempted in its next step.
-            need = session.needs_prefill + promised + (len(self.running) + 1) * self.pool.page_size
+            need = session.num_uncomputed + promised + (len(self.running) + 1) * self.pool.page_size
             if self.running and need > self.num_available * self.pool.page_size:
                 self._let_go(session)
                 break
             self.waiting.remove(session)
-            promised += session.needs_prefill
+            promised += session.num_uncomputed
             self._start(session)
             admitted.append(session)
         return admitted

@@ -1,7 +1,7 @@
 """One continuation of one prompt: its tokens, where its KV lies, and how it ends.
 
-    waiting -> prefilling -> decoding -> finished
-       ^___________|____________|          (preempted: its pages go, its tokens stay)
+    waiting -> running -> finished
+       ^__________|          (preempted: its pages go, its tokens stay)
 
 Lengths count prompt and output together. The newest committed token has no KV yet.
 """
@@ -142,8 +142,8 @@ class Session:
         return self.prompt_logprobs is not None and self.output_len == 0
 
     @property
-    def needs_prefill(self) -> int:
-        """Committed tokens without KV, the newest not counted once there is output."""
+    def num_uncomputed(self) -> int:
+        """Committed tokens without KV: 1 while it decodes."""
         return self.committed_len - self.kv_len
 
     def commit(self, tokens: list[int]) -> list[int]:
@@ -158,15 +158,20 @@ class Session:
             taken.append(token)
             if self.grammar is not None:
                 self.grammar.commit(token)
-            if token in self.stop_ids and self.output_len > self.params.min_tokens:
-                self.finish, self.stop_token = verify_pb2.FINISH_REASON_STOP, token
-            elif self.grammar is not None and self.grammar.is_complete:
-                self.finish = verify_pb2.FINISH_REASON_STOP
-            elif self.committed_len >= self.max_len:
-                self.finish = verify_pb2.FINISH_REASON_LENGTH
+            self.note_end()
             if self.finish is not None:
                 break
         return taken
+
+    def note_end(self) -> None:
+        """Sets `finish` where the newest committed token ends the output."""
+        token = int(self.tokens[self.committed_len - 1])
+        if token in self.stop_ids and self.output_len > self.params.min_tokens:
+            self.finish, self.stop_token = verify_pb2.FINISH_REASON_STOP, token
+        elif self.grammar is not None and self.grammar.is_complete:
+            self.finish = verify_pb2.FINISH_REASON_STOP
+        elif self.remaining <= 0:
+            self.finish = verify_pb2.FINISH_REASON_LENGTH
 
     def _append(self, tokens: list[int]) -> None:
         """One by one: they are few, and numpy is slow to begin."""

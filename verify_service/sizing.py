@@ -29,7 +29,7 @@ _CPU_LARGEST_SHARE = 0.85
 _SMALLEST_SHARE = 0.5
 _MIB = 2**20
 # SGLang's rule for GPUs, in MiB: for the runtime, for each token of a chunk and each session of a graph, at least so
-# much on a large GPU; and for a draft model beside the target (SPECULATION: none for NGRAM).
+# much on a large GPU; and for a draft model beside the target (none for NGRAM).
 _BASE_MIB, _PER_CHUNK_TOKEN, _LEAST_CHUNK, _PER_GRAPH_SESSION, _PER_RANK = 512, 1.5, 2048, 2, 128
 _LARGE_GPU_MIB, _LARGE_GPU_LEAST_MIB = 60 * 1024, 10 * 1024
 _DRAFTER_MIB = {"STANDALONE": 6 * 1024, **dict.fromkeys(HEAD_ALGORITHMS, 4 * 1024)}

@@ -275,7 +275,7 @@ class StepLoop:
                     self._submit(sessions)
                 case Cancel(sessions):
                     for session in sessions:
-                        self._end(session, verify_pb2.CLOSE_REASON_CANCELLED)
+                        self._committer.end(session, verify_pb2.CLOSE_REASON_CANCELLED)
                 case DrafterJoined(drafter):
                     self.drafters.enlist(drafter)
                 case DrafterLeft(drafter):
@@ -304,18 +304,13 @@ class StepLoop:
         else:
             self._committer.finish_resumed(sessions)
 
-    def _end(self, session: Session, reason: verify_pb2.CloseReason) -> None:
-        self.scheduler.remove(session)
-        self.drafters.close(session, reason)
-        self.drafters.forget(session)
-
-    def _end_all(self, error: Exception) -> None:
+    def _end_all(self, error: OutriderError) -> None:
         for command in self.inbox.take():
             if isinstance(command, Submit):
                 self._responses.extend((session, error) for session in command.sessions)
         for session in list(self.scheduler.sessions()):
-            self._end(session, verify_pb2.CLOSE_REASON_ERROR)
-            self._responses.append((session, error if isinstance(error, OutriderError) else Unavailable(str(error))))
+            self._committer.end(session, verify_pb2.CLOSE_REASON_ERROR)
+            self._responses.append((session, error))
         self.flush()
 
     def flush(self, works: Sequence[Work] = (), breath_s: float = 0.0) -> None:

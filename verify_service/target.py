@@ -14,11 +14,6 @@ class Target:
     boot_id: str
     model: common_pb2.ModelInfo
     features: common_pb2.FeatureLayout
-    feature_bytes: int  # of one number in a row
+    row_bytes: int  # of a feature row; 0: none are kept
     context_length: int
     outbox_bytes: int  # that may wait for one of them
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a feature row; 0: none are kept."""
-        return self.features.width * self.feature_bytes

@@ -16,14 +16,10 @@ import numpy as np
 import torch
 
 from engine.cpu_kernels import cpu_kernels
+from engine.feature_wire import TORCH_DTYPES, WIRE_DTYPES
 from outrider.row_ring import RowReader
 from outrider.v1 import common_pb2
 
-_DTYPES = {
-    common_pb2.DTYPE_FLOAT32: torch.float32,
-    common_pb2.DTYPE_FLOAT16: torch.float16,
-    common_pb2.DTYPE_BFLOAT16: torch.bfloat16,
-}
 _INFINITY = {torch.float32: 0x7F80_0000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}  # its bits
 _WORDS = {2: ctypes.c_uint16, 4: ctypes.c_uint32}
 _MOST_IN_ROOM = 32  # rows of a session that are read into memory which the next ones are read into as well
@@ -35,7 +31,7 @@ class UnusableFeatures(Exception):
 
 def read_tensor(tensor: common_pb2.Tensor, width: int) -> torch.Tensor:
     """Rows [n, width] in the dtype that they came in. UnusableFeatures for another shape, dtype or size, or NaN."""
-    dtype = _DTYPES.get(tensor.dtype)
+    dtype = TORCH_DTYPES.get(tensor.dtype)
     if dtype is None:
         raise UnusableFeatures(f"feature rows of dtype {tensor.dtype}")
     if len(tensor.shape) != 2 or tensor.shape[0] < 1 or tensor.shape[1] != width:
@@ -57,7 +53,7 @@ def read_shared(
     """
     if ring is None:
         raise UnusableFeatures("feature rows in memory that is not shared with this process")
-    dtype = _DTYPES.get(ring.dtype)
+    dtype = TORCH_DTYPES.get(ring.dtype)
     if dtype is None:
         raise UnusableFeatures(f"feature rows of dtype {ring.dtype}")
     if ring.row_bytes != width * dtype.itemsize:
@@ -158,9 +154,8 @@ def warm_up() -> None:
 
 def pack_rows(rows: torch.Tensor) -> common_pb2.Tensor:
     """Rows [n, width] as read_tensor takes them."""
-    dtype = next(wire for wire, dtype in _DTYPES.items() if dtype == rows.dtype)
     data = rows.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return common_pb2.Tensor(dtype=dtype, shape=list(rows.shape), data=data)
+    return common_pb2.Tensor(dtype=WIRE_DTYPES[rows.dtype], shape=list(rows.shape), data=data)
 
 
 class FeatureBuffer:
@@ -194,7 +189,7 @@ class FeatureBuffer:
 
     def _room_for(self, count: int, ring: RowReader | None) -> Room | None:
         """Memory that rows lay in which were used since; None where some are still there, and for many."""
-        dtype = None if ring is None else _DTYPES.get(ring.dtype)
+        dtype = None if ring is None else TORCH_DTYPES.get(ring.dtype)
         if self._pieces or self._early or dtype is None or count > _MOST_IN_ROOM:
             return None
         if self._room is None or self._room.num_rows < count:

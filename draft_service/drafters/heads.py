@@ -13,6 +13,7 @@ from draft_service.drafters.standalone import MAX_BATCH_TOKENS, ROWS_PER_SESSION
 from engine.cpu_kernels import cpu_kernels
 from engine.devices import pick_device, take_device
 from engine.feature_spec import FeatureSpec
+from engine.feature_wire import wire_kind
 from engine.fingerprint import vocab_fingerprint
 from engine.loader import resolve_model
 from engine.models.heads.base import Head
@@ -27,7 +28,6 @@ from outrider.errors import StartupError
 from outrider.v1 import common_pb2
 
 _ALGORITHMS = {"eagle": common_pb2.ALGORITHM_EAGLE, "eagle3": common_pb2.ALGORITHM_EAGLE3}
-_KINDS = {"last": common_pb2.FEATURE_KIND_LAST, "aux": common_pb2.FEATURE_KIND_AUX}
 
 
 def features_needed(args: DraftArgs) -> FeatureSpec:
@@ -74,7 +74,7 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
         algorithm=_ALGORITHMS.get(head.config.family, common_pb2.ALGORITHM_MTP),
         draft_model=args.speculative_draft_model_path or str(folder),
         features=common_pb2.FeatureLayout(
-            kind=_KINDS[spec.kind], aux_layers=spec.layers, width=head.config.feature_width
+            kind=wire_kind(spec.kind), aux_layers=spec.layers, width=head.config.feature_width
         ),
         target=common_pb2.ModelInfo(
             model_path=str(target_folder), architecture=target.architecture, vocab_size=target.vocab_size,

@@ -1,6 +1,6 @@
-/* Draft trees on a head, from the rows that a verdict brings to the chosen nodes: EAGLE-2's expansion with forward passes
- * between, for all trees that grow together. The rules are those of draft_service/drafters/expansion.py, which stands in where there are no C
- * kernels; tests/draft_service/test_native_growth.py holds the two together. */
+/* Draft trees on a head, from the rows that a verdict brings to the chosen nodes: EAGLE-2's expansion with forward
+ * passes between, for all trees that grow together. The rules are those of draft_service/drafters/expansion.py, which
+ * stands in where there are no C kernels; tests/draft_service/test_native_growth.py holds the two together. */
 #include "grow.h"
 
 #include <stdlib.h>

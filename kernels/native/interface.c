@@ -122,7 +122,8 @@ char *outrider_decoder_memory(Decoder *d, int64_t bytes) {
 }
 
 /* One step: logits [num_logits, vocab] fp32; states or features, state_rows (NULL: in order) and carried of a head,
- * else NULL; likeliest: NULL: not wanted; seconds [NUM_PARTS] or NULL is added to. Every index must have been checked. 1: done, 0: out of memory. */
+ * else NULL; likeliest: NULL: not wanted; seconds [NUM_PARTS] or NULL is added to. Every index must have been checked.
+ * 1: done, 0: out of memory. */
 int outrider_decoder_forward(Decoder *d, const Layout *layout, const int32_t *tokens, const void *states,
                              const void *features, const int32_t *state_rows, int num_rows, const int32_t *logit_rows, int num_logits,
                              float *logits, void *carried, const Likeliest *likeliest, double *seconds) {

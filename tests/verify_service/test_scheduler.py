@@ -98,7 +98,7 @@ class Machine(RuleBasedStateMachine):
         taken: list[tuple[Session, list[int]]] = []
         for session in list(scheduler.running):
             if session in scheduler.running:
-                slots = scheduler.take_slots(session, min(session.needs_prefill, CHUNK))
+                slots = scheduler.take_slots(session, min(session.num_uncomputed, CHUNK))
                 if slots is not None:
                     taken.append((session, slots))
         for session, slots in taken:
@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
         """A chunk, or the newest token with a tree of which a path is accepted."""
         scheduler, known = self.scheduler, session.committed.tolist()
         rows, start = list(range(len(slots))), session.kv_len
-        if session.needs_prefill > len(slots):
+        if session.num_uncomputed > len(slots):
             self.write(slots, [known[: start + row + 1] for row in rows])
             scheduler.keep(session, slots, rows)
             scheduler.settle()
@@ -249,7 +249,7 @@ def test_of_choices_with_one_prompt_the_first_computes_it_and_the_others_share_i
     scheduler.share(first)
     assert scheduler.admit() == sessions[1:]
     assert [session.cached_len for session in sessions] == [0, 4, 4]
-    assert [session.needs_prefill for session in sessions] == [1, 1, 1]
+    assert [session.num_uncomputed for session in sessions] == [1, 1, 1]
     for session in sessions:
         scheduler.remove(session)
 

@@ -57,7 +57,7 @@ class Scale:
             asked = [assignment.brake.tell() for assignment in self.assignments] if tell else []
             rows = 1 + (nodes if not tell or any(asked) else 0)
             works = [
-                Work(one, [0] * rows, samples=True, decodes=one.needs_prefill == 1, assignment=assignment)
+                Work(one, [0] * rows, samples=True, decodes=one.num_uncomputed == 1, assignment=assignment)
                 for one, assignment in zip(self.sessions, self.assignments, strict=True)
             ]
             outcomes: list[Accepted | None] = [Accepted(list(range(min(accepted, rows - 1))), 1) for _ in works]

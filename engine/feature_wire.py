@@ -1,0 +1,24 @@
+"""Feature rows as the wire names them: dtypes and kinds. Knows no messages beyond their enums."""
+
+from __future__ import annotations
+
+import torch
+
+from outrider.v1 import common_pb2
+
+WIRE_DTYPES = {
+    torch.float32: common_pb2.DTYPE_FLOAT32,
+    torch.float16: common_pb2.DTYPE_FLOAT16,
+    torch.bfloat16: common_pb2.DTYPE_BFLOAT16,
+}
+TORCH_DTYPES = {number: dtype for dtype, number in WIRE_DTYPES.items()}
+
+
+def wire_kind(name: str) -> common_pb2.FeatureKind:
+    """Of a FeatureSpec's kind. ValueError for another."""
+    return common_pb2.FeatureKind.Value(f"FEATURE_KIND_{name.upper()}")
+
+
+def kind_name(number: common_pb2.FeatureKind) -> str:
+    """As a FeatureSpec has it. ValueError for a number that the wire does not know."""
+    return common_pb2.FeatureKind.Name(number).removeprefix("FEATURE_KIND_").lower()
