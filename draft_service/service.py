@@ -19,7 +19,7 @@ from draft_service.session import MAX_PREDICTION_TOKENS, Wishes
 from draft_service.worker import Worker
 from outrider import __version__
 from outrider.args import DraftArgs
-from outrider.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unimplemented
+from outrider.errors import RETRY_SOON_S, DeadlineExceeded, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from outrider.wire import (
@@ -152,7 +152,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     def _one_of(self, method: str) -> Iterator[None]:
         open_calls = self._num_calls[method]
         if open_calls >= MAX_CALLS:
-            raise ResourceExhausted(f"{open_calls} {method} calls are under way; at most {MAX_CALLS} may be")
+            raise ResourceExhausted(
+                f"{open_calls} {method} calls are under way; at most {MAX_CALLS} may be", retry_after_s=RETRY_SOON_S
+            )
         self._num_calls[method] += 1
         try:
             yield

@@ -21,7 +21,7 @@ from gateway.addresses import Addresses
 from gateway.affinity import PrefixMap, block_keys
 from gateway.replica import Replica, ServerInfo
 from outrider.dialing import Dial
-from outrider.errors import ResourceExhausted, StartupError, Unavailable
+from outrider.errors import RETRY_SOON_S, ResourceExhausted, StartupError, Unavailable
 from outrider.rpc import create_channel, error_from_rpc
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
@@ -127,7 +127,7 @@ class ReplicaSet:
         kept = 0 if sure else self._num_waiting
         alike = [replica for replica in alike if not replica.is_full(kept)]
         if not alike:
-            raise ResourceExhausted("The server is at its limit of waiting requests.")
+            raise ResourceExhausted("The server is at its limit of waiting requests.", retry_after_s=RETRY_SOON_S)
         alike = [replica for replica in alike if not replica.doubtful] or alike
         least = min(alike, key=lambda replica: replica.load)
         if len(self._replicas) == 1 or not prompt_tokens:

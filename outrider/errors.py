@@ -71,14 +71,17 @@ class FailedPrecondition(OutriderError):
     http_status = 400
 
 
+RETRY_SOON_S = 1.0  # of what others are about to make room for
+
+
 class ResourceExhausted(OutriderError):
-    """A limit is reached; the same request may succeed after `retry_after_s`."""
+    """A limit is reached; the same request may succeed after `retry_after_s`. None: not for having waited."""
 
     status = grpc.StatusCode.RESOURCE_EXHAUSTED
     http_status = 429
 
     def __init__(
-        self, message: str, *, field: str | None = None, code: str | None = None, retry_after_s: float = 1.0
+        self, message: str, *, field: str | None = None, code: str | None = None, retry_after_s: float | None = None
     ) -> None:
         super().__init__(message, field=field, code=code)
         self.retry_after_s = retry_after_s

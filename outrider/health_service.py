@@ -39,6 +39,13 @@ class Health(health_pb2_grpc.HealthServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return health_pb2.HealthCheckResponse(status=status)
 
+    async def List(
+        self, request: health_pb2.HealthListRequest, context: grpc.aio.ServicerContext
+    ) -> health_pb2.HealthListResponse:
+        """All states now."""
+        states = {name: health_pb2.HealthCheckResponse(status=status) for name, status in self._states.items()}
+        return health_pb2.HealthListResponse(statuses=states)
+
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:

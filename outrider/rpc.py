@@ -47,7 +47,9 @@ _COMMON_OPTIONS: tuple[tuple[str, int], ...] = (
 _SERVER_OPTIONS = (
     *_COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),
+    # Above the first limit gRPC refuses some, the more the nearer to the second, unless that is the same.
     ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 16 * 1024),
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
     # Who connects has so long for TLS and HTTP/2's first frames; a scanner holds a descriptor no longer.
     ("grpc.server_handshake_timeout_ms", 10_000),

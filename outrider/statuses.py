@@ -51,7 +51,7 @@ def details_of(error: OutriderError) -> bytes:
     code = error.code or (_INTERNAL_CODE if error.status is grpc.StatusCode.INTERNAL else None)
     if code is not None:
         details.append(_any(error_details_pb2.ErrorInfo(reason=code, domain=_ERROR_DOMAIN)))
-    if isinstance(error, ResourceExhausted):
+    if isinstance(error, ResourceExhausted) and error.retry_after_s is not None:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(int(error.retry_after_s * 1000))
         details.append(_any(error_details_pb2.RetryInfo(retry_delay=delay)))
@@ -86,7 +86,7 @@ class _Details(NamedTuple):
 
     field: str | None = None
     code: str | None = None
-    retry_after_s: float = 1.0
+    retry_after_s: float | None = None
 
 
 def _read(details: bytes) -> _Details:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.errors import ResourceExhausted, Unavailable
+from outrider.errors import RETRY_SOON_S, ResourceExhausted, Unavailable
 from outrider.telemetry import get_logger
 from outrider.tracing import REQUEST_ID, Tracing, metadata_value
 from outrider.v1 import verify_pb2
@@ -84,7 +84,8 @@ class Calls:
         if untaken >= self._max_untaken:
             raise ResourceExhausted(
                 f"{untaken} requests came during one step, or wait for their grammars, and at most "
-                f"{self._max_untaken} may; try again later"
+                f"{self._max_untaken} may; try again later",
+                retry_after_s=RETRY_SOON_S,
             )
         self._num_beginning += 1
         self.idle.clear()

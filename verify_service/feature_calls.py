@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from outrider.errors import InvalidArgument, NotFound, ResourceExhausted
+from outrider.errors import RETRY_SOON_S, InvalidArgument, NotFound, ResourceExhausted
 from outrider.row_ring import RowRing
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
@@ -92,7 +92,10 @@ class FeatureCalls:
             (self._num_calls, MAX_CALLS, "of all drafters"),
         ):
             if open_calls >= most:
-                raise ResourceExhausted(f"{open_calls} StreamFeatures calls {whose} are open; at most {most} may be")
+                raise ResourceExhausted(
+                    f"{open_calls} StreamFeatures calls {whose} are open; at most {most} may be",
+                    retry_after_s=RETRY_SOON_S,
+                )
         reader.num_calls += 1
         self._num_calls += 1
         try:

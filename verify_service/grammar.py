@@ -23,7 +23,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
-from outrider.errors import InvalidArgument, ResourceExhausted, Unimplemented
+from outrider.errors import RETRY_SOON_S, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.metrics import Buckets
 from outrider.multiples import MOST_REMAINDERS, remainders_of, unescaped
 from outrider.tree import ROOT, TokenTree
@@ -181,7 +181,10 @@ class GrammarCompiler:
                 return known
             needs_trial = grammar_trial.is_needed(unescaped(source[1]))
             if needs_trial and self._num_trials >= MAX_TRIALS:
-                raise ResourceExhausted(f"{MAX_TRIALS} grammars with many patterns are being tried; try again later")
+                raise ResourceExhausted(
+                    f"{MAX_TRIALS} grammars with many patterns are being tried; try again later",
+                    retry_after_s=RETRY_SOON_S,
+                )
             self._num_trials += needs_trial
             made = self._kept[source] = Future()
             if len(self._kept) > _MAX_CACHED:

@@ -16,6 +16,7 @@ _BURST, _INTERVAL_S = 64, 0.25  # so many at once, as after a restart of verify;
 _FIRST_S, _LONGEST_S = 1.0, 60.0  # for one that was thrown out
 _FORGOTTEN_S = 60.0  # after that wait
 _HELD_S, _MAX_HELD = 1.0, 64  # who comes too soon is kept waiting, so that it does not dial again at once
+_TIMER_S = 0.002  # by which a timer may end before its time
 _MAX_HOSTS = 1024  # the one that was heard of first is forgotten
 
 
@@ -47,7 +48,7 @@ class Hosts:
         if (wait_s := host.wait_s(self._clock())) > 0.0 and self._num_held < _MAX_HELD:
             self._num_held += 1
             try:
-                await self._sleep(min(wait_s, _HELD_S))
+                await self._sleep(min(wait_s, _HELD_S) + _TIMER_S)
             finally:
                 self._num_held -= 1
         now_s = self._clock()

@@ -15,7 +15,7 @@ from engine.config import ModelConfig
 from outrider import __version__
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
-from outrider.errors import ResourceExhausted
+from outrider.errors import RETRY_SOON_S, ResourceExhausted
 from outrider.telemetry import get_logger
 from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2, verify_pb2_grpc
@@ -130,7 +130,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     def _admit_drafter(self) -> None:
         enlisted = sum(stream.is_enlisted for stream in self._streams)
         if enlisted >= MAX_DRAFTERS:
-            raise ResourceExhausted(f"{enlisted} drafters are enlisted; at most {MAX_DRAFTERS} may be")
+            raise ResourceExhausted(
+                f"{enlisted} drafters are enlisted; at most {MAX_DRAFTERS} may be", retry_after_s=RETRY_SOON_S
+            )
 
     async def StreamFeatures(
         self, request: verify_pb2.StreamFeaturesRequest, context: grpc.aio.ServicerContext

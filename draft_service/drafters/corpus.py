@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from draft_service.drafters.trie import MAX_ROOTS_PER_MATCH, Match, MatchRules, NgramTrie, plain
-from outrider.errors import ResourceExhausted
+from outrider.errors import RETRY_SOON_S, ResourceExhausted
 from outrider.telemetry import get_logger
 from outrider.wire import Ids
 
@@ -129,7 +129,8 @@ class Corpus:
         job = _Job(name, plain(tokens), 0, 0, is_corpus=True)
         if not self._queue(self._corpora, job):
             raise ResourceExhausted(
-                f"{len(tokens)} tokens do not fit the insertion queue, which takes {self._max_pending_tokens}"
+                f"{len(tokens)} tokens do not fit the insertion queue, which takes {self._max_pending_tokens}",
+                retry_after_s=RETRY_SOON_S if len(tokens) <= self._max_pending_tokens else None,
             )
         return job.done
 

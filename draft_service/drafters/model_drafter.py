@@ -21,8 +21,7 @@ from draft_service.drafters.ahead import Preempted, trees_ahead
 from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafters.features import Piece, joined
 from draft_service.drafters.growing import Check
-from draft_service.drafters.kv import NoRoom
-from draft_service.drafters.kv import Sequence as Rows
+from draft_service.drafters.kv import CacheRows, NoRoom
 from draft_service.drafters.models import DraftModel, Tip
 from draft_service.drafters.paths import Behind, Start
 from draft_service.drafters.roster import Roster, StateT
@@ -31,7 +30,7 @@ from draft_service.drafters.trees import TreeGrower, Wanted
 from draft_service.session import Extension, Session, Wishes
 from engine.batch import Segment
 from engine.devices import DeviceLock
-from outrider.errors import InvalidArgument, ResourceExhausted
+from outrider.errors import RETRY_SOON_S, InvalidArgument, ResourceExhausted
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INT31_MAX, Ids
 
@@ -167,7 +166,7 @@ class ModelDrafter(ABC, Generic[StateT]):
     # ---- what a kind of model says
 
     @abstractmethod
-    def _new_state(self, session: Session, rows: Rows) -> StateT:
+    def _new_state(self, session: Session, rows: CacheRows) -> StateT:
         """The state of a session none of whose rows were run."""
 
     @abstractmethod
@@ -331,7 +330,7 @@ class ModelDrafter(ABC, Generic[StateT]):
         if refused is None:
             return draft
         if refused.reason == verify_pb2.RELEASE_REASON_CAPACITY:
-            raise ResourceExhausted(f"no tree can be drafted: {refused.detail}")
+            raise ResourceExhausted(f"no tree can be drafted: {refused.detail}", retry_after_s=RETRY_SOON_S)
         raise InvalidArgument(f"tokens: {refused.detail}", field="tokens")
 
     def _rows_of(self, request: TextRequest) -> torch.Tensor | None:

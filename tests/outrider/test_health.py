@@ -10,11 +10,12 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.args import HealthArgs
 from outrider.errors import StartupError, Unavailable
 from outrider.health import grpc_health, http_health, main
-from outrider.rpc import add_health_and_reflection, bind, create_server, set_serving
+from outrider.rpc import add_health_and_reflection, bind, create_channel, create_server, set_serving
 from outrider.scrape import fetch
 from outrider.tls import TlsFiles, http_context, server_credentials
 from tests.certificates import Authority
@@ -80,6 +81,22 @@ async def test_a_grpc_server_says_how_it_is() -> None:
     wrong = await grpc_health(address, TIMEOUT_S)
     assert wrong is not None
     assert wrong.startswith((f"{address}: UNAVAILABLE: ", f"{address}: DEADLINE_EXCEEDED: "))
+
+
+@pytest.mark.asyncio
+async def test_all_services_are_listed() -> None:
+    server = create_server()
+    health = add_health_and_reflection(server, ["outrider.v1.VerifyService"])
+    address = bind(server, "127.0.0.1:0")
+    await server.start()
+    set_serving(health, ["outrider.v1.VerifyService"], True)
+    async with create_channel(address) as channel:
+        listed = await health_pb2_grpc.HealthStub(channel).List(health_pb2.HealthListRequest())
+    assert {name: state.status for name, state in listed.statuses.items()} == {
+        "": health_pb2.HealthCheckResponse.SERVING,
+        "outrider.v1.VerifyService": health_pb2.HealthCheckResponse.SERVING,
+    }
+    await server.stop(None)
 
 
 @pytest.mark.asyncio

@@ -121,6 +121,15 @@ async def test_unexpected_errors_tell_the_peer_nothing(
 
 
 @pytest.mark.asyncio
+async def test_metadata_over_its_limit_is_always_refused(tmp_path: Path) -> None:
+    async with serving(f"unix:{tmp_path}/a.sock", Method=unary(TimeoutError())) as channel:
+        for _ in range(16):
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await channel.unary_unary(f"/{SERVICE}/Method", None, None)(b"", metadata=(("x", "y" * 16_384),))
+            assert failed.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.asyncio
 async def test_a_timeout_is_a_deadline(tmp_path: Path) -> None:
     async with serving(f"unix:{tmp_path}/a.sock", Method=unary(TimeoutError())) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as failed:

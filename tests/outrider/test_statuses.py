@@ -41,6 +41,16 @@ def test_details_come_back() -> None:
     assert (error.field, error.code) == ("top_p", "c")
 
 
+def test_who_would_wait_for_nothing_is_told_no_delay() -> None:
+    details = details_of(ResourceExhausted("a message is too long", field="tokens"))
+    assert not any(
+        detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR) for detail in status_pb2.Status.FromString(details).details
+    )
+    error = error_of(grpc.StatusCode.RESOURCE_EXHAUSTED, "no", details)
+    assert isinstance(error, ResourceExhausted)
+    assert error.retry_after_s is None
+
+
 @pytest.mark.parametrize(("told_s", "kept_s"), [(-5, 0.0), (0, 0.0), (7, 7.0), (10**10, 60.0)])
 def test_a_peers_delay_is_bounded(told_s: int, kept_s: float) -> None:
     retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=told_s))
