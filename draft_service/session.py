@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -114,7 +114,7 @@ class Session:
         """What its messages are checked against."""
         return self.session, self.generation
 
-    def commit(self, tokens: Many[int] | Ids) -> None:
+    def commit(self, tokens: Sequence[int] | Ids) -> None:
         """Appends committed tokens. Views of `tokens` taken before stay as they are."""
         old_len, new_len = len(self.tokens), len(self.tokens) + len(tokens)
         if new_len > len(self._buffer) or not self._buffer.flags.writeable:

@@ -12,7 +12,7 @@ that row after row would give. Where nothing is known, a head runs row after row
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from draft_service.drafters.base import AheadRequest, Draft
 from draft_service.drafters.carrying import Carried
 from draft_service.drafters.features import Piece, joined
 from draft_service.drafters.growing import slots_needed
-from draft_service.drafters.kv import NoRoom, Sequence
+from draft_service.drafters.kv import CacheRows, NoRoom
 from draft_service.drafters.models import Tip
 from draft_service.drafters.outcomes import likely_ends, likely_outcomes
 from draft_service.drafters.paths import Behind, End, Start, Trunk, trunks_of
@@ -46,7 +46,9 @@ class Preempted(Exception):
     """Nobody needs the drafts under way any more: a verdict came that left them, or who asked has gone."""
 
 
-def trees_ahead(grower: TreeGrower, requests: Many[AheadRequest], starts: Many[Start | None]) -> list[list[Draft]]:
+def trees_ahead(
+    grower: TreeGrower, requests: Sequence[AheadRequest], starts: Sequence[Start | None]
+) -> list[list[Draft]]:
     """For each request its trees, likeliest outcome first; none where there is no start, or no room for forks.
 
     None at all when a verdict leaves all of one session's outcomes.
@@ -59,11 +61,11 @@ class _Ahead:
     """One call's work. `opened`: forks to give back, in the order in which they were made."""
 
     grower: TreeGrower
-    requests: Many[AheadRequest]
-    opened: list[Sequence] = field(default_factory=list)
+    requests: Sequence[AheadRequest]
+    opened: list[CacheRows] = field(default_factory=list)
     paths: dict[int, list[Ids]] = field(default_factory=dict)  # by request: what its outcomes assume, as far as known
 
-    def run(self, starts: Many[Start | None]) -> list[list[Draft]]:
+    def run(self, starts: Sequence[Start | None]) -> list[list[Draft]]:
         """See trees_ahead."""
         drafts: list[list[Draft]] = [[] for _ in self.requests]
         try:
@@ -86,7 +88,7 @@ class _Ahead:
             if all(map(self.requests[index].left, paths)):
                 raise Preempted
 
-    def _ends(self, starts: Many[Start | None]) -> list[End]:
+    def _ends(self, starts: Sequence[Start | None]) -> list[End]:
         """Likely ends, on as few trunks as hold them: at most max_outcomes for each, as many as there is room for."""
         cache = self.grower.model.cache
         room = min(cache.num_free, self.grower.model.max_batch_tokens)
@@ -128,7 +130,7 @@ class _Ahead:
             return None
         return num_assumed + slots_needed(num_steps, topk)
 
-    def _follow(self, trunks: Many[Trunk]) -> None:
+    def _follow(self, trunks: Sequence[Trunk]) -> None:
         """Runs the trunks' paths: all at once where that can be, then row after row."""
         whole: list[tuple[Trunk, int, torch.Tensor | None]] = []
         for trunk in trunks:
@@ -161,7 +163,7 @@ class _Ahead:
                 return count, whole
         return (0, None) if root is None else (1, root)
 
-    def _extend(self, pieces: Many[tuple[Trunk, int, torch.Tensor | None]]) -> None:
+    def _extend(self, pieces: Sequence[tuple[Trunk, int, torch.Tensor | None]]) -> None:
         """Runs the next nodes of each trunk, so many, from these states; first what its session is behind with."""
         self._check()
         model, segments, inputs = self.grower.model, [], []
@@ -186,7 +188,7 @@ class _Ahead:
             trunk.tips += [Tip(tips, row + i) for i in range(count + is_first)]
             row += count + is_first
 
-    def _choose(self, ends: Many[End]) -> list[_Outcome]:
+    def _choose(self, ends: Sequence[End]) -> list[_Outcome]:
         """The likeliest outcomes of each request, each on rows of its own that end before the bonus."""
         chosen: list[tuple[End, int]] = []
         guesses = self._guesses(ends)
@@ -214,7 +216,7 @@ class _Ahead:
             outcomes.append(_Outcome(trunk.request, Start(rows, None, bonus), assumed))
         return outcomes
 
-    def _guesses(self, ends: Many[End]) -> list[list[tuple[int, float]]]:
+    def _guesses(self, ends: Sequence[End]) -> list[list[tuple[int, float]]]:
         """Tokens that may follow where acceptance ends: none that a child holds, for that would have been accepted."""
         tips = [end.trunk.tips[end.depth] for end in ends]
         # What ran together is read together: on a device each reading is waited for.
@@ -244,13 +246,13 @@ class _Ahead:
         for row, outcome in enumerate(outcomes):
             outcome.start = Start(outcome.start.rows, Tip(tips, row))
 
-    def _grown(self, outcomes: Many[_Outcome]) -> list[tuple[_Outcome, Draft]]:
+    def _grown(self, outcomes: Sequence[_Outcome]) -> list[tuple[_Outcome, Draft]]:
         """The trees below outcomes, of those that have room."""
         wanted = self._with_room(outcomes)
         grown = self.grower.grow([tree for _, tree in wanted], self._check)
         return [(outcome, draft) for (outcome, _), draft in zip(wanted, grown, strict=True)]
 
-    def _with_room(self, outcomes: Many[_Outcome]) -> list[tuple[_Outcome, Wanted]]:
+    def _with_room(self, outcomes: Sequence[_Outcome]) -> list[tuple[_Outcome, Wanted]]:
         """Outcomes and trees to grow below them, of which any one has room; rows that are behind have theirs."""
         cache, found, most = self.grower.model.cache, [], 0
         for outcome in outcomes:
@@ -272,7 +274,7 @@ class _Ahead:
             num_nodes=request.num_nodes,
         )  # fmt: skip
 
-    def _fork(self, rows: Sequence, num_rows: int) -> Sequence:
+    def _fork(self, rows: CacheRows, num_rows: int) -> CacheRows:
         forked = self.grower.model.cache.fork(rows, num_rows)
         self.opened.append(forked)
         return forked
@@ -283,6 +285,6 @@ def _states_of(tip: Tip) -> Piece | None:
     return None if states is None else Piece(states, tip.row, tip.row + 1)
 
 
-def _joined(states: Many[torch.Tensor | None]) -> torch.Tensor | None:
+def _joined(states: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     found = [own for own in states if own is not None]
     return torch.cat([own.to(found[0].dtype) for own in found]) if found else None

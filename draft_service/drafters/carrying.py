@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
+from draft_service.drafters.expansion import Chosen
 from draft_service.session import Grown
 from kernels.transfer import to_device
 from outrider.tree import ROOT
@@ -41,7 +42,7 @@ class Carried:
     index: int  # of the B trees that grew together
     entries: Ids
 
-    def rows(self, nodes: Many[int]) -> torch.Tensor | None:
+    def rows(self, nodes: Sequence[int]) -> torch.Tensor | None:
         """States [len(nodes), hidden] of nodes, -1 the root; None where one was not run."""
         found: list[int] = []
         for node in nodes:
@@ -84,8 +85,22 @@ class TreeStates:
         self.states[first : first + self._sizes[step]] = states
 
 
+def joined_trees(
+    states: _HasStates | None, grown: Grown, batch: int, counts: Sequence[int], chosen: Chosen
+) -> list[Draft]:
+    """Trees that grew together, B with those that nobody wants; counts[i] nodes of each are taken."""
+    return [
+        Draft(
+            words[:n], parents[:n], chances[:n],
+            memo=None if states is None else Carried(states, batch, grown.topk, i, entries[:n]),
+            grown=grown,
+        )
+        for i, (n, words, parents, chances, entries) in enumerate(zip(counts, *chosen, strict=True))
+    ]  # fmt: skip
+
+
 def joined_chain(
-    words: Ids, chances: NDArray[np.float64], states: list[torch.Tensor], grown: Grown, counts: Many[int]
+    words: Ids, chances: NDArray[np.float64], states: list[torch.Tensor], grown: Grown, counts: Sequence[int]
 ) -> list[Draft]:
     """Chains that grew together: words, chances [B, steps], of which counts[i] are wanted.
 

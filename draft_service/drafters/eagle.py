@@ -22,7 +22,7 @@ from draft_service.drafters.features import (
     read_together,
 )
 from draft_service.drafters.features import warm_up as warm_up_reading
-from draft_service.drafters.kv import Sequence as Rows
+from draft_service.drafters.kv import CacheRows
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import HeadModel
 from draft_service.drafters.roster import State
@@ -137,5 +137,5 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
 class EagleDrafter(HeadDrafter[HeadState]):
     """A head that goes on from its own states: any but multi-layer ones."""
 
-    def _new_state(self, session: Session, rows: Rows) -> HeadState:
+    def _new_state(self, session: Session, rows: CacheRows) -> HeadState:
         return HeadState(session, rows, FeatureBuffer(self._head.feature_width))

@@ -8,8 +8,7 @@ Depth d sits d - 1 positions after the sequence's last row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -17,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
-from draft_service.drafters.carrying import Carried, TreeStates, joined_chain
+from draft_service.drafters.carrying import Carried, TreeStates, joined_chain, joined_trees
 from draft_service.drafters.expansion import Growth, choose, expand
 from draft_service.drafters.features import joined
 from draft_service.drafters.growing_device import grow_chains, grow_trees
 from draft_service.drafters.growing_native import NativeGrower
-from draft_service.drafters.kv import Sequence
+from draft_service.drafters.kv import CacheRows
 from draft_service.drafters.models import DraftModel, Tip, Tips, on_host
 from draft_service.drafters.paths import Behind
 from draft_service.session import Grown
@@ -40,8 +39,8 @@ def slots_needed(num_steps: int, topk: int) -> int:
 
 
 def grow(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips | Many[Behind], *, num_steps: int, topk: int,
-    num_nodes: Many[int], num_top: int = 1, least_reach: float = 0.0, check: Check | None = None,
+    model: DraftModel, sequences: Sequence[CacheRows], tips: Tips | Sequence[Behind], *, num_steps: int, topk: int,
+    num_nodes: Sequence[int], num_top: int = 1, least_reach: float = 0.0, check: Check | None = None,
 ) -> list[Draft]:  # fmt: skip
     """A tree of at most num_nodes[i] nodes below each sequence's last row, its likeliest ones.
 
@@ -69,16 +68,18 @@ def grow(
                     if check is not None:
                         check()
                     return graph.grow(sequences, tips, slots, counts)
-                run = grow_chains if topk == 1 else grow_trees
-                return run(model, sequences, tips, slots, num_steps, topk, counts, check)
-            run = _grow_chains if topk == 1 else _grow_trees
-            return run(model, sequences, tips, slots, num_steps, topk, counts, least_reach, check)
+                if topk == 1:
+                    return grow_chains(model, sequences, tips, slots, num_steps, counts, check)
+                return grow_trees(model, sequences, tips, slots, num_steps, topk, counts, check)
+            if topk == 1:
+                return _grow_chains(model, sequences, tips, slots, num_steps, counts, least_reach, check)
+            return _grow_trees(model, sequences, tips, slots, num_steps, topk, counts, least_reach, check)
     finally:
         model.cache.release(taken)
 
 
 def _grow_native(
-    model: DraftModel, grower: NativeGrower, sequences: Many[Sequence], tips: Tips | Many[Behind],
+    model: DraftModel, grower: NativeGrower, sequences: Sequence[CacheRows], tips: Tips | Sequence[Behind],
     slots: list[int], num_steps: int, topk: int, counts: list[int], num_top: int, least_reach: float,
     check: Check | None,
 ) -> list[Draft]:  # fmt: skip
@@ -123,7 +124,7 @@ def _tips_of(given: Given) -> Callable[[], Tips]:
 
 
 def _grow_chains(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
+    model: DraftModel, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], num_steps: int,
     counts: list[int], least_reach: float, check: Check | None,
 ) -> list[Draft]:  # fmt: skip
     for sequence, own in zip(sequences, slots, strict=True):
@@ -158,7 +159,7 @@ def _grow_chains(
 
 
 def _grow_trees(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
+    model: DraftModel, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
     counts: list[int], least_reach: float, check: Check | None,
 ) -> list[Draft]:  # fmt: skip
     batch, num_run = len(sequences), 1
@@ -187,15 +188,7 @@ def _grow_trees(
         num_run += 1
     grown = Grown(topk, num_run, num_run < num_steps)
     counts = [min(count, most_nodes(num_run, topk)) for count in counts]
-    trees = zip(counts, *choose(growth.after(num_run, topk), topk, counts), strict=True)
-    return [
-        Draft(
-            words[:n], parents[:n], chances[:n],
-            memo=None if states is None else Carried(states, batch, topk, i, entries[:n]),
-            grown=grown,
-        )
-        for i, (n, words, parents, chances, entries) in enumerate(trees)
-    ]  # fmt: skip
+    return joined_trees(states, grown, batch, counts, choose(growth.after(num_run, topk), topk, counts))
 
 
 def _expand(growth: Growth, step: int, topk: int, tips: Tips, batch: int) -> None:

@@ -6,8 +6,7 @@ on shapes alone, while earlier steps still run. It waits once, for the finished 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
-from draft_service.drafters.carrying import Carried, TreeStates, joined_chain
+from draft_service.drafters.carrying import TreeStates, joined_chain, joined_trees
 from draft_service.drafters.expansion import Chosen, Growth, choose
-from draft_service.drafters.kv import Sequence
+from draft_service.drafters.kv import CacheRows
 from draft_service.session import Grown
 from engine.batch import DeviceRows, Segment
 from kernels.attention.layout import WORD_BITS
@@ -31,7 +30,7 @@ _UNKNOWN = np.zeros(1, np.int32)
 
 
 def grow_chains(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
+    model: DraftModel, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], num_steps: int,
     counts: list[int], check: Callable[[], None] | None,
 ) -> list[Draft]:  # fmt: skip
     """Chains of num_steps nodes below each sequence; slots [B, num_steps - 1]."""
@@ -59,7 +58,7 @@ def grow_chains(
 
 
 def grow_trees(
-    model: DraftModel, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
+    model: DraftModel, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
     counts: list[int], check: Callable[[], None] | None,
 ) -> list[Draft]:  # fmt: skip
     """Trees of num_steps steps below each sequence; slots [B, topk * (num_steps - 1)]."""
@@ -85,15 +84,7 @@ def grow_trees(
         expansions.append(newest)
         if states is not None and found.states is not None:
             states.add(found.states, step)
-    chosen, grown = _chosen(expansions, topk, counts), Grown(topk, num_steps)
-    return [
-        Draft(
-            words[:n], parents[:n], chances[:n],
-            memo=None if states is None else Carried(states, batch, topk, i, entries[:n]),
-            grown=grown,
-        )
-        for i, (n, words, parents, chances, entries) in enumerate(zip(counts, *chosen, strict=True))
-    ]  # fmt: skip
+    return joined_trees(states, Grown(topk, num_steps), batch, counts, _chosen(expansions, topk, counts))
 
 
 class _Rows:

@@ -11,7 +11,7 @@ There is a graph for each shape and each of a few numbers of sequences; what non
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from draft_service.drafters.base import Draft
-from draft_service.drafters.carrying import Carried, Joined
+from draft_service.drafters.carrying import Joined, joined_trees
 from draft_service.drafters.expansion import Growth, choose
-from draft_service.drafters.kv import Sequence
+from draft_service.drafters.kv import CacheRows
 from draft_service.session import Grown
 from engine.batch import Batch, Segment
 from engine.graphs import MAX_ROWS, Capturing, Replay, idle_layout
@@ -116,7 +116,7 @@ class _Growth:
         self._replay: Replay = capturing.capture(self._compute)
 
     def grow(
-        self, sequences: Many[Sequence], tips: Tips, slots: NDArray[np.int32], counts: Many[int]
+        self, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], counts: Sequence[int]
     ) -> list[Draft]:  # fmt: skip
         """As growing_device.grow_trees; slots [len(sequences), E]."""
         num_steps, topk, batch = self._key
@@ -133,12 +133,9 @@ class _Growth:
         self._words[:count] = tips.tokens[:, :topk]
         self._trees.states[:count] = tips.states
         self._replay()
-        kept, grown = Joined(self._trees.states.clone()), Grown(topk, num_steps)
+        kept = Joined(self._trees.states.clone())
         chosen = choose(self._growth(count), topk, list(counts))
-        return [
-            Draft(words[:n], parents[:n], chances[:n], memo=Carried(kept, batch, topk, i, entries[:n]), grown=grown)
-            for i, (n, words, parents, chances, entries) in enumerate(zip(counts, *chosen, strict=True))
-        ]
+        return joined_trees(kept, Grown(topk, num_steps), batch, counts, chosen)
 
     def _fill(self, laid_out: Batch) -> None:
         layout, num_rows = laid_out.layout, laid_out.num_tokens

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 
 from draft_service.drafters.features import Piece
-from draft_service.drafters.kv import Sequence
+from draft_service.drafters.kv import CacheRows
 from engine.models.heads.runner import HeadRunner
-from engine.models.heads.trees import GrowingTrees
+from engine.models.heads.trees import NativeTrees
 from outrider.wire import Ids
 
 _SHAPES_KEPT = 16
@@ -22,15 +21,15 @@ class NativeGrower:
 
     def __init__(self, runner: HeadRunner, *, num_read: int) -> None:
         self._runner, self._num_read = runner, num_read
-        self._kept: dict[Shape, GrowingTrees] = {}
+        self._kept: dict[Shape, NativeTrees] = {}
 
     def begin(
-        self, sequences: Many[Sequence], slots: Many[int], *, num_steps: int, topk: int, counts: list[int],
-        num_drafted: int, least_reach: float, behind: Many[Ids] = (), num_tips: int = 0,
-    ) -> GrowingTrees:  # fmt: skip
+        self, sequences: Sequence[CacheRows], slots: Sequence[int], *, num_steps: int, topk: int, counts: list[int],
+        num_drafted: int, least_reach: float, behind: Sequence[Ids] = (), num_tips: int = 0,
+    ) -> NativeTrees:  # fmt: skip
         """Trees of so many nodes below sequences; `run_first` follows where rows are `behind`, else `go_on_from`.
 
-        See GrowingTrees.begin. least_reach: see `grow`.
+        See NativeTrees.begin. least_reach: see `grow`.
         """
         trees = self._of_shape((len(sequences), num_steps, topk))
         trees.begin(
@@ -39,8 +38,8 @@ class NativeGrower:
         )  # fmt: skip
         return trees
 
-    def run_first(self, trees: GrowingTrees, inputs: Piece, *, are_states: bool) -> None:
-        """See GrowingTrees; from features in any case, or from states."""
+    def run_first(self, trees: NativeTrees, inputs: Piece, *, are_states: bool) -> None:
+        """See NativeTrees; from features in any case, or from states."""
         head = self._runner.native
         assert head is not None
         if are_states or head.fuses:
@@ -49,7 +48,7 @@ class NativeGrower:
             states = self._runner.fuse(inputs.rows)
             trees.run_first(states, 0, len(states), are_states=True)
 
-    def run(self, trees: GrowingTrees, num_steps: int, check: Callable[[], None] | None) -> int:
+    def run(self, trees: NativeTrees, num_steps: int, check: Callable[[], None] | None) -> int:
         """All steps in one call, or as many as pay; where there is a check, one by one, and that before each but the
         first. Returns how many were run."""
         if check is None:
@@ -61,12 +60,12 @@ class NativeGrower:
                 return step
         return num_steps
 
-    def _of_shape(self, shape: Shape) -> GrowingTrees:
+    def _of_shape(self, shape: Shape) -> NativeTrees:
         """Arrays for trees of a shape; those used last are kept."""
         trees = self._kept.pop(shape, None)
         if trees is None:
             assert self._runner.native is not None
-            trees = GrowingTrees(
+            trees = NativeTrees(
                 self._runner.native, *shape, slot_table=self._runner.slot_table, names=self._runner.head.tokens
             )
         if len(self._kept) >= _SHAPES_KEPT:

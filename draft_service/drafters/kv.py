@@ -18,7 +18,7 @@ class NoRoom(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
+class CacheRows:
     """Rows of one session: row i's slot stands at slot_table[table_row, i]; those before `first_own` are another's."""
 
     table_row: int
@@ -41,13 +41,13 @@ class DraftCache:
         """Slots that may be taken now."""
         return self._pages.num_free
 
-    def open(self) -> Sequence:
+    def open(self) -> CacheRows:
         """A sequence without rows. NoRoom when the table is full."""
         if not self._free_rows:
             raise NoRoom(f"all {len(self.slot_table)} rows of the slot table are taken")
-        return Sequence(self._free_rows.pop())
+        return CacheRows(self._free_rows.pop())
 
-    def append(self, sequence: Sequence, count: int) -> list[int]:
+    def append(self, sequence: CacheRows, count: int) -> list[int]:
         """`count` rows more: their slots. NoRoom when there are too few, or the context ends."""
         end = sequence.num_rows + count
         if end > self.max_len:
@@ -57,13 +57,13 @@ class DraftCache:
         sequence.num_rows = end
         return slots
 
-    def truncate(self, sequence: Sequence, num_rows: int) -> None:
+    def truncate(self, sequence: CacheRows, num_rows: int) -> None:
         """Gives the rows from `num_rows` on back."""
         first = max(num_rows, sequence.first_own)
         self._pages.free(self.slot_table[sequence.table_row, first : sequence.num_rows])
         sequence.num_rows = first
 
-    def fork(self, sequence: Sequence, num_rows: int | None = None) -> Sequence:
+    def fork(self, sequence: CacheRows, num_rows: int | None = None) -> CacheRows:
         """Another sequence over its first `num_rows` rows (None: all); it goes its own way after them.
 
         It is closed before the first one is.
@@ -74,7 +74,7 @@ class DraftCache:
         forked.num_rows = forked.first_own = count
         return forked
 
-    def adopt(self, sequence: Sequence, forked: Sequence, count: int) -> None:
+    def adopt(self, sequence: CacheRows, forked: CacheRows, count: int) -> None:
         """Makes the first `count` own rows of a fork, which follow all of the sequence's, the sequence's."""
         first, end = sequence.num_rows, sequence.num_rows + count
         if forked.first_own != first or forked.num_rows < end:
@@ -84,7 +84,7 @@ class DraftCache:
         self.slot_table[sequence.table_row, first:end] = self.slot_table[forked.table_row, first:end]
         sequence.num_rows = forked.first_own = end
 
-    def close(self, sequence: Sequence) -> None:
+    def close(self, sequence: CacheRows) -> None:
         """Gives all back; the sequence must not be used again."""
         self.truncate(sequence, 0)
         self._free_rows.append(sequence.table_row)
@@ -100,7 +100,7 @@ class DraftCache:
         """Takes scratch slots back."""
         self._pages.free(slots)
 
-    def check(self, sequences: list[Sequence]) -> None:
+    def check(self, sequences: list[CacheRows]) -> None:
         """RuntimeError unless these sequences hold exactly what is not free, each slot and table row once."""
         self._pages.check()
         own = [self.slot_table[s.table_row, s.first_own : s.num_rows] for s in sequences]

@@ -5,8 +5,7 @@ Both take segments and give, for the last row of each, its likeliest next tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -40,7 +39,7 @@ class Tips(NamedTuple):
         return [list(zip(tokens, chances, strict=True)) for tokens, chances in rows]
 
     @classmethod
-    def joined(cls, tips: Many[Tip]) -> Tips:
+    def joined(cls, tips: Sequence[Tip]) -> Tips:
         """Of several sequences, in order. What ran together stays as it is."""
         batch, rows = tips[0].batch, [tip.row for tip in tips]
         if all(tip.batch is batch for tip in tips):

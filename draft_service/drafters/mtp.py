@@ -18,8 +18,7 @@ from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, DraftRequ
 from draft_service.drafters.eagle import HeadDrafter, HeadState
 from draft_service.drafters.features import FeatureBuffer
 from draft_service.drafters.growing import Check
-from draft_service.drafters.kv import NoRoom
-from draft_service.drafters.kv import Sequence as Rows
+from draft_service.drafters.kv import CacheRows, NoRoom
 from draft_service.drafters.model_drafter import MAX_ROWS_PER_CALL
 from draft_service.drafters.models import Tips
 from draft_service.session import Extension, Grown, Session
@@ -45,7 +44,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
         """See Shaped: a layer for each."""
         return self._head.num_stages
 
-    def _new_state(self, session: Session, rows: Rows) -> StagedState:
+    def _new_state(self, session: Session, rows: CacheRows) -> StagedState:
         built = [0] * self._head.num_stages
         return StagedState(session, rows, FeatureBuffer(self._head.feature_width), built)
 

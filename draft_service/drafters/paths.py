@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Many
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draft_service.drafters.features import Piece
-from draft_service.drafters.kv import Sequence
+from draft_service.drafters.kv import CacheRows
 from draft_service.drafters.models import Tip
 from outrider.wire import Ids
 
@@ -30,7 +29,7 @@ class Behind:
 class Start:
     """A session's rows; the newest committed one's tip, or what must be run to have it."""
 
-    rows: Sequence
+    rows: CacheRows
     tip: Tip | None
     behind: Behind | None = None
 
@@ -46,7 +45,7 @@ class Trunk:
 
     request: int
     nodes: list[int]
-    rows: Sequence
+    rows: CacheRows
     start: Start
     tips: list[Tip]
 
@@ -70,7 +69,7 @@ class End:
     chance: float
 
 
-def trunks_of(paths: Many[list[int]], count: int) -> list[list[int]]:
+def trunks_of(paths: Sequence[list[int]], count: int) -> list[list[int]]:
     """At most `count` of the paths, likeliest first, that hold as many others as they can; each at its longest."""
     trunks: list[list[int]] = []
     for path in paths:

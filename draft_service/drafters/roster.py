@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from draft_service.drafters.base import GivenUp
-from draft_service.drafters.kv import NoRoom
-from draft_service.drafters.kv import Sequence as Rows
+from draft_service.drafters.kv import CacheRows, NoRoom
 from draft_service.drafters.models import DraftModel, Tip
 from draft_service.session import Session
 from outrider.telemetry import get_logger
@@ -26,7 +25,7 @@ class State:
     """A session as the model knows it. `tip`: of its newest row, when that is up to the newest committed token."""
 
     session: Session
-    rows: Rows
+    rows: CacheRows
     tip: Tip | None = field(default=None, kw_only=True)
 
 
@@ -51,7 +50,7 @@ class Roster(Generic[StateT]):
         """None for one that is not served, or not any more."""
         return self._states.get(session.uid)
 
-    def admit(self, session: Session, new_state: Callable[[Session, Rows], StateT]) -> StateT | None:
+    def admit(self, session: Session, new_state: Callable[[Session, CacheRows], StateT]) -> StateT | None:
         """Takes a session on, anew where it is there already; None where it had to be given up at once.
 
         new_state: makes the state of one none of whose rows were run.

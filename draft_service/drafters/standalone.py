@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from draft_service.drafters.graphs import graph_sizes
-from draft_service.drafters.kv import Sequence as Rows
+from draft_service.drafters.kv import CacheRows
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.drafters.models import DraftModel, LanguageModel
 from draft_service.drafters.roster import State
@@ -45,7 +45,7 @@ class StandaloneDrafter(ModelDrafter[State]):
             model, shape, algorithm=common_pb2.ALGORITHM_STANDALONE, draft_model=draft_model, target=target
         )
 
-    def _new_state(self, session: Session, rows: Rows) -> State:
+    def _new_state(self, session: Session, rows: CacheRows) -> State:
         return State(session, rows)
 
     def _num_runnable(self, state: State) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draft_service.drafters.base import NO_DRAFT, Draft
@@ -57,7 +57,7 @@ class TreeGrower:
         num_steps = min(wishes.num_steps or self.shape.num_steps, max_depth, num_nodes, room)
         return num_steps, min(wishes.topk or self.shape.topk, self.num_top, self.model.num_drafted)
 
-    def grow(self, trees: Many[Wanted], check: Check | None = None) -> list[Draft]:
+    def grow(self, trees: Sequence[Wanted], check: Check | None = None) -> list[Draft]:
         """A draft for each, in order. The pool must hold any one of them; as many as it holds grow together.
 
         check: called before each of the model's steps; what it raises ends the work, and nothing stays taken.

@@ -12,7 +12,7 @@ import torch
 from draft_service.drafters.base import Draft
 from draft_service.drafters.carrying import Carried
 from draft_service.drafters.growing import grow
-from draft_service.drafters.kv import Sequence
+from draft_service.drafters.kv import CacheRows
 from draft_service.drafters.models import DraftModel, HeadModel, LanguageModel, Tips
 from engine.batch import Segment
 from engine.execution import GraphSizes
@@ -52,7 +52,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return head_model(request.param, tmp_path)
 
 
-def opened(model: DraftModel) -> tuple[list[Sequence], Tips]:
+def opened(model: DraftModel) -> tuple[list[CacheRows], Tips]:
     """Sequences of several lengths, and what may follow them."""
     rng, generator = np.random.default_rng(1), torch.Generator().manual_seed(1)
     sequences, segments, states = [], [], None

@@ -17,7 +17,7 @@ from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import Piece
 from draft_service.drafters.growing import grow
-from draft_service.drafters.kv import Sequence
+from draft_service.drafters.kv import CacheRows
 from draft_service.drafters.models import HeadModel, Tip, Tips
 from draft_service.drafters.paths import Behind, Start
 from draft_service.drafters.shape import TreeShape
@@ -53,7 +53,7 @@ def texts(model: HeadModel) -> list[tuple[Ids, torch.Tensor]]:
     ]
 
 
-def opened(model: HeadModel, *, behind: int = 0) -> tuple[list[Sequence], Tips]:
+def opened(model: HeadModel, *, behind: int = 0) -> tuple[list[CacheRows], Tips]:
     """Sequences with rows for all texts, and what may follow those that were run: all but the last `behind`."""
     sequences, segments = [], []
     for tokens, _ in texts(model):

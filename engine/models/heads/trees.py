@@ -55,7 +55,7 @@ class Given:
         return torch.frombuffer(self._memory, dtype=dtype, offset=first, count=rows * width).view(rows, width)
 
 
-class GrowingTrees:
+class NativeTrees:
     """B trees of S steps and K branches, in arrays that the next ones of the shape are grown in as well (grow.h)."""
 
     def __init__(
