@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from gateway.answer import Answer
 from gateway.chat_rules import ChatRules, chat_rules
-from gateway.chunks import DONE, ChatChunks, Extension
+from gateway.chunks import DONE, ChatChunks, extension_of
 from gateway.conversation import encode_conversation
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.logprobs import chat_logprobs
@@ -158,16 +158,8 @@ def _chunks(chat: Chat, messages: list[Message], created: int) -> ChatChunks:
     body, ready, options = chat.body, chat.ready, chat.body.stream_options
     return ChatChunks(
         id=chat.id, created=created, model=ready.model_name, fingerprint=chat.answer.fingerprint,
-        include_usage=bool(options and options.include_usage), extension=extension_of(body, ready),
+        include_usage=bool(options and options.include_usage),
+        extension=extension_of(body.speculative, ready.codec.piece),
         logprobs=bool(body.logprobs), piece_of=ready.codec.piece,
         current_usage=(lambda: chat.usage(messages)) if options and options.continuous_usage_stats else None,
-    )  # fmt: skip
-
-
-def extension_of(body: ChatCompletionRequest, ready: Ready) -> Extension:
-    """What the request's `speculative` asks to be told."""
-    options = body.speculative
-    return Extension(
-        ready.codec.piece,
-        origins=bool(options and options.include_origins), trees=bool(options and options.include_trees),
     )  # fmt: skip

@@ -13,6 +13,7 @@ import msgspec
 from gateway.logprobs import ChatLogprobs, PieceOf, TextLogprobs, chat_logprobs
 from gateway.parts import CallArguments, CallBegin, Content, Part
 from gateway.responses import Usage
+from gateway.schemas import SpeculativeOptions
 from gateway.text_stream import Delta, Piece
 from outrider.algorithms import algorithm_name
 from outrider.v1 import verify_pb2
@@ -42,6 +43,13 @@ class Extension:
         if self._trees and delta.tree is not None:
             told["tree"] = tree_of(delta.tree, delta.step, self._piece_of)
         return _encode(told) if told else b""
+
+
+def extension_of(options: SpeculativeOptions | None, piece_of: PieceOf) -> Extension:
+    """What a request's `speculative` asks to be told."""
+    return Extension(
+        piece_of, origins=bool(options and options.include_origins), trees=bool(options and options.include_trees)
+    )
 
 
 def origin_of(piece: Piece) -> dict[str, Any]:

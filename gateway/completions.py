@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from gateway.answer import Answer, Collected, collect, numbered
-from gateway.chunks import DONE, CompletionChunks, Extension
+from gateway.chunks import DONE, CompletionChunks, extension_of
 from gateway.constraints import grammar_field, of_openai
 from gateway.detokenizer import Detokenizer
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
@@ -133,13 +133,11 @@ class _Run:
 
     def _chunks(self, begun: Answer, created: int) -> CompletionChunks:
         """With the fingerprint of the answer that has begun first."""
-        options, ready, told = self.body.stream_options, self.ready, self.body.speculative
+        options, ready = self.body.stream_options, self.ready
         return CompletionChunks(
             id=self.id, created=created, model=ready.model_name, fingerprint=begun.fingerprint,
             include_usage=bool(options and options.include_usage),
-            extension=Extension(
-                ready.codec.piece, origins=bool(told and told.include_origins), trees=bool(told and told.include_trees)
-            ),
+            extension=extension_of(self.body.speculative, ready.codec.piece),
             current_usage=(lambda: Usage.of(self.answers)) if options and options.continuous_usage_stats else None,
         )  # fmt: skip
 
@@ -147,15 +145,15 @@ class _Run:
         return scores.take() if self.body.logprobs is not None else None
 
 
-def as_prompts(given: str | Sequence[object], field: str) -> list[str | list[int]]:
+def as_prompts(given: str | Sequence[str | int | list[int]], field: str) -> list[str | list[int]]:
     """One or several prompts, each text or ids; InvalidArgument for a mixture."""
     if isinstance(given, str):
         return [given]
-    if all(isinstance(item, int) for item in given):
-        return [list(given)]  # type: ignore[list-item]
-    if any(isinstance(item, int) for item in given):
+    ids = [item for item in given if isinstance(item, int)]
+    prompts = [item for item in given if not isinstance(item, int)]
+    if ids and prompts:
         raise InvalidArgument("A list of prompts must hold text or lists of ids.", field=field, code="invalid_type")
-    return list(given)  # type: ignore[arg-type]
+    return prompts or [ids]
 
 
 async def encode_prompts(prompts: Sequence[str | list[int]], field: str, ready: Ready) -> list[Prompt]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tokenizers import Tokenizer
+
+PieceT = TypeVar("PieceT")
 
 _REPLACEMENT = "\ufffd"
 _decode_utf8 = codecs.getincrementaldecoder("utf-8")
@@ -69,7 +71,7 @@ class FallbackDetokenizer:
     `strip` leading spaces are dropped from the whole text.
     """
 
-    def __init__(self, pieces: list[str | int], strip: int) -> None:
+    def __init__(self, pieces: Sequence[str | int | None], strip: int) -> None:
         self._pieces = pieces
         self._run = bytearray()
         self._strip = strip
@@ -198,7 +200,7 @@ def _as_bytes(piece: str | int | None) -> bytes:
     return (piece or "").encode()
 
 
-def _table(tokenizer: Tokenizer, piece: Callable[[str], Any], empty: Any) -> list[Any]:
+def _table(tokenizer: Tokenizer, piece: Callable[[str], PieceT], empty: PieceT) -> list[PieceT]:
     """A piece per id; `empty` for ids that no token has, which decoding leaves out."""
     vocab = tokenizer.get_vocab(with_added_tokens=True)
     table = [empty] * (max(vocab.values(), default=-1) + 1)
@@ -208,7 +210,7 @@ def _table(tokenizer: Tokenizer, piece: Callable[[str], Any], empty: Any) -> lis
 
 
 def _from_table(
-    kind: Callable[[list[Any]], Detokenizer], pieces: list[Any], empty: Any
+    kind: Callable[[list[PieceT]], Detokenizer], pieces: list[PieceT], empty: PieceT
 ) -> Callable[[frozenset[int]], Callable[[], Detokenizer]]:
     def maker(hidden: frozenset[int]) -> Callable[[], Detokenizer]:
         shown = [empty if token in hidden else piece for token, piece in enumerate(pieces)] if hidden else pieces

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from gateway.shown import found_at, words_at
+from gateway.shown import found_at, missing, words_at
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unimplemented
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 502: "server_error", 503: "server_error", 504: "server_error"}
@@ -102,16 +102,15 @@ def from_validation(error: msgspec.ValidationError, body: object, kind: type) ->
     """OpenAI's code and `param` for a body that is no `kind`; `body` is what was read."""
     found = _PATH.match(str(error))
     what, path = (found["what"], found["path"] or None) if found else ("", None)
-    if missing := _MISSING.match(what):
-        field = f"{path}.{missing['name']}" if path else missing["name"]
-        return InvalidArgument(
-            f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter"
-        )
+    if lacking := _MISSING.match(what):
+        field = f"{path}.{lacking['name']}" if path else lacking["name"]
+        return missing(field)
     where = f"'{path}'" if path else "the body"
     value = found_at(body, path) if path else ""
     if bound := _BOUND.match(what):
+        told = f", not {value}" if value else ""
         return InvalidArgument(
-            f"Invalid value for {where}: {_lower_first(what)}{value}.", field=path, code=_bound_code(bound)
+            f"Invalid value for {where}: {_lower_first(what)}{told}.", field=path, code=_bound_code(bound)
         )
     if _WRONG_TYPE.match(what):
         return InvalidArgument(f"Invalid type for {where}: {_lower_first(what)}.", field=path, code="invalid_type")
@@ -120,7 +119,7 @@ def from_validation(error: msgspec.ValidationError, body: object, kind: type) ->
     if pattern := _PATTERN.match(what):
         told = f"; it must match {pattern['pattern']}"
     return InvalidArgument(
-        f"Invalid value for {where}{value and ':' + value[5:]}{told}.", field=path, code="invalid_value"
+        f"Invalid value for {where}{value and f': {value}'}{told}.", field=path, code="invalid_value"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-from urllib.parse import quote, urljoin
+from urllib.parse import quote, unquote, urljoin
 
 from outrider.errors import InvalidArgument
 
@@ -54,6 +54,18 @@ def moved(schema: Mapping[str, Any], root: str) -> dict[str, Any]:
     document's, and are left out.
     """
     return _moved(schema, "", {"": root, **dict(_places(schema, "", root))})
+
+
+def pointed_at(root: object, reference: str) -> object:
+    """What a reference within a document points to, `#/$defs/a`; None for one that points nowhere, or too deep."""
+    start, *steps = reference.split("/", MAX_DEPTH + 1)
+    if start != "#" or len(steps) > MAX_DEPTH:
+        return None
+    found = root
+    for step in steps:
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _moved(schema: Any, base: str, places: Mapping[str, str]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway.json_schema import is_shallow
 from gateway.schemas import ContentPart, Message
-from gateway.shown import not_text
+from gateway.shown import missing, not_text
 from gateway.tool_schemas import ToolCall
 from outrider.errors import InvalidArgument
 
@@ -27,7 +27,7 @@ def to_template(messages: list[Message]) -> list[dict[str, Any]]:
 
 def _to_template(message: Message, path: str) -> dict[str, Any]:
     if message.role == "tool" and not message.tool_call_id:
-        raise _missing(f"{path}.tool_call_id")
+        raise missing(f"{path}.tool_call_id")
     if message.tool_calls and message.role != "assistant":
         raise InvalidArgument(
             "Only the assistant's messages have tool_calls.", field=f"{path}.tool_calls", code="invalid_value"
@@ -47,7 +47,7 @@ def _content(message: Message, path: str) -> str:
     if content is None:
         if message.role == "assistant" and (message.tool_calls or message.refusal is not None):
             return message.refusal or ""
-        raise _missing(f"{path}.content")
+        raise missing(f"{path}.content")
     if isinstance(content, str):
         return content
     if not content:
@@ -65,7 +65,7 @@ def _part_text(part: ContentPart, path: str) -> str:
         raise not_text(part.type, f"{path}.type")
     text = part.text if part.type == "text" else part.refusal
     if text is None:
-        raise _missing(f"{path}.{part.type}")
+        raise missing(f"{path}.{part.type}")
     return text
 
 
@@ -80,7 +80,3 @@ def _tool_call(call: ToolCall) -> dict[str, Any]:
     if not isinstance(arguments, dict) or not is_shallow(arguments):
         arguments = call.function.arguments
     return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
-
-
-def _missing(field: str) -> InvalidArgument:
-    return InvalidArgument(f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter")

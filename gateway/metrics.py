@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from gateway.replicas import ReplicaSet
 from gateway.text_stream import SpeculationCount
 from outrider.algorithms import algorithm_name
-from outrider.metrics import SECONDS, Buckets, Families, Family, Reading, new_registry, text
+from outrider.metrics import SECONDS, Buckets, Families, Family, Reading, new_registry, reached, text
 
 _EACH_TOKEN = (
     Family("outrider_generation_tokens_total", "counter", "Tokens given to clients."),
@@ -68,11 +68,9 @@ class Metrics:
         self._steps.inc(count.verify_steps)
         self._drafted.inc(count.draft_tokens)
         self._accepted.inc(count.accepted_tokens)
-        reached = 0  # steps that accepted this many drafts or more
-        for position in range(len(count.accepted_histogram) - 1, 0, -1):
-            reached += count.accepted_histogram[position]
-            if reached:
-                self._by_position.labels(position).inc(reached)
+        for position, steps in reached(count.accepted_histogram):
+            if steps:
+                self._by_position.labels(position).inc(steps)
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text format."""

@@ -6,14 +6,13 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from gateway.chat import Chat, begin_chat, extension_of
-from gateway.chunks import Extension
+from gateway.chat import Chat, begin_chat
+from gateway.chunks import Extension, extension_of
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.message import Message
 from gateway.parts import CallBegin
@@ -63,7 +62,7 @@ class _Run:
     def __post_init__(self) -> None:
         (self.message,) = self.chat.messages()
         self.transcript = Transcript(self.chat.ready.codec.piece, logprobs=wants_logprobs(self.body))
-        self.extension = extension_of(self.chat.body, self.chat.ready)
+        self.extension = extension_of(self.chat.body.speculative, self.chat.ready.codec.piece)
 
     async def collect(self) -> ResponseObject:
         """The whole response."""
@@ -120,7 +119,6 @@ class _Run:
         """The response as it stands."""
         body, chat = self.body, self.chat
         cut = self.message.finish_reason == "length"
-        choice: Any = body.tool_choice
         return ResponseObject(
             id=chat.id, created_at=self.created_at, model=chat.ready.model_name,
             status=("incomplete" if cut else "completed") if done else "in_progress",
@@ -130,7 +128,7 @@ class _Run:
             parallel_tool_calls=body.parallel_tool_calls is not False, reasoning=body.reasoning,
             temperature=_or_default(body.temperature, chat.ready.sampling.get("temperature")),
             text=body.text or TextOptions(format=TextFormat(type="text")),
-            tool_choice=choice or "auto", tools=body.tools or [],
+            tool_choice=body.tool_choice or "auto", tools=body.tools or [],
             top_p=_or_default(body.top_p, chat.ready.sampling.get("top_p")), top_logprobs=body.top_logprobs or 0,
             user=body.user,
         )  # fmt: skip

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from gateway.names import Names
 from gateway.responses_schemas import (
@@ -15,7 +15,7 @@ from gateway.responses_schemas import (
     ResponsesToolChoice,
 )
 from gateway.schemas import ChatCompletionRequest, ContentPart, JsonSchema, Message, ResponseFormat, SamplingFields
-from gateway.shown import not_text, shown
+from gateway.shown import missing, not_text, shown
 from gateway.tool_schemas import (
     AllowedTools,
     FunctionCall,
@@ -27,6 +27,7 @@ from gateway.tool_schemas import (
     ToolChoice,
     ToolChoiceObject,
 )
+from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument, OutriderError
 
 LOGPROBS = "message.output_text.logprobs"
@@ -37,26 +38,11 @@ _FIELDS = {"response_format": "text.format", "reasoning_effort": "reasoning.effo
 # Objects of a chat's fields that this route's do without.
 _FLAT = {"tools": ("function",), "tool_choice": ("function", "allowed_tools"), "response_format": ("json_schema",)}
 NAMES = Names({"max_tokens": "max_output_tokens", "response_format": "text.format"})
-_REFUSED: dict[str, Callable[[ResponsesRequest], object]] = {
-    "background": lambda body: body.background,
-    "previous_response_id": lambda body: body.previous_response_id,
-    "conversation": lambda body: body.conversation is not None,
-    "prompt": lambda body: body.prompt is not None,
-    "truncation": lambda body: body.truncation == "auto",
-    "max_tool_calls": lambda body: body.max_tool_calls is not None,
-    "n": lambda body: body.n not in (None, 1),
-}
 
 
 def as_chat(body: ResponsesRequest) -> ChatCompletionRequest:
     """The chat. InvalidArgument for what this server does not do, and for items that are malformed."""
-    for name, asked in _REFUSED.items():
-        if asked(body):
-            raise InvalidArgument(
-                f"This server does not support '{name}': {shown(getattr(body, name))}.",
-                field=name,
-                code="unsupported_value",
-            )
+    refuse_unsupported(body)
     for index, value in enumerate(body.include or ()):
         if value not in _INCLUDABLE:
             raise InvalidArgument(
@@ -127,14 +113,14 @@ def _parts(content: Any) -> list[Any]:
 
 def _message(item: InputItem, path: str) -> Message:
     if item.role is None:
-        raise _missing(f"{path}.role")
+        raise missing(f"{path}.role")
     if item.role == "tool":
         raise InvalidArgument(
             f"A result of a call is an item of the type 'function_call_output'; the role of {path} is \"tool\".",
             field=f"{path}.role", code="invalid_value",
         )  # fmt: skip
     if item.content is None:
-        raise _missing(f"{path}.content")
+        raise missing(f"{path}.content")
     return Message(role=item.role, content=_content(item.content, f"{path}.content"))
 
 
@@ -149,7 +135,7 @@ def _content(content: InputContent, path: str) -> str | list[ContentPart]:
         if kind is None:
             raise not_text(part.type, f"{path}[{index}].type")
         if getattr(part, kind) is None:
-            raise _missing(f"{path}[{index}].{kind}")
+            raise missing(f"{path}[{index}].{kind}")
         made.append(ContentPart(type=kind, text=part.text, refusal=part.refusal))
     return made
 
@@ -158,7 +144,7 @@ def _add_call(made: list[Message], item: InputItem, path: str) -> None:
     """Calls that follow one another, or the assistant's text, are one message."""
     for name in ("call_id", "name", "arguments"):
         if getattr(item, name) is None:
-            raise _missing(f"{path}.{name}")
+            raise missing(f"{path}.{name}")
     call = ToolCall(id=item.call_id or "", function=FunctionCall(name=item.name or "", arguments=item.arguments or ""))
     if made and made[-1].role == "assistant":
         made[-1].tool_calls = [*(made[-1].tool_calls or ()), call]
@@ -168,14 +154,10 @@ def _add_call(made: list[Message], item: InputItem, path: str) -> None:
 
 def _output(item: InputItem, path: str) -> Message:
     if not item.call_id:
-        raise _missing(f"{path}.call_id")
+        raise missing(f"{path}.call_id")
     if item.output is None:
-        raise _missing(f"{path}.output")
+        raise missing(f"{path}.output")
     return Message(role="tool", tool_call_id=item.call_id, content=_content(item.output, f"{path}.output"))
-
-
-def _missing(field: str) -> InvalidArgument:
-    return InvalidArgument(f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter")
 
 
 # ---- Settings
@@ -187,7 +169,7 @@ def _format(body: ResponsesRequest) -> ResponseFormat | None:
         return None
     if given.type == "json_schema":
         if given.schema is None:
-            raise _missing("text.format.schema")
+            raise missing("text.format.schema")
         return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=given.schema, strict=given.strict))
     return ResponseFormat(type=given.type)
 
@@ -204,7 +186,7 @@ def _tools(tools: Sequence[ResponsesTool] | None) -> list[Tool] | None:
                 field=f"tools[{index}].type", code="unsupported_value",
             )  # fmt: skip
         if tool.name is None:
-            raise _missing(f"tools[{index}].name")
+            raise missing(f"tools[{index}].name")
         function = FunctionDefinition(
             name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
         )
@@ -212,15 +194,15 @@ def _tools(tools: Sequence[ResponsesTool] | None) -> list[Tool] | None:
     return made
 
 
-def _choice(choice: str | ResponsesToolChoice | None) -> ToolChoice | None:
+def _choice(choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None) -> ToolChoice | None:
     if not isinstance(choice, ResponsesToolChoice):
-        return choice  # type: ignore[return-value]
+        return choice
     if choice.type == "function":
         if choice.name is None:
-            raise _missing("tool_choice.name")
+            raise missing("tool_choice.name")
         return ToolChoiceObject(type="function", function=NamedFunction(name=choice.name))
     if choice.tools is None:
-        raise _missing("tool_choice.tools")
+        raise missing("tool_choice.tools")
     allowed = AllowedTools(mode=choice.mode or "auto", tools=[_named(tool) for tool in choice.tools])
     return ToolChoiceObject(type="allowed_tools", allowed_tools=allowed)
 

@@ -10,11 +10,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 
-from gateway.json_schema import MAX_DEPTH, moved, with_inner
+from gateway.json_schema import moved, pointed_at, with_inner
 from outrider.multiples import MOST_REMAINDERS, remainders
 from outrider.wire import MAX_GRAMMAR_BYTES
 
@@ -168,17 +167,9 @@ class _Document:
                 break
             if "$ref" not in schema:
                 return schema
-            schema = self._at(schema["$ref"])
+            reference = schema["$ref"]
+            schema = pointed_at(self._root, reference) if isinstance(reference, str) else None
         return _ANYTHING
-
-    def _at(self, reference: object) -> Any:
-        found: Any = self._root
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        for step in unquote(reference).split("/")[1 : MAX_DEPTH + 1]:
-            name = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
 
 
 def _types(schema: Mapping[str, Any]) -> frozenset[str]:

@@ -29,7 +29,7 @@ def shown(value: object) -> str:
 
 
 def found_at(body: Any, path: str) -> str:
-    """`, not VALUE` for the value at a path as msgspec writes it, `messages[0].role`; nothing where it is not told.
+    """The value at a path as msgspec writes it, `messages[0].role`, as `shown` has it; empty where it is not told.
 
     `[...]` is the value of some key of an object: it can be told when there is one key.
     """
@@ -41,7 +41,7 @@ def found_at(body: Any, path: str) -> str:
                 body = body[match[1] if match[2] is None else int(match[2])]
         except (KeyError, IndexError, TypeError, ValueError):
             return ""
-    return f", not {shown(body)}"
+    return shown(body)
 
 
 @functools.cache
@@ -83,6 +83,11 @@ def no_such_model(name: str, there: str) -> NotFound:
 def no_such_token(token: int, vocab_size: int, field: str) -> InvalidArgument:
     """For an id outside of the vocabulary."""
     return InvalidArgument(f"Token ids are from 0 to {vocab_size - 1}, not {token}.", field=field, code="invalid_value")
+
+
+def missing(field: str) -> InvalidArgument:
+    """For a field that has to be there."""
+    return InvalidArgument(f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter")
 
 
 def not_text(kind: str, field: str) -> InvalidArgument:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gateway.json_schema import check_depth, moved
 from gateway.sayable import sayable
-from gateway.shown import shown
+from gateway.shown import missing, shown
 from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
 from outrider.errors import InvalidArgument
 
@@ -85,10 +85,10 @@ def _choose(choice: ToolChoice | None, by_name: Mapping[str, Tool]) -> tuple[Mod
         return choice or "auto", tuple(by_name.values())
     if choice.type == "function":
         if choice.function is None:
-            raise _missing("tool_choice.function")
+            raise missing("tool_choice.function")
         return "named", (_named(choice.function.name, by_name, "tool_choice.function.name"),)
     if choice.allowed_tools is None:
-        raise _missing("tool_choice.allowed_tools")
+        raise missing("tool_choice.allowed_tools")
     return choice.allowed_tools.mode, _allowed(choice.allowed_tools.tools, by_name)
 
 
@@ -105,10 +105,6 @@ def _named(name: str, by_name: Mapping[str, Tool], field: str) -> Tool:
     if name not in by_name:
         raise InvalidArgument(f"The function {shown(name)} is not among the tools.", field=field, code="invalid_value")
     return by_name[name]
-
-
-def _missing(field: str) -> InvalidArgument:
-    return InvalidArgument(f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter")
 
 
 # ---- Schemas

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gateway.responses_schemas import ResponsesRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest
 from gateway.shown import shown
 from outrider.errors import InvalidArgument
 
-Refusable = ChatCompletionRequest | CompletionRequest | GenerateRequest
+Refusable = ChatCompletionRequest | CompletionRequest | GenerateRequest | ResponsesRequest
 
 
 def _given(name: str) -> Callable[[Any], object]:
@@ -32,7 +33,17 @@ _REFUSED: dict[type, dict[str, Callable[[Any], object]]] = {
         "token_ids_logprob": _given("token_ids_logprob"),
         "image_data": _given("image_data"),
     },
+    ResponsesRequest: {
+        "background": _given("background"),
+        "previous_response_id": _given("previous_response_id"),
+        "conversation": lambda request: request.conversation is not None,
+        "prompt": lambda request: request.prompt is not None,
+        "truncation": lambda request: request.truncation == "auto",
+        "max_tool_calls": lambda request: request.max_tool_calls is not None,
+        "n": lambda request: request.n not in (None, 1),
+    },
 }
+_TEXTS = frozenset(("suffix", "image_data"))  # what somebody wrote is not told
 _HINTS = {
     "functions": " Use `tools`.",
     "function_call": " Use `tool_choice`.",
@@ -45,7 +56,7 @@ def refuse_unsupported(request: Refusable) -> None:
     for name, asked in _REFUSED[type(request)].items():
         if asked(request):
             value = getattr(request, name)
-            told = f"a string of {len(value)}" if isinstance(value, str) else shown(value)
+            told = f"a string of {len(value)}" if name in _TEXTS and isinstance(value, str) else shown(value)
             raise InvalidArgument(
                 f"This server does not support '{name}': {told}.{_HINTS.get(name, '')}",
                 field=name, code="unsupported_value",

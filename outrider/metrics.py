@@ -7,7 +7,7 @@ collector. Nothing here waits for a device, takes a lock that the work takes, or
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -100,6 +100,17 @@ class Families(Collector):
         reading = Reading(self._families, self._constant)
         self._read(reading)
         return reading.metrics()
+
+
+def reached(histogram: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Positions of a draft, last first, and the steps that accepted so many drafts or more.
+
+    histogram: steps by the drafts that they accepted.
+    """
+    steps = 0
+    for position in range(len(histogram) - 1, 0, -1):
+        steps += histogram[position]
+        yield position, steps
 
 
 def new_registry() -> CollectorRegistry:

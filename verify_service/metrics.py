@@ -10,7 +10,7 @@ from collections import Counter
 from prometheus_client import CollectorRegistry
 
 from outrider.algorithms import algorithm_name
-from outrider.metrics import Families, Family, Reading, new_registry
+from outrider.metrics import Families, Family, Reading, new_registry, reached
 from verify_service.counting import PHASES, CallTotals
 from verify_service.proposals import Refusal
 from verify_service.step_loop import StepLoop
@@ -137,11 +137,8 @@ def _read_speculation(reading: Reading, engine: StepLoop) -> None:
         reading.add("outrider_spec_draft_tokens_total", stats.draft_tokens, name)
         reading.add("outrider_spec_accepted_tokens_total", stats.accepted_tokens, name)
         reading.add("outrider_spec_committed_tokens_total", stats.committed_tokens, name)
-        reached = 0  # steps that accepted this many drafts or more
-        histogram = list(stats.histogram)
-        for position in range(len(histogram) - 1, 0, -1):
-            reached += histogram[position]
-            reading.add("outrider_spec_accepted_tokens_per_position_total", reached, name, str(position))
+        for position, steps in reached(list(stats.histogram)):
+            reading.add("outrider_spec_accepted_tokens_per_position_total", steps, name, str(position))
 
 
 def _read_drafters(reading: Reading, engine: StepLoop) -> None:

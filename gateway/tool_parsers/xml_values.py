@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote
 
+from gateway.json_schema import pointed_at
 from gateway.tool_parsers.json_text import encodable
 
 Types = frozenset[str]
@@ -18,7 +18,9 @@ class Parameters:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._root = schema
-        if isinstance(reference := schema.get("$ref"), str) and isinstance(found := self._find(reference), Mapping):
+        if isinstance(reference := schema.get("$ref"), str) and isinstance(
+            found := pointed_at(schema, reference), Mapping
+        ):
             schema = {**found, **schema}
         properties = schema.get("properties")
         self._schemas: dict[str | None, Any] = {
@@ -80,17 +82,8 @@ class Parameters:
     def _types_at(self, reference: str) -> Types:
         if reference not in self._by_reference:
             self._by_reference[reference] = frozenset()
-            self._by_reference[reference] = self._types(self._find(reference))
+            self._by_reference[reference] = self._types(pointed_at(self._root, reference))
         return self._by_reference[reference]
-
-    def _find(self, reference: str) -> Any:
-        """What a reference within the schema points to; None for one that points nowhere."""
-        path, *steps = reference.split("/")
-        found: Any = self._root if path == "#" else None
-        for step in steps:
-            name = unquote(step).replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
 
 
 def _type_of(value: Any) -> str:
