@@ -34,7 +34,7 @@ from outrider.args import DraftArgs, VerifyArgs
 from outrider.cost_table import CostTable
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import configure_logging
-from verify_service.app import Engine
+from verify_service.loading import Engine
 from verify_service.sizing import Sizes
 
 ROW_MS = 0.05

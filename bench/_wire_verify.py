@@ -31,7 +31,8 @@ from outrider.cost_table import CostTable
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import configure_logging
 from outrider.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.app import LENT_MS, Engine
+from verify_service.app import LENT_MS
+from verify_service.loading import Engine
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
 from verify_service.step_loop import StepLoop

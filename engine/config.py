@@ -67,7 +67,6 @@ class ModelConfig:
     qk_norm: bool = False
     rope_scaling: RopeScaling | None = None
     checkpoint_dtype: str = "bfloat16"
-    bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     is_native: bool = True
     """Whether our own decoders have it; rope and eps mean nothing otherwise."""
@@ -178,7 +177,6 @@ class _Reader(Fields):
             qk_norm=architecture == "Qwen3ForCausalLM",
             rope_scaling=scaling,
             checkpoint_dtype=str(self.values.get("dtype") or self.values.get("torch_dtype") or "float32"),
-            bos_token_id=_token_id("bos_token_id", self.values, self.path),
             eos_token_ids=self._eos_token_ids(generation),
             windows=self._windows(architecture),
         )
@@ -266,7 +264,7 @@ class _Reader(Fields):
             value = source.get("eos_token_id")
             if value is not None:
                 items = value if isinstance(value, list) else [value]
-                ids = [_token_id("eos_token_id", {"eos_token_id": item}, path) or 0 for item in items]
+                ids = [_token_id(item, "eos_token_id", path) for item in items]
                 return possible_ends(ids, self.count("vocab_size"), path)
         return ()
 
@@ -274,10 +272,7 @@ class _Reader(Fields):
         raise NotOursError(f"{self.path}: {message}")
 
 
-def _token_id(key: str, source: dict[str, Any], path: Path) -> int | None:
-    value = source.get(key)
-    if value is None:
-        return None
+def _token_id(value: object, key: str, path: Path) -> int:
     if type(value) is not int or not 0 <= value < LIMITS["vocab_size"]:
         raise StartupError(f"{path}: {key} is {value!r}; it must be a token id")
     return value

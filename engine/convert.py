@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 
 from engine.checkpoint import PICKLED_PATTERNS
 from engine.config import read_json
+from engine.loader import fetched
 from engine.models.heads.config import RawConfig
 from engine.models.heads.eagle import EagleConfig
 from engine.models.heads.eagle3 import Eagle3Config
@@ -54,12 +56,9 @@ def resolve_source(source: str | Path, *, revision: str | None = None) -> Path:
     if str(source).count("/") != 1 or path.exists():
         raise StartupError(f"{source} is neither a folder nor the id of a head on the model hub")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    try:
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=SOURCE_PATTERNS))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise StartupError(f"{source!r} is no folder and could not be fetched from the model hub: {error}") from error
+    download = partial(snapshot_download, str(source), revision=revision, allow_patterns=SOURCE_PATTERNS)
+    return fetched(f"{source!r} is no folder", download)
 
 
 def convert_head(source: Path, destination: Path) -> Converted:

@@ -24,6 +24,7 @@ log = get_logger(__name__)
 _FLOAT8_CAPABILITY = (8, 9)
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Callable[[torch.Tensor], torch.Tensor]]
+"""A weight [out, in] and a bias [out] or None -> a function of rows [T, in]."""
 _PLAIN: dict[str | None, MakeLinear] = {
     None: Linear, "int8": Int8Linear, "int8_dynamic": Int8DynamicLinear, "int4": Int4Linear, "fp8": Float8Linear,
 }  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.cpu_kernels import cpu_kernels
@@ -78,8 +78,7 @@ def target_id(target: Path) -> str:
 def pack(head: Path, algorithm: str, target: Path, output: Path) -> int:
     """Writes the published head in folder `head` as a file to ship; returns its bytes."""
     config = json.loads((head / "config.json").read_text(encoding="utf-8"))
-    with safe_open(head / "model.safetensors", framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors = load_file(head / "model.safetensors")
     checkpoint = open_checkpoint(target, load_format="auto")
     bases = parents(tensors, checkpoint)
     metadata = {
@@ -153,9 +152,7 @@ def _expanded(path: Path, facts: dict[str, Any], target: Path) -> Path:
 
 
 def _write(path: Path, facts: dict[str, Any], target: Path, folder: Path) -> None:
-    with safe_open(path, framework="pt") as file:
-        packed = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    tensors = _unpacked(packed, facts["bases"], open_checkpoint(target, load_format="auto"))
+    tensors = _unpacked(load_file(path), facts["bases"], open_checkpoint(target, load_format="auto"))
     if EMBEDDING in tensors:  # a whole model
         for name in TEXT_FILES:
             if (target / name).is_file():

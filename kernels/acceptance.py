@@ -69,7 +69,7 @@ def walk(children: Mapping[int, Mapping[int, int]], draw: Callable[[int], int]) 
 
 
 def links(parents: Sequence[int], tokens: Sequence[int]) -> dict[int, dict[int, int]]:
-    """As `walk` takes them."""
+    """For tests: as `walk` takes them."""
     found: dict[int, dict[int, int]] = {}
     for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
         found.setdefault(parent, {})[token] = node
@@ -77,7 +77,7 @@ def links(parents: Sequence[int], tokens: Sequence[int]) -> dict[int, dict[int, 
 
 
 def accept_coupled(parents: Sequence[int], tokens: Sequence[int], target_tokens: Sequence[int]) -> Accepted:
-    """The coupled rule for n nodes when the target's token is known at all n + 1 rows."""
+    """For tests: the coupled rule for n nodes when the target's token is known at all n + 1 rows."""
     if len(target_tokens) != len(tokens) + 1:
         raise ValueError(f"{len(tokens)} nodes need {len(tokens) + 1} target tokens, got {len(target_tokens)}")
     return walk(links(parents, tokens), target_tokens.__getitem__)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import typing as tp  # Triton's compiler refuses a bare `Any` in a kernel's annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.acceptance import AcceptedBatch
+from kernels.triton_common import jit
 
-jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
 # Of the vocabulary at a time, in the draw of the bonus: 8 numbers a thread, two loads of 32 bytes in flight.
 _VOCAB_BLOCK = 1024
 

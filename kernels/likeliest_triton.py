@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
+from kernels.triton_common import jit
+
 BLOCK = 2048
 MOST_FOUND = 4096
 """Of all blocks of a row together: what a program can hold in its registers."""

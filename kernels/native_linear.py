@@ -32,6 +32,18 @@ class ProductTeam:
         self.arena = Arena()
         weakref.finalize(self, library.outrider_team_destroy, self.handle)
 
+    def multiply(
+        self, matrix: CMatrix, x: torch.Tensor, y: torch.Tensor, *, wide: bool, narrow: bool,
+        norms: torch.Tensor | None = None, eps: float = 0.0,
+    ) -> None:  # fmt: skip
+        """y = x Wᵀ + b for all rows of x: outrider_product (product.c), which says what these are. MemoryError."""
+        done = self.library.outrider_product(
+            self.handle, ctypes.byref(matrix), x.data_ptr(), wide, len(x), address(norms),
+            0 if norms is None else len(norms), eps, narrow, y.data_ptr(),
+        )  # fmt: skip
+        if not done:
+            raise MemoryError(f"no memory for a product of {len(x)} rows")
+
 
 class NativeLinear:
     """A weight [out, in], in a multiple of LANES, and an optional bias [out]; quantization: None, or of FORMATS."""
@@ -70,13 +82,10 @@ class NativeLinear:
 
     def _product(self, rows: torch.Tensor, norms: torch.Tensor | None, eps: float) -> torch.Tensor:
         y = torch.empty(len(rows), self._num_outputs)
-        done = self._team.library.outrider_product(
-            self._team.handle, ctypes.byref(self.matrix), rows.data_ptr(), rows.dtype is torch.float32, len(rows),
-            address(norms), 0 if norms is None else len(norms), eps, self._rows_dtype is not torch.float32,
-            y.data_ptr(),
+        self._team.multiply(
+            self.matrix, rows, y, wide=rows.dtype is torch.float32, narrow=self._rows_dtype is not torch.float32,
+            norms=norms, eps=eps,
         )  # fmt: skip
-        if not done:
-            raise MemoryError(f"no memory for a product of {len(rows)} rows")
         return y
 
 

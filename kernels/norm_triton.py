@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
+from kernels.triton_common import jit
+
 _GATE_BLOCK = 1024
 
 

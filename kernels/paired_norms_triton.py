@@ -9,8 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.norm_triton import normed
-
-jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
+from kernels.triton_common import jit
 
 
 def paired_norms(

@@ -128,9 +128,7 @@ def penalise(row: Row, penalties: Penalties, history: History, path: Sequence[in
     row's node, so it is empty for the root's row.
     """
     if penalties.uses_history:
-        on_path = Counter(path)
-        path_ids = np.fromiter(on_path, np.int64, len(on_path))
-        counts = np.fromiter((history.count(t) + n for t, n in on_path.items()), np.int64, len(on_path))
+        path_ids, counts = _on_path(history, path)
         # Taken from the row as it was, since the session's history reaches some of these tokens too.
         shaped = _penalised(row[path_ids], counts, penalties)
         row[history.ids] = _penalised(row[history.ids], history.counts, penalties)
@@ -160,9 +158,7 @@ def row_edits(penalties: Penalties, history: History, path: Sequence[int] = ()) 
     """The changes of `penalise` with the same arguments."""
     ids, counts = _NO_IDS, _NO_IDS
     if penalties.uses_history:
-        on_path = Counter(path)
-        path_ids = np.fromiter(on_path, np.int64, len(on_path))
-        path_counts = np.fromiter((history.count(t) + n for t, n in on_path.items()), np.int64, len(on_path))
+        path_ids, path_counts = _on_path(history, path)
         others = ~np.isin(history.ids, path_ids)
         ids = np.concatenate([history.ids[others], path_ids])
         counts = np.concatenate([history.counts[others], path_counts])
@@ -171,6 +167,13 @@ def row_edits(penalties: Penalties, history: History, path: Sequence[int] = ()) 
         ids, _penalty(counts, penalties), penalties.repetition, penalties.bias_ids, penalties.bias_values,
         penalties.stop_ids if is_short else _NO_IDS,
     )  # fmt: skip
+
+
+def _on_path(history: History, path: Sequence[int]) -> tuple[Ids, Ids]:
+    """The path's ids, each once, and how often each stands in the output and the path together."""
+    on_path = Counter(path)
+    ids = np.fromiter(on_path, np.int64, len(on_path))
+    return ids, np.fromiter((history.count(t) + n for t, n in on_path.items()), np.int64, len(on_path))
 
 
 def _penalty(counts: Ids, penalties: Penalties) -> Row:

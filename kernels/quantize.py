@@ -26,7 +26,7 @@ class Int8Weight(NamedTuple):
     scales: torch.Tensor
 
     def values(self) -> torch.Tensor:
-        """The weights that it stands for, fp32 [n, k]."""
+        """For tests: the weights that it stands for, fp32 [n, k]."""
         return self.codes.float() * self.scales[:, None]
 
 
@@ -38,7 +38,7 @@ class Int4Weight(NamedTuple):
     lows: torch.Tensor
 
     def values(self) -> torch.Tensor:
-        """The weights that it stands for, fp32 [n, k]."""
+        """For tests: the weights that it stands for, fp32 [n, k]."""
         k = self.nibbles.shape[1]
         steps, lows = (part.float().repeat_interleave(GROUP, dim=1)[:, :k] for part in (self.steps, self.lows))
         return self.nibbles.float() * steps + lows

@@ -9,18 +9,15 @@ from __future__ import annotations
 import typing as tp  # Triton's compiler refuses a bare `Any` in a kernel's annotations
 
 import torch
-import triton
 import triton.language as tl
-from triton import knobs
 
 from kernels.quantize import GROUP, MAX_FEW_ROWS
+from kernels.triton_common import jit, operand
 
-jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
 # Rows of a tile: the least that tensor cores take.
 _BLOCK_M = 16
 # Outputs and inputs of a tile: 4096 outputs are 128 programs, about one for each multiprocessor of a large GPU.
 _BLOCK_N, _BLOCK_K = 32, 128
-_OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def takes(x: torch.Tensor) -> bool:
@@ -33,7 +30,7 @@ def int8_product(x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> 
     x, y = x.contiguous(), torch.empty((len(x), len(codes)), dtype=x.dtype, device=x.device)
     _int8_tile[_grid(x, codes)](
         x, codes, scales, y, len(x), len(codes), x.shape[1], BLOCK_M=_BLOCK_M, BLOCK_N=_BLOCK_N, BLOCK_K=_BLOCK_K,
-        OPERAND=_operand(x.dtype), num_warps=4, num_stages=4,
+        OPERAND=operand(x.dtype), num_warps=4, num_stages=4,
     )  # fmt: skip
     return y
 
@@ -43,7 +40,7 @@ def int4_product(x: torch.Tensor, pairs: torch.Tensor, steps: torch.Tensor, lows
     x, y = x.contiguous(), torch.empty((len(x), len(pairs)), dtype=x.dtype, device=x.device)
     _int4_tile[_grid(x, pairs)](
         x, pairs, steps, lows, y, len(x), len(pairs), x.shape[1], pairs.shape[1], steps.shape[1],
-        PAIRS=GROUP // 2, BLOCK_M=_BLOCK_M, BLOCK_N=_BLOCK_N, BLOCK_K=_BLOCK_K // 2, OPERAND=_operand(x.dtype),
+        PAIRS=GROUP // 2, BLOCK_M=_BLOCK_M, BLOCK_N=_BLOCK_N, BLOCK_K=_BLOCK_K // 2, OPERAND=operand(x.dtype),
         num_warps=4, num_stages=4,
     )  # fmt: skip
     return y
@@ -51,13 +48,6 @@ def int4_product(x: torch.Tensor, pairs: torch.Tensor, steps: torch.Tensor, lows
 
 def _grid(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, int]:
     return -(-len(weight) // _BLOCK_N), -(-len(x) // _BLOCK_M)
-
-
-def _operand(dtype: torch.dtype) -> tl.dtype:
-    """What tensor cores multiply in. The interpreter would multiply bf16 as integers, so there it is fp32."""
-    if knobs.runtime.interpret and dtype is torch.bfloat16:
-        return tl.float32
-    return _OPERANDS[dtype]
 
 
 @jit

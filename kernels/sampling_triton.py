@@ -10,12 +10,11 @@ from __future__ import annotations
 import typing as tp  # Triton's compiler refuses a bare `Any` in a kernel's annotations
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.sampling_torch import RowFilters
+from kernels.triton_common import jit
 
-jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
 # Of the vocabulary at a time, and warps for it: a row of 128k is drawn greedily in 23 us on an H200, with 1,024 and 4
 # warps in 73; sampled at temperature 1 in 237 and 527.
 _VOCAB_BLOCK, _NUM_WARPS = 8192, 16

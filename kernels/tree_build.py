@@ -1,4 +1,6 @@
-"""Growing a draft tree from top-k probabilities.
+"""Growing a draft tree from top-k probabilities, for the evaluation of heads (training/accept_length.py).
+
+Services grow trees by kernels.tree_growth.
 
 EAGLE-2's dynamic tree (Li et al., 2024) as SGLang runs it: each step keeps the K likeliest of K * K paths and goes on
 from them, and at the end the likeliest nodes of all steps are verified. Shapes depend on batch size B, K = topk,
@@ -14,8 +16,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-
-from kernels.dispatch import has_triton
 
 
 class Expansion(NamedTuple):
@@ -94,12 +94,8 @@ def select_nodes(expansions: Sequence[Expansion], num_draft_tokens: int) -> torc
 def build_tree(root_tokens: torch.Tensor, expansions: Sequence[Expansion], num_draft_tokens: int) -> DraftTree:
     """The tree of the likeliest N - 1 candidates below `root_tokens` (integer [B]).
 
-    ValueError when the steps give fewer candidates. On a CUDA device Triton builds it, where it is installed.
+    ValueError when the steps give fewer candidates.
     """
-    if has_triton(root_tokens.device):
-        from kernels import tree_build_triton
-
-        return tree_build_triton.build_tree(root_tokens, expansions, num_draft_tokens)
     chosen = select_nodes(expansions, num_draft_tokens)
     tokens = torch.cat([e.tokens for e in expansions], dim=1).gather(1, chosen)
     scores = torch.cat([e.scores for e in expansions], dim=1).gather(1, chosen)

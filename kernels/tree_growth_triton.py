@@ -14,8 +14,8 @@ import triton.language as tl
 
 from kernels.likeliest_triton import LEAST, id_of, keys, number_of
 from kernels.tree_growth import GrowingTrees
+from kernels.triton_common import jit
 
-jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
 _MOST_BLOCK = 4096
 
 

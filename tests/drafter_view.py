@@ -135,7 +135,6 @@ class View:
         self.generations[opened.session] = opened.generation
         tokens = unpack_ids(opened.tokens, field="tokens").tolist()
         assert 1 <= opened.prompt_len <= len(tokens)
-        assert opened.features_from_pos == 0
         assert opened.remaining_tokens >= 1
         self.sessions[key] = seen = Seen(*key, tokens, opened.prompt_len, opened.remaining_tokens)
         return seen

@@ -30,19 +30,15 @@ class Acceptance:
             self._accepted = array("d", [8.0 * 0.5 * math.exp(-bin) for bin in range(_BINS)] * _DEPTHS)
         self._chances: list[float] | None = None if shared is None else self._rates_falling()
 
-    def probabilities(
-        self, scores: NDArray[np.uint8], depths: NDArray[np.integer] | None = None
-    ) -> NDArray[np.float64]:
+    def probabilities(self, scores: NDArray[np.uint8], depths: NDArray[np.integer]) -> NDArray[np.float64]:
         """float64 [n]: estimated probability that each node comes true; it rises with neither score nor depth.
 
-        depths: from 1, or all 1.
+        depths: from 1.
         """
         chances = self._rates_falling() if self._chances is None else self._chances
         return np.array([chances[cell] for cell in _cells(scores, depths)], np.float64)
 
-    def observe(
-        self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_], depths: NDArray[np.integer] | None = None
-    ) -> None:
+    def observe(self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_], depths: NDArray[np.integer]) -> None:
         """Takes in what became of a tree's nodes; old ones fade."""
         cells, hits = _cells(scores, depths), accepted.tolist()
         self._count(cells, hits)
@@ -70,9 +66,7 @@ class Acceptance:
         return (_OWN_WEIGHT * self._shared._rates() + accepted) / (_OWN_WEIGHT + verified)
 
 
-def _cells(scores: NDArray[np.uint8], depths: NDArray[np.integer] | None) -> list[int]:
+def _cells(scores: NDArray[np.uint8], depths: NDArray[np.integer]) -> list[int]:
     """Places in the tables."""
-    if depths is None:
-        return [score >> 4 for score in scores.tolist()]
     both = zip(scores.tolist(), depths.tolist(), strict=True)
     return [(min(depth, _DEPTHS) - 1) * _BINS + (score >> 4) for score, depth in both]

@@ -1,38 +1,25 @@
-"""The verify process: loads the model, measures its steps, serves until told to stop, drains."""
+"""The verify process: loads the model, serves until told to stop, drains."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 import uvloop
 
-from engine.attention import AttentionChoice
-from engine.batch import Segment
-from engine.config import ModelConfig
 from engine.devices import take_device
-from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
-from engine.fingerprint import vocab_fingerprint
-from engine.loader import resolve_model
 from engine.pages import PagePool
 from engine.radix_cache import RadixCache
-from engine.runner import ModelRunner, model_shapes
-from engine.threads import share_cores
 from outrider import env, rpc, serving
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
 from outrider.busy_poll import is_wanted
-from outrider.cost_table import CostTable
-from outrider.errors import StartupError, Unavailable
+from outrider.errors import Unavailable
 from outrider.metrics_http import serve_metrics
 from outrider.placement import Placement
 from outrider.row_ring import remove_left_behind
@@ -44,15 +31,16 @@ from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service import admin
 from verify_service.commands import Inbox, Stop
-from verify_service.device_sampler import DeviceSampler
 from verify_service.drafters import Drafters
 from verify_service.features import feature_layout, row_bytes
 from verify_service.grammar import GrammarCompiler
+from verify_service.loading import Engine, load_engine
 from verify_service.metrics import make_registry
 from verify_service.requests import RequestBounds, SessionFactory
+from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.service import VerifyServicer, new_boot_id
-from verify_service.sizing import Sizes, choose_sizes, graph_sessions, outbox_bytes
+from verify_service.sizing import outbox_bytes
 from verify_service.step_loop import Responses, StepLoop
 from verify_service.target import Target
 from verify_service.turns import Later
@@ -62,8 +50,6 @@ log = get_logger(__name__)
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 LENT_MS = 20.0  # a step of the C kernels that the event loop may run itself: what clients and drafters notice no more
 _LEAST_THRESHOLD = 1e-9  # SGLang's
-_WARM_UP_ROWS = (1, 2, 4, 8, 12, 16, 24, 32)
-_WARM_UP_REPEATS = 5
 
 
 def main(args: VerifyArgs) -> int:
@@ -73,96 +59,6 @@ def main(args: VerifyArgs) -> int:
     engine = load_engine(args)
     keep_steady()
     return uvloop.run(_serve_until_signals(args, engine))
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A loaded model with what was measured and chosen for it."""
-
-    runner: ModelRunner
-    sizes: Sizes
-    costs: CostTable
-    fingerprint: str
-
-
-def load_engine(args: VerifyArgs) -> Engine:
-    """Loads and warms the model up. StartupError when it cannot be served."""
-    folder = resolve_model(
-        args.model_path, revision=args.revision, load_format=args.load_format, trust_remote_code=args.trust_remote_code
-    )
-    config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
-    sizes = choose_sizes(args, config, model_shapes(folder, config, load_format=args.load_format))
-    try:
-        runner = ModelRunner.load(
-            folder,
-            dtype=args.dtype,
-            device=args.device,
-            num_slots=sizes.total_tokens,
-            max_sessions=args.max_running_requests,
-            max_len=sizes.context_length,
-            features=FeatureSpec.parse(args.features),
-            load_format=args.load_format,
-            max_batch_tokens=_most_rows(args, sizes),
-            threads=args.threads,
-            quantization=args.quantization,
-            trust_remote_code=args.trust_remote_code,
-            execution=execution_of(args),
-        )
-    except MemoryError as error:
-        raise StartupError(
-            f"no memory for --max-running-requests {args.max_running_requests}, --max-verify-nodes "
-            f"{args.max_verify_nodes}, --chunked-prefill-size {sizes.chunk}, context {sizes.context_length}: {error}"
-        ) from error
-    share_cores(args.threads, by_kernels=runner.uses_kernels)
-    if runner.device.type == "cuda":
-        DeviceSampler(runner.device).warm_up(config.vocab_size, args.max_verify_nodes)
-    costs = measure_costs(runner, min(sizes.context_length, _most_rows(args, sizes)))
-    log.info(
-        "model loaded", path=str(folder), kernels=runner.backend, tokens=sizes.total_tokens,
-        step_ms=round(costs.ms(1), 2),
-    )  # fmt: skip
-    return Engine(runner, sizes, costs, vocab_fingerprint(folder))
-
-
-def _most_rows(args: VerifyArgs, sizes: Sizes) -> int:
-    """That a step may have."""
-    return args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk
-
-
-def execution_of(args: VerifyArgs) -> Execution:
-    """How the flags want steps to be computed."""
-    graphs = None
-    if not args.disable_cuda_graph:
-        required = args.cuda_graph_max_bs is not None
-        graphs = GraphSizes(graph_sessions(args), args.max_verify_nodes + 1, required=required)
-    return Execution(
-        attention=AttentionChoice(
-            args.attention_backend,
-            args.prefill_attention_backend,
-            args.decode_attention_backend,
-            args.speculative_attention_mode,
-        ),
-        kv_cache_dtype=args.kv_cache_dtype,
-        page_size=args.page_size,
-        graphs=graphs,
-        compile_max_batch=args.torch_compile_max_bs if args.enable_torch_compile else 0,
-    )
-
-
-def measure_costs(runner: ModelRunner, most_rows: int) -> CostTable:
-    """Times steps of a few sizes on slots that nobody uses yet; the first of each size warms it up.
-
-    The sizes take turns: a slow moment of the machine must not make one of them look dear, which nobody would try then.
-    """
-    measured: dict[int, float] = {}
-    for _ in range(_WARM_UP_REPEATS):
-        for rows in (rows for rows in _WARM_UP_ROWS if rows <= most_rows):
-            slots = np.arange(rows, dtype=np.int32)
-            segment = Segment(0, 0, np.zeros(rows, np.int32), slots, num_logits=rows)
-            start = time.perf_counter()
-            runner.forward([segment]).argmax(-1).tolist()
-            measured[rows] = min(measured.get(rows, math.inf), (time.perf_counter() - start) * 1000)
-    return CostTable(measured)
 
 
 async def _serve_until_signals(args: VerifyArgs, engine: Engine) -> int:
@@ -235,7 +131,7 @@ async def serve(
 
 def build_step_loop(
     args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Callable[[Responses], object], *, lent_ms: float = 0.0,
-    later: Later | None = None, placement: Placement | None = None,
+    later: Later | None = None, placement: Placement | None = None, sampler: Sampler | None = None,
 ) -> StepLoop:  # fmt: skip
     """The engine's loop over a loaded model. lent_ms, later: see StepLoop."""
     placement = placement or Placement(None)
@@ -273,6 +169,7 @@ def build_step_loop(
         lent_ms=lent_ms,
         later=later,
         placement=placement,
+        sampler=sampler,
     )
 
 

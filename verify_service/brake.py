@@ -66,9 +66,7 @@ class SessionBrake:
         """Whether drafts are wanted for each step, and worth a wait."""
         return self.fixed or not (self.silent or self.record.hushed)
 
-    def probabilities(
-        self, scores: NDArray[np.uint8], depths: NDArray[np.integer] | None = None
-    ) -> NDArray[np.float64]:
+    def probabilities(self, scores: NDArray[np.uint8], depths: NDArray[np.integer]) -> NDArray[np.float64]:
         """float64 [n]: estimated probability that each node comes true in this session."""
         return self.acceptance.probabilities(scores, depths)
 
@@ -96,7 +94,7 @@ class SessionBrake:
         return asks
 
     def judged(
-        self, scores: NDArray[np.uint8], true: NDArray[np.bool_], depths: NDArray[np.integer] | None = None, *,
+        self, scores: NDArray[np.uint8], true: NDArray[np.bool_], depths: NDArray[np.integer], *,
         value_ms: float, node_ms: float,
     ) -> None:  # fmt: skip
         """Takes in which of a tree's nodes came true. value_ms, node_ms: what a token is worth, and a row costs."""

@@ -80,6 +80,7 @@ class StepLoop:
         lent_ms: float = 0.0,
         later: Later | None = None,
         placement: Placement | None = None,
+        sampler: Sampler | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """clock: nanoseconds, by which it is judged whether drafts pay.
@@ -98,7 +99,7 @@ class StepLoop:
         )
         self._costs = costs
         self._greedy_for_ngram = greedy_for_ngram
-        self._sampler = Sampler()
+        self._sampler = sampler or Sampler()
         self._weigher = Weigher(drafters, costs, self.counters, clock)
         self._features = FeatureSender(runner)
         self._teller = Teller(drafters, self._features)

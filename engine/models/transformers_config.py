@@ -16,13 +16,7 @@ from outrider.telemetry import get_logger
 # Rotary tables of these change with the longest sequence of a step beyond this many positions, and with it would every
 # other session's numbers.
 _CHANGING_ROPE = frozenset({"dynamic", "longrope"})
-_SIZES = (
-    ("vocab_size", "vocab_size"),
-    ("hidden_size", "hidden_size"),
-    ("num_hidden_layers", "num_hidden_layers"),
-    ("num_attention_heads", "num_attention_heads"),
-    ("max_position_embeddings", "max_position_embeddings"),
-)
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 
 log = get_logger(__name__)
 
@@ -72,12 +66,10 @@ def model_config(folder: Path, config: Any) -> ModelConfig:
 
 def _numbers(folder: Path, text: Any) -> ModelConfig:
     name = _name(read_json(folder / "config.json"))
-    absent = [key for _, key in _SIZES if getattr(text, key, None) is None]
+    absent = [key for key in _SIZES if getattr(text, key, None) is None]
     if absent:
         _fail(folder, f"architecture {name!r} is not supported: its config has no {absent[0]}, which the KV pool needs")
-    sizes: dict[str, int] = {}
-    for own, key in _SIZES:
-        sizes[own] = _count(folder, key, getattr(text, key, None))
+    sizes = {key: _count(folder, key, getattr(text, key, None)) for key in _SIZES}
     heads = sizes["num_attention_heads"]
     kv_heads = _count(folder, "num_key_value_heads", getattr(text, "num_key_value_heads", None) or heads)
     head_dim = _count(folder, "head_dim", getattr(text, "head_dim", None) or sizes["hidden_size"] // heads)
@@ -95,7 +87,6 @@ def _numbers(folder: Path, text: Any) -> ModelConfig:
         rms_eps=0.0,
         tied_embeddings=bool(text.tie_word_embeddings),
         checkpoint_dtype=str(text.dtype or "float32").removeprefix("torch."),
-        bos_token_id=text.bos_token_id,
         eos_token_ids=_end_ids(folder, text, sizes["vocab_size"]),
         is_native=False,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
+from engine.checkpoint import Checkpoint, DummyCheckpoint, is_finite, open_checkpoint
 from engine.models.transformers_attention import NAME, attend, refuse
 from engine.models.transformers_config import load_config
 from engine.quantization import head_maker, linear_maker
@@ -57,7 +57,7 @@ def load_transformers_model(
         except Exception as error:  # each model's code has its own
             raise StartupError(f"{folder}: transformers cannot load it: {reason_of(error)}") from error
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not all(bound.isfinite() for bound in torch.aminmax(parameter)):
+        if parameter.is_floating_point() and not is_finite(parameter):
             raise StartupError(f"{folder}: tensor {name} holds NaN or infinity")
     model = model.to(device).eval().requires_grad_(False)
     _replace_linears(folder, model, quantization)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton.language as tl
-from triton import knobs
 
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.native_plan import NativePlan
@@ -22,8 +20,7 @@ from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_kernels import attend, combine
 from kernels.attention.triton_plan import Bucket, Launch, Packed, pack
 from kernels.transfer import send, to_device
-
-_OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+from kernels.triton_common import operand
 
 
 class TritonAttention:
@@ -162,7 +159,7 @@ class _Plan:
             self._slots, self._positions, self._masks, scale,
             Q_ROW=q.stride(0), Q_HEAD=q.stride(1), KV_SLOT=k_pool.stride(0), KV_HEAD=k_pool.stride(1),
             BLOCK_N=launch.blocks.keys, PAGE=page_size, MASK_WORDS=self._mask_words if launch.has_masks else 0,
-            WINDOW=window, SOFT_CAP=soft_cap, OPERAND=_operand(q.dtype), PRECISION="ieee", **sizes,
+            WINDOW=window, SOFT_CAP=soft_cap, OPERAND=operand(q.dtype), PRECISION="ieee", **sizes,
             num_warps=launch.blocks.num_warps, num_stages=launch.blocks.num_stages, enable_fp_fusion=True,
         )  # fmt: skip
         if launch.num_parts:
@@ -179,10 +176,3 @@ def _part_rows(packed: Packed, heads: Heads) -> int:
 def _parts_size(packed: Packed, heads: Heads) -> int:
     """fp32 numbers: of each of those rows its values, and then each one's sum."""
     return _part_rows(packed, heads) * (heads.head_dim + 1)
-
-
-def _operand(dtype: torch.dtype) -> tl.dtype:
-    """What tensor cores multiply in. The interpreter would multiply bf16 as integers, so there it is fp32."""
-    if knobs.runtime.interpret and dtype is torch.bfloat16:
-        return tl.float32
-    return _OPERANDS[dtype]

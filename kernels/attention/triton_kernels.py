@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import typing as tp  # Triton's compiler refuses a bare `Any` in a kernel's annotations
 
-import triton
 import triton.language as tl
 
 from kernels.attention import triton_plan
-
-jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
+from kernels.triton_common import jit
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 ITEM_FIELDS = tl.constexpr(len(triton_plan.ITEM))

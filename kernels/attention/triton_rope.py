@@ -11,10 +11,9 @@ from __future__ import annotations
 import typing as tp  # Triton's compiler refuses a bare `Any` in a kernel's annotations
 
 import torch
-import triton
 import triton.language as tl
 
-jit: tp.Any = triton.jit  # what it says of its result's type differs from version to version
+from kernels.triton_common import jit
 
 
 def rope_and_store(

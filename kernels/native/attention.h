@@ -19,7 +19,6 @@ typedef struct {
     const float *k_norm;
     const float *rope; /* [positions, 2, head_dim / 2]: cosines, sines */
     int32_t window;    /* a row sees the keys less than so many positions back; 0: all */
-    int32_t reserved;
 } Heads;
 
 /* kernels/attention/layout.py says what these are. */

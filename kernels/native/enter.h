@@ -20,18 +20,13 @@ static inline int wants_highest(const Step *s) { return s->likeliest.ids && !s->
 /* A thread's own, of each row of logits; where attention worked before. */
 static inline Highest *highest_of(const Step *s, int thread) { return scratch_of(s, thread); }
 
-static inline int is_quantised(const Matrix *w) { return w->format > FP32; }
-
 /* A row that `w` is to multiply, coded as it wants it. */
 static inline void code_for(const Step *s, const Matrix *w, Rows rows, int width, int row) {
     if (is_quantised(w)) code_row(row_of(rows, row), width, w->format, s->codes, row);
 }
 
 static inline void multiply(const Step *s, const Matrix *w, Rows x, Rows y, int num_rows, Finish finish, int tile) {
-    if (is_quantised(w))
-        quantized_tile(w, s->codes, y, num_rows, finish, tile);
-    else
-        linear_tile(w, x, y, num_rows, finish, tile);
+    product_tile(w, s->codes, x, y, num_rows, finish, tile);
 }
 
 /* Tasks of blocks of rows: each fills x, or what the first matrix reads. */

@@ -24,7 +24,7 @@ struct Decoder {
     int64_t step_bytes;
 };
 
-static void *grow(void *old, int64_t bytes) {
+static void *renewed(void *old, int64_t bytes) {
     free(old);
     void *memory = NULL;
     return posix_memalign(&memory, 64, bytes) ? NULL : memory;
@@ -40,17 +40,17 @@ static int reserve(Decoder *d, int num_rows, const Layout *layout) {
         if (m->fuse.k > entering) entering = m->fuse.k;
         int64_t widest = entering > q ? entering : q;
         d->max_rows = 0;
-        d->x = grow(d->x, 4 * rows * m->hidden);
-        d->qkv = grow(d->qkv, 4 * rows * (qkv > m->hidden ? qkv : m->hidden));
-        d->normed = grow(d->normed, 4 * rows * entering);
-        d->mixed = grow(d->mixed, 4 * rows * q);
-        d->gated = grow(d->gated, 4 * rows * m->ffn);
-        d->gates = grow(d->gates, m->gates_apart ? 8 * rows * m->ffn : 64);
+        d->x = renewed(d->x, 4 * rows * m->hidden);
+        d->qkv = renewed(d->qkv, 4 * rows * (qkv > m->hidden ? qkv : m->hidden));
+        d->normed = renewed(d->normed, 4 * rows * entering);
+        d->mixed = renewed(d->mixed, 4 * rows * q);
+        d->gated = renewed(d->gated, 4 * rows * m->ffn);
+        d->gates = renewed(d->gates, m->gates_apart ? 8 * rows * m->ffn : 64);
         const int32_t width = padded(widest > m->ffn ? (int)widest : m->ffn);
         d->codes.width = width;
-        d->codes.data = grow(d->codes.data, 2 * rows * width);
-        d->codes.scales = grow(d->codes.scales, 4 * rows);
-        d->codes.sums = grow(d->codes.sums, 4 * rows * (width / GROUP));
+        d->codes.data = renewed(d->codes.data, 2 * rows * width);
+        d->codes.scales = renewed(d->codes.scales, 4 * rows);
+        d->codes.sums = renewed(d->codes.sums, 4 * rows * (width / GROUP));
         if (!d->codes.data || !d->codes.scales || !d->codes.sums) return 0;
         if (!d->x || !d->qkv || !d->normed || !d->mixed || !d->gated || !d->gates) return 0;
         d->max_rows = (int)rows;
@@ -62,7 +62,7 @@ static int reserve(Decoder *d, int num_rows, const Layout *layout) {
     scratch = (scratch + 127) / 128 * 128;
     if (scratch > d->scratch_bytes) {
         d->scratch_bytes = 0;
-        d->scratch = grow(d->scratch, scratch * d->num_threads);
+        d->scratch = renewed(d->scratch, scratch * d->num_threads);
         if (!d->scratch) return 0;
         d->scratch_bytes = scratch;
     }
@@ -78,9 +78,9 @@ static int plan_attention(Decoder *d, Step *step) {
     if (cut.num_pieces > d->max_pieces) {
         const int64_t room = cut.num_pieces + cut.num_pieces / 4;
         d->max_pieces = 0;
-        d->pieces = grow(d->pieces, room * sizeof *d->pieces);
-        d->firsts = grow(d->firsts, room * sizeof *d->firsts);
-        d->parts = grow(d->parts, room * part_bytes(heads));
+        d->pieces = renewed(d->pieces, room * sizeof *d->pieces);
+        d->firsts = renewed(d->firsts, room * sizeof *d->firsts);
+        d->parts = renewed(d->parts, room * part_bytes(heads));
         if (!d->pieces || !d->firsts || !d->parts) return 0;
         d->max_pieces = room;
     }
@@ -115,7 +115,7 @@ void outrider_decoder_destroy(Decoder *d) {
 char *outrider_decoder_memory(Decoder *d, int64_t bytes) {
     if (bytes > d->step_bytes) {
         d->step_bytes = 0;
-        d->step = grow(d->step, bytes);
+        d->step = renewed(d->step, bytes);
         if (d->step) d->step_bytes = bytes;
     }
     return d->step;

@@ -32,7 +32,7 @@ class CHeads(Structure):
     _fields_ = [
         ("num_heads", c_int32), ("num_kv_heads", c_int32), ("head_dim", c_int32), ("wide", c_int32),
         ("scale", c_float), ("eps", c_float), ("q_norm", c_void_p), ("k_norm", c_void_p), ("rope", c_void_p),
-        ("window", c_int32), ("reserved", c_int32),
+        ("window", c_int32),
     ]  # fmt: skip
 
 
@@ -102,7 +102,6 @@ class CPlan(Structure):
         ("rows_per_tile", c_int32), ("num_items", c_int32), ("num_kv_heads", c_int32), ("page_size", c_int32),
         ("min_piece", c_int32), ("target_programs", c_int32), ("tiles", c_int32), ("segments", c_int32),
         ("slots", c_int32), ("positions", c_int32), ("masks", c_int32), ("mask_words", c_int32), ("table", c_int32),
-        ("reserved", c_int32),
     ]  # fmt: skip
 
 

@@ -20,6 +20,8 @@ typedef struct {
     int32_t streams; /* of a model larger than the caches: what it reads is not to drive out what lies there */
 } Matrix;
 
+static inline int is_quantised(const Matrix *w) { return w->format > FP32; }
+
 /* Rows of activations [rows, width]; wide: fp32, else bf16. */
 typedef struct {
     void *data;

@@ -12,7 +12,7 @@ typedef struct {
     int32_t *items; /* workspace, [num_items][5] */
     int32_t num_segments, rows_per_segment, max_prefix_len, has_masks;
     int32_t rows_per_tile, num_items, num_kv_heads, page_size, min_piece, target_programs;
-    int32_t tiles, segments, slots, positions, masks, mask_words, table, reserved;
+    int32_t tiles, segments, slots, positions, masks, mask_words, table;
 } Plan;
 
 /* Fills data; how many numbers of it are used, 0: the step does not fit the bucket. */

@@ -25,23 +25,21 @@ static void norm_one(const void *context, int task, int thread) {
     const int k = p->w.k;
     (void)thread;
     norm_parts(p->x, p->norms, p->wide + (int64_t)task * k, p->normed, task);
-    if (p->w.format > FP32) code_row((const float *)p->normed.data + (int64_t)task * k, k, p->w.format, p->codes, task);
+    if (is_quantised(&p->w))
+        code_row((const float *)p->normed.data + (int64_t)task * k, k, p->w.format, p->codes, task);
 }
 
 static void multiply_tile(const void *context, int task, int thread) {
     const Product *p = context;
     (void)thread;
-    if (p->w.format > FP32)
-        quantized_tile(&p->w, p->codes, p->y, p->num_rows, PLAIN, task);
-    else
-        linear_tile(&p->w, p->norms.weights ? p->normed : p->x, p->y, p->num_rows, PLAIN, task);
+    product_tile(&p->w, p->codes, p->norms.weights ? p->normed : p->x, p->y, p->num_rows, PLAIN, task);
 }
 
 static void multiply_all(const void *context, Worker *worker) {
     const Product *p = context;
     if (p->norms.weights) {
         if (!run_phase(worker, norm_one, p, p->num_rows)) return;
-    } else if (p->w.format > FP32) {
+    } else if (is_quantised(&p->w)) {
         if (!run_phase(worker, code_one, p, p->num_rows)) return;
     }
     run_phase(worker, multiply_tile, p, tiles(&p->w));
@@ -60,7 +58,7 @@ static void *take(char *memory, int64_t *at, int64_t bytes) {
 static int64_t lay_out(Product *p, char *memory) {
     int64_t at = 0;
     const int64_t rows = p->num_rows;
-    if (p->w.format > FP32) {
+    if (is_quantised(&p->w)) {
         const int64_t width = padded(p->w.k);
         p->codes.width = (int32_t)width;
         p->codes.data = take(memory, &at, 2 * rows * width);

@@ -42,4 +42,12 @@ void code_row(const float *x, int width, Format format, Codes codes, int row);
 /* As linear_tile; a row's result is the same whatever rows go with it. */
 void quantized_tile(const Matrix *w, Codes x, Rows y, int num_rows, Finish finish, int tile);
 
+/* Whichever of the two `w` needs, of codes or of x. */
+static inline void product_tile(const Matrix *w, Codes codes, Rows x, Rows y, int num_rows, Finish finish, int tile) {
+    if (is_quantised(w))
+        quantized_tile(w, codes, y, num_rows, finish, tile);
+    else
+        linear_tile(w, x, y, num_rows, finish, tile);
+}
+
 #endif

@@ -63,9 +63,4 @@ class _Products:
     def run(self) -> None:
         """Each once."""
         for matrix in self._matrices:
-            done = self._team.library.outrider_product(
-                self._team.handle, ctypes.byref(matrix), self._x.data_ptr(), self._wide, _ROWS, None, 0, 0.0,
-                not self._wide, self._y.data_ptr(),
-            )  # fmt: skip
-            if not done:
-                raise MemoryError(f"no memory for a product of {_ROWS} rows")
+            self._team.multiply(matrix, self._x, self._y, wide=self._wide, narrow=not self._wide)

@@ -17,7 +17,7 @@ from bench._wire_verify import ScriptedRunner
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
 from outrider.errors import StartupError
-from verify_service.app import Engine
+from verify_service.loading import Engine
 from verify_service.sizing import Sizes
 from verify_service.step_loop import StepLoop
 

@@ -27,8 +27,9 @@ from outrider.args import DraftArgs, VerifyArgs
 from outrider.errors import Unavailable
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
-from verify_service.app import Engine, build_servicer, build_step_loop, load_engine
+from verify_service.app import build_servicer, build_step_loop
 from verify_service.commands import Inbox, Stop
+from verify_service.loading import Engine, load_engine
 from verify_service.step_loop import Responses, StepLoop
 
 TARGET = {"dtype": "float32", "device": "cpu"}

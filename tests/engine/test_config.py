@@ -173,6 +173,7 @@ def test_a_key_that_is_left_out_is_what_the_familys_class_takes_for_it(tmp_path:
         ({"rope_scaling": {"type": "llama3", "factor": 8, "high_freq_factor": 1}}, "high_freq_factor"),
         ({"eos_token_id": -1}, "eos_token_id"),
         ({"eos_token_id": [1, "x"]}, "eos_token_id"),
+        ({"eos_token_id": [None]}, "eos_token_id"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
         (
             {

@@ -18,7 +18,7 @@ from engine.runner import ModelRunner
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError
 from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, sessions
-from verify_service.app import execution_of
+from verify_service.loading import execution_of
 
 # What torch's own compiler warns of when it is imported.
 WITH_INDUCTOR = pytest.mark.skipif(

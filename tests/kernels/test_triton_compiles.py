@@ -135,15 +135,6 @@ def test_attend_over_an_fp8_pool(pool_type: str, tmp_path: Path) -> None:
         assert stack_bytes(kernel, tmp_path) <= 16
 
 
-def test_tree_building(tmp_path: Path) -> None:
-    from kernels.tree_build_triton import _build
-
-    types: dict[str, str] = dict.fromkeys(("tokens_out", "parents_out", "root_tokens", "tokens", "entries"), "*i64")
-    types |= {"scores": "*fp32", "scores_out": "*fp32", "places": "*i32"}
-    sizes = {"COUNT": 264, "ENTRIES": 33, "WIDTH": 8, "NODES": 64, "BLOCK": 512}
-    assert stack_bytes(compiled(_build, types, sizes, 4, 3), tmp_path) == 0
-
-
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("topk", [4, 16])
 def test_drafting(topk: int, dtype: torch.dtype, tmp_path: Path) -> None:

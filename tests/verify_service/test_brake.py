@@ -22,11 +22,11 @@ FLAT = CostTable({1: 10.0, 32: 10.5})  # nodes cost next to nothing: a GPU
 
 def test_estimates_follow_what_is_accepted_and_never_rise_with_the_score() -> None:
     acceptance, rng = Acceptance(), np.random.default_rng(0)
-    truth = np.exp(-np.arange(256) / 40.0)
+    truth, depths = np.exp(-np.arange(256) / 40.0), np.ones(256, np.int32)
     for _ in range(2000):
         scores = rng.integers(0, 256, 8).astype(np.uint8)
-        acceptance.observe(scores, rng.random(8) < truth[scores])
-    estimates = acceptance.probabilities(np.arange(256, dtype=np.uint8))
+        acceptance.observe(scores, rng.random(8) < truth[scores], depths[:8])
+    estimates = acceptance.probabilities(np.arange(256, dtype=np.uint8), depths)
     assert (np.diff(estimates) <= 0).all()
     assert np.abs(estimates - truth).max() < 0.2
 
@@ -124,11 +124,12 @@ def simulate(
         record.observe_tax(tax_ms, 1)
         scores, right = behaviour(step, is_probe)
         tree, true = np.array(scores, np.uint8), np.arange(len(scores)) < right
+        depths = np.ones(len(scores), np.int32)
         break_even_ms = (1 + brake.expected_accepted) * plain_ms - costs.ms(1 + round(brake.expected_nodes))
         wait_ms = 0.0 if is_probe else max(0.0, min(reply_ms, break_even_ms))
         nodes = 0
         if wait_ms == reply_ms:
-            (nodes,) = choose_nodes(costs, 1, 1.0, [np.sort(brake.probabilities(tree))[::-1]])
+            (nodes,) = choose_nodes(costs, 1, 1.0, [np.sort(brake.probabilities(tree, depths))[::-1]])
         accepted = min(right, nodes)
         ms = costs.ms(1 + nodes)
         if is_probe:
@@ -138,7 +139,7 @@ def simulate(
             brake.round_done(nodes=nodes, accepted=accepted, net_ms=accepted * plain_ms - lost_ms, step_ms=plain_ms)
         else:
             brake.plain_step(plain_ms)
-        brake.judged(tree, true, value_ms=plain_ms, node_ms=node_ms)
+        brake.judged(tree, true, depths, value_ms=plain_ms, node_ms=node_ms)
         brake.told = False
         total_ms, tokens = total_ms + ms + wait_ms + tax_ms, tokens + 1 + accepted
         if nodes:
@@ -317,12 +318,12 @@ def test_a_hushed_drafter_is_not_heard_and_a_fixed_session_is_never_silenced() -
 
 
 def test_what_one_session_teaches_serves_the_next_and_its_own_counts_soon_weigh_more() -> None:
-    shared, zeros = Acceptance(), np.zeros(4, np.uint8)
+    shared, zeros, depths = Acceptance(), np.zeros(4, np.uint8), np.ones(4, np.int32)
     first = Acceptance(shared)
     for _ in range(50):
-        first.observe(zeros, np.zeros(4, np.bool_))
+        first.observe(zeros, np.zeros(4, np.bool_), depths)
     second = Acceptance(shared)
-    assert second.probabilities(zeros)[0] < 0.1
+    assert second.probabilities(zeros, depths)[0] < 0.1
     for _ in range(4):
-        second.observe(zeros, np.ones(4, np.bool_))
-    assert second.probabilities(zeros)[0] > 0.7
+        second.observe(zeros, np.ones(4, np.bool_), depths)
+    assert second.probabilities(zeros, depths)[0] > 0.7

@@ -257,26 +257,25 @@ def test_the_next_of_an_algorithm_begins_from_what_the_last_one_showed() -> None
     """Under whatever name it comes; else one that leaves in time is listened to as if it were new for ever."""
     bad = drafter("bad")
     everybody = drafters(bad, drafter("other", algorithm=common_pb2.ALGORITHM_MTP))
-    nothing = np.zeros(4, np.bool_)
+    nothing, scores, depths = np.zeros(4, np.bool_), np.zeros(4, np.uint8), np.ones(4, np.int32)
     for _ in range(12):
         bad.record.trees.observe(0)
-        bad.record.acceptance.observe(np.zeros(4, np.uint8), nothing)
+        bad.record.acceptance.observe(scores, nothing, depths)
     assert bad.record.gains_nothing
     everybody.leave(bad)
     again, fresh = drafter("again"), drafter("fresh", algorithm=common_pb2.ALGORITHM_MTP)
     for each in (again, fresh):
         everybody.enlist(each)
     assert [each.record.gains_nothing for each in (again, fresh)] == [True, False]
-    scores = np.zeros(1, np.uint8)
-    known = bad.record.acceptance.probabilities(scores)[0]
-    assert again.record.acceptance.probabilities(scores)[0] == known < 0.4
+    known = bad.record.acceptance.probabilities(scores, depths)[0]
+    assert again.record.acceptance.probabilities(scores, depths)[0] == known < 0.4
     for _ in range(64):  # it is its own from here on
         again.record.trees.observe(4)
-        again.record.acceptance.observe(np.zeros(4, np.uint8), ~nothing)
+        again.record.acceptance.observe(scores, ~nothing, depths)
     assert not again.record.gains_nothing
-    assert again.record.acceptance.probabilities(scores)[0] > 0.5
+    assert again.record.acceptance.probabilities(scores, depths)[0] > 0.5
     assert bad.record.gains_nothing
-    assert bad.record.acceptance.probabilities(scores)[0] == known
+    assert bad.record.acceptance.probabilities(scores, depths)[0] == known
 
 
 @pytest.mark.parametrize(("worth", "is_spared"), [(0.5, True), (-0.5, False)])

@@ -10,7 +10,7 @@ import pytest
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError
 from tests.e2e.small_model import write_small_model
-from verify_service.app import load_engine
+from verify_service.loading import load_engine
 
 
 def test_small_limits(tmp_path: Path) -> None:

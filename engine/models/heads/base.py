@@ -22,6 +22,7 @@ import torch
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from engine.models.heads.target import TargetShape
+from engine.quantization import MakeLinear
 from engine.rope import rope_rows
 from kernels.native_linear import NativeLinear
 
@@ -34,8 +35,6 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
 i, q [T, heads, d], k, v [T, kv heads, d], rope -> as q."""
 
 Rows = Callable[[torch.Tensor], torch.Tensor]
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Rows]
-"""A weight [out, in] and a bias [out] or None -> a function of rows [T, in]."""
 
 Tensors = Mapping[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]

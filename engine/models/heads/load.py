@@ -5,7 +5,6 @@ Of the target's files only the embedding and the output head are read, and only 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
+from engine.checkpoint import Checkpoint, DummyCheckpoint, is_finite, open_checkpoint
 from engine.config import read_json
 from engine.feature_spec import FeatureSpec
 from engine.loader import compute_dtype
@@ -91,7 +90,7 @@ class HeadFolder:
         tensor = self.checkpoint.tensor(self.names.stored[name])
         if tensor.numel() == 0:
             raise StartupError(f"{self.folder}: tensor {self.names.stored[name]} is {list(tensor.shape)}; it is empty")
-        if not all(math.isfinite(bound) for bound in torch.aminmax(tensor)):
+        if not is_finite(tensor):
             raise StartupError(f"{self.folder}: tensor {self.names.stored[name]} holds NaN or infinity")
         return tensor
 

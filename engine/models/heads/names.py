@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from outrider.errors import StartupError
 
-FAMILIES = ("eagle", "eagle3", "nextn", "mimo", "multi-layer")
 EMBEDDING = "embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
 DRAFT_TO_TARGET = "d2t"

@@ -24,14 +24,13 @@ from engine.models.heads.graphs import GraphedHead, on_cuda
 from engine.models.heads.native import NativeHead
 from engine.models.heads.step import HeadStep
 from engine.models.llama import StepRows
+from engine.runner import DEFAULT_MAX_BATCH_TOKENS
 from kernels.attention import cpu
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.pool import store
 from kernels.native.library import LANES
 from kernels.rope import apply_rope
 from outrider.telemetry import get_logger
-
-DEFAULT_MAX_BATCH_TOKENS = 4096
 
 log = get_logger(__name__)
 

@@ -5,11 +5,13 @@ A map is checked when it is read: an id that is out of range or named twice woul
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.loader import fetched
 from outrider.errors import StartupError, reason_of
 
 TENSOR_NAME = "token_map"
@@ -85,9 +87,5 @@ def _fetch(path: str) -> Path:
     if repository.count("/") != 1 or path.startswith(("/", ".", "~")):
         raise StartupError(f"token map {path} does not exist")
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    try:
-        return Path(hf_hub_download(repository, name))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise StartupError(f"token map {path} is no local file and could not be fetched: {error}") from error
+    return fetched(f"token map {path} is no local file", partial(hf_hub_download, repository, name))
