@@ -58,7 +58,7 @@ class ModelDrafter(ABC, Generic[StateT]):
         self.features = features or common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_NONE)
         self.target = target or common_pb2.ModelInfo()
         """What it was made for, for Enlist: sizes and vocabulary, as far as known."""
-        self._model = model
+        self.model = model
         self._grower = TreeGrower(model, shape)
         self._served = Roster[StateT](model)
         self._lock = DeviceLock(model.device)
@@ -203,7 +203,7 @@ class ModelDrafter(ABC, Generic[StateT]):
             missing = sum(count for count, _ in behind)
             if missing > left:
                 behind.sort(key=lambda one: one[0])
-            left -= (done := self._run_rows([s for _, s in behind], min(left, self._model.max_batch_tokens)))
+            left -= (done := self._run_rows([s for _, s in behind], min(left, self.model.max_batch_tokens)))
             if done == missing:
                 return
 
@@ -217,7 +217,7 @@ class ModelDrafter(ABC, Generic[StateT]):
             if end == first:
                 break
             try:
-                slots = self._model.cache.append(state.rows, end - first)
+                slots = self.model.cache.append(state.rows, end - first)
             except NoRoom as error:
                 self._served.give_up(state.session, verify_pb2.RELEASE_REASON_CAPACITY, str(error))
                 continue
@@ -229,8 +229,8 @@ class ModelDrafter(ABC, Generic[StateT]):
         if not pieces:
             return 0
         features = [own for piece in pieces if (own := self._input(*piece)) is not None]
-        states_of_rows = self._model.fuse(joined(features).rows) if features else None
-        tips = self._model.run(segments, states_of_rows, self._grower.num_top)
+        states_of_rows = self.model.fuse(joined(features).rows) if features else None
+        tips = self.model.run(segments, states_of_rows, self._grower.num_top)
         whole = [state for state, _, end in pieces if end == self._num_committed(state)]
         for index, state in enumerate(whole):
             state.tip = Tip(tips, index)
@@ -252,7 +252,7 @@ class ModelDrafter(ABC, Generic[StateT]):
             if tree is not None and self._has_room(session, tree, most):
                 most = max(most, tree.slots)
                 if tree.start.num_behind:
-                    self._model.cache.append(state.rows, tree.start.num_behind)
+                    self.model.cache.append(state.rows, tree.start.num_behind)
                 wanted[index] = tree
         for index, draft in zip(wanted, self._grower.grow(list(wanted.values()), check), strict=True):
             drafts[index] = draft
@@ -264,9 +264,9 @@ class ModelDrafter(ABC, Generic[StateT]):
         most: slots of another one's tree, which must fit as well once the rows that this one is behind with lie there.
         """
         slots = max(most, tree.slots) + tree.start.num_behind
-        if slots <= self._model.cache.num_free:
+        if slots <= self.model.cache.num_free:
             return True
-        detail = f"{slots} slots for a tree, {self._model.cache.num_free} free in the drafter's pool"
+        detail = f"{slots} slots for a tree, {self.model.cache.num_free} free in the drafter's pool"
         self._served.give_up(session, verify_pb2.RELEASE_REASON_CAPACITY, detail)
         return False
 
@@ -286,7 +286,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def _runs_with_its_tree(self, state: StateT) -> bool:
         """Whether what a session is behind with is run in the call that grows its tree."""
-        return self._model.grower is not None and 0 < self._near_end(state) <= self._model.cache.max_len
+        return self.model.grower is not None and 0 < self._near_end(state) <= self.model.cache.max_len
 
     def _start(self, state: StateT | None) -> Start | None:
         if state is None or state.session not in self._served or (state.tip is None and not self._near_end(state)):

@@ -54,7 +54,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
             state.drafted, state.chances = [], []
 
     def _catch_up(self, states: Sequence[StagedState]) -> None:
-        left = min(MAX_ROWS_PER_CALL, self._model.max_batch_tokens)
+        left = min(MAX_ROWS_PER_CALL, self.model.max_batch_tokens)
         pieces: list[tuple[StagedState, int]] = []
         for state in states:
             end = self._num_runnable(state)
@@ -74,7 +74,7 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
 
     def _grow_to(self, state: StagedState, num_rows: int) -> bool:
         try:
-            self._model.cache.append(state.rows, num_rows - state.rows.num_rows)
+            self.model.cache.append(state.rows, num_rows - state.rows.num_rows)
         except NoRoom as error:
             self._served.give_up(state.session, verify_pb2.RELEASE_REASON_CAPACITY, str(error))
             return False
@@ -92,14 +92,14 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
             state.built[stage] = max(first, num_known)
             if first >= stop:
                 continue
-            slots = self._model.cache.slot_table[state.rows.table_row, first:stop].copy()
+            slots = self.model.cache.slot_table[state.rows.table_row, first:stop].copy()
             words = self._words(state, stage, first, stop)
             segments.append(Segment(state.rows.table_row, first, words, slots, num_logits=int(is_whole)))
             features.append(state.features.rows(first, stop).rows)
             if is_whole:
                 whole.append(state)
         if segments:
-            self._note_tips(whole, self._model.run(segments, self._model.fuse(torch.cat(features)), 1, stage))
+            self._note_tips(whole, self.model.run(segments, self.model.fuse(torch.cat(features)), 1, stage))
 
     def _words(self, state: StagedState, stage: int, first: int, stop: int) -> Ids:
         """Tokens of rows first..stop-1, as far as committed, and then as drafted by the stages before."""

@@ -147,7 +147,7 @@ class NgramTrie:
         return max(0, counted - self.branch_length + 1)
 
     def insert(self, root: int, tokens: Ids, counted: int = 0) -> None:
-        """Inserts all paths of `tokens` that reach past `counted`, growing as needed."""
+        """For tests: inserts all paths of `tokens` that reach past `counted`, growing as needed."""
         tokens, start = plain(tokens), self.first_start(counted)
         while start < len(tokens):
             start = self.insert_some(root, tokens, start, len(tokens), counted)

@@ -31,8 +31,8 @@ def numerics(folder: Path, **flags: Any) -> str:
             draft_max_total_tokens=128, max_sessions=1, **flags,
         )
     )  # fmt: skip
-    assert isinstance(drafter._model, LanguageModel)
-    return drafter._model._runner.numerics_id
+    assert isinstance(drafter.model, LanguageModel)
+    return drafter.model._runner.numerics_id
 
 
 def test_a_draft_model_goes_with_its_target_unless_told_otherwise(draft: Path) -> None:
@@ -60,8 +60,8 @@ def test_heads(method: str, tmp_path: Path) -> None:
                 draft_max_total_tokens=128, max_sessions=1,
             )
         )  # fmt: skip
-        assert isinstance(drafter._model, HeadModel)
-        head = drafter._model._runner.head
+        assert isinstance(drafter.model, HeadModel)
+        head = drafter.model._runner.head
         if name == method and isinstance(head._head, NativeLinear):
             assert head._head._data.dtype is torch.uint8
         logits[name] = head.logits(torch.randn((20, make.HIDDEN), generator=torch.Generator().manual_seed(1)))

@@ -120,8 +120,8 @@ def eagle3(sides: dict[str, Side]) -> Side:
 
 
 def assert_empty(drafter: HeadDrafter[Any]) -> None:
-    drafter._model.cache.check([])
-    assert drafter._model.cache.num_free == NUM_SLOTS
+    drafter.model.cache.check([])
+    assert drafter.model.cache.num_free == NUM_SLOTS
 
 
 @pytest.mark.parametrize("shape", [TreeShape(1, 1, 2), TreeShape(4, 1, 5), TreeShape(3, 2, 6), TREE])
@@ -167,7 +167,7 @@ def contents(drafter: HeadDrafter[Any], opened: Session) -> tuple[torch.Tensor, 
     """Keys and values of a session's rows, in order of position."""
     (found,) = [state.rows for state in drafter._served if state.session is opened]
     runner: HeadRunner = drafter._head._runner
-    slots = drafter._model.cache.slot_table[found.table_row, : found.num_rows].astype(np.int64)
+    slots = drafter.model.cache.slot_table[found.table_row, : found.num_rows].astype(np.int64)
     return runner.pool.k[:, slots], runner.pool.v[:, slots]
 
 
@@ -413,7 +413,7 @@ def test_pages_run_out_for_the_session_that_needs_them(any_side: Side) -> None:
     (given,) = drafter.take_given_up()
     assert given.reason == verify_pb2.RELEASE_REASON_CAPACITY
     drafter.close(game.sessions)
-    drafter._model.cache.check([])
+    drafter.model.cache.check([])
     assert small not in drafter._served
 
 

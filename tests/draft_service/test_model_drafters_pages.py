@@ -80,8 +80,8 @@ class Life:
 
     def __init__(self, drafter: ModelDrafter[Any]) -> None:
         self.drafter = drafter
-        self.width = drafter._model.feature_width if isinstance(drafter._model, HeadModel) else 0
-        self.vocab = drafter._model.num_read
+        self.width = drafter.model.feature_width if isinstance(drafter.model, HeadModel) else 0
+        self.vocab = drafter.model.num_read
         self.open: list[Session] = []
         self.rng = np.random.default_rng(0)
 
@@ -142,7 +142,7 @@ class Life:
             assert parent < 0 or draft.probabilities[node] <= draft.probabilities[parent] + 1e-6
 
     def check(self) -> None:
-        self.drafter._model.cache.check([state.rows for state in self.drafter._served])
+        self.drafter.model.cache.check([state.rows for state in self.drafter._served])
 
 
 @pytest.mark.parametrize("name", ["standalone", "eagle3", "multi-layer", "shipped"])
@@ -155,14 +155,14 @@ def test_any_life(name: str, script: list[Step], drafters: dict[str, ModelDrafte
     life.drafter.close(life.open)
     life.drafter.take_given_up()
     life.check()
-    assert life.drafter._model.cache.num_free == NUM_SLOTS
+    assert life.drafter.model.cache.num_free == NUM_SLOTS
 
 
 def test_a_tree_that_has_room_keeps_it_from_rows_that_another_session_is_behind_with(
     drafters: dict[str, ModelDrafter[Any]],
 ) -> None:
     drafter = drafters["shipped"]
-    if drafter._model.grower is None:
+    if drafter.model.grower is None:
         pytest.skip("no C kernels: what a session is behind with is run before")
     life = Life(drafter)
     wide, late, large = [
@@ -176,7 +176,7 @@ def test_a_tree_that_has_room_keeps_it_from_rows_that_another_session_is_behind_
         drafter.add_features([(opened, rows(0, torch.zeros(size, life.width)))])
     life.extend(wide, 0)
     life.extend(late, 4)
-    assert drafter._model.cache.num_free == 18  # a tree of `wide` takes 16, what is behind 1 and 5
+    assert drafter.model.cache.num_free == 18  # a tree of `wide` takes 16, what is behind 1 and 5
     tree, none = drafter.draft([DraftRequest(wide, 6), DraftRequest(late, 6)])
     assert (len(tree), len(none)) == (6, 0)
     assert [given.session for given in drafter.take_given_up()] == [late]

@@ -68,7 +68,7 @@ def make(
 
 
 def assert_empty(drafter: StandaloneDrafter) -> None:
-    cache = drafter._model.cache
+    cache = drafter.model.cache
     cache.check([])
     assert cache.num_free == NUM_SLOTS
 
@@ -278,7 +278,7 @@ def test_without_room_a_session_is_given_up_and_the_others_go_on(folder: Path, t
     (given,) = drafter.take_given_up()
     assert given.reason == verify_pb2.RELEASE_REASON_CAPACITY
     drafter.close([small, large, other])
-    drafter._model.cache.check([])
+    drafter.model.cache.check([])
 
 
 def test_the_slot_table_is_a_limit_too(folder: Path) -> None:
@@ -403,7 +403,7 @@ def test_early_drafts_stop_where_there_is_no_room(folder: Path, target: Target) 
     assert 0 < len(found) < 16
     assert drafter.take_given_up() == []
     drafter.close([opened])
-    drafter._model.cache.check([])
+    drafter.model.cache.check([])
     crowded = make(folder, table_rows=1)
     game = Game(crowded, target)
     (opened,) = game.open(PROMPTS[0])
@@ -438,7 +438,7 @@ async def test_a_proposal_that_nobody_waits_for_ends_before_the_next_step(
 ) -> None:
     drafter = make(folder)
     reached, left = asyncio.Event(), threading.Event()
-    loop, run = asyncio.get_running_loop(), drafter._model.run
+    loop, run = asyncio.get_running_loop(), drafter.model.run
     calls: list[int] = []
 
     def held(*arguments: Any) -> Any:
@@ -448,7 +448,7 @@ async def test_a_proposal_that_nobody_waits_for_ends_before_the_next_step(
             left.wait()
         return run(*arguments)
 
-    monkeypatch.setattr(drafter._model, "run", held)
+    monkeypatch.setattr(drafter.model, "run", held)
     wishes = Wishes(num_steps=20, topk=1, num_draft_tokens=21)
     asked = asyncio.create_task(drafter.propose(TextRequest(np.array(PROMPTS[2], np.int32), wishes=wishes)))
     await reached.wait()
@@ -528,9 +528,9 @@ def test_a_verdict_ends_drafting_ahead_between_two_steps(folder: Path, target: T
     (opened,) = Game(drafter, target).open(PROMPTS[0])
     (draft,) = drafter.draft([DraftRequest(opened, 5)])
     verifying = InVerification(opened, draft.tree, draft.probabilities)
-    rows = drafter._model.cache.num_free
+    rows = drafter.model.cache.num_free
     steps: list[int] = []
-    model: Any = drafter._model
+    model: Any = drafter.model
     run = model.run
 
     def counted(segments: Any, *more: Any) -> Tips:
@@ -550,5 +550,5 @@ def test_a_verdict_ends_drafting_ahead_between_two_steps(folder: Path, target: T
     for count in range(most):
         assert verdict_after(count, left=True) == []
         assert len(steps) == count  # nothing was run after it
-        assert drafter._model.cache.num_free == rows
+        assert drafter.model.cache.num_free == rows
     assert drafter.draft([DraftRequest(opened, 5)])[0].tokens.tolist() == draft.tokens.tolist()

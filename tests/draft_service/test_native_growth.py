@@ -38,8 +38,8 @@ def model(request: pytest.FixtureRequest) -> HeadModel:
     """A head that comes with Outrider."""
     args = DraftArgs(speculative_algorithm=request.param, max_sessions=8, draft_max_total_tokens=4096, threads=2)
     drafter = cast("EagleDrafter", make_drafter(args))
-    assert isinstance(drafter._model, HeadModel)
-    return drafter._model
+    assert isinstance(drafter.model, HeadModel)
+    return drafter.model
 
 
 def texts(model: HeadModel) -> list[tuple[Ids, torch.Tensor]]:
