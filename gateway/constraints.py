@@ -10,7 +10,7 @@ from gateway.json_schema import check_depth
 from gateway.reasoning import ReasoningFormat
 from gateway.sayable import sayable
 from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
-from gateway.shown import shown
+from gateway.shown import missing, shown
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE
@@ -31,11 +31,10 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
             field="response_format.type", code="invalid_value",
         )  # fmt: skip
     asked = given.json_schema
-    if asked is None or asked.schema is None:
-        raise InvalidArgument(
-            "response_format.json_schema needs an object 'schema'.",
-            field="response_format.json_schema", code="missing_required_parameter",
-        )  # fmt: skip
+    if asked is None:
+        raise missing("response_format.json_schema")
+    if asked.schema is None:
+        return common_pb2.Grammar(json_object=True)
     check_depth(asked.schema, "response_format.json_schema.schema")
     return of_schema(sayable(asked.schema, strict=bool(asked.strict)))
 

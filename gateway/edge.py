@@ -21,6 +21,7 @@ from gateway.callers import Caller, Callers
 from gateway.errors import HttpError, failure
 from gateway.exchange import ClientGone, SlowReader
 from gateway.metrics import Metrics
+from gateway.shown import shown
 from outrider.errors import OutriderError, Unavailable
 from outrider.telemetry import Throttle, get_logger
 from outrider.tracing import TRACEPARENT, Tracing, set_call_metadata
@@ -122,7 +123,7 @@ class Edge:
             if exchange.status is not None:
                 state["finish_reason"] = "error"
                 raise  # half an answer is sent: the connection is closed
-            await _send_failure(as_outrider_error(error), send_named)
+            await _send_failure(self._as_ours(error, scope["path"]), send_named)
         finally:
             self._metrics.in_flight.dec()
             self._count(scope, exchange)
@@ -133,6 +134,21 @@ class Edge:
             say = log.debug if quiet else log.info
             say("http", status=exchange.status, ms=exchange.elapsed_ms, method=scope["method"], path=scope["path"],
                 caller=exchange.caller.name if exchange.caller else None)  # fmt: skip
+
+    def _as_ours(self, error: Exception, path: str) -> Exception:
+        """The router's errors (no such path, wrong method) as ours."""
+        if not isinstance(error, HTTPException):
+            return error
+        under_v1 = f"/v1{path}"
+        hint = (
+            f" There is {under_v1}."
+            if under_v1 in self._routes.values()
+            else " /openapi.json has those that there are."
+        )
+        message = {
+            404: f"There is no path {shown(path)}.{hint}", 405: f"{shown(path)} does not take this method.",
+        }.get(error.status_code, "The request cannot be served.")  # fmt: skip
+        return HttpError(error.status_code, message, headers=tuple((error.headers or {}).items()))
 
     def _begin_span(self, scope: Scope, headers: Headers, request_id: str) -> Span | None:
         """Names the exchange to the calls made for it, and begins its span if it may be traced."""
@@ -160,15 +176,6 @@ def _request_id(headers: Headers) -> str:
     """The caller's own x-request-id where it is a plain word, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def as_outrider_error(error: Exception) -> Exception:
-    """The router's errors (no such path, wrong method) as ours."""
-    if not isinstance(error, HTTPException):
-        return error
-    message = {404: "There is no such path.", 405: "This path does not take this method."}.get(error.status_code)
-    headers = tuple((error.headers or {}).items())
-    return HttpError(error.status_code, message or "The request cannot be served.", headers=headers)
 
 
 async def _send_failure(error: Exception, send: Send) -> None:

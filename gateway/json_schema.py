@@ -14,6 +14,11 @@ _BY_NAME = frozenset(  # the keys of these are the user's
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 )
 
+_TELLS_OF_OTHERS = frozenset((
+    "additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties", "allOf",
+    "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies", "$ref", "$dynamicRef",
+))  # fmt: skip
+
 
 def check_depth(schema: Mapping[str, Any] | None, field: str) -> None:
     """InvalidArgument for a schema that is nested too deeply. Its size is verify's to check, with the grammar's."""
@@ -42,6 +47,49 @@ def with_inner(schema: Mapping[str, Any], make: Callable[[Any], Any]) -> dict[st
         else:
             made[key] = make(value)
     return made
+
+
+# ---- Objects that say nothing of other properties
+
+
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema, whose objects have no properties but those that they name, where they name some.
+
+    One that says itself what others there are stays open, and so does one that several schemas describe together. vLLM's
+    and SGLang's grammars do likewise.
+    """
+    made: dict[str, Any] = _closed(schema)
+    for key in ("$defs", "definitions"):
+        if isinstance(inner := made.get(key), Mapping) and not _joins(schema):
+            made[key] = {name: _closed(item) for name, item in inner.items()}
+    return made
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, Mapping):
+        return schema
+    made = dict(schema)
+    if isinstance(items := schema.get("items"), Mapping):
+        made["items"] = _closed(items)
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, Mapping):
+        if isinstance(either := schema.get("anyOf"), list):
+            made["anyOf"] = [_closed(item) for item in either]
+        return made
+    made["properties"] = {name: _closed(item) for name, item in properties.items()}
+    names_all = isinstance(required, list) and all(name in properties for name in required)
+    if names_all and not schema.keys() & _TELLS_OF_OTHERS:
+        made["additionalProperties"] = False
+    return made
+
+
+def _joins(schema: Any) -> bool:
+    """Whether anything in it is described by what it refers to and by more."""
+    if isinstance(schema, list):
+        return any(map(_joins, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    return "allOf" in schema or ("$ref" in schema and "properties" in schema) or any(map(_joins, schema.values()))
 
 
 # ---- References

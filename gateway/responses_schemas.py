@@ -57,7 +57,7 @@ class ResponsesNamedTool(Struct, kw_only=True):
     name: FunctionName
 
 
-class ResponsesToolChoice(Struct, kw_only=True):
+class ResponsesToolChoice(Struct, kw_only=True, omit_defaults=True):
     """`tool_choice` as an object: one function, or those that are allowed."""
 
     type: Literal["function", "allowed_tools"]
@@ -66,7 +66,7 @@ class ResponsesToolChoice(Struct, kw_only=True):
     tools: Annotated[list[ResponsesNamedTool], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
 
 
-class TextFormat(Struct, kw_only=True):
+class TextFormat(Struct, kw_only=True, omit_defaults=True):
     """What the text must match."""
 
     type: str
@@ -234,6 +234,7 @@ class ResponseObject(Struct, kw_only=True):
     usage: ResponsesUsage | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
+    max_tool_calls: int | None = None  # of tools that the server runs, of which there are none
     metadata: dict[str, str] = {}
     parallel_tool_calls: bool = True
     previous_response_id: None = None

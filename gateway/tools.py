@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gateway.json_schema import check_depth, moved
+from gateway.json_schema import check_depth, closed, moved
 from gateway.sayable import sayable
 from gateway.shown import missing, shown
 from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
@@ -120,8 +120,12 @@ def call_schema(tool: Tool) -> dict[str, Any]:
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """A tool's schema, of an object though it may not say so: as much as can be of it, or all where it is strict."""
-    return {"type": "object", **sayable(tool.function.parameters or {}, strict=bool(tool.function.strict))}
+    """A tool's schema, of an object though it may not say so: as much as can be of it, or all where it is strict.
+
+    One that is not strict is closed: a small model would go on inventing arguments. One without parameters has none.
+    """
+    given = {"type": "object", **(tool.function.parameters or {"properties": {}, "additionalProperties": False})}
+    return sayable(given, strict=True) if tool.function.strict else sayable(closed(given), strict=False)
 
 
 def embedded(tool: Tool) -> dict[str, Any]:

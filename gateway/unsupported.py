@@ -39,7 +39,6 @@ _REFUSED: dict[type, dict[str, Callable[[Any], object]]] = {
         "conversation": lambda request: request.conversation is not None,
         "prompt": lambda request: request.prompt is not None,
         "truncation": lambda request: request.truncation == "auto",
-        "max_tool_calls": lambda request: request.max_tool_calls is not None,
         "n": lambda request: request.n not in (None, 1),
     },
 }

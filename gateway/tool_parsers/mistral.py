@@ -34,11 +34,11 @@ class MistralCalls:
         after = rest.lstrip()
         if found and after:
             self._inner = TaggedCalls(_LIST if after[0] == "[" else _HEADED, self._names)
-            made += self._inner.push(BEGIN + rest)
+            made += self._inner.push(self._held)
         return made
 
     def finish(self) -> Iterable[Part]:
         """What was held back."""
         if self._inner is not None:
             return self._inner.finish()
-        return [Content(self._held)] if self._held.strip() else []
+        return [Content(self._held)] if self._held else []

@@ -72,10 +72,11 @@ class TaggedCalls:
                 yield from made
 
     def finish(self) -> Iterator[Part]:
-        """What was held back and never became a call, but for a mark that was cut after one."""
+        """What was held back and never became a call, but for white space and a mark that was cut after one."""
         held = self._raw + self._held
-        is_cut_mark = self._between and self._state == "gap" and begins_mark(self._held, self._form.markers)
-        if held.strip() and not is_cut_mark and not self._form.only_calls:
+        is_cut_mark = self._state == "gap" and begins_mark(self._held, self._form.markers)
+        is_the_formats = self._between and (is_cut_mark or not held.strip())
+        if held and not is_the_formats and not self._form.only_calls:
             yield Content(held)
         self._held = self._raw = ""
 
@@ -95,11 +96,11 @@ class TaggedCalls:
             self._state = "plain"
         return text
 
-    def _open(self, mark: str) -> None:
-        self._state, self._expecting, self._raw = "gap", True, mark
+    def _open(self, raw: str) -> None:
+        self._state, self._expecting, self._raw = "gap", True, raw
 
     def _text(self, text: str) -> tuple[list[Part], str]:
-        """Content up to the mark. White space is kept back: before a call it is the format's."""
+        """Content up to the mark. White space is kept back: before a call it is the format's, and else text."""
         begin = self._form.begin
         if begin is None:
             return [Content(text)], ""
@@ -107,7 +108,7 @@ class TaggedCalls:
         kept = content.rstrip()
         made: list[Part] = [Content(kept)] if kept else []
         if found:
-            self._open(begin)
+            self._open(content[len(kept) :] + begin)
             return made, rest
         self._held = content[len(kept) :] + rest
         return made, ""
@@ -149,7 +150,7 @@ class TaggedCalls:
             if mark is None:
                 return text, False
             if mark == self._form.begin:
-                self._expecting, self._raw = True, ""
+                self._expecting = True
             self._pass(mark)
             text = text[len(mark) :]
 

@@ -40,13 +40,14 @@ class XmlCalls:
             if not self._inside:
                 content, found, text = split_at(text, BEGIN)
                 kept = content.rstrip()
+                space = content[len(kept) :]
                 if kept:
                     self._between = False
                     yield Content(kept)
                 if not found:
-                    self._held = content[len(kept) :] + text
+                    self._held = space + text
                     return
-                self._inside, self._raw = True, BEGIN
+                self._inside, self._raw = True, ("" if self._between else space) + BEGIN
                 continue
             stripped = text.lstrip()
             self._pass(text[: len(text) - len(stripped)])
@@ -58,10 +59,10 @@ class XmlCalls:
             text = rest
 
     def finish(self) -> Iterator[Part]:
-        """A call that was cut stays as it is; text that was held comes out, but for a mark that was cut after one."""
+        """A call that was cut stays as it is; text that was held comes out, but for what is the format's after one."""
         held = self._raw + self._held
-        is_cut_mark = self._between and begins_mark(self._held, (BEGIN, *_MARKS))
-        if self._name is None and held.strip() and not is_cut_mark:
+        is_the_formats = self._between and (not held.strip() or begins_mark(self._held, (BEGIN, *_MARKS)))
+        if self._name is None and held and not is_the_formats:
             yield Content(held)
         self._name, self._raw, self._held = None, "", ""
 

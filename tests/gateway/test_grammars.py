@@ -249,7 +249,8 @@ def test_arguments_are_objects(grammars: Grammars, parameters: dict[str, Any] | 
         assert plan is not None
         free = common_pb2.Grammar(ebnf=hermes.strict(plan.parameters()))
         grammar = of_schema(plan.forced_schema()) if plan.forced else free
-        assert grammars.takes(grammar, f'{before}{{"city": "Rome"')
+        assert grammars.takes(grammar, f'{before}{{"city": "Rome"') is bool(parameters)
+        assert grammars.takes(grammar, before + "{}") or parameters
         for text in ('"Paris, France"', "[", "5", "null"):
             assert not grammars.takes(grammar, before + text)
 

@@ -384,13 +384,21 @@ def test_keys(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
         ("POST", "/health", 405, "GET, HEAD"),
         ("POST", "/v1/embeddings", 404, None),
         ("GET", "/v1/chat/completions/", 404, None),
+        ("POST", "/embeddings", 404, None),
     ],
 )
 def test_wrong_method_or_path(http: httpx.Client, method: str, path: str, status: int, allow: str | None) -> None:
     reply = http.request(method, path)
     check_error(reply, status)
+    assert json.dumps(path) in reply.json()["error"]["message"]
     if allow is not None:
         assert set(reply.headers["allow"].split(", ")) == set(allow.split(", "))
+
+
+def test_a_base_url_without_v1_is_told_of_it(http: httpx.Client) -> None:
+    reply = http.post("/chat/completions", json={})
+    check_error(reply, 404)
+    assert "There is /v1/chat/completions." in reply.json()["error"]["message"]
 
 
 # ---- Bytes on the wire

@@ -208,6 +208,13 @@ def test_a_choice_among_no_tools(gateway: RunningGateway, fields: dict[str, Any]
     assert (reply.json()["tools"], reply.json()["tool_choice"]) == ([], choice or "auto")
 
 
+def test_settings_come_back_as_they_were_given(gateway: RunningGateway) -> None:
+    form, choice = {"type": "text"}, {"type": "function", "name": WEATHER["name"]}
+    given: dict[str, Any] = {"text": {"format": form}, "max_tool_calls": 3, "tools": [WEATHER], "tool_choice": choice}
+    reply = httpx.post(f"{gateway.url}/v1/responses", json={"input": "Hi!", **given}).json()
+    assert (reply["text"]["format"], reply["max_tool_calls"], reply["tool_choice"]) == (form, 3, choice)
+
+
 def test_logprobs(client: openai.OpenAI) -> None:
     made: Any = client.responses.create(
         model="small", input="Hi!", include=["message.output_text.logprobs"], top_logprobs=1

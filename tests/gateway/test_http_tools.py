@@ -213,7 +213,26 @@ def test_only_strict_tools_are_held_to_all_of_their_schema(
     held = json.loads(gateway.verify[0].requests[-1].sampling.grammar.json_schema)
     tags: Any = {"type": "array", "items": {"type": "string"}}
     properties = LOOSE["properties"] if strict else {"tags": tags, "format": {"type": "string"}}
-    assert held == {"type": "object", "properties": properties}
+    closed = {} if strict else {"additionalProperties": False}
+    assert held == {"type": "object", "properties": properties, **closed}
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_function_without_parameters_gets_none(
+    client: openai.OpenAI,
+    gateway: RunningGateway,
+    tokenizer: Tokenizer,
+    parameters: dict[str, Any] | None,
+    strict: bool,
+) -> None:
+    say(gateway, tokenizer, "{}")
+    function: dict[str, Any] = {"name": "now", "parameters": parameters, "strict": strict and not parameters}
+    choice: Any = {"type": "function", "function": {"name": "now"}}
+    tools: Any = [{"type": "function", "function": function}]
+    client.chat.completions.create(model="small", messages=USER, tools=tools, tool_choice=choice)
+    held = json.loads(gateway.verify[0].requests[-1].sampling.grammar.json_schema)
+    assert held == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def test_a_named_call(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:
@@ -224,7 +243,7 @@ def test_a_named_call(client: openai.OpenAI, gateway: RunningGateway, tokenizer:
     assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Rome"}')
     assert (made.choices[0].message.content, made.choices[0].finish_reason) == (None, "stop")
     grammar = gateway.verify[0].requests[-1].sampling.grammar
-    assert json.loads(grammar.json_schema) == WEATHER["function"]["parameters"]
+    assert json.loads(grammar.json_schema) == {**WEATHER["function"]["parameters"], "additionalProperties": False}
 
 
 @pytest.mark.parametrize("parallel", [True, False])
@@ -237,7 +256,7 @@ def test_a_required_call(client: openai.OpenAI, gateway: RunningGateway, tokeniz
     assert (call.function.name, made.choices[0].finish_reason) == ("now", "tool_calls")
     schema = json.loads(gateway.verify[0].requests[-1].sampling.grammar.json_schema)
     assert (schema["minItems"], schema["maxItems"] == 1) == (1, not parallel)
-    assert schema["$defs"]["weather"] == WEATHER["function"]["parameters"]
+    assert schema["$defs"]["weather"] == {**WEATHER["function"]["parameters"], "additionalProperties": False}
 
 
 def test_allowed_and_no_tools(client: openai.OpenAI, gateway: RunningGateway, tokenizer: Tokenizer) -> None:

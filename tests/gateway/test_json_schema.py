@@ -1,4 +1,4 @@
-"""Schemas as documents: what references within them point to."""
+"""Schemas as documents: what references within them point to, and which properties their objects may have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.json_schema import MAX_DEPTH, pointed_at
+from gateway.json_schema import MAX_DEPTH, closed, pointed_at
 
 DOCUMENT: dict[str, Any] = {"$defs": {"a/b~c %": 1, "list": [2]}, "type": "object"}
 
@@ -28,3 +28,49 @@ def test_no_reference_goes_deeper_than_schemas_do() -> None:
     document["a"] = document
     assert pointed_at(document, "#" + "/a" * MAX_DEPTH) is document
     assert pointed_at(document, "#" + "/a" * (MAX_DEPTH + 1)) is None
+
+
+TEXT = {"type": "string"}
+NO_OTHERS = {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"properties": {"a": TEXT}}, {"properties": {"a": TEXT}, **NO_OTHERS}),
+        ({"properties": {}}, {"properties": {}, **NO_OTHERS}),
+        (
+            {"properties": {"a": {"properties": {"b": TEXT}}, "c": {"items": {"properties": {}}}}},
+            {"properties": {"a": {"properties": {"b": TEXT}, **NO_OTHERS},
+                            "c": {"items": {"properties": {}, **NO_OTHERS}}}, **NO_OTHERS},
+        ),
+        (
+            {"properties": {"a": {"anyOf": [{"properties": {}}, {"type": "null"}]}}},
+            {"properties": {"a": {"anyOf": [{"properties": {}, **NO_OTHERS}, {"type": "null"}]}}, **NO_OTHERS},
+        ),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"properties": {"b": TEXT}}}},
+            {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"properties": {"b": TEXT}, **NO_OTHERS}},
+             **NO_OTHERS},
+        ),
+    ],
+)  # fmt: skip
+def test_objects_that_are_silent_on_others_have_none(given: dict[str, Any], found: dict[str, Any]) -> None:
+    assert closed(given) == found
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"properties": {"a": TEXT}, "additionalProperties": True},
+        {"properties": {"a": TEXT}, "patternProperties": {"^x": TEXT}},
+        {"properties": {"a": TEXT}, "required": ["b"]},
+        {"properties": {"a": TEXT}, "minProperties": 2},
+        {"properties": {"a": TEXT}, "anyOf": [{"properties": {"b": TEXT}}, {"properties": {"c": TEXT}}]},
+        {"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"b": TEXT}}], "$defs": {"A": {"properties": {"a": TEXT}}}},
+        {"enum": [{"properties": {}}]},
+    ],
+)
+def test_others_stay_open(schema: dict[str, Any]) -> None:
+    assert closed(schema) == schema

@@ -71,7 +71,6 @@ REFUSED = frozenset(
         "conversation",
         "prompt_template",
         "truncation",
-        "max_tool_calls",
         "include",
         "model",
         "regex",

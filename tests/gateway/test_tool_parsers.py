@@ -250,6 +250,28 @@ def test_half_a_mark_after_text_is_text(name: str) -> None:
     assert (content.strip(), calls) == ("so <tool_", [("now", "{}")])
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(
+            (name, text)
+            for name in ("hermes", "qwen3_coder", "mistral", "llama3_json")
+            for text in ("so\n", " \n", "a\n\n  b \t")
+        ),
+        ("hermes", "so:\n\n<tool_call>\nhello\n</tool_call>\n"),
+        ("hermes", 'so: <tool_call>\n <tool_call>{"name": "nope"} '),
+        ("hermes", 'so:\n<tool_call>{"na'),
+        ("qwen3_coder", "so:\n\n<tool_call>\nhello\n</tool_call>\n"),
+        ("qwen3_coder", "so:\n\n<tool_call>\n<function=nope>\n "),
+        ("mistral", 'so:\n\n[TOOL_CALLS] [{"name": "nope"}] '),
+        ("mistral", "so:\n[TOOL_CALLS] "),
+    ],
+)
+@pytest.mark.parametrize("cuts", [[], EVERYWHERE])
+def test_where_no_call_is_all_is_text_as_it_came(name: str, text: str, cuts: list[int]) -> None:
+    assert parse(form_of(name), text, cuts) == (text, [])
+
+
 NO_CALL = '<tool_call>\n{"name": "nope", "arguments": {}}\n'
 AFTER_NO_CALL = {
     "hermes, not offered": (
