@@ -55,7 +55,7 @@ def with_inner(schema: Mapping[str, Any], make: Callable[[Any], Any]) -> dict[st
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema, whose objects have no properties but those that they name, where they name some.
 
-    One that says itself what others there are stays open, and so does one that several schemas describe together. vLLM's
+    One that says itself what others there are stays open, and so does one that several schemas describe. vLLM's
     and SGLang's grammars do likewise.
     """
     made: dict[str, Any] = _closed(schema)
