@@ -14,9 +14,9 @@ WIRE_DTYPES = {
 TORCH_DTYPES = {number: dtype for dtype, number in WIRE_DTYPES.items()}
 
 
-def wire_kind(name: str) -> common_pb2.FeatureKind:
-    """Of a FeatureSpec's kind. ValueError for another."""
-    return common_pb2.FeatureKind.Value(f"FEATURE_KIND_{name.upper()}")
+def wire_kind(name: str) -> str:
+    """The wire's name of a FeatureSpec's kind."""
+    return f"FEATURE_KIND_{name.upper()}"
 
 
 def kind_name(number: common_pb2.FeatureKind) -> str:

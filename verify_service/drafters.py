@@ -98,7 +98,7 @@ class Drafter:
                 session=session,
                 generation=generation,
                 proposal_id=proposal_id,
-                reason=verify_pb2.RejectReason.Value(f"REJECT_REASON_{why.name}"),
+                reason=f"REJECT_REASON_{why.name}",
                 detail=detail[:256],
             )
         )
