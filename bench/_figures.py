@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench._load import Run
+from bench._stream import Answer
 
 SCHEMA = "outrider.bench.serve/1"
 
@@ -63,8 +64,7 @@ def figures(run: Run, *, server_accept_length: float | None = None) -> Figures:
     prompt_tokens = sum(answer.prompt_tokens for answer in answers)
     completion_tokens = sum(answer.completion_tokens for answer in answers)
     decode_s = sum(answer.decode_s for answer in decoding)
-    told = [answer for answer in decoding if answer.verify_steps]
-    steps = sum(answer.verify_steps or 0 for answer in told)
+    accept_length = accept_length_of(decoding)
     if any(answer.verify_steps is not None for answer in answers):
         server_accept_length = None  # it counts other loads too
     return Figures(
@@ -84,10 +84,14 @@ def figures(run: Run, *, server_accept_length: float | None = None) -> Figures:
         ),
         decode_tokens_per_s_p50=median([(answer.completion_tokens - 1) / answer.decode_s for answer in decoding]),
         total_tokens_per_s=round(completion_tokens / run.duration_s, 2),
-        accept_length=(
-            round(sum(answer.completion_tokens - 1 for answer in told) / steps, 3) if steps else server_accept_length
-        ),
+        accept_length=server_accept_length if accept_length is None else round(accept_length, 3),
     )
+
+
+def accept_length_of(answers: Iterable[Answer]) -> float | None:
+    """Tokens of a verify step, by the answers that tell their steps; None where none does."""
+    told = [(answer.completion_tokens - 1, answer.verify_steps) for answer in answers if answer.verify_steps]
+    return sum(tokens for tokens, _ in told) / sum(steps for _, steps in told) if told else None
 
 
 def median(values: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""Kinds of values on a benchmark's command line."""
+"""A benchmark's command line: its parser, and kinds of values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from typing import Any
 from outrider.flags import is_text
 
 SERVE_EPILOG = "Other flags go to `outrider serve`."
+
+
+def parser_of(name: str, doc: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
+    """Of `outrider bench NAME`, described by the first line of its module's docstring."""
+    return argparse.ArgumentParser(
+        prog=f"outrider bench {name}", description=(doc or "").partition("\n")[0], epilog=epilog
+    )
 
 
 def _whole(text: str) -> int:

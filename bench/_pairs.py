@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from bench._load import first_cause
 from bench._process import enlisted, process
@@ -50,7 +50,7 @@ def fixed(num_steps: int, topk: int, num_draft_tokens: int) -> Way:
 
 
 @dataclass
-class Measured:
+class WayFigures:
     """What one way gave at one batch size, turn by turn."""
 
     tokens_per_s: list[float] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Load:
+class TurnLoad:
     """What is asked in each turn."""
 
     batches: Sequence[int]
@@ -75,10 +75,10 @@ def prompts(folder: Path) -> list[bytes]:
 
 
 async def measure(
-    stub: verify_pb2_grpc.VerifyServiceAsyncStub, asked: Sequence[bytes], ways: Sequence[Way], load: Load
-) -> dict[int, dict[str, Measured]]:
+    stub: verify_pb2_grpc.VerifyServiceAsyncStub, asked: Sequence[bytes], ways: Sequence[Way], load: TurnLoad
+) -> dict[int, dict[str, WayFigures]]:
     """By batch size and way's name. Prompts go round, the same for all ways of a turn."""
-    found = {batch: {way.name: Measured() for way in ways} for batch in load.batches}
+    found = {batch: {way.name: WayFigures() for way in ways} for batch in load.batches}
     deck = cycle(asked)
     for turn in range(load.turns):
         for batch in load.batches:
@@ -95,7 +95,7 @@ async def measure(
     return found
 
 
-def _line(measured: dict[str, Measured]) -> str:
+def _line(measured: dict[str, WayFigures]) -> str:
     return ", ".join(f"{name} {one.tokens_per_s[-1]:.1f}" for name, one in measured.items())
 
 
@@ -135,16 +135,17 @@ async def _stream(
 
 
 async def compare(
-    verify: Sequence[str], draft: Sequence[str], address: str, asked: Sequence[bytes], ways: Sequence[Way], load: Load
-) -> dict[str, Any]:
+    verify: Sequence[str], draft: Sequence[str], address: str, asked: Sequence[bytes], ways: Sequence[Way],
+    load: TurnLoad,
+) -> dict[str, Any]:  # fmt: skip
     """Starts a verify service at `address` and a draft service, by their words, and sums up what the ways gave."""
     async with process(*verify), process(*draft), rpc.create_channel(address) as channel:
-        stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
+        stub: verify_pb2_grpc.VerifyServiceAsyncStub = verify_pb2_grpc.VerifyServiceStub(channel)
         await enlisted(stub)
         return summary(await measure(stub, asked, ways, load), PLAIN.name)
 
 
-def summary(found: dict[int, dict[str, Measured]], beside: str) -> dict[str, Any]:
+def summary(found: dict[int, dict[str, WayFigures]], beside: str) -> dict[str, Any]:
     """Medians, and ratios to the way `beside` taken within each turn."""
     result: dict[str, Any] = {"load_average": load_average(), "batches": {}}
     for batch, ways in found.items():

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable
 
+from bench._main import told_to_end
 from draft_service.worker import Worker
 from outrider import rpc
 from outrider.args import VerifyArgs
@@ -19,8 +19,9 @@ from outrider.slices import let_grpc_in_first
 from outrider.steady import keep_steady
 from outrider.telemetry import announce
 from outrider.v1 import verify_pb2_grpc
-from verify_service.app import Engine, build_servicer, build_step_loop
+from verify_service.app import build_servicer, build_step_loop
 from verify_service.commands import Inbox, Stop
+from verify_service.loading import Engine
 from verify_service.service import VerifyServicer
 from verify_service.step_loop import StepLoop
 
@@ -28,13 +29,6 @@ _DRAIN_S = 5.0
 _STOP_S = 1.0
 
 Wrap = Callable[[VerifyServicer], verify_pb2_grpc.VerifyServiceServicer]
-
-
-def told_to_end() -> asyncio.Event:
-    """Set by SIGTERM."""
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    return told
 
 
 async def serve_engine(

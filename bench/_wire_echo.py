@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ import grpc
 import grpc.aio
 import uvloop
 
+from bench._main import told_to_end
 from outrider import rpc  # noqa: F401  settings of gRPC that hold for the process
 from outrider.placement import keep_to, tasks
 from outrider.supervisor import die_with_parent
@@ -40,15 +40,14 @@ async def _echo(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[b
 
 
 async def _serve(address: str) -> int:
-    stopping = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    told = told_to_end()
     server = grpc.aio.server(options=list(_OPTIONS))
     handler = grpc.stream_stream_rpc_method_handler(_echo)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("outrider.bench.Echo", {"Echo": handler})])
     server.add_insecure_port(address)
     await server.start()
     announce("ready")
-    await stopping.wait()
+    await told.wait()
     await server.stop(None)
     return 0
 

@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from bench._process import enlisted, process
 from bench._wire_script import PROMPT_LEN, Script, Setting
@@ -69,7 +69,7 @@ async def play(setting: Setting, folder: Path) -> Played:
         process("bench._wire_draft", address, str(reports[1]), setting.to_json()),
         rpc.create_channel(address) as channel,
     ):
-        stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
+        stub: verify_pb2_grpc.VerifyServiceAsyncStub = verify_pb2_grpc.VerifyServiceStub(channel)
         await enlisted(stub)
         calls = ReplicaCalls(channel)
         streams = await asyncio.gather(*(_stream(calls, setting, 1 + i) for i in range(setting.batch)))

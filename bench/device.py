@@ -27,7 +27,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from bench._flags import above_zero, counts, output_file, positive
+from bench._flags import above_zero, counts, output_file, parser_of, positive
 from bench._main import as_command
 from bench._output import write_json
 from draft_service.drafters.growing import grow, slots_needed
@@ -40,8 +40,8 @@ from kernels.sampling_torch import RowFilters
 from kernels.transfer import Readback, to_device
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, VerifyArgs
 from outrider.wishes import most_nodes
-from verify_service.app import load_engine
 from verify_service.device_sampler import kernels_for
+from verify_service.loading import load_engine
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -93,7 +93,7 @@ class Bench:
         )  # fmt: skip
         self.args, self.device = args, pick_device(args.device)
         self._kernels = kernels_for(self.device)
-        self.model = cast("HeadModel", make_drafter(draft)._model)
+        self.model = cast("HeadModel", make_drafter(draft).model)
         self.runner = load_engine(verify).runner
         self._sequence = self.model.cache.open()
         accepted = max(1, round(args.accept_length))
@@ -248,7 +248,7 @@ def _report(figures: dict[str, Any]) -> str:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="outrider bench device", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("device", __doc__)
     add = parser.add_argument
     add("--model-path", type=Path, help="folder of the target; default: Llama-3.1-8B's shapes")
     add("--head", type=Path, help="folder of an EAGLE or EAGLE-3 head for it; default: EAGLE-3's shapes for that")

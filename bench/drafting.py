@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench._flags import counts, output_file, positive, shapes
+from bench._flags import counts, output_file, parser_of, positive, shapes
 from bench._main import as_command
 from bench._output import write_json
 from draft_service.drafters.base import DraftRequest
@@ -101,7 +101,7 @@ class Clock:
 
     def __init__(self, drafter: ModelDrafter[Any]) -> None:
         self.seconds = 0.0
-        model = drafter._model
+        model = drafter.model
         model.run = self._timed(model.run)
         if model.grower is not None:
             model.grower.run = self._timed(model.grower.run)
@@ -166,7 +166,7 @@ def feature_rows(drafter: ModelDrafter[Any], first_pos: int, count: int) -> comm
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to."""
-    parser = argparse.ArgumentParser(prog="outrider bench drafting", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("drafting", __doc__)
     parser.add_argument("--model", default=None, help="folder or hub id of the target; default: the embedded model")
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS), help="which; default: %(default)s")
     parser.add_argument(

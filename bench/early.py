@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass
 
-from bench._flags import SERVE_EPILOG, output_file, positive
+from bench._flags import SERVE_EPILOG, output_file, parser_of, positive
 from bench._main import as_command
 from bench._metered import metered
 from bench._output import write_json
@@ -35,9 +35,7 @@ class Found:
 
 def main(argv: list[str] | None = None) -> int:
     """Measures and prints a table."""
-    parser = argparse.ArgumentParser(
-        prog="outrider bench early", description=(__doc__ or "").partition("\n")[0], epilog=SERVE_EPILOG
-    )
+    parser = parser_of("early", __doc__, epilog=SERVE_EPILOG)
     parser.add_argument("--per-category", type=positive, default=1, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=96, help="most tokens of an answer")
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")

@@ -24,7 +24,7 @@ from pathlib import Path
 import grpc.aio
 import httpx
 
-from bench._flags import not_below_zero, output_file, positive
+from bench._flags import not_below_zero, output_file, parser_of, positive
 from bench._gguf import ensure_gguf
 from bench._load import model_of, open_client
 from bench._main import as_command
@@ -163,7 +163,7 @@ def beside_vllm(args: argparse.Namespace, model_path: Path) -> Cost:
 
 def main(words: list[str] | None = None) -> int:
     """Prints the table, and writes it as JSON where asked."""
-    parser = argparse.ArgumentParser(prog="outrider bench gateway", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("gateway", __doc__)
     parser.add_argument("--tokens", type=positive, default=1000, help="tokens of a long answer")
     parser.add_argument("--requests", type=positive, default=64, help="long answers")
     parser.add_argument("--short-requests", type=positive, default=512, help="answers of one token")

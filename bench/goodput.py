@@ -29,10 +29,10 @@ from typing import Any
 
 import uvloop
 
-from bench._flags import above_zero, counts, output_file, positive, setting, shapes
+from bench._flags import above_zero, counts, output_file, parser_of, positive, setting, shapes
 from bench._main import as_command
 from bench._output import write_json
-from bench._pairs import PLAIN, PLANNED, Load, Way, compare, fixed, prompts, table
+from bench._pairs import PLAIN, PLANNED, TurnLoad, Way, compare, fixed, prompts, table
 from bench._plot import check_plot, plot_goodput
 from bench._wire_script import PROMPT_LEN, Setting
 from outrider import env
@@ -77,10 +77,7 @@ def with_best(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="outrider bench goodput", description=(__doc__ or "").partition("\n")[0],
-        epilog="Flags of `outrider draft` follow after --.",
-    )  # fmt: skip
+    parser = parser_of("goodput", __doc__, epilog="Flags of `outrider draft` follow after --.")
     parser.add_argument("--batch", type=counts, default=[1, 4, 8, 16, 32], help="numbers of streams")
     parser.add_argument("--stand-in", action="store_true", help="scripted networks instead of real ones")
     parser.add_argument("--verify-ms", type=above_zero, default=7.5, help="a step of the stand-in target, rows apart")
@@ -115,7 +112,7 @@ async def _measure_stand_in(args: argparse.Namespace) -> dict[str, Any]:
         address = f"unix:{folder}/verify"
         verify, draft = (("bench._goodput_stand_in", part, address, setting.to_json()) for part in ("verify", "draft"))
         keys = [pack_ids([1 + key] * PROMPT_LEN) for key in range(max(args.batch))]
-        load = Load(args.batch, args.max_tokens, args.turns)
+        load = TurnLoad(args.batch, args.max_tokens, args.turns)
         return await compare(verify, draft, address, keys, [PLAIN, PLANNED, *args.fixed], load)
 
 
@@ -132,7 +129,7 @@ async def _measure(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]
             f"--max-running-requests={max(args.batch)}", f"--features={_features(draft)}",
         )  # fmt: skip
         draft = (*draft, f"--listen=unix:{folder}/draft", f"--threads={args.threads}")
-        load = Load(args.batch, args.max_tokens, args.turns)
+        load = TurnLoad(args.batch, args.max_tokens, args.turns)
         return await compare(verify, draft, address, prompts(model), [PLAIN, PLANNED, *args.fixed], load)
 
 

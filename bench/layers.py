@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench._flags import above_zero, counts, output_file, positive
+from bench._flags import above_zero, counts, output_file, parser_of, positive
 from bench._main import as_command
 from bench._output import write_json
 from bench._plot import check_plot, plot_parts
@@ -156,7 +156,7 @@ def figures_of(
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="outrider bench layers", description=(__doc__ or "").splitlines()[0])
+    parser = parser_of("layers", __doc__)
     parser.add_argument("--model-path", default=None, help="folder or hub id (default: the embedded model)")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--quantization", default=None, help="int8, int8_dynamic or int4 (default: none)")

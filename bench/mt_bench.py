@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from bench._flags import SERVE_EPILOG, output_file, positive
+from bench._flags import SERVE_EPILOG, output_file, parser_of, positive
 from bench._main import as_command
 from bench._output import write_json
 from bench._prompts import Prompt, mt_bench
@@ -51,7 +51,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Said:
     """What a system said, and in which time."""
 
     text: str
@@ -60,13 +60,13 @@ class Answer:
     accept_length: float | None = None
 
 
-Ask = Callable[[str, int], Answer]
+Ask = Callable[[str, int], Said]
 
 
 def ask_outrider(client: httpx.Client, *, speculate: bool) -> Ask:
     """Streams a chat answer."""
 
-    def ask(text: str, max_tokens: int) -> Answer:
+    def ask(text: str, max_tokens: int) -> Said:
         body = {
             "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": max_tokens,
             "stream": True, "stream_options": {"include_usage": True}, "speculative": {"enabled": speculate},
@@ -87,7 +87,7 @@ def ask_outrider(client: httpx.Client, *, speculate: bool) -> Ask:
                     last = time.perf_counter()
                     first = first or last
         accept_length = usage["speculation"]["accept_length"] if speculate else None
-        return Answer(said, usage["completion_tokens"], last - first, accept_length)
+        return Said(said, usage["completion_tokens"], last - first, accept_length)
 
     return ask
 
@@ -114,7 +114,7 @@ def ask_transformers(model_path: str) -> Ask:
         def end(self) -> None:
             pass
 
-    def ask(text: str, max_tokens: int) -> Answer:
+    def ask(text: str, max_tokens: int) -> Said:
         ids = tokenizer.apply_chat_template(
             [{"role": "user", "content": text}], add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
@@ -124,7 +124,7 @@ def ask_transformers(model_path: str) -> Ask:
                 **ids, do_sample=False, max_new_tokens=max_tokens, streamer=clock, pad_token_id=tokenizer.eos_token_id
             )
         said = tokenizer.decode(whole[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-        return Answer(said, len(clock.times) - 1, clock.times[-1] - clock.times[1])
+        return Said(said, len(clock.times) - 1, clock.times[-1] - clock.times[1])
 
     return ask
 
@@ -145,7 +145,7 @@ class Differences:
     differing: int = 0
     tokens: int = 0
 
-    def count(self, plain: Answer, speculative: Answer) -> None:
+    def count(self, plain: Said, speculative: Said) -> None:
         """Takes in one question's answers."""
         self.answers += 1
         self.differing += plain.text != speculative.text
@@ -160,7 +160,7 @@ def measure(systems: dict[str, Ask], questions: list[Prompt], max_tokens: int) -
     differences = Differences()
     names = list(systems)
     for turn, question in enumerate(questions):
-        answers: dict[str, Answer] = {}
+        answers: dict[str, Said] = {}
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             answers[name] = answer = systems[name](question.text, max_tokens)
             if answer.tokens >= FEWEST_TOKENS:
@@ -204,9 +204,7 @@ def _cell(speeds: list[float], first: list[float]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the comparison."""
-    parser = argparse.ArgumentParser(
-        prog="outrider bench mt_bench", description=(__doc__ or "").partition("\n")[0], epilog=SERVE_EPILOG
-    )
+    parser = parser_of("mt_bench", __doc__, epilog=SERVE_EPILOG)
     parser.add_argument("--per-category", type=positive, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
     parser.add_argument("--alone", action="store_true", help="leave transformers out")

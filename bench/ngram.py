@@ -9,7 +9,6 @@ users set it. Reported beside time: how many of the proposed tokens come true al
 
 from __future__ import annotations
 
-import argparse
 import sysconfig
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from bench._flags import output_file, positive
+from bench._flags import output_file, parser_of, positive
 from bench._main import as_command
 from bench._output import write_json
 from draft_service.drafters.base import DraftRequest
@@ -143,7 +142,7 @@ def prompt_lookup() -> Way:
 
 def main(argv: list[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to."""
-    parser = argparse.ArgumentParser(prog="outrider bench ngram", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("ngram", __doc__)
     parser.add_argument("--tokens", type=positive, default=1_000_000, help="length of the text")
     parser.add_argument("--model", default=None, help="folder or hub id whose tokenizer is used; default: embedded")
     parser.add_argument("--capacity", type=positive, default=10_000_000, help="nodes of the trie")

@@ -25,7 +25,7 @@ import httpx
 
 from bench._drive import Batch, Plan, drive, num_prompts
 from bench._figures import Figures
-from bench._flags import above_zero, counts, natural, output_file, output_folder, positive
+from bench._flags import above_zero, counts, natural, output_file, output_folder, parser_of, positive
 from bench._install import install_llama, install_vllm
 from bench._load import Load, model_of, open_client
 from bench._main import as_command
@@ -41,7 +41,7 @@ from outrider.errors import StartupError
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(prog="outrider bench peers", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("peers", __doc__)
     add = parser.add_argument
     add("--systems", default=DEFAULT, help="what to compare, as NAME, or NAME@1+8 for these numbers of streams only")
     add("--concurrency", type=counts, default=[1, 8, 32], help="numbers of streams")

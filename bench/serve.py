@@ -23,6 +23,7 @@ from bench._flags import (
     natural,
     not_below_zero,
     output_file,
+    parser_of,
     positive,
     rates,
     request_fields,
@@ -40,7 +41,7 @@ from outrider.flags import check_key, check_url
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line, checked."""
-    parser = argparse.ArgumentParser(prog="outrider bench serve", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("serve", __doc__)
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="the server; an OpenAI base URL will do (default: %(default)s)")
     add("--model", type=utf8, help="model to ask for; default: the first that the server has")

@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench._flags import SERVE_EPILOG, output_file, positive
+from bench._flags import SERVE_EPILOG, output_file, parser_of, positive
 from bench._main import as_command
 from bench._output import write_json
 from bench._serve_flags import check_serve_flags
@@ -33,9 +33,7 @@ from outrider.fastest import SPEEDS, USUAL, section
 
 def main(argv: list[str] | None = None) -> int:
     """Measures, prints a table and writes it."""
-    parser = argparse.ArgumentParser(
-        prog="outrider bench shipped", description=(__doc__ or "").partition("\n")[0], epilog=SERVE_EPILOG
-    )
+    parser = parser_of("shipped", __doc__, epilog=SERVE_EPILOG)
     parser.add_argument("--per-category", type=positive, default=2, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
     parser.add_argument(

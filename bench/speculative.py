@@ -23,14 +23,14 @@ from typing import Any
 
 import httpx
 
-from bench._figures import percentile
-from bench._flags import SERVE_EPILOG, natural, output_file, positive
+from bench._figures import accept_length_of, percentile
+from bench._flags import SERVE_EPILOG, natural, output_file, parser_of, positive
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
 from bench._load import Load, Run, failure_at, model_of, open_client, run
 from bench._main import as_command
 from bench._output import writing
 from bench._plot import check_plot, plot_grid
-from bench._prompts import Prompt, from_file, mt_bench
+from bench._prompts import Deck, Prompt, from_file, mt_bench
 from bench._serve_flags import check_serve_flags
 from bench._server import ours_serving
 from bench._stream import Asked, ServerRefused
@@ -39,9 +39,7 @@ from outrider.errors import StartupError
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The command line, and the words that are the server's."""
-    parser = argparse.ArgumentParser(
-        prog="outrider bench speculative", description=(__doc__ or "").partition("\n")[0], epilog=SERVE_EPILOG
-    )
+    parser = parser_of("speculative", __doc__, epilog=SERVE_EPILOG)
     add = parser.add_argument
     add("--speculative-algorithm", default="NGRAM", help="how drafts are made")
     add("--batch-size", type=positive, nargs="+", default=BATCH_SIZES, help="streams at once")
@@ -87,9 +85,8 @@ def line(setting: Setting, done: Run) -> dict[str, Any]:
     gaps = sorted(gap for answer in done.answers for gap in answer.gaps_s)
     if not gaps:
         raise StartupError("no answer took more than one step: raise --max-tokens")
-    told = [answer for answer in done.answers if answer.verify_steps]
-    steps = sum(answer.verify_steps or 0 for answer in told)
-    accept = sum(answer.completion_tokens - 1 for answer in told) / steps if steps and setting.speculates else 1.0
+    told = accept_length_of(done.answers) if setting.speculates else None
+    accept = 1.0 if told is None else told
     step_s = percentile(gaps, 20)
     return {
         **asdict(setting), "acc_length": round(accept, 3), "step_time": float(f"{step_s:.4g}"),
@@ -109,7 +106,7 @@ async def measure(
             count = max(args.num_prompts, setting.batch_size)
             asked = Asked(model, args.max_tokens, ignore_eos=True, extra={"speculative": setting.asked()})
             load = Load(setting.batch_size)
-            dealt = [prompts[index % len(prompts)] for index in range(count)]
+            dealt = Deck(prompts).deal(count)  # the same for all settings
             await run(client, dealt[: setting.batch_size], asked, load)
             rows.append(line(setting, await run(client, dealt, asked, load)))
             with writing(args.output), args.output.open("a", encoding="utf-8") as file:

@@ -5,13 +5,12 @@ python -m bench.stand_in --listen unix:/tmp/verify.sock --folder MODEL_FOLDER --
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from bench._main import as_command
+from bench._flags import parser_of
+from bench._main import as_command, told_to_end
 from outrider.errors import Unimplemented
 from outrider.rpc import bind, create_server
 from outrider.telemetry import announce
@@ -112,16 +111,15 @@ async def serve(listen: str, servicer: StandIn) -> None:
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     bind(server, listen)
     await server.start()
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    told = told_to_end()
     announce("ready")
-    await ended.wait()
+    await told.wait()
     await server.stop(None)
 
 
 def main(words: list[str] | None = None) -> int:
     """Serves."""
-    parser = argparse.ArgumentParser(prog="outrider bench stand_in", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("stand_in", __doc__)
     parser.add_argument("--listen", required=True)
     parser.add_argument("--folder", required=True)
     parser.add_argument("--vocab-size", type=int, default=49152)

@@ -8,7 +8,6 @@ the forward pass and sampling: taking commands, admission, planning, pages, comm
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import time
@@ -18,17 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from bench._flags import counts, output_file
+from bench._flags import counts, output_file, parser_of
 from bench._main import as_command
 from bench._output import write_json
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
-from verify_service.app import Engine, build_step_loop, load_engine
+from verify_service.app import build_step_loop
 from verify_service.commands import Inbox, Submit
 from verify_service.grammar import GrammarCompiler
+from verify_service.loading import Engine, load_engine
 from verify_service.requests import RequestBounds, SessionFactory
+from verify_service.sampler import Sampler
 from verify_service.session import Session
 from verify_service.step_loop import StepLoop
 from verify_service.turns import Compute
@@ -74,11 +75,11 @@ class Clock:
 
 def measure(args: VerifyArgs, engine: Engine, batch: int, context: int) -> Row:
     """STEPS steps of `batch` sessions with `context` tokens each."""
-    inbox, model, sampling = Inbox(), Clock(), Clock()
-    loop = build_step_loop(args, engine, inbox, lambda responses: None)
+    inbox, sampler, model, sampling = Inbox(), Sampler(), Clock(), Clock()
+    loop = build_step_loop(args, engine, inbox, lambda responses: None, sampler=sampler)
     forward = engine.runner.forward
     engine.runner.forward = model.around(forward)
-    loop._sampler.accept = sampling.around(loop._sampler.accept)
+    sampler.accept = sampling.around(sampler.accept)
     try:
         config = engine.runner.config
         compiler = GrammarCompiler(engine.runner.model_path, vocab_size=config.vocab_size, eos_token_ids=())
@@ -123,11 +124,7 @@ def _request(prompt: np.ndarray, max_tokens: int) -> verify_pb2.GenerateRequest:
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to. Other flags are those of `outrider verify`."""
-    parser = argparse.ArgumentParser(
-        prog="outrider bench steps",
-        description=(__doc__ or "").partition("\n")[0],
-        epilog="Other flags go to `outrider verify`.",
-    )
+    parser = parser_of("steps", __doc__, epilog="Other flags go to `outrider verify`.")
     parser.add_argument("--batch", type=counts, default=(1, 8, 32), help="sessions; default: 1,8,32")
     parser.add_argument("--context", type=counts, default=(128, 1024), help="tokens of each; default: 128,1024")
     parser.add_argument("--output", type=output_file, default=None, help="file for the figures as JSON")

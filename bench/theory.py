@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass
 
-from bench._flags import SERVE_EPILOG, output_file, positive
+from bench._flags import SERVE_EPILOG, output_file, parser_of, positive
 from bench._main import as_command
 from bench._metered import metered
 from bench._output import write_json
-from bench.mt_bench import WARM_UP, Answer, answer_tokens, ask_outrider, choose
+from bench.mt_bench import WARM_UP, Said, answer_tokens, ask_outrider, choose
 from outrider.scrape import Span
 
 
@@ -32,7 +32,7 @@ class Side:
     calls: float = 0.0
     calls_s: float = 0.0
 
-    def add(self, answer: Answer, verify: Span, draft: Span) -> None:
+    def add(self, answer: Said, verify: Span, draft: Span) -> None:
         """One answer, and what both services' metrics moved by in its time."""
         self.tokens += answer.tokens - 1
         self.decode_s += answer.decode_s
@@ -69,9 +69,7 @@ def gain_of(plain: Side, speculative: Side) -> Gain:
 
 def main(argv: list[str] | None = None) -> int:
     """Measures and prints a table."""
-    parser = argparse.ArgumentParser(
-        prog="outrider bench theory", description=(__doc__ or "").partition("\n")[0], epilog=SERVE_EPILOG
-    )
+    parser = parser_of("theory", __doc__, epilog=SERVE_EPILOG)
     parser.add_argument("--per-category", type=positive, default=1, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=96, help="most tokens of an answer")
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")

@@ -19,10 +19,10 @@ from typing import Any
 
 import uvloop
 
-from bench._flags import counts, not_below_zero, output_file, positive, setting
+from bench._flags import counts, not_below_zero, output_file, parser_of, positive, setting
 from bench._main import as_command
 from bench._output import write_json
-from bench._pairs import PLAIN, PLANNED, Load, compare, prompts, table
+from bench._pairs import PLAIN, PLANNED, TurnLoad, compare, prompts, table
 
 
 def main(words: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _parse(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="outrider bench useless", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("useless", __doc__)
     parser.add_argument("--batch", type=counts, default=[1, 8, 32], help="numbers of streams")
     parser.add_argument("--turns", type=positive, default=5, help="how often both ways are run")
     parser.add_argument("--max-tokens", type=positive, default=64, help="tokens of an answer")
@@ -64,7 +64,7 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
                 "outrider", "draft", f"--listen=unix:{folder}/draft", f"--verify-address={address}",
                 "--speculative-algorithm=NGRAM", "--speculative-ngram-scope=session",
             )  # fmt: skip
-        load = Load(args.batch, args.max_tokens, args.turns)
+        load = TurnLoad(args.batch, args.max_tokens, args.turns)
         return await compare(verify, draft, address, prompts(model), [PLAIN, PLANNED], load)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench._flags import positive
+from bench._flags import parser_of, positive
 from bench._main import as_command
 from engine.loader import resolve_model
 from training.accept_length import CHAIN_STEPS, chain_rounds
@@ -50,7 +50,7 @@ print("\\n" + json.dumps([[list(one.outputs[0].token_ids) for one in said], roun
 
 def main(argv: list[str] | None = None) -> int:
     """Asks both and prints two numbers."""
-    parser = argparse.ArgumentParser(prog="outrider bench vllm_head", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("vllm_head", __doc__)
     parser.add_argument("--head", type=Path, required=True, help="folder of an exported head")
     parser.add_argument("--python", required=True, help="a Python that has vLLM")
     parser.add_argument("--method", default="eagle3", help="vLLM's name for the kind of head: eagle3, eagle")

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from bench._flags import above_zero, natural, not_below_zero, output_file, positive
+from bench._flags import above_zero, natural, not_below_zero, output_file, parser_of, positive
 from bench._main import as_command
 from bench._output import write_json
 from bench._plot import check_plot
@@ -69,7 +69,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _parse(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="outrider bench wire", description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of("wire", __doc__)
     parser.add_argument("--verify-ms", type=above_zero, default=7.5, help="the target's step")
     parser.add_argument("--draft-ms", type=above_zero, default=3.5, help="the drafter's round")
     parser.add_argument("--accept-length", type=float, default=3.69, help="tokens committed a round, on average")

@@ -16,7 +16,7 @@ import pytest
 
 from bench import _pairs, goodput, useless
 from bench._goodput_stand_in import ROW_MS, step_ms
-from bench._pairs import PLAIN, PLANNED, Load, Measured, fixed, measure, summary, table
+from bench._pairs import PLAIN, PLANNED, TurnLoad, WayFigures, fixed, measure, summary, table
 from bench._wire_script import Setting
 from bench._wrong_draft import NUM_NODES, WrongDrafter
 from draft_service.drafters.base import DraftRequest
@@ -28,9 +28,9 @@ from tests.draft_service.model_rig import session
 TREE = fixed(3, 1, 4)
 
 
-def found(**tokens_per_s: list[float]) -> dict[int, dict[str, Measured]]:
+def found(**tokens_per_s: list[float]) -> dict[int, dict[str, WayFigures]]:
     ways = {
-        name.replace("tree", TREE.name): Measured(rates, [2.0 for _ in rates], [6 for _ in rates])
+        name.replace("tree", TREE.name): WayFigures(rates, [2.0 for _ in rates], [6 for _ in rates])
         for name, rates in tokens_per_s.items()
     }
     return {8: ways}
@@ -48,7 +48,7 @@ def test_ratios_are_taken_within_a_turn() -> None:
 
 def test_the_planner_is_held_to_the_fixed_tree_that_did_best() -> None:
     ways = found(plain=[200.0], planned=[90.0], tree=[100.0])
-    ways[8]["1,1,2"] = Measured([80.0], [1.5], [1])
+    ways[8]["1,1,2"] = WayFigures([80.0], [1.5], [1])
     result = goodput.with_best(summary(ways, PLAIN.name))
     assert result["batches"]["8"]["planned"]["over_best_fixed"] == pytest.approx(0.9)
     assert "over_best_fixed" not in result["batches"]["8"][TREE.name]
@@ -121,7 +121,7 @@ async def test_each_turn_runs_all_ways_on_the_same_prompts_in_another_order(monk
     echo, prompts = Echo(), [pack_ids([i]) for i in range(3)]
     monkeypatch.setattr(_pairs, "time", echo)
     ways = [PLAIN, PLANNED]
-    measured = await measure(cast("Any", echo), prompts, ways, Load([1, 2], max_tokens=30, turns=2))
+    measured = await measure(cast("Any", echo), prompts, ways, TurnLoad([1, 2], max_tokens=30, turns=2))
     assert measured[1]["plain"].tokens_per_s == pytest.approx([50.0, 50.0])
     assert measured[2]["planned"].tokens_per_s == pytest.approx([100.0, 100.0])
     assert measured[2]["planned"].accept_length == [3.0, 3.0]
@@ -141,7 +141,7 @@ async def test_an_answer_that_fails_is_no_fast_one() -> None:
     echo = Echo()
 
     async def ask() -> None:
-        await measure(cast("Any", echo), [pack_ids([1])], [PLAIN], Load([2], max_tokens=30, turns=1))
+        await measure(cast("Any", echo), [pack_ids([1])], [PLAIN], TurnLoad([2], max_tokens=30, turns=1))
 
     echo.short = 5
     with pytest.raises(StartupError, match=r"^verify ended an answer after 3 of 8 tokens"):
