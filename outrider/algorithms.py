@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from outrider.v1 import common_pb2
 
-# NEXTN is what SGLang calls MTP.
-WIRE_ALGORITHMS: dict[str, common_pb2.Algorithm] = {
-    **{name.removeprefix("ALGORITHM_"): number for name, number in common_pb2.Algorithm.items() if number},
-    "NEXTN": common_pb2.ALGORITHM_MTP,
+WIRE_ALGORITHMS = {
+    "NGRAM": common_pb2.ALGORITHM_NGRAM,
+    "STANDALONE": common_pb2.ALGORITHM_STANDALONE,
+    "EAGLE": common_pb2.ALGORITHM_EAGLE,
+    "EAGLE3": common_pb2.ALGORITHM_EAGLE3,
+    "MTP": common_pb2.ALGORITHM_MTP,
+    "NEXTN": common_pb2.ALGORITHM_MTP,  # as SGLang calls it
 }
 
 
