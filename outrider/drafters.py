@@ -22,7 +22,7 @@ _MODES = {
     "disable": admin_pb2.DRAFTER_MODE_DISABLED,
 }
 ACTIONS = ("list", *_MODES)
-_COLUMNS = ("verify", "drafter", "algorithm", "mode", "sessions", "silent", "accepted", "draft model")
+_COLUMNS = ("verify", "drafter", "algorithm", "mode", "sessions", "silent", "accepted", "gains", "draft model")
 
 Say = Callable[[str], None]
 
@@ -103,6 +103,7 @@ def _row(address: str, drafter: admin_pb2.ManagedDrafter, off: bool) -> tuple[st
         address, shown_line(drafter.drafter_id), algorithm_name(drafter.algorithm),
         "algorithm-off" if off else _mode(drafter.mode),
         f"{drafter.sessions}/{drafter.max_sessions}", str(drafter.silent_sessions), share,
+        "nothing" if drafter.gains_nothing else "-",
         shown_line(drafter.draft_model) or "-",
     )  # fmt: skip
 

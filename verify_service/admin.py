@@ -127,6 +127,7 @@ def _managed(drafter: Drafter) -> admin_pb2.ManagedDrafter:
         silent_sessions=sum(assignment.brake.silent for assignment in drafter.assignments.values()),
         draft_tokens=drafter.counts["drafted_tokens"],
         accepted_tokens=drafter.counts["accepted_tokens"],
+        gains_nothing=drafter.record.gains_nothing,
     )
 
 

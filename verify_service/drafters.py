@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,8 @@ MAX_REFUSALS = 4096
 REFUSALS_FORGIVEN = 64
 # Drafters, by name, of which it is kept what the operator set; the one set first is forgotten.
 MAX_MODES = 1024
+# Algorithms and models of drafters of which it is kept what they have shown; the one that left first is forgotten.
+MAX_RECORDS = 64
 # A drafter that let this many waits run out is not waited for until it answers.
 MAX_MISSED_IN_A_ROW = 2
 
@@ -113,8 +115,8 @@ class Drafters:
         self._outbox_bytes = outbox_bytes
         self.totals: collections.defaultdict[int, DraftTotals] = collections.defaultdict(DraftTotals)  # by algorithm
         self.disabled_algorithms: set[common_pb2.Algorithm] = set()  # by the operator
-        # What the one that left last had shown: the next of its algorithm, under whatever name, begins from that.
-        self._records: dict[common_pb2.Algorithm, DrafterRecord] = {}
+        # What the one that left last had shown: the next with its algorithm and model, by any name, begins from that.
+        self._records: dict[tuple[common_pb2.Algorithm, str], DrafterRecord] = {}
         self._modes: dict[str, Mode] = {}  # by drafter id: what the operator set; one that comes back is no other
         self._drafters: list[Drafter] = []
         self._by_session: dict[int, Assignment] = {}
@@ -131,8 +133,8 @@ class Drafters:
         """Takes a drafter on."""
         drafter.totals = self.totals[drafter.algorithm]
         drafter.outbox.most_with_rows = self._outbox_bytes // 2
-        if drafter.algorithm in self._records:
-            drafter.record = self._records[drafter.algorithm].handed_on()
+        if (record := self._records.get((drafter.algorithm, drafter.draft_model))) is not None:
+            drafter.record = record.handed_on()
         drafter.mode = self._modes.get(drafter.drafter_id, Mode.ENABLED)
         self._drafters.append(drafter)
 
@@ -143,7 +145,11 @@ class Drafters:
         self._drafters.remove(drafter)
         drafter.totals.counts.update(drafter.counts)
         drafter.counts = drafter.totals.counts  # of the step under way
-        self._records[drafter.algorithm] = drafter.record
+        key = drafter.algorithm, drafter.draft_model
+        self._records.pop(key, None)
+        self._records[key] = drafter.record
+        if len(self._records) > MAX_RECORDS:
+            del self._records[next(iter(self._records))]
         sessions = [assignment.session for assignment in drafter.assignments.values()]
         for session in sessions:
             del self._by_session[session.session_id]
@@ -156,6 +162,8 @@ class Drafters:
 
     def assign(self, session: Session, *, row_ms: float | None = None) -> Assignment | None:
         """Opens the session to the least busy drafter that matches what the request asks for.
+
+        One whose sessions gain nothing comes after those that do, or may, but for a try now and then.
 
         row_ms: what a row of its text may cost a drafter with a model; while its sessions gain nothing, few are opened.
         None opens it whatever it costs.
@@ -173,9 +181,10 @@ class Drafters:
         ]
         if not session.speculation.enabled or not fitting:
             return None
-        drafter = min(fitting, key=lambda drafter: len(drafter.assignments))
-        heavy = drafter.algorithm != common_pb2.ALGORITHM_NGRAM  # a model that runs all the text first
-        if row_ms is not None and not drafter.record.may_open(row_ms * session.committed_len * heavy):
+        fitting.sort(key=lambda drafter: (not drafter.record.has_its_turn, len(drafter.assignments)))
+        text_ms = None if row_ms is None else row_ms * session.committed_len
+        drafter = next((drafter for drafter in fitting if _may_open(drafter, fitting, text_ms)), None)
+        if drafter is None:
             return None
         generation = self._generations.get(session.session_id, 0) + 1
         self._generations[session.session_id] = generation
@@ -292,3 +301,12 @@ class Drafters:
             shares_prefix_with=shared if shared in assignment.drafter.assignments else None,
             traceparent=session.traceparent,
         )
+
+
+def _may_open(drafter: Drafter, fitting: Sequence[Drafter], text_ms: float | None) -> bool:
+    """Whether a session may be opened to it now. text_ms: what reading the session's text costs one with a model."""
+    if text_ms is None:
+        return True
+    reads_text = drafter.algorithm != common_pb2.ALGORITHM_NGRAM
+    is_try = any(not other.record.gains_nothing for other in fitting)
+    return drafter.record.may_open(text_ms * reads_text, is_try=is_try)

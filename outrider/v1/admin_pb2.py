@@ -25,29 +25,29 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/admin.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x15\n\x13ListDraftersRequest\"z\n\x14ListDraftersResponse\x12-\n\x08\x64rafters\x18\x01 \x03(\x0b\x32\x1b.outrider.v1.ManagedDrafter\x12\x33\n\x13\x64isabled_algorithms\x18\x02 \x03(\x0e\x32\x16.outrider.v1.Algorithm\"\xfc\x01\n\x0eManagedDrafter\x12\x12\n\ndrafter_id\x18\x01 \x01(\t\x12)\n\talgorithm\x18\x02 \x01(\x0e\x32\x16.outrider.v1.Algorithm\x12\x13\n\x0b\x64raft_model\x18\x03 \x01(\t\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.outrider.v1.DrafterMode\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x06 \x01(\r\x12\x17\n\x0fsilent_sessions\x18\x07 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x08 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\t \x01(\x04\"S\n\x15SetDrafterModeRequest\x12\x12\n\ndrafter_id\x18\x01 \x01(\t\x12&\n\x04mode\x18\x02 \x01(\x0e\x32\x18.outrider.v1.DrafterMode\"^\n\x16SetDrafterModeResponse\x12,\n\x07\x64rafter\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.ManagedDrafter\x12\x16\n\x0emoved_sessions\x18\x02 \x01(\r\"Q\n\x13SetAlgorithmRequest\x12)\n\talgorithm\x18\x01 \x01(\x0e\x32\x16.outrider.v1.Algorithm\x12\x0f\n\x07\x65nabled\x18\x02 \x01(\x08\".\n\x14SetAlgorithmResponse\x12\x16\n\x0emoved_sessions\x18\x01 \x01(\r*{\n\x0b\x44rafterMode\x12\x1c\n\x18\x44RAFTER_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44RAFTER_MODE_ENABLED\x10\x01\x12\x19\n\x15\x44RAFTER_MODE_DRAINING\x10\x02\x12\x19\n\x15\x44RAFTER_MODE_DISABLED\x10\x03\x32\x93\x02\n\x0c\x41\x64minService\x12S\n\x0cListDrafters\x12 .outrider.v1.ListDraftersRequest\x1a!.outrider.v1.ListDraftersResponse\x12Y\n\x0eSetDrafterMode\x12\".outrider.v1.SetDrafterModeRequest\x1a#.outrider.v1.SetDrafterModeResponse\x12S\n\x0cSetAlgorithm\x12 .outrider.v1.SetAlgorithmRequest\x1a!.outrider.v1.SetAlgorithmResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/admin.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x15\n\x13ListDraftersRequest\"z\n\x14ListDraftersResponse\x12-\n\x08\x64rafters\x18\x01 \x03(\x0b\x32\x1b.outrider.v1.ManagedDrafter\x12\x33\n\x13\x64isabled_algorithms\x18\x02 \x03(\x0e\x32\x16.outrider.v1.Algorithm\"\x93\x02\n\x0eManagedDrafter\x12\x12\n\ndrafter_id\x18\x01 \x01(\t\x12)\n\talgorithm\x18\x02 \x01(\x0e\x32\x16.outrider.v1.Algorithm\x12\x13\n\x0b\x64raft_model\x18\x03 \x01(\t\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.outrider.v1.DrafterMode\x12\x10\n\x08sessions\x18\x05 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x06 \x01(\r\x12\x17\n\x0fsilent_sessions\x18\x07 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x08 \x01(\x04\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18\t \x01(\x04\x12\x15\n\rgains_nothing\x18\n \x01(\x08\"S\n\x15SetDrafterModeRequest\x12\x12\n\ndrafter_id\x18\x01 \x01(\t\x12&\n\x04mode\x18\x02 \x01(\x0e\x32\x18.outrider.v1.DrafterMode\"^\n\x16SetDrafterModeResponse\x12,\n\x07\x64rafter\x18\x01 \x01(\x0b\x32\x1b.outrider.v1.ManagedDrafter\x12\x16\n\x0emoved_sessions\x18\x02 \x01(\r\"Q\n\x13SetAlgorithmRequest\x12)\n\talgorithm\x18\x01 \x01(\x0e\x32\x16.outrider.v1.Algorithm\x12\x0f\n\x07\x65nabled\x18\x02 \x01(\x08\".\n\x14SetAlgorithmResponse\x12\x16\n\x0emoved_sessions\x18\x01 \x01(\r*{\n\x0b\x44rafterMode\x12\x1c\n\x18\x44RAFTER_MODE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44RAFTER_MODE_ENABLED\x10\x01\x12\x19\n\x15\x44RAFTER_MODE_DRAINING\x10\x02\x12\x19\n\x15\x44RAFTER_MODE_DISABLED\x10\x03\x32\x93\x02\n\x0c\x41\x64minService\x12S\n\x0cListDrafters\x12 .outrider.v1.ListDraftersRequest\x1a!.outrider.v1.ListDraftersResponse\x12Y\n\x0eSetDrafterMode\x12\".outrider.v1.SetDrafterModeRequest\x1a#.outrider.v1.SetDrafterModeResponse\x12S\n\x0cSetAlgorithm\x12 .outrider.v1.SetAlgorithmRequest\x1a!.outrider.v1.SetAlgorithmResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTERMODE']._serialized_start=780
-  _globals['_DRAFTERMODE']._serialized_end=903
+  _globals['_DRAFTERMODE']._serialized_start=803
+  _globals['_DRAFTERMODE']._serialized_end=926
   _globals['_LISTDRAFTERSREQUEST']._serialized_start=66
   _globals['_LISTDRAFTERSREQUEST']._serialized_end=87
   _globals['_LISTDRAFTERSRESPONSE']._serialized_start=89
   _globals['_LISTDRAFTERSRESPONSE']._serialized_end=211
   _globals['_MANAGEDDRAFTER']._serialized_start=214
-  _globals['_MANAGEDDRAFTER']._serialized_end=466
-  _globals['_SETDRAFTERMODEREQUEST']._serialized_start=468
-  _globals['_SETDRAFTERMODEREQUEST']._serialized_end=551
-  _globals['_SETDRAFTERMODERESPONSE']._serialized_start=553
-  _globals['_SETDRAFTERMODERESPONSE']._serialized_end=647
-  _globals['_SETALGORITHMREQUEST']._serialized_start=649
-  _globals['_SETALGORITHMREQUEST']._serialized_end=730
-  _globals['_SETALGORITHMRESPONSE']._serialized_start=732
-  _globals['_SETALGORITHMRESPONSE']._serialized_end=778
-  _globals['_ADMINSERVICE']._serialized_start=906
-  _globals['_ADMINSERVICE']._serialized_end=1181
+  _globals['_MANAGEDDRAFTER']._serialized_end=489
+  _globals['_SETDRAFTERMODEREQUEST']._serialized_start=491
+  _globals['_SETDRAFTERMODEREQUEST']._serialized_end=574
+  _globals['_SETDRAFTERMODERESPONSE']._serialized_start=576
+  _globals['_SETDRAFTERMODERESPONSE']._serialized_end=670
+  _globals['_SETALGORITHMREQUEST']._serialized_start=672
+  _globals['_SETALGORITHMREQUEST']._serialized_end=753
+  _globals['_SETALGORITHMRESPONSE']._serialized_start=755
+  _globals['_SETALGORITHMRESPONSE']._serialized_end=801
+  _globals['_ADMINSERVICE']._serialized_start=929
+  _globals['_ADMINSERVICE']._serialized_end=1204
 # @@protoc_insertion_point(module_scope)

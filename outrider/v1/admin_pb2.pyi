@@ -32,7 +32,7 @@ class ListDraftersResponse(_message.Message):
     def __init__(self, drafters: _Optional[_Iterable[_Union[ManagedDrafter, _Mapping]]] = ..., disabled_algorithms: _Optional[_Iterable[_Union[_common_pb2.Algorithm, str]]] = ...) -> None: ...
 
 class ManagedDrafter(_message.Message):
-    __slots__ = ("drafter_id", "algorithm", "draft_model", "mode", "sessions", "max_sessions", "silent_sessions", "draft_tokens", "accepted_tokens")
+    __slots__ = ("drafter_id", "algorithm", "draft_model", "mode", "sessions", "max_sessions", "silent_sessions", "draft_tokens", "accepted_tokens", "gains_nothing")
     DRAFTER_ID_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class ManagedDrafter(_message.Message):
     SILENT_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GAINS_NOTHING_FIELD_NUMBER: _ClassVar[int]
     drafter_id: str
     algorithm: _common_pb2.Algorithm
     draft_model: str
@@ -51,7 +52,8 @@ class ManagedDrafter(_message.Message):
     silent_sessions: int
     draft_tokens: int
     accepted_tokens: int
-    def __init__(self, drafter_id: _Optional[str] = ..., algorithm: _Optional[_Union[_common_pb2.Algorithm, str]] = ..., draft_model: _Optional[str] = ..., mode: _Optional[_Union[DrafterMode, str]] = ..., sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., silent_sessions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    gains_nothing: bool
+    def __init__(self, drafter_id: _Optional[str] = ..., algorithm: _Optional[_Union[_common_pb2.Algorithm, str]] = ..., draft_model: _Optional[str] = ..., mode: _Optional[_Union[DrafterMode, str]] = ..., sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., silent_sessions: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., gains_nothing: _Optional[bool] = ...) -> None: ...
 
 class SetDrafterModeRequest(_message.Message):
     __slots__ = ("drafter_id", "mode")

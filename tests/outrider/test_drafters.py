@@ -28,6 +28,7 @@ class Noting(admin_pb2_grpc.AdminServiceServicer):
         drafter = pb.ManagedDrafter(
             drafter_id=self.drafter_id, algorithm=common_pb2.ALGORITHM_EAGLE3, mode=pb.DRAFTER_MODE_DRAINING,
             sessions=2, max_sessions=8, silent_sessions=1, draft_tokens=10, accepted_tokens=6,
+            gains_nothing=True,
         )  # fmt: skip
         return pb.ListDraftersResponse(drafters=[drafter], disabled_algorithms=[self.disabled])
 
@@ -67,7 +68,7 @@ def test_list(service: tuple[Noting, str]) -> None:
     assert code == 0
     assert disabled == f"{address}: NGRAM is disabled"
     assert head.split()[:4] == ["verify", "drafter", "algorithm", "mode"]
-    assert row.split() == [address, "host:7", "EAGLE3", "draining", "2/8", "1", "60%", "-"]
+    assert row.split() == [address, "host:7", "EAGLE3", "draining", "2/8", "1", "60%", "nothing", "-"]
 
 
 def test_a_drafters_name_sends_a_terminal_nothing(service: tuple[Noting, str]) -> None:

@@ -278,6 +278,61 @@ def test_the_next_of_an_algorithm_begins_from_what_the_last_one_showed() -> None
     assert bad.record.acceptance.probabilities(scores, depths)[0] == known
 
 
+def useless(name: str, **settings: Any) -> Drafter:
+    """One of which nothing came true."""
+    bad = drafter(name, **settings)
+    for _ in range(12):
+        bad.record.trees.observe(0)
+    assert bad.record.gains_nothing
+    return bad
+
+
+def host(everybody: Drafters) -> str | None:
+    """Who gets a new session, as engines open them."""
+    assignment = everybody.assign(session(), row_ms=0.5)
+    return None if assignment is None else assignment.drafter.drafter_id
+
+
+def test_who_gains_nothing_keeps_no_session_from_who_may_gain() -> None:
+    everybody = drafters(useless("bad"), drafter("good", max_sessions=4))
+    assert [host(everybody) for _ in range(5)] == [*["good"] * 4, None]
+    bad, _ = everybody
+    bad.record.earn(10.0)
+    assert [host(everybody) for _ in range(2)] == ["bad", None]  # the other has no room, and that was all it had saved
+
+
+def test_who_gains_nothing_has_a_try_now_and_then() -> None:
+    bad, good = useless("bad"), drafter("good", max_sessions=64)
+    everybody, hosts = drafters(bad, good), list[str | None]()
+    for _ in range(40):
+        for _ in range(100):
+            bad.record.earn(10.0)
+        hosts.append(host(everybody))
+    assert hosts.count("bad") == 2  # of 4,000 steps
+    assert hosts.count("good") == 38
+
+
+def test_one_that_may_not_be_opened_to_leaves_the_session_to_the_next() -> None:
+    poor, saving = useless("poor"), useless("saving")
+    saving.record.earn(10.0)
+    everybody = drafters(poor, saving)
+    assert [host(everybody) for _ in range(2)] == ["saving", None]
+
+
+def test_no_debt_is_handed_on_nor_anything_to_another_model() -> None:
+    bad = useless("bad", algorithm=common_pb2.ALGORITHM_EAGLE3, draft_model="a")
+    bad.record.earn(10.0)
+    assert bad.record.may_open(10_000.0)
+    everybody = drafters(bad)
+    everybody.leave(bad)
+    same, other = (drafter(name, algorithm=common_pb2.ALGORITHM_EAGLE3, draft_model=name) for name in "ab")
+    for each in (same, other):
+        everybody.enlist(each)
+    assert [each.record.gains_nothing for each in (same, other)] == [True, False]
+    same.record.earn(10.0)
+    assert same.record.may_open(0.0)
+
+
 @pytest.mark.parametrize(("worth", "is_spared"), [(0.5, True), (-0.5, False)])
 def test_a_restart_may_be_slow_at_first_only_where_it_was_worth_it(worth: float, is_spared: bool) -> None:
     """Else it would come back for the sake of that."""
