@@ -7,8 +7,11 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -28,6 +31,9 @@ from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tracing import tracing_of
 from outrider.v1 import draft_pb2, draft_pb2_grpc
 
+if TYPE_CHECKING:
+    from draft_service.drafting import Drafting
+
 log = get_logger(__name__)
 
 SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
@@ -42,7 +48,8 @@ def main(args: DraftArgs) -> int:
     if args.inspect is not None:
         return inspect(args, args.inspect)
     serving.check_free(args.listen, *args.metrics_addresses)
-    return uvloop.run(_serve_until_signals(args))
+    dial = dialer_of(args, args.verify_address, args.token_file)
+    return uvloop.run(serve(args, load(args), stopped_by_signals, dial))
 
 
 def describe(args: DraftArgs) -> int:
@@ -70,25 +77,27 @@ def cache_kernels(folder: Path) -> None:
     os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
 
 
-async def _serve_until_signals(args: DraftArgs) -> int:
-    dial = dialer_of(args, args.verify_address, args.token_file)
-    return await serve(args, stopped_by_signals(), dial)
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A drafter that is warm, and what it drafts with. executor: None where it drafts on the event loop."""
+
+    drafting: Drafting
+    executor: ThreadPoolExecutor | None
+
+    def close(self) -> None:
+        """Ends its threads."""
+        if self.executor is not None:
+            self.executor.shutdown(cancel_futures=True)
+        self.drafting.drafter.close_down()
 
 
-async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
-    """Serves until told to stop; returns the exit code. `dial` opens the ways to the verify services."""
+def load(args: DraftArgs) -> Loaded:
+    """Loads and warms the drafter up. StartupError when it cannot be had."""
     # Imported here: these import numba, which reads where its cache is only once.
     from draft_service.drafters.factory import make_drafter
     from draft_service.drafting import Drafting
-    from draft_service.link import Identity
-    from draft_service.metrics import make_registry
     from draft_service.planners import make_copier, make_planner
-    from draft_service.rehearsal import rehearse
-    from draft_service.service import DraftServicer
-    from draft_service.worker import Worker
-    from engine.devices import pick_device
 
-    identity = Identity(f"{socket.gethostname()}:{os.getpid()}", host_id(), secrets.token_hex(16))
     tracing = tracing_of(args, "draft")
     try:
         drafter = make_drafter(args)
@@ -102,11 +111,42 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
         drafter.warm_up()
         planner = make_planner(args, drafter)
         copier = make_copier(args, drafter)
-        drafting = Drafting(drafter, executor=executor, planner=planner, copier=copier)
-        if not drafter.inline:
-            await rehearse(drafting)
+    except BaseException:
+        drafter.close_down()
+        raise
+    drafting = Drafting(drafter, executor=executor, planner=planner, copier=copier)
+    drafting.tracing = tracing
+    return Loaded(drafting, executor)
+
+
+async def serve(args: DraftArgs, loaded: Loaded, stopping: Callable[[], Stopping], dial: Dial) -> int:
+    """Serves until told to stop, and closes what was loaded; returns the exit code.
+
+    stopping: asked once all is warm, for what tells; till then signals end the process. `dial` opens the ways to the
+    verify services.
+    """
+    from draft_service.rehearsal import rehearse
+
+    try:
+        if loaded.executor is not None:
+            await rehearse(loaded.drafting)
         keep_steady()
-        drafting.placement, drafting.tracing = Placement(args.core), tracing
+        return await _serve(args, loaded.drafting, stopping(), dial)
+    finally:
+        loaded.close()
+
+
+async def _serve(args: DraftArgs, drafting: Drafting, stop: Stopping, dial: Dial) -> int:
+    from draft_service.link import Identity
+    from draft_service.metrics import make_registry
+    from draft_service.service import DraftServicer
+    from draft_service.worker import Worker
+    from engine.devices import pick_device
+
+    drafter, tracing = drafting.drafter, drafting.tracing
+    identity = Identity(f"{socket.gethostname()}:{os.getpid()}", host_id(), secrets.token_hex(16))
+    try:
+        drafting.placement = Placement(args.core)
         on_device = not drafter.inline and pick_device(args.device).type != "cpu"
         worker = Worker(
             args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial,
@@ -138,9 +178,6 @@ async def serve(args: DraftArgs, stop: Stopping, dial: Dial) -> int:
         log.error("the worker failed", exc_info=working.exception())
         return 1
     finally:
-        if executor is not None:
-            executor.shutdown(cancel_futures=True)
-        drafter.close_down()
         if tracing is not None:
             await tracing.close(stop.hurry)
 

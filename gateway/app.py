@@ -7,7 +7,6 @@ import contextlib
 import logging
 import math
 import os
-import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from pathlib import Path
@@ -34,7 +33,7 @@ from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
 from outrider.serving import check_free, is_loopback, resolved
 from outrider.steady import keep_steady
-from outrider.stopping import on_signals
+from outrider.stopping import on_signals, stop_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tls import http_context, server_files
@@ -143,10 +142,10 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Handles SIGINT and SIGTERM, and does not raise them again afterwards."""
+        """Handles the signals to end, and does not raise them again afterwards."""
         on_signals(self._on_signal)
         yield
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             asyncio.get_running_loop().remove_signal_handler(number)
 
     def _on_signal(self) -> None:

@@ -19,6 +19,7 @@ import uvloop
 
 from outrider import env
 from outrider.args import DraftArgs, VerifyArgs
+from outrider.args.links import check_address
 from outrider.errors import StartupError
 from outrider.flags import flag_of
 from outrider.in_memory import InMemoryServer
@@ -56,6 +57,7 @@ class Colocated:
         for spec in dataclasses.fields(draft):
             if spec.name in _OF_ONE_APART and getattr(draft, spec.name) != spec.default:
                 raise StartupError(f"{flag_of(spec)} is for a draft service that is apart from its verify service")
+        check_address("--listen", verify.listen)  # which draft's lines call verify by
         return cls(verify, draft)
 
     def to_argv(self) -> list[str]:
@@ -72,11 +74,13 @@ def main(words: list[str]) -> int:
     draft.cache_kernels(env.home() / "numba")
     verify: Any = importlib.import_module("verify_service.app")
     engine = verify.load_engine(settings.verify)
+    with structlog.contextvars.bound_contextvars(service="draft"):
+        loaded = [draft.load(settings.draft)]
     keep_steady()
-    return uvloop.run(_serve(settings, verify, engine, draft))
+    return uvloop.run(_serve(settings, verify, engine, draft, loaded))
 
 
-async def _serve(settings: Colocated, verify: Any, engine: Any, draft: Any) -> int:
+async def _serve(settings: Colocated, verify: Any, engine: Any, draft: Any, loaded: list[Any]) -> int:
     """Verify for as long as it lives, and draft beside it; told to stop, draft leaves first."""
     verifying, drafting = Stopping(), Stopping()
     on_signals(lambda: _stop(verifying, drafting))
@@ -88,7 +92,7 @@ async def _serve(settings: Colocated, verify: Any, engine: Any, draft: Any) -> i
     memory = InMemoryServer()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(ready.result(), memory)  # pyright: ignore[reportArgumentType]
     draft_args = replace(settings.draft, verify_address=(settings.verify.listen,))  # what its lines call verify
-    draft_task = asyncio.create_task(_keep_drafting(draft_args, draft, drafting, memory))
+    draft_task = asyncio.create_task(_keep_drafting(draft_args, draft, loaded, drafting, memory))
     await asyncio.wait([verify_task, draft_task], return_when=asyncio.FIRST_COMPLETED)
     drafting.ask()
     if verify_task.done():
@@ -108,10 +112,15 @@ def _stop(verifying: Stopping, drafting: Stopping) -> None:
     drafting.ask()
 
 
-async def _keep_drafting(args: DraftArgs, draft: Any, stopping: Stopping, memory: InMemoryServer) -> None:
-    """Draft until it is told to stop. Once it has served, it is begun again when it fails, after pauses that grow."""
+async def _keep_drafting(
+    args: DraftArgs, draft: Any, loaded: list[Any], stopping: Stopping, memory: InMemoryServer
+) -> None:  # fmt: skip
+    """Draft until it is told to stop. Once it has served, it is begun again when it fails, after pauses that grow.
+
+    loaded: what it begins with, which is taken out of it, so that nobody keeps its memory.
+    """
     structlog.contextvars.bind_contextvars(service="draft")
-    failed = bool(await draft.serve(args, stopping, memory.dial))
+    failed = bool(await draft.serve(args, loaded.pop(), lambda: stopping, memory.dial))
     pause_s = _FIRST_RESTART_S
     while failed and not stopping.asked.is_set():
         log.error("drafting failed; it begins again", pause_s=pause_s)
@@ -122,6 +131,6 @@ async def _keep_drafting(args: DraftArgs, draft: Any, stopping: Stopping, memory
         pause_s = min(2 * pause_s, _LAST_RESTART_S)
         free_what_ended()
         try:
-            failed = bool(await draft.serve(args, stopping, memory.dial))
+            failed = bool(await draft.serve(args, draft.load(args), lambda: stopping, memory.dial))
         except Exception as error:
             log.error("drafting cannot begin again", exc_info=error)

@@ -27,9 +27,8 @@ from outrider.placement import cores_of_two
 from outrider.preflight import check_before_start
 from outrider.readiness import any_certificate, model_name, wait_both, wait_enlisted, wait_healthy, wait_serving
 from outrider.serving import resolved
-from outrider.stopping import stopped_by_signals
 from outrider.supervisor import Part, PartFailed, Supervisor, describe_status
-from outrider.telemetry import announce
+from outrider.telemetry import announce, configure_logging
 
 _END_MARGIN_S = 5.0  # beside the grace that running requests get
 _COMPLAINT = "outrider draft: "
@@ -50,6 +49,7 @@ class Served:
 
 def main(args: ServeArgs) -> int:
     """Serves until told to stop. Returns the exit code."""
+    configure_logging("serve")
     check_before_start(args)
     started = time.monotonic()
 
@@ -113,8 +113,6 @@ async def _serve(
     metrics: tuple[int, int],
 ) -> int:  # fmt: skip
     features = await features_of(args, command)
-    if features is None:
-        return 0
     tokens = token_file(args.token_file, "--token-file")
     folder = make_runtime_dir()
     verify = f"unix:{folder}/verify.sock"
@@ -130,18 +128,17 @@ async def _serve(
         await when_ready(Served(url, model, supervisor.stop, verify, args.grpc_address, metrics_of(args, url, metrics)))
 
     try:
-        await supervisor.run(report)
+        return await supervisor.run(report)
     except PartFailed as failure:
         print(f"outrider serve: {failure}", file=sys.stderr)
         return failure.exit_code
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return 0
 
 
-async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str | None:
+async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:
     """What verify must keep for the drafters: as the flag says, or as a draft process that is asked does, which may
-    have to fetch models first. None: a signal came meanwhile.
+    have to fetch models first. A signal ends this process meanwhile, and the draft process with it.
 
     Raises StartupError, with that process's words, when its draft model cannot be used, or when it takes too long.
     """
@@ -149,21 +146,16 @@ async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str |
         return args.features
     if args.algorithm not in HEAD_ALGORITHMS:
         return "none"
-    stop = stopped_by_signals()
     words = command(_draft_args(args, describe=True, **_NO_TLS))
     process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=PIPE, env=env.for_child())
     assert process.stdout is not None
     assert process.stderr is not None
     told = asyncio.gather(process.stdout.read(), _passed_on(process.stderr), process.wait())
-    stopped = asyncio.ensure_future(stop.asked.wait())
     try:
-        await asyncio.wait({told, stopped}, timeout=args.startup_timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if stopped.done():
-            return None
+        await asyncio.wait({told}, timeout=args.startup_timeout_s)
         if not told.done():
             raise StartupError(f"the draft model could not be looked at within {args.startup_timeout_s:g} s")
     finally:
-        stopped.cancel()
         if process.returncode is None:
             process.kill()
         out, complaint, status = await told

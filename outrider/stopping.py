@@ -10,7 +10,6 @@ from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _counted_once: set[signal.Signals] = set()
 
 
@@ -18,6 +17,12 @@ def leave_haste_to_supervisor() -> None:
     """For a part of a supervisor. SIGTERM counts once from here on: whoever sends it to all processes (as systemd does)
     has the supervisor send it too, and that one hurries nobody so, but kills."""
     _counted_once.add(signal.SIGTERM)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What a process is asked to end by: SIGTERM, SIGINT, and a SIGHUP that is not ignored, as nohup has it."""
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return signal.SIGTERM, signal.SIGINT, *hangup
 
 
 class Stopping:
@@ -32,7 +37,7 @@ class Stopping:
 
 
 def on_signals(stop: Callable[[], object]) -> None:
-    """Has SIGTERM and SIGINT call `stop` in the running loop, each time that they come."""
+    """Has the signals to end call `stop` in the running loop, each time that they come."""
     taken: set[signal.Signals] = set()
 
     def take(number: signal.Signals) -> None:
@@ -42,7 +47,7 @@ def on_signals(stop: Callable[[], object]) -> None:
         log.info("asked to stop", signal=number.name)
         stop()
 
-    for number in _SIGNALS:
+    for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, take, number)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from outrider import env
 from outrider.child_output import ChildOutput, to_stderr
 from outrider.errors import StartupError
-from outrider.stopping import leave_haste_to_supervisor
+from outrider.stopping import leave_haste_to_supervisor, stop_signals
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_RESTART_DELAY_S = 0.5
@@ -92,6 +92,7 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_s
         self._output = output
         self._stop, self._kill = asyncio.Event(), asyncio.Event()
+        self._cut_short_by: signal.Signals | None = None
 
     def say(self, line: str) -> None:
         """One line of the supervisor's own: for a person, or as services' logs are."""
@@ -105,18 +106,26 @@ class Supervisor:
         """Ends the run in good order; a second call ends it at once."""
         (self._kill if self._stop.is_set() else self._stop).set()
 
-    async def run(self, when_ready: Callable[[], Awaitable[None]]) -> None:
-        """Starts the parts, awaits `when_ready()` once all serve, and goes on until stop() or SIGINT, SIGTERM, SIGHUP.
-        A SIGHUP that is ignored stays so: nohup wants it.
+    @property
+    def _all_were_ready(self) -> bool:
+        return all(child.was_ready for child in self._children)
 
-        Raises PartFailed when a needed part dies and StartupError when the parts are not ready in time; every child has
-        ended when this returns or raises.
+    def _take(self, number: signal.Signals) -> None:
+        if not (self._stop.is_set() or self._all_were_ready):
+            self._cut_short_by = number
+        self.stop()
+
+    async def run(self, when_ready: Callable[[], Awaitable[None]]) -> int:
+        """Starts the parts, awaits `when_ready()` once all serve, and goes on until stop() or a signal to end.
+
+        Returns the exit code: 0, or a shell's for the signal that came before all served. Raises PartFailed when a
+        needed part dies and StartupError when the parts are not ready in time; every child has ended when this returns
+        or raises.
         """
         loop = asyncio.get_running_loop()
-        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-        signals = (signal.SIGINT, signal.SIGTERM, *hangup)
+        signals = stop_signals()
         for number in signals:
-            loop.add_signal_handler(number, self.stop)
+            loop.add_signal_handler(number, self._take, number)
         stopped = asyncio.create_task(self._stop.wait())
         tasks: set[asyncio.Task[Any]] = {asyncio.create_task(child.keep()) for child in self._children}
         tasks |= {stopped, asyncio.create_task(self._start(when_ready))}
@@ -127,7 +136,7 @@ class Supervisor:
                 for task in done:
                     task.result()
         except PartFailed as failed:
-            if all(child.was_ready for child in self._children):
+            if self._all_were_ready:
                 self.say(f"{failed.summary}; ending the others")
             raise
         finally:
@@ -138,6 +147,7 @@ class Supervisor:
             await self._end()
             for number in signals:
                 loop.remove_signal_handler(number)
+        return 0 if self._cut_short_by is None else 128 + self._cut_short_by
 
     async def _start(self, when_ready: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -150,7 +160,7 @@ class Supervisor:
         await when_ready()
 
     async def _end(self) -> None:
-        """SIGTERM from the last part to the first, SIGKILL for what is left when time is up or stop() comes again."""
+        """SIGTERM, then SIGKILL for what is left when time is up or stop() comes again."""
         in_order = asyncio.create_task(self._terminate())
         killed = asyncio.create_task(self._kill.wait())
         await asyncio.wait({in_order, killed}, timeout=self._stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -169,8 +179,13 @@ class Supervisor:
         await asyncio.gather(*(child.wait() for child in late))
 
     async def _terminate(self) -> None:
-        for child in reversed(self._children):
+        """From the last part to the first; all at once where not all have served, for nobody relies on them yet."""
+        at_once = not self._all_were_ready
+        for child in self._children if at_once else ():
             child.signal(signal.SIGTERM)
+        for child in reversed(self._children):
+            if not at_once:
+                child.signal(signal.SIGTERM)
             await child.wait()
 
 

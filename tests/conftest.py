@@ -7,12 +7,15 @@ numba compiles is kept in one place, since compiling it in the middle of a test 
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Generator
 from pathlib import Path
 
 # Before torch and numba are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "tests" / "numba"))
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 import outrider as outrider  # before gRPC is imported
@@ -22,3 +25,11 @@ PLAIN = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], pr
 settings.register_profile("search", PLAIN)
 settings.register_profile("outrider", PLAIN, derandomize=True)
 settings.load_profile("outrider")
+
+
+@pytest.fixture
+def hangups() -> Generator[None]:
+    """Are not ignored, as they are under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -9,12 +9,14 @@ import argparse
 import http.client
 import importlib.util
 import json
+import math
 import os
 import re
 import select
 import shutil
 import signal
 import socket
+import ssl
 import string
 import subprocess
 import sys
@@ -27,11 +29,13 @@ _ADDRESS = re.compile(r"([^:\[\]\s]+|\[[^\[\]\s]+\]):[0-9]{1,5}")  # IPv6 in bra
 _QUIET_PAUSE_S = 0.2
 _ANSWER_MARGIN_S = 30.0  # for the gateway to say itself that an answer took too long
 _ADMIN_TIMEOUT_S = 5.0
+_MOST_S = 1_000_000.0
 
 
 def main() -> int:
     """Runs Envoy until it ends or a signal drains it; returns its exit code, 0 after a drain."""
     args = parse(sys.argv[1:])
+    check_files(args)
     if not args.check:
         check_free(args.host, args.port, args.stats_port)
     folder = Path(args.run_dir)
@@ -55,6 +59,24 @@ def main() -> int:
     return 0
 
 
+def check_files(args: argparse.Namespace) -> None:
+    """SystemExit for a certificate, key or CA that cannot be used: Envoy would wait for others, and serve nobody."""
+    given = vars(args)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for to in ("tls", "gateway", "verify"):
+        certificate, key, ca = (given.get(f"{to}_{what}") for what in ("certificate", "key", "ca"))
+        paths = [path for path in (certificate, key, ca) if path is not None]
+        try:
+            for path in paths:
+                Path(path).read_bytes()
+            if certificate is not None:
+                context.load_cert_chain(certificate, key, password="")
+            if ca is not None:
+                context.load_verify_locations(ca)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise SystemExit(f"run.py: cannot use {' '.join(paths)}: {error}") from error
+
+
 def check_free(host: str, *ports: int) -> None:
     """SystemExit where another listens: two Envoys would share a port in silence."""
     for port in ports:
@@ -65,7 +87,7 @@ def check_free(host: str, *ports: int) -> None:
                 probe.bind(where)
         except PermissionError:  # of a low port, which Envoy may have a right to
             continue
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError, UnicodeError) as error:
             raise SystemExit(f"run.py: cannot listen on {host} port {port}: {error}") from error
 
 
@@ -102,9 +124,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--verify-key", help="Its key.")
     parser.add_argument("--verify-server-name", help="DNS name that their certificates must have. Default: any.")
     parser.add_argument("--run-dir", default="/run/envoy", help="Folder to write in.")
-    parser.add_argument("--grace-s", type=float, default=30.0, help="Time that running answers get on SIGTERM.")
+    parser.add_argument("--grace-s", type=seconds, default=30.0, help="Time that running answers get on SIGTERM.")
     parser.add_argument(
-        "--request-timeout-s", type=float, default=600.0, help="That of the gateways: the time for an answer."
+        "--request-timeout-s", type=seconds, default=600.0, help="That of the gateways: the time for an answer."
     )
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--check", action="store_true", help="Only say whether Envoy takes the configuration.")
@@ -121,6 +143,17 @@ def parse(words: list[str]) -> argparse.Namespace:
             if _ADDRESS.fullmatch(address) is None or int(address.rpartition(":")[2]) not in range(1, 65536):
                 parser.error(f"--{to} is {address!r}; it must be HOST:PORT")
     return args
+
+
+def seconds(word: str) -> float:
+    """A time that a flag gives. ArgumentTypeError for none that can be waited for."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= _MOST_S:
+        raise argparse.ArgumentTypeError(f"{word!r} must be a number of seconds from 0 to {_MOST_S:.0f}")
+    return value
 
 
 def render(args: argparse.Namespace) -> str:

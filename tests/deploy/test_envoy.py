@@ -261,14 +261,6 @@ def test_the_admin_interface_is_closed(envoy: Front, tmp_path: Path) -> None:
         assert envoy.http.post(path).status_code == 404  # a gateway's answer
 
 
-@pytest.fixture
-def hangups() -> Generator[None]:
-    """Are not ignored, as they are under nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_drain_finishes_what_runs(tmp_path: Path, number: signal.Signals) -> None:
@@ -317,6 +309,49 @@ def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> Non
     ended = subprocess.run([sys.executable, RUN, *words], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr.startswith("run.py: cannot write in")
+
+
+def test_certificates_that_cannot_be_used_are_refused_in_words(tmp_path: Path) -> None:
+    """By --check too: Envoy itself takes such a configuration, and serves nobody."""
+    authority = Authority(tmp_path)
+    (certificate, key), (_, other) = authority.issue("front"), authority.issue("other")
+    (tmp_path / "empty").write_text("")
+    good = [f"--tls-certificate={certificate}", f"--tls-key={key}", f"--verify-ca={authority.path}"]
+    shown = [f"--verify-certificate={certificate}", f"--verify-key={key}"]
+    missing = f"--verify-ca={tmp_path}/missing"
+    run = [sys.executable, RUN, "--check", f"--run-dir={tmp_path}/envoy"]
+    assert subprocess.call([*run, *good, *shown], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) == 0
+    for words, named in (
+        ([*good[:2], missing], "missing"),
+        ([f"--tls-certificate={tmp_path}/missing", good[1]], "missing"),
+        ([good[0], f"--tls-key={tmp_path}"], "Is a directory"),
+        ([good[0], f"--tls-key={other}"], "mismatch"),
+        ([f"--gateway-ca={tmp_path}/empty"], "empty"),
+    ):
+        ended = subprocess.run([*run, *words], capture_output=True, text=True, check=False)
+        assert ended.returncode == 1
+        assert ended.stderr.startswith("run.py: cannot use ")
+        assert named.lower() in ended.stderr.lower()
+        assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--grace-s=nan"], "'nan' must be a number of seconds from 0 to 1000000"),
+        (["--grace-s=-1"], "'-1' must be a number of seconds"),
+        (["--request-timeout-s=-5"], "'-5' must be a number of seconds"),
+        (["--request-timeout-s=1e300"], "'1e300' must be a number of seconds"),
+        (["--host=foo..bar"], "run.py: cannot listen on foo..bar port 8080: "),
+    ],
+)
+def test_mistyped_flags_are_refused_in_words(words: list[str], complaint: str, tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, RUN, f"--run-dir={tmp_path}", *words], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode in (1, 2)
+    assert complaint in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_it_ends_with_its_starter(tmp_path: Path) -> None:

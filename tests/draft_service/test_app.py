@@ -34,7 +34,11 @@ ENVIRONMENT = os.environ | {"OUTRIDER_HOME": str(ROOT / ".cache" / "tests")}
 
 
 @pytest.mark.asyncio
-async def test_it_serves_drains_on_sigterm_and_exits_with_0(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("hangups")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_it_serves_drains_when_it_is_asked_to_end_and_exits_with_0(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     address = f"unix:{tmp_path}/verify.sock"
     async with FakeVerify(address) as verify:
         process = await asyncio.create_subprocess_exec(
@@ -48,10 +52,38 @@ async def test_it_serves_drains_on_sigterm_and_exits_with_0(tmp_path: Path) -> N
         assert str(process.pid) in stream.enlist.drafter_id
         stream.tell(opened=[opened(1, [1, 2, 3, 1, 2], prompt_len=1)])
         await stream.proposals()
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         (release,) = await stream.releases()
         assert release.reason == pb.RELEASE_REASON_DRAINING
         assert await process.wait() == 0
+
+
+LOAD_FOR_EVER = """
+import sys, time
+from draft_service import app
+from draft_service.drafters import factory
+from outrider.args import DraftArgs
+
+def load(args):
+    print("loading", flush=True)
+    while True:
+        time.sleep(600)
+
+factory.make_drafter = load
+sys.exit(app.main(DraftArgs.parse(sys.argv[1:])))
+"""
+
+
+def test_a_signal_ends_it_at_once_while_it_loads(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", LOAD_FOR_EVER, f"--listen=unix:{tmp_path}/draft.sock"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, cwd=ROOT, env=ENVIRONMENT) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"loading\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == -signal.SIGTERM
+        finally:
+            process.kill()
 
 
 def test_a_taken_address_stops_it_with_a_message(tmp_path: Path) -> None:

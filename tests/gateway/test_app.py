@@ -93,12 +93,16 @@ def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
     return client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}], **fields})
 
 
-def test_serves_and_leaves_with_0(start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("hangups")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_serves_and_leaves_with_0(
+    number: signal.Signals, start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path
+) -> None:
     process = start("--port=0", f"--verify-address={verify[1]}")
     with httpx.Client(base_url=url_of(process), timeout=30) as client:
         until_healthy(client)
         assert ask(client).json()["choices"][0]["message"]["content"] == ANSWER
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.wait(30) == 0
     assert '"asked to stop"' in (tmp_path / "errors").read_text()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,10 +53,18 @@ class Draft:
         self.events = events
         self.ends = ends or []
         self.serves = asyncio.Event()
+        self.loads = 0
         self.verify_address: tuple[str, ...] = ()
 
-    async def serve(self, args: Any, stop: Stopping, dial: Any) -> int:
+    def load(self, args: Any) -> str:
+        """What is then served."""
+        self.loads += 1
+        return "loaded"
+
+    async def serve(self, args: Any, loaded: str, stopping: Callable[[], Stopping], dial: Any) -> int:
         """Until it is told to stop."""
+        assert loaded == "loaded"
+        stop = stopping()
         self.verify_address = args.verify_address
         if self.ends:
             end = self.ends.pop(0)
@@ -73,7 +82,7 @@ async def run(verify: Verify, draft: Draft, monkeypatch: pytest.MonkeyPatch) -> 
     stops: list[Any] = []
     monkeypatch.setattr(colocated, "on_signals", stops.append)
     monkeypatch.setattr(colocated, "_FIRST_RESTART_S", 0.0)
-    task = asyncio.create_task(colocated._serve(SETTINGS, verify, None, draft))
+    task = asyncio.create_task(colocated._serve(SETTINGS, verify, None, draft, ["loaded"]))
     while not stops:  # noqa: ASYNC110
         await asyncio.sleep(0)
     return task, stops[0]
@@ -108,7 +117,7 @@ async def test_drafting_that_fails_begins_again_and_verify_goes_on(monkeypatch: 
     draft = Draft(events, [1, RuntimeError("a fault"), 1])
     task, stop = await run(Verify(events), draft, monkeypatch)
     await draft.serves.wait()
-    assert events == []
+    assert (events, draft.loads) == ([], 3)
     stop()
     assert await task == 0
 
@@ -127,5 +136,5 @@ async def test_no_more_is_begun_once_it_is_told_to_stop() -> None:
     stopping = Stopping()
     stopping.ask()
     draft: Any = Draft([], [1, 1])
-    await colocated._keep_drafting(SETTINGS.draft, draft, stopping, InMemoryServer())
+    await colocated._keep_drafting(SETTINGS.draft, draft, ["loaded"], stopping, InMemoryServer())
     assert draft.ends == [1]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
+import select
 import shlex
+import signal
 import socket
 import stat
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -23,7 +27,6 @@ from outrider.colocated import Colocated
 from outrider.errors import StartupError
 from outrider.launcher import Settings
 from outrider.readiness import model_name
-from outrider.stopping import Stopping
 from outrider.supervisor import Part, Supervisor
 
 FAKE_PART = Path(__file__).with_name("fake_part.py")
@@ -112,12 +115,27 @@ async def test_what_is_fetched_first_is_shown_and_has_its_time_too(capfd: pytest
     assert "Fetching a model ..." in capfd.readouterr().err
 
 
-@pytest.mark.asyncio
-async def test_a_signal_before_the_parts_are_there_ends_it_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopping = Stopping()
-    stopping.ask()
-    monkeypatch.setattr(launcher, "stopped_by_signals", lambda: stopping)
-    assert await run(ServeArgs(port=0, speculative_algorithm="EAGLE3"), fetching) == (0, [])
+SERVE_FETCHING = """
+import asyncio, sys
+from outrider import launcher
+from outrider.args import ServeArgs
+from outrider.supervisor import die_with_parent
+
+SLOW = "import os, sys, time; from outrider.supervisor import die_with_parent as d; d();" \\
+    "print('fetching', os.getpid(), file=sys.stderr, flush=True); time.sleep(600)"
+args = ServeArgs(port=0, speculative_algorithm="EAGLE3")
+asyncio.run(launcher.serve(args, None, lambda settings: (sys.executable, "-c", SLOW)))
+"""
+
+
+def test_a_signal_before_the_parts_are_there_ends_it_and_what_fetches() -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVE_FETCHING], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        child = os.pidfd_open(int(process.stderr.readline().split()[-1]))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGTERM
+        assert select.select([child], [], [], 60)[0]
+        os.close(child)
 
 
 @pytest.mark.asyncio
@@ -191,7 +209,7 @@ def test_main_says_where_it_serves_when_ready(
         ({"ssl_certfile": "/nowhere", "ssl_keyfile": "/nowhere"}, "cannot read --ssl-certfile"),
         ({"token_file": "/nowhere"}, "cannot read --token-file"),
         ({"admin_token_file": "/nowhere"}, "cannot read --admin-token-file"),
-        ({"api_key_file": "/nowhere"}, "cannot read --api-key-file: '/nowhere'"),
+        ({"api_key_file": "/nowhere"}, "cannot read --api-key-file: .*'/nowhere'"),
     ],
 )
 def test_files_that_are_not_there_are_told_before_anything_starts(
@@ -208,6 +226,7 @@ VERIFY, DRAFT = "unix:/run/verify.sock", "unix:/run/draft.sock"
 @pytest.fixture(autouse=True)
 def _cores_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "cores_of_two", lambda: None)
+    monkeypatch.setattr(launcher, "configure_logging", lambda service: None)  # for a whole process, and this goes on
 
 
 def test_each_part_gets_its_own_flags() -> None:

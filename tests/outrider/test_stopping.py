@@ -33,9 +33,15 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(
     ("has_supervisor", "last", "num_asked"),
-    [(False, "signal.SIGTERM", 3), (True, "signal.SIGTERM", 1), (True, "signal.SIGINT", 2)],
+    [
+        (False, "signal.SIGTERM", 3),
+        (True, "signal.SIGTERM", 1),
+        (True, "signal.SIGINT", 2),
+        (True, "signal.SIGHUP", 2),
+    ],
 )
 def test_a_part_is_not_hurried_by_the_sigterm_of_its_supervisor(
     has_supervisor: bool, last: str, num_asked: int

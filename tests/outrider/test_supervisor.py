@@ -248,17 +248,47 @@ async def test_one_that_hangs_does_not_cost_those_before_it_their_own_end() -> N
 
 
 @pytest.mark.asyncio
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-async def test_signals_stop_it(number: signal.Signals, request: pytest.FixtureRequest) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
-    request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
+async def test_signals_stop_it(number: signal.Signals) -> None:
     output = Output()
 
     async def when_ready() -> None:
         os.kill(os.getpid(), number)
 
-    await supervisor(output, up(output, "verify", POLITE)).run(when_ready)
+    assert await supervisor(output, up(output, "verify", POLITE)).run(when_ready) == 0
     assert "verify down" in output.text
+
+
+@pytest.mark.asyncio
+async def test_a_signal_before_all_serve_is_told_by_the_exit_code() -> None:
+    output = Output()
+
+    async def ready() -> None:
+        await output.seen("verify up")
+        os.kill(os.getpid(), signal.SIGTERM)
+        await never()
+
+    assert await supervisor(output, part("verify", POLITE, ready)).run(never) == 128 + signal.SIGTERM
+    assert "verify down" in output.text
+
+
+@pytest.mark.asyncio
+async def test_parts_end_all_at_once_where_one_has_never_served() -> None:
+    """One that loads hears no SIGTERM before it is done, and those before it need not wait for it."""
+    output = Output()
+
+    async def fail() -> None:
+        await output.seen("verify up")
+        await output.seen("draft up")
+        raise StartupError("no")
+
+    parts = part("verify", POLITE, fail), up(output, "draft", DEAF)
+    task = asyncio.create_task(supervisor(output, *parts, stop_timeout_s=3600).run(never))
+    await output.seen("verify down")
+    os.kill(output.pid("draft"), signal.SIGKILL)
+    with pytest.raises(StartupError, match="no"):
+        await task
 
 
 @pytest.mark.asyncio
