@@ -24,12 +24,14 @@ TLS = COMPOSE.with_name("docker-compose.tls.yml")
 
 
 def main() -> int:
-    """Returns 0; complains about a GPU that is named twice."""
+    """Returns 0; complains about a GPU that cannot be, or that is named twice."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", type=int, nargs="+", required=True, metavar="GPU", help="GPUs of verify services.")
     parser.add_argument("--drafters", type=int, nargs="+", required=True, metavar="GPU", help="GPUs of drafters.")
     parser.add_argument("--tls", action="store_true", help="For use with docker-compose.tls.yml.")
     args = parser.parse_args()
+    if min(*args.targets, *args.drafters) < 0:
+        parser.error("GPUs are numbered from 0")
     if len({*args.targets, *args.drafters}) < len(args.targets) + len(args.drafters):
         parser.error("a GPU is named twice: the two kinds would take time and memory from one another")
     services = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["services"]

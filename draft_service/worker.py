@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
 from draft_service.link import Identity, VerifyLink
-from outrider.args.links import check_address
 from outrider.dialing import Dial
 from outrider.resolving import LookUp, Resolver, endpoints_of
 from outrider.rpc import create_channel
@@ -41,8 +40,6 @@ class Worker:
         resolve: LookUp = endpoints_of, sleep: Sleep = asyncio.sleep, backoff: Callable[[], Backoff] = Backoff,
         dial: Dial = create_channel, busy_poll: bool = False,
     ) -> None:  # fmt: skip
-        for address in addresses:
-            check_address("--verify-address", address)
         self._addresses = tuple(addresses)
         self._drafting = drafting
         self._identity = identity

@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers
 
 from gateway.errors import HttpError
+from outrider.api_keys import KeyEntry, KeyFile
 from outrider.args import GatewayArgs
-from outrider.errors import ResourceExhausted, StartupError
-from outrider.flags import check_key
-from outrider.listed_lines import WatchedFile
+from outrider.errors import ResourceExhausted
 
 Clock = Callable[[], float]
-_SETTINGS = ("requests_per_minute", "tokens_per_minute")
 
 
 class Bucket:
@@ -92,32 +90,6 @@ class Caller:
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class KeyEntry:
-    """A key as it was given, with limits of its own."""
-
-    key: str
-    name: str
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-
-
-class KeyFile(WatchedFile[KeyEntry]):
-    """The keys of --api-key-file: one a line, then settings as NAME=VALUE."""
-
-    listed = "keys"
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path, "--api-key-file")
-
-    def _parsed(self, lines: list[tuple[int, str]]) -> list[KeyEntry]:
-        words = [(number, line.split()) for number, line in lines]
-        entries = [_entry(key, settings, f"{self._path}, line {number}") for number, (key, *settings) in words]
-        if not entries:
-            raise StartupError(f"--api-key-file {self._path} has no key")
-        return entries
-
-
 @dataclass(slots=True)
 class Callers:
     """Finds the caller of a request. `file`: more keys, which may change while the process runs."""
@@ -179,17 +151,3 @@ def callers_of(args: GatewayArgs) -> Callers:
     entries = [KeyEntry(key, f"key-{index}") for index, key in enumerate(args.api_key)]
     file = None if args.api_key_file is None else KeyFile(args.api_key_file)
     return Callers(entries, args.requests_per_minute, args.tokens_per_minute, file=file)
-
-
-def _entry(key: str, settings: Sequence[str], where: str) -> KeyEntry:
-    check_key(where, key)
-    name, limits = f"key-{_digest(key.encode()).hex()[:8]}", {}
-    for setting in settings:
-        word, _, value = setting.partition("=")
-        if word == "name" and value:
-            name = value
-        elif word in _SETTINGS and value.isdecimal() and int(value) > 0:
-            limits[word] = int(value)
-        else:
-            raise StartupError(f"{where}: settings are name=TEXT, {'=N, '.join(_SETTINGS)}=N")
-    return KeyEntry(key, name, **limits)

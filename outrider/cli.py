@@ -116,6 +116,8 @@ def _drafters(words: list[str]) -> int:
 
 
 def _version(words: list[str]) -> int:
+    if words:
+        raise StartupError(f"it takes no words, not {' '.join(map(repr, words))}")
     print(f"outrider {outrider.__version__} (wire version {WIRE_VERSION})")
     return 0
 

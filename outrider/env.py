@@ -70,7 +70,7 @@ def flag(name: str, default: bool) -> bool:
     value = os.environ.get(name, "").strip().lower()
     if value in {"", *_WORDS}:
         return _WORDS.get(value, default)
-    raise StartupError(f"{name} is {value!r}; it must be true or false")
+    raise StartupError(f"{name} is {value!r}; it must be 1 or 0 (or true, yes, on; false, no, off)")
 
 
 def runtime_dir() -> Path | None:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 ArgsT = TypeVar("ArgsT", bound="Args")
 
-_MOST, _MOST_BYTES = 2**31 - 1, 2**63 - 1  # what arrays and messages hold
+_MOST = 2**31 - 1  # what arrays and messages hold
+_MOST_BY_UNIT = {"_bytes": 2**63 - 1, "_s": 1_000_000, "_ms": 1_000_000_000}  # of times, what all clocks can wait for
 
 
 def arg(default: Any, group: str, help: str, *, aliases: tuple[str, ...] = ()) -> Any:
@@ -46,12 +47,7 @@ class Args:
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise StartupError(f"{flag_of(spec)} is {value}; it must be a finite number")
-            most = _MOST_BYTES if spec.name.endswith("_bytes") else _MOST
-            if isinstance(value, int) and abs(value) > most:
-                raise StartupError(f"{flag_of(spec)} is {value}; it must be at most {most}")
+            _check_value(flag_of(spec), spec.name, getattr(self, spec.name))
         self.check()
 
     @classmethod
@@ -145,6 +141,20 @@ def flag_of(spec: dataclasses.Field[Any]) -> str:
 def flag_named(name: str) -> str:
     """The command-line flag of a field of that name."""
     return "--" + name.replace("_", "-")
+
+
+def _check_value(flag: str, name: str, value: Any) -> None:
+    """StartupError for what no setting of its type may be."""
+    for text in value if isinstance(value, tuple) else (value,):
+        if isinstance(text, str) and not is_text(text):
+            raise StartupError(f"{flag} is not valid UTF-8")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise StartupError(f"{flag} is {value}; it must be a finite number")
+    most = next((most for unit, most in _MOST_BY_UNIT.items() if name.endswith(unit)), None)
+    if most is None and isinstance(value, int):
+        most = _MOST
+    if most is not None and isinstance(value, int | float) and abs(value) > most:
+        raise StartupError(f"{flag} is {value}; it must be at most {most}")
 
 
 def _typed(text: str, hint: Any) -> Any:

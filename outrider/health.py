@@ -59,4 +59,6 @@ def http_health(url: str, timeout_s: float, context: ssl.SSLContext | None = Non
         with error:
             return f"{url}: {error.code}"
     except FAILURES as error:
-        return f"{url}: {error!r}" if isinstance(error, HTTPException) else f"{url}: {error}"
+        is_stranger = isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError)
+        hint = "; --verify-ssl-ca-certs names authorities to believe" if is_stranger else ""
+        return f"{url}: {error!r}" if isinstance(error, HTTPException) else f"{url}: {error}{hint}"

@@ -38,7 +38,7 @@ async def serve_metrics(
     door = _Door(registry, timeout_s)
     try:
         server = await asyncio.start_server(door.answer, host, port, limit=MAX_HEADER_BYTES)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no name that a host can have
         raise StartupError(f"cannot listen on --metrics-host {host}, --metrics-port {port}: {error}") from error
     bound = server.sockets[0].getsockname()
     try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from outrider import env
+from outrider.api_keys import KeyFile
 from outrider.args import ServeArgs
 from outrider.auth import token_file
 from outrider.errors import StartupError
@@ -18,8 +18,11 @@ def check_before_start(args: ServeArgs) -> None:
     for flag, name in (
         ("--model-path", args.model_path), ("--speculative-draft-model-path", args.speculative_draft_model_path),
     ):  # fmt: skip
-        if name and not may_be_hub_id(name) and not Path(name).expanduser().exists():
+        path = Path(name or ".").expanduser()
+        if name and not may_be_hub_id(name) and not path.exists():
             raise StartupError(f"{flag} is {name!r}; there is no such folder, and it is no hub id")
+        if path.is_file():
+            raise StartupError(f"{flag} is {name!r}, a file; a Hugging Face folder is needed")
     for flag, name, needed in (
         ("--model-path", args.model_path, "config.json"), ("--tokenizer-path", args.tokenizer_path, "tokenizer.json"),
     ):  # fmt: skip
@@ -33,5 +36,5 @@ def check_before_start(args: ServeArgs) -> None:
         files.read()
     token_file(args.token_file, "--token-file")
     token_file(args.admin_token_file, "--admin-token-file")
-    if args.api_key_file is not None and not os.access(args.api_key_file, os.R_OK):
-        raise StartupError(f"cannot read --api-key-file: {args.api_key_file!r}")
+    if args.api_key_file is not None:
+        KeyFile(args.api_key_file)

@@ -68,13 +68,19 @@ def check_free(*addresses: str) -> None:
         try:
             family, where = resolved(host.strip("[]"), int(port))
             socket.create_server(where, family=family).close()
-        except (OSError, UnicodeError) as error:  # taken, no host of ours, or no name that there can be
+        except OSError as error:  # taken, no host of ours, or no name that there can be
             raise StartupError(f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    """Where to listen: over IPv4 where the host has such an address, as localhost does, else over what it has."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    """Where to listen: over IPv4 where the host has such an address, as localhost does, else over what it has.
+
+    OSError where there is no such host.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:  # nothing between two dots, or more than DNS takes
+        raise OSError(f"no host has such a name: {error}") from error
     family, *_, where = min(found, key=lambda one: one[0] != socket.AF_INET)
     return family, where
 

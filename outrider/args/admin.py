@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outrider.algorithms import WIRE_ALGORITHMS
-from outrider.args.links import DialingArgs, check_tls_is_used
+from outrider.args.links import DialingArgs, check_address, check_tls_is_used
 from outrider.errors import StartupError
 from outrider.flags import arg
 
@@ -36,6 +36,8 @@ class DraftersArgs(DialingArgs):
     def check(self) -> None:
         """What goes together."""
         DialingArgs.check(self)
+        for address in self.verify_address:
+            check_address("--verify-address", address)
         check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         if self.algorithm is not None and self.algorithm.upper() not in WIRE_ALGORITHMS:
             raise StartupError(f"--algorithm is {self.algorithm!r}; it must be one of {', '.join(WIRE_ALGORITHMS)}")

@@ -78,9 +78,11 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
         ObservingArgs.check(self)
         ServingArgs.check(self)
         DialingArgs.check(self)
-        if self.listen:
+        if self.listen is not None:  # as `serve` has it, which chooses addresses
             check_address("--listen", self.listen, least_port=0)
             check_tls_is_used("--ssl-certfile", self.ssl_certfile, (self.listen,))
+            for address in self.verify_address:
+                check_address("--verify-address", address)
             check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_most(self, 1024, "threads")  # many more end the process
         at_least(

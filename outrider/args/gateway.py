@@ -100,6 +100,8 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
         if self.uds is not None and len(os.fsencode(self.uds)) > MAX_SOCKET_BYTES:
             raise StartupError(f"--uds is {self.uds!r}; a socket's path has at most {MAX_SOCKET_BYTES} bytes")
         for address in self.verify_address:
+            if address == "file:":
+                raise StartupError("--verify-address is 'file:'; a path must follow")
             if not address.startswith("file:"):
                 check_address("--verify-address", address)
         check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)

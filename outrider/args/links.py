@@ -102,11 +102,11 @@ def check_address(flag: str, address: str, *, least_port: int = 1) -> None:
             f"{flag} is {address!r}; it must be host:port (ports are {least_port} to 65535), unix:/path or "
             "unix-abstract:name"
         )
-    longest = max(map(len, host.split(".")))
-    if longest > MAX_LABEL_CHARS:
+    lengths = [len(label) for label in host.removesuffix(".").split(".")]
+    wrong = next((length for length in lengths if not 1 <= length <= MAX_LABEL_CHARS), None)
+    if wrong is not None:
         raise StartupError(
-            f"{flag} is {address!r}; between its dots a host's name has at most {MAX_LABEL_CHARS} characters, "
-            f"not {longest}"
+            f"{flag} is {address!r}; between its dots a host's name has 1 to {MAX_LABEL_CHARS} characters, not {wrong}"
         )
 
 

@@ -26,7 +26,7 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     summary: ClassVar[str] = "Serve a model on this machine: verify, draft and gateway as processes of their own."
 
     # No fields here: the launcher chooses these addresses.
-    listen: ClassVar[str] = ""  # pyright: ignore[reportIncompatibleVariableOverride]
+    listen: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
     verify_address: ClassVar[tuple[str, ...]] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     core: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]
     uds: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]

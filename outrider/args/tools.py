@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from outrider.args.links import DialingArgs
+from outrider.args.links import DialingArgs, check_address
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, at_least, check_key, check_url, is_text
+from outrider.flags import Args, arg, at_least, check_key, check_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,6 @@ class ChatArgs(Args):
             raise StartupError(f"--ssl-ca-certs is for https; --url is {self.url}")
         if self.api_key is not None:
             check_key("--api-key", self.api_key)
-        for name in ("model", "prompt", "system"):
-            if not is_text(getattr(self, name) or ""):
-                raise StartupError(f"--{name} is not valid UTF-8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +68,20 @@ class HealthArgs(DialingArgs):
     address: tuple[str, ...] = arg((), "services", "gRPC address of a verify or draft service. Repeatable.")
     url: tuple[str, ...] = arg((), "services", "Whole URL that must answer 200: a gateway's /health. Repeatable.")
     timeout_s: float = arg(3.0, "services", "Time for an answer.")
+    verify_ssl_ca_certs: str | None = arg(
+        None, "security",
+        "Authorities (PEM) of the certificates of all that is asked, gateways too; --address is dialled over TLS "
+        "then. Default: none, and for https those of this machine.",
+    )  # fmt: skip
+    verify_ssl_certfile: str | None = arg(None, "security", "Certificate (PEM) to show them.")
 
     def check(self) -> None:
         """Something must be asked."""
         super().check()
         if not self.address and not self.url:
             raise StartupError("--address or --url is needed")
-        if "" in self.address:
-            raise StartupError("--address is empty")
+        for address in self.address:
+            check_address("--address", address)
         for url in self.url:
             check_url("--url", url, "http://127.0.0.1:8000/health")
         if not self.timeout_s > 0:

@@ -141,10 +141,10 @@ class VerifyArgs(ObservingArgs, ServingArgs):
         ObservingArgs.check(self)
         ServingArgs.check(self)
         for name, address in (("--listen", self.listen), ("--grpc-address", self.grpc_address)):
-            if address:
+            if address is not None:
                 check_address(name, address, least_port=0)
-        addresses = tuple(address for address in (self.listen, self.grpc_address) if address)
-        if self.listen:
+        addresses = tuple(address for address in (self.listen, self.grpc_address) if address is not None)
+        if self.listen is not None:  # as `serve` has it, which chooses addresses
             check_tls_is_used("--ssl-certfile", self.ssl_certfile, addresses)
         at_most(self, 1024, "threads")  # many more end the process
         at_least(

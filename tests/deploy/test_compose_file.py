@@ -152,6 +152,9 @@ def test_a_machine_with_more_gpus() -> None:
         assert safe[name]["healthcheck"] == {**services[name]["healthcheck"], **TLS["services"][first]["healthcheck"]}
     twice = subprocess.run([sys.executable, script, *words, "0"], capture_output=True, text=True, check=False)
     assert twice.returncode == 2
+    below = subprocess.run([sys.executable, script, *words[:2], "-1", *words[4:]], stderr=subprocess.PIPE, check=False)
+    assert below.returncode == 2
+    assert b"GPUs are numbered from 0" in below.stderr
 
 
 def test_without_pyyaml_a_line_says_so(tmp_path: Path) -> None:

@@ -571,6 +571,8 @@ async def test_wrong_addresses_are_refused(address: str) -> None:
         check_address("--verify-address", address)
     with pytest.raises(StartupError, match="verify-address"):
         GatewayArgs.parse(["--verify-address", address])
+    with pytest.raises(StartupError, match="verify-address"):
+        DraftArgs.parse(["--verify-address", address])
 
 
 async def test_waits_double_up_to_a_limit_and_are_spread() -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,77 @@ def test_interrupted(fake_verify: list[VerifyArgs]) -> None:
 def test_a_setting_out_of_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["verify", "--max-running-requests=0"]) == 2
     assert "--max-running-requests is 0; it must be at least 1" in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logging is set up for a whole process, and this one goes on."""
+    for module in ("outrider.launcher", "gateway.app", "verify_service.app", "draft_service.app"):
+        monkeypatch.setattr(f"{module}.configure_logging", lambda service: None)
+
+
+@pytest.mark.usefixtures("no_logs")
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["health", "--address=127.0.0.1:86837"], "--address is '127.0.0.1:86837'; it must be host:port"),
+        (["health", "--address=127.0.0.1"], "--address is '127.0.0.1'; it must be host:port"),
+        (["health", "--address=http://127.0.0.1:1"], "--address is 'http://127.0.0.1:1'; it must be host:port"),
+        (["health", "--address=a..b:1"], "--address is 'a..b:1'; between its dots a host's name has 1 to 63"),
+        (["drafters", "list", "--verify-address="], "--verify-address is ''; it must be host:port"),
+        (["drafters", "list", "--verify-address=abc:86837"], "--verify-address is 'abc:86837'"),
+        (["verify", "--listen="], "--listen is ''; it must be host:port"),
+        (["draft", "--listen="], "--listen is ''; it must be host:port"),
+        (["serve", "--grpc-address="], "--grpc-address is ''; it must be host:port"),
+        (["serve", "--grpc-address=127.0.0..1:21337"], "--grpc-address is '127.0.0..1:21337'; between its dots"),
+        (["serve", "--port=0", "--host=127.0.0..1"], "cannot listen on 127.0.0..1:0: no host has such a name"),
+        (["serve", "--port=0", "--metrics-host=127.0.0..1"], "cannot listen on 127.0.0..1:0: no host has such a name"),
+        (["gateway", "--port=0", "--host=foo..bar"], "cannot listen on foo..bar:0: no host has such a name"),
+        (["draft", "--verify-address=127.0.0.1:99999"], "--verify-address is '127.0.0.1:99999'"),
+        (["draft", "--verify-address=file:/x"], "--verify-address is 'file:/x'; it must be host:port"),
+        (["draft", "--verify-address="], "--verify-address is ''; it must be host:port"),
+        (["gateway", "--verify-address=file:"], "--verify-address is 'file:'; a path must follow"),
+        (["health", "--address=\udcff:1"], "--address is not valid UTF-8"),
+        (["drafters", "list", "--verify-address=unix:/tmp/\udcff"], "--verify-address is not valid UTF-8"),
+        (["drafters", "drain", "--drafter=\udcff"], "--drafter is not valid UTF-8"),
+        (["serve", "--grpc-address=\udcff:1"], "--grpc-address is not valid UTF-8"),
+        (["gateway", "--verify-address=\udcff:1"], "--verify-address is not valid UTF-8"),
+        (["draft", "--verify-address=\udcff:1"], "--verify-address is not valid UTF-8"),
+        (["drafters", "list", "--timeout-s=1e300"], "--timeout-s is 1e+300; it must be at most 1000000"),
+        (["serve", "--shutdown-grace-s=1e300"], "--shutdown-grace-s is 1e+300; it must be at most 1000000"),
+        (["verify", "--max-draft-wait-ms=1e300"], "--max-draft-wait-ms is 1e+300; it must be at most 1000000000"),
+        (["colocated", "--listen=127.0.0.1:0", "--"], "--listen is '127.0.0.1:0'; it must be host:port"),
+        (["version", "extra"], "it takes no words, not 'extra'"),
+    ],
+)
+def test_mistyped_words_are_refused_in_a_line(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err.startswith(f"outrider {words[0]}: {complaint}")
+
+
+@pytest.mark.usefixtures("no_logs")
+@pytest.mark.parametrize(
+    ("flag", "content", "complaint"),
+    [
+        ("--model-path", "", ", a file; a Hugging Face folder is needed"),
+        ("--api-key-file", None, "cannot read --api-key-file: "),
+        ("--api-key-file", "# none\n", " has no key"),
+        ("--api-key-file", "clé", "can't decode byte"),
+        ("--api-key-file", "key requests_per_minute=nan", "line 1: settings are name=TEXT"),
+    ],
+)
+def test_files_that_a_part_cannot_use_end_serve_before_it_starts_one(
+    flag: str, content: str | None, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "file"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content, encoding="latin-1")
+    assert cli.main(["serve", "--startup-timeout-s=1", f"{flag}={path}"]) == 2
+    assert complaint in capsys.readouterr().err
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,12 @@ def test_nonsense_is_refused_by_name(name: str, read: object, monkeypatch: pytes
         read()
 
 
+def test_a_switch_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "2")
+    with pytest.raises(StartupError, match="OUTRIDER_CPU_KERNEL is '2'; it must be 1 or 0"):
+        env.cpu_kernel()
+
+
 def test_sglangs_name_for_early_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTRIDER_ENABLE_SPEC_V2", raising=False)
     monkeypatch.setenv("SGLANG_ENABLE_SPEC_V2", "true")

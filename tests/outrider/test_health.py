@@ -46,7 +46,7 @@ def site() -> Generator[str]:
         thread.join()
 
 
-def test_a_gateway_with_tls_is_asked_over_tls(tmp_path: Path) -> None:
+def test_a_gateway_with_tls_is_asked_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a certificate to show, where it wants to see one."""
     authority = Authority(tmp_path)
     files = TlsFiles(*authority.issue("localhost"), str(authority.path))
@@ -62,6 +62,10 @@ def test_a_gateway_with_tls_is_asked_over_tls(tmp_path: Path) -> None:
             assert main(HealthArgs.parse([*trusting, *shown])) == 0
             for fewer in (trusting, words):
                 assert main(HealthArgs.parse(fewer)) == 1
+            told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("outrider health:")]
+            shown_nothing, believing_nobody = told
+            assert "--verify-ssl-ca-certs" not in shown_nothing
+            assert believing_nobody.endswith("; --verify-ssl-ca-certs names authorities to believe")
         finally:
             server.shutdown()
             thread.join()
