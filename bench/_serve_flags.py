@@ -23,7 +23,8 @@ def check_serve_flags(words: Sequence[str], *own: str) -> ServeArgs:
     parser_for(ServeArgs).parse_known_args(words, given)
     for name in (*_OWN, *own):
         if getattr(given, name) is not not_given:
-            raise StartupError(f"{flag_named(name)} is not for this benchmark, which is its server's one client")
+            why = "sets it itself" if name in own else "is its server's one client"
+            raise StartupError(f"{flag_named(name)} is not for this benchmark, which {why}")
     if not served.drafts:
         raise StartupError("--speculative-algorithm NONE leaves nothing to compare")
     return served

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,12 +18,20 @@ from pathlib import Path
 import httpx
 
 from bench._systems import OURS_READY, Launch
+from outrider import env
 from outrider.errors import StartupError
 
 _OURS_STARTUP_S = 900.0  # a model's first download included
 _POLL_S = 0.1
 _END_S = 10.0
 _TAIL_CHARS = 2000
+# Becomes a server of any system, to which the kernel's promise stays.
+_DYING_WITH_US = """
+import os, sys
+from outrider.supervisor import die_with_parent
+die_with_parent()
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 def free_port(in_a_row: int = 1) -> int:
@@ -51,24 +60,19 @@ def serving(launch: Launch, port: int, log: Path, timeout_s: float) -> Iterator[
 
     StartupError, with its log's end, for one that does not come up, and for one that cannot be run.
 
-    The server has a process group of its own, which is killed where it does not end by SIGTERM. A SIGTERM to us is for
-    the time of the block as Ctrl-C is, so that no server outlives us.
+    The server has a process group of its own, which is killed where it does not end by SIGTERM, and dies with us.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     url = f"http://127.0.0.1:{port}"
-    try:
-        with _running(launch, log) as (process, said_before):
+    with _running(launch, log) as (process, said_before):
 
-            def ready() -> bool:
-                return launch.ready.encode() in log.read_bytes()[said_before:]
+        def ready() -> bool:
+            return launch.ready.encode() in log.read_bytes()[said_before:]
 
-            trouble = _until_healthy(process, url, timeout_s, ready)
-            if trouble:
-                tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
-                raise StartupError(f"{' '.join(launch.command[:4])} ... {trouble}; its log ends with:\n{tail}")
-            yield Served(url, process.pid)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        trouble = _until_healthy(process, url, timeout_s, ready)
+        if trouble:
+            tail = log.read_bytes()[-_TAIL_CHARS:].decode(errors="replace")
+            raise StartupError(f"{' '.join(launch.command[:4])} ... {trouble}; its log ends with:\n{tail}")
+        yield Served(url, process.pid)
 
 
 @contextlib.contextmanager
@@ -89,12 +93,14 @@ def ours_serving(
 @contextlib.contextmanager
 def _running(launch: Launch, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Its process, and how long the log was before. StartupError where it cannot be run."""
+    if shutil.which(launch.command[0]) is None:
+        raise StartupError(f"{launch.command[0]} cannot be run: there is no such program")
     try:
         with log.open("ab") as sink:
             said_before = sink.tell()
             process = subprocess.Popen(
-                launch.command, env={**os.environ, **launch.environment}, stdin=subprocess.DEVNULL, stdout=sink,
-                stderr=sink, start_new_session=True,
+                [sys.executable, "-P", "-c", _DYING_WITH_US, *launch.command], stdin=subprocess.DEVNULL, stdout=sink,
+                env={**env.for_child(), **launch.environment}, stderr=sink, start_new_session=True,
             )  # fmt: skip
     except OSError as error:
         raise StartupError(f"{launch.command[0]} cannot be run: {error}") from error

@@ -15,6 +15,7 @@ from bench._flags import SERVE_EPILOG, output_file, parser_of, positive
 from bench._main import as_command
 from bench._metered import metered
 from bench._output import write_json
+from bench._serve_flags import check_serve_flags
 from bench.mt_bench import WARM_UP, answer_tokens, ask_outrider, choose
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
@@ -40,6 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=answer_tokens, default=96, help="most tokens of an answer")
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
     args, serve_flags = parser.parse_known_args(argv)
+    check_serve_flags(serve_flags, "speculative_algorithm")
     every = [
         found(algorithm, *_measured(args, algorithm, serve_flags))
         for algorithm in (USUAL, *shipped_algorithms(ensure_embedded_model()))

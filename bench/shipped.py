@@ -27,6 +27,7 @@ from bench._serve_flags import check_serve_flags
 from bench.mt_bench import answer_tokens
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
+from outrider import env
 from outrider.errors import StartupError
 from outrider.fastest import SPEEDS, USUAL, section
 
@@ -40,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         "--output", type=output_file, default=str(SPEEDS), help="file for the table (default: %(default)s)"
     )
     args, serve_flags = parser.parse_known_args(argv)
-    served = check_serve_flags(serve_flags)
+    served = check_serve_flags(serve_flags, "speculative_algorithm")
     measured = {
         algorithm: of_rows(_measured(args, algorithm, serve_flags))
         for algorithm in (USUAL, *shipped_algorithms(ensure_embedded_model()))
@@ -81,10 +82,22 @@ def _measured(args: argparse.Namespace, algorithm: str, serve_flags: list[str]) 
         output = Path(folder) / "rows.json"
         words = [f"--per-category={args.per_category}", f"--tokens={args.tokens}", "--alone", f"--output={output}"]
         flags = [f"--speculative-algorithm={algorithm}", *serve_flags]
-        command = [sys.executable, "-P", "-m", "bench.mt_bench", *words, *flags]
-        if subprocess.run(command, check=False, stdout=sys.stderr).returncode != 0:
+        if ended([sys.executable, "-P", "-m", "bench.mt_bench", *words, *flags]) != 0:
             raise StartupError(f"bench mt_bench with {algorithm} failed")
         return json.loads(output.read_text(encoding="utf-8"))
+
+
+def ended(command: list[str]) -> int:
+    """Its exit code. Whatever ends us meanwhile has it end too, in good order."""
+    with subprocess.Popen(
+        command, stdout=sys.stderr, env=env.for_child(), start_new_session=True,  # Ctrl-C is told to us alone
+    ) as child:  # fmt: skip
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            child.terminate()
+            child.wait()
+            raise
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def refuse_kernels_package() -> None:
 
 
 def _bench(words: list[str]) -> int:
-    """`outrider bench NAME ...`: main(words) of the module bench/NAME.py."""
+    """`outrider bench NAME ...`: main(words) of the module bench/NAME.py, in the care of bench/_main.py."""
     known = _bench_modules()
     if not words or words[0] in {"-h", "--help"} or words[0] not in known:
         wrong = bool(words) and words[0] not in {"-h", "--help"}
@@ -79,7 +79,8 @@ def _bench(words: list[str]) -> int:
         lines += [f"  {name:<12} {summary}" for name, summary in known.items()] or ["  none is installed"]
         print("\n".join(lines), file=sys.stderr if wrong else sys.stdout)
         return 2 if wrong else 0
-    return _load(f"bench.{words[0]}").main(words[1:])
+    main = _load(f"bench.{words[0]}").main
+    return _load("bench._main").ended_by_signals(main, words[1:])
 
 
 def _bench_modules() -> dict[str, str]:

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +14,7 @@ import pytest
 
 from bench import _systems, peers
 from bench._install import install_llama, install_vllm, wanted
+from bench._main import ended_by_signals
 from bench._server import free_port, serving
 from bench._systems import Launch, Setup, System
 from outrider.errors import StartupError
@@ -84,30 +89,46 @@ def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_server_that_cannot_be_run_leaves_signals_as_they_were(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with (
-        pytest.raises(StartupError, match="cannot be run"),
-        serving(missing(Setup(tmp_path, lambda kind: tmp_path), 1, 1), 1, tmp_path / "log", timeout_s=1.0),
-    ):
-        pass
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_server_does_not_outlive_us(tmp_path: Path) -> None:
-    port = free_port()
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_server_does_not_outlive_us(number: signal.Signals, tmp_path: Path) -> None:
+    port, setup = free_port(), Setup(tmp_path, lambda kind: tmp_path)
     health = f"http://127.0.0.1:{port}/health"
 
-    def told_to_end() -> None:
-        launch = stand_in(Setup(tmp_path, lambda kind: tmp_path), port, 1)
-        with serving(launch, port, tmp_path / "log", timeout_s=60):
+    def told_to_end(words: list[str]) -> int:
+        with serving(stand_in(setup, port, 1), port, tmp_path / "log", timeout_s=60):
+            with (  # after which we are told to end as before
+                pytest.raises(StartupError, match="cannot be run"),
+                serving(missing(setup, 1, 1), 1, tmp_path / "log", timeout_s=1.0),
+            ):
+                pass
             assert httpx.get(health).status_code == 200
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
+        return 0
 
-    with pytest.raises(KeyboardInterrupt):
-        told_to_end()
+    before = signal.getsignal(number)
+    assert ended_by_signals(told_to_end, []) == 128 + number
+    assert signal.getsignal(number) is before
     with pytest.raises(httpx.ConnectError):
         httpx.get(health)
+
+
+def test_a_server_dies_with_us(tmp_path: Path) -> None:
+    """Killed as by the kernel for want of memory, a benchmark ends nothing itself."""
+    port = free_port()
+    launch = f"Launch([sys.executable, '-m', 'tests.bench.openai_stand_in', '{port}'])"
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from bench._server import serving
+from bench._systems import Launch
+with serving({launch}, {port}, Path({str(tmp_path / "log")!r}), 60) as served:
+    print(served.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    with contextlib.suppress(ProcessLookupError), os.fdopen(os.pidfd_open(int(ended.stdout))) as server:
+        assert select.select([server], [], [], 60)[0]  # it has ended
 
 
 def test_missing_paths_are_refused_before_anything_runs() -> None:

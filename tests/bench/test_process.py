@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import tempfile
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import uvloop
 
 from bench import _parts
+from bench._main import ended_by_signals
 from bench._parts import serve_engine, work
 from bench._process import process
 from bench._wire_script import Setting
@@ -56,6 +60,43 @@ async def test_what_a_block_fails_of_is_raised_and_the_process_ended(tmp_path: P
         await fail()
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+@pytest.mark.parametrize("interrupt", [signal.default_int_handler, signal.SIG_IGN])  # as of a shell's background
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_processes_and_folders_end_with_a_benchmark_that_is_told_to(run: Any, interrupt: Any) -> None:
+    left: list[Any] = []
+
+    async def measure() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with process("bench._wire_echo", f"unix:{folder}/echo") as pid:
+                left.extend((folder, pid))
+                signal.raise_signal(signal.SIGTERM)
+                await asyncio.Event().wait()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        assert ended_by_signals(lambda words: run(measure()), []) == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGINT, before)
+    folder, pid = left
+    assert not Path(folder).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_the_first_signal_counts() -> None:
+    def main(words: list[str]) -> int:
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            seen.append("the end of the ending")
+        return 0
+
+    seen: list[str] = []
+    assert ended_by_signals(main, []) == 128 + signal.SIGHUP
+    assert seen
 
 
 @pytest.mark.asyncio
