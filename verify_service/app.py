@@ -48,6 +48,7 @@ from verify_service.turns import Later
 log = get_logger(__name__)
 
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+SERVICES = SERVICE, admin.SERVICE
 LENT_MS = 20.0  # a step of the C kernels that the event loop may run itself: what clients and drafters notice no more
 _LEAST_THRESHOLD = 1e-9  # SGLang's
 
@@ -87,7 +88,7 @@ async def serve(
     admin_pb2_grpc.add_AdminServiceServicer_to_server(
         admin.AdminServicer(inbox, has_token=admin_tokens is not None), server
     )
-    health = rpc.add_health_and_reflection(server, [SERVICE, admin.SERVICE])
+    health = rpc.add_health_and_reflection(server, SERVICES)
     addresses = serving.listen(server, args, args.listen, *([args.grpc_address] if args.grpc_address else []))
     registry = make_registry(step_loop, servicer.totals, servicer.model_name)
     registry.register(strangers.families)
@@ -105,7 +106,7 @@ async def serve(
         thread = threading.Thread(target=_run, args=(step_loop, engine.runner.device, failed, on_end))
         thread.start()
         try:
-            rpc.set_serving(health, [SERVICE], True)
+            rpc.set_serving(health, SERVICES, True)
             announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
             if metrics_address is not None:
                 announce(f"verify tells metrics at {metrics_address}")
@@ -114,7 +115,7 @@ async def serve(
             await stop.asked.wait()
 
             servicer.calls.draining = True
-            rpc.set_serving(health, [SERVICE], False)
+            rpc.set_serving(health, SERVICES, False)
             if not failed:
                 await _first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
         finally:  # whatever happens: a process waits for its threads

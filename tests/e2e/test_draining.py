@@ -20,6 +20,7 @@ from tests.e2e.proxy import Proxy
 from tests.e2e.small_model import write_small_model
 
 pytestmark = pytest.mark.slow
+SERVED = "", "outrider.v1.VerifyService", "outrider.v1.AdminService"
 NUM_CHOICES = 8  # with MAX_TOKENS each more than flow control lets through while nobody reads
 MAX_TOKENS = 900
 SAMPLING = common_pb2.SamplingParams(max_tokens=MAX_TOKENS, temperature=0.8, seed=1, ignore_eos=True)
@@ -73,9 +74,16 @@ async def _exit_code(replica: Replica) -> int:
     return await asyncio.to_thread(replica.process.popen.wait, 100)
 
 
+async def _health(near: grpc.aio.Channel) -> dict[str, int]:
+    """State by service."""
+    listed = await health_pb2_grpc.HealthStub(near).List(health_pb2.HealthListRequest(), timeout=60.0)
+    return {name: state.status for name, state in listed.statuses.items()}
+
+
 async def _terminate(replica: Replica, near: grpc.aio.Channel) -> None:
-    """The first signal: health says so, and new requests are refused."""
+    """The first signal: health says so of all services, and new requests are refused."""
     assert replica.process is not None
+    assert await _health(near) == dict.fromkeys(SERVED, health_pb2.HealthCheckResponse.SERVING)
     replica.process.popen.send_signal(signal.SIGTERM)
     health = health_pb2_grpc.HealthStub(near)
     check = health_pb2.HealthCheckRequest()
@@ -83,6 +91,7 @@ async def _terminate(replica: Replica, near: grpc.aio.Channel) -> None:
         lambda: health.Check(check, timeout=60.0),
         lambda answer: answer.status == health_pb2.HealthCheckResponse.NOT_SERVING,
     )
+    assert await _health(near) == dict.fromkeys(SERVED, health_pb2.HealthCheckResponse.NOT_SERVING)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await verify_pb2_grpc.VerifyServiceStub(near).Generate(LONG, timeout=60.0).read()
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
