@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -14,7 +15,7 @@ import httpx
 from bench._prompts import Prompt
 from bench._stream import Answer, Asked, ServerRefused, ask, refusal
 from outrider.direct import is_local
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unavailable
 from outrider.flags import is_text
 
 _TIMEOUT_S = 600.0
@@ -108,8 +109,16 @@ def open_client(url: str, *, api_key: str | None = None) -> httpx.AsyncClient:
     )  # fmt: skip
 
 
-def failure_at(url: str, failure: Exception) -> str:
-    """What failed, in words."""
+@contextlib.contextmanager
+def failures_told(url: str) -> Iterator[None]:
+    """StartupError, in words, for what the server at `url` refuses or fails of in the block."""
+    try:
+        yield
+    except (httpx.HTTPError, ServerRefused, Unavailable) as failure:
+        raise StartupError(_in_words(url, failure)) from failure
+
+
+def _in_words(url: str, failure: Exception) -> str:
     if isinstance(failure, httpx.ConnectError):
         return f"no server answers at {url}: {_root(failure)}"
     return f"{url}: {str(failure) or type(failure).__name__}"

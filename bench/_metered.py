@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
+from bench._load import failures_told
 from bench._serve_flags import check_serve_flags
 from bench._server import free_port, ours_serving
 from outrider.scrape import Scrape, fetch
@@ -34,7 +35,7 @@ class Metered:
 def metered(serve_flags: Sequence[str], *, overlap: bool) -> Iterator[Metered]:
     """Runs `outrider serve` with these flags for the time of the block; overlap: always drafting early, or never.
 
-    StartupError for flags that are not for a benchmark.
+    StartupError for flags that are not for a benchmark, and for a server that refuses or dies.
     """
     check_serve_flags(serve_flags, "metrics_port")
     port = free_port(3)  # the gateway's, and the metrics' of verify and drafter
@@ -42,6 +43,7 @@ def metered(serve_flags: Sequence[str], *, overlap: bool) -> Iterator[Metered]:
     flags = ["--disable-speculation-brake", f"--metrics-port={metrics}", *serve_flags]
     with (
         ours_serving(flags, port, {"OUTRIDER_ENABLE_SPEC_V2": "1" if overlap else "0"}) as served,
+        failures_told(served.url),
         httpx.Client(base_url=served.url, timeout=600, trust_env=False) as client,
     ):
         yield Metered(client, metrics)

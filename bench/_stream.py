@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -17,6 +16,9 @@ from bench._prompts import Prompt
 
 # What a delta's text comes as; vLLM's newer versions say reasoning where its older ones and others add _content.
 _TEXTS = ("content", "reasoning", "reasoning_content", "tool_calls")
+_GIVEN_UP = ("abort", "error")  # finish reasons of vLLM and SGLang, whose answers are no whole ones
+_OF_EVENTS = (b"data:", b"event:", b"id:", b"retry:", b":")  # how a line of an event stream may begin
+_HEAD_BYTES = 500  # of what is no answer, to be shown
 
 
 class ServerRefused(Exception):
@@ -89,40 +91,91 @@ class Answer:
 async def ask(client: httpx.AsyncClient, prompt: Prompt, asked: Asked) -> Answer:
     """Sends one request and reads its stream to the end. ServerRefused for an error."""
     route = "/v1/completions" if prompt.ids else "/v1/chat/completions"
-    chunk_times: list[float] = []
-    ended = 0.0
-    finish_reason = ""
-    usage: dict[str, Any] = {}
-    verify_steps: int | None = None
+    heard = Heard(route)
     sent = time.perf_counter()
     async with client.stream("POST", route, json=asked.body(prompt)) as response:
         if response.status_code != 200:
             raise refusal(route, response.status_code, await response.aread())
-        async for event in _events(response):
-            now = time.perf_counter()
-            if event.get("error") is not None:
-                raise ServerRefused(f"{route}: {event['error']}")
-            usage = _object(event.get("usage"), "usage") or usage
-            told = _verify_steps(event)
-            verify_steps = verify_steps if told is None else told
-            for choice in _choices(event):
-                if _has_text(choice):
-                    chunk_times.append(now)
-                if choice.get("finish_reason"):
-                    ended, finish_reason = now, str(choice["finish_reason"])
-    if not usage or not ended:
-        raise ServerRefused(f"{route}: the stream ended without its {'finish reason' if usage else 'usage'}")
-    prompt_tokens, completion_tokens = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens"))
+        async for piece in response.aiter_bytes():
+            heard.take(piece)
+    heard.check()
     return Answer(
-        prompt, sent, tuple(chunk_times), ended, prompt_tokens, completion_tokens, finish_reason, verify_steps
-    )
+        prompt, sent, tuple(heard.chunk_times), heard.ended, *heard.token_counts, heard.finish_reason,
+        heard.verify_steps,
+    )  # fmt: skip
+
+
+@dataclass
+class Heard:
+    """What a stream has said so far, to who takes its bytes as they come. Times are those of Answer.
+
+    ServerRefused for what is no answer: an error, one that was given up, a stream that ends too early.
+    """
+
+    route: str
+    text: str = ""
+    chunk_times: list[float] = field(default_factory=list)
+    ended: float = 0.0
+    finish_reason: str = ""
+    usage: dict[str, Any] = field(default_factory=dict)
+    verify_steps: int | None = None
+    _head: bytes = b""  # the first bytes, while there is no event
+    _rest: bytes = b""
+    _told: bool = False  # any event
+    _done: bool = False
+
+    def take(self, piece: bytes) -> None:
+        """Some bytes more."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")  # text may hold what else ends lines
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data.startswith(b"{"):
+                self._take_event(_event(data), time.perf_counter())
+            self._done |= data == b"[DONE]"
+        if not self._told:
+            self._head = (self._head + piece)[:_HEAD_BYTES]
+
+    def _take_event(self, event: dict[str, Any], now: float) -> None:
+        self._told = True
+        if event.get("error") is not None:
+            raise ServerRefused(f"{self.route}: {event['error']}")
+        self.usage = _object(event.get("usage"), "usage") or self.usage
+        told = _verify_steps(event)
+        self.verify_steps = self.verify_steps if told is None else told
+        for choice in _choices(event):
+            if _has_text(choice):
+                self.chunk_times.append(now)
+                self.text += _content(choice)
+            if choice.get("finish_reason"):
+                self.ended, self.finish_reason = now, str(choice["finish_reason"])
+
+    def check(self) -> None:
+        """At the end of the stream: whether it was an answer."""
+        if self.finish_reason in _GIVEN_UP:
+            raise ServerRefused(f"{self.route}: the server gave an answer up, with finish_reason {self.finish_reason}")
+        if self.ended and self.usage:
+            return
+        if not self._told and self._head.strip() and not self._head.lstrip().startswith(_OF_EVENTS):
+            raise ServerRefused(f"{self.route}: what came is no stream of events: {_shown(self._head)}")
+        if not self._done and not self.ended:
+            raise ServerRefused(f"{self.route}: the stream broke off after {len(self.chunk_times)} events with text")
+        raise ServerRefused(f"{self.route}: the stream ended without its {'finish reason' if self.usage else 'usage'}")
+
+    @property
+    def token_counts(self) -> tuple[int, int]:
+        """Of the prompt and of the answer, as the server's usage has them."""
+        return _count(self.usage, "prompt_tokens"), _count(self.usage, "completion_tokens")
 
 
 def refusal(route: str, status: int, body: bytes) -> ServerRefused:
     """Of an answer that is an error, in a line."""
     if status == 401:
         return ServerRefused(f"{route}: HTTP 401: the server wants a key that it knows; --api-key gives one")
-    return ServerRefused(f"{route}: HTTP {status}: {' '.join(body[:500].decode(errors='replace').split())}")
+    return ServerRefused(f"{route}: HTTP {status}: {_shown(body[:_HEAD_BYTES])}")
+
+
+def _shown(body: bytes) -> str:
+    return " ".join(body.decode(errors="replace").split())
 
 
 def _count(usage: dict[str, Any], name: str) -> int:
@@ -150,18 +203,17 @@ def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:
     return choices
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
-    rest = b""
-    async for piece in response.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")  # text may hold what else ends lines
-        for line in lines:
-            data = line.removeprefix(b"data:").strip()
-            if line.startswith(b"data:") and data.startswith(b"{"):
-                try:
-                    event = json.loads(data)
-                except (ValueError, RecursionError) as error:
-                    raise ServerRefused(f"an event is no JSON: {error}") from error
-                yield event
+def _event(data: bytes) -> dict[str, Any]:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ServerRefused(f"an event is no JSON: {error}") from error
+
+
+def _content(choice: dict[str, Any]) -> str:
+    """What is said to the user."""
+    said = choice.get("text") or _object(choice.get("delta"), "delta").get("content")
+    return said if isinstance(said, str) else ""
 
 
 def _has_text(choice: dict[str, Any]) -> bool:

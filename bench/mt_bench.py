@@ -11,7 +11,6 @@ that speculation changed, which in fp32 must be none, and in bf16 is what batche
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -23,13 +22,16 @@ from typing import Any
 import httpx
 
 from bench._flags import SERVE_EPILOG, output_file, parser_of, positive
+from bench._load import failures_told
 from bench._main import as_command
 from bench._output import write_json
 from bench._prompts import Prompt, mt_bench
 from bench._serve_flags import check_serve_flags
 from bench._server import ours_serving
+from bench._stream import Heard, refusal
 
 WARM_UP = "Say hello."
+_ROUTE = "/v1/chat/completions"
 FEWEST_TOKENS = 9  # of an answer whose speed counts
 
 
@@ -64,30 +66,24 @@ Ask = Callable[[str, int], Said]
 
 
 def ask_outrider(client: httpx.Client, *, speculate: bool) -> Ask:
-    """Streams a chat answer."""
+    """Streams a chat answer. ServerRefused for an error."""
 
     def ask(text: str, max_tokens: int) -> Said:
         body = {
             "messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": max_tokens,
             "stream": True, "stream_options": {"include_usage": True}, "speculative": {"enabled": speculate},
         }  # fmt: skip
-        first = last = 0.0
-        said, usage = "", {}
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            for line in response.iter_lines():
-                if not line.startswith("data: {"):
-                    continue
-                event = json.loads(line[6:])
-                usage = event.get("usage") or usage
-                if not event["choices"]:
-                    continue
-                (choice,) = event["choices"]
-                said += (piece := choice["delta"].get("content") or "")
-                if piece or choice.get("finish_reason"):  # which the token that ends an answer comes with
-                    last = time.perf_counter()
-                    first = first or last
-        accept_length = usage["speculation"]["accept_length"] if speculate else None
-        return Said(said, usage["completion_tokens"], last - first, accept_length)
+        heard = Heard(_ROUTE)
+        with client.stream("POST", _ROUTE, json=body) as response:
+            if response.status_code != 200:
+                raise refusal(_ROUTE, response.status_code, response.read())
+            for piece in response.iter_bytes():
+                heard.take(piece)
+        heard.check()
+        _, tokens = heard.token_counts
+        first = (heard.chunk_times or [heard.ended])[0]
+        accept_length = heard.usage["speculation"]["accept_length"] if speculate else None
+        return Said(heard.text, tokens, heard.ended - first, accept_length)
 
     return ask
 
@@ -214,6 +210,7 @@ def main(argv: list[str] | None = None) -> int:
     questions = choose(args.per_category)
     with (
         ours_serving(serve_flags) as served,
+        failures_told(served.url),
         httpx.Client(base_url=served.url, timeout=600, trust_env=False) as client,
     ):
         model_path = client.get("/get_model_info").json()["model_path"]

@@ -14,8 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from bench._drive import Batch, Plan, Result, drive, num_prompts
 from bench._figures import SCHEMA, TABLE_HEAD, Figures, request_rows, table_row
 from bench._flags import (
@@ -29,13 +27,12 @@ from bench._flags import (
     request_fields,
     utf8,
 )
-from bench._load import Load, failure_at, model_of, open_client
+from bench._load import Load, failures_told, model_of, open_client
 from bench._main import as_command
 from bench._output import write_json
 from bench._plot import check_plot, plot_loads
 from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
-from bench._stream import Asked, ServerRefused
-from outrider.errors import StartupError
+from bench._stream import Asked
 from outrider.flags import check_key, check_url
 
 
@@ -98,12 +95,10 @@ async def measure(args: argparse.Namespace) -> tuple[str, list[Figures]]:
 
     StartupError when the server does not answer, or refuses.
     """
-    try:
+    with failures_told(args.url):
         async with open_client(args.url, api_key=args.api_key) as client:
             model = args.model or await model_of(client)
             results = await drive(client, plan_of(args, model), lambda results: report(args, model, results))
-    except (httpx.HTTPError, ServerRefused) as failure:
-        raise StartupError(failure_at(args.url, failure)) from failure
     return model, [row for row, _ in results]
 
 

@@ -21,19 +21,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from bench._figures import accept_length_of, percentile
 from bench._flags import SERVE_EPILOG, natural, output_file, parser_of, positive
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
-from bench._load import Load, Run, failure_at, model_of, open_client, run
+from bench._load import Load, Run, failures_told, model_of, open_client, run
 from bench._main import as_command
 from bench._output import writing
 from bench._plot import check_plot, plot_grid
 from bench._prompts import Deck, Prompt, from_file, mt_bench
 from bench._serve_flags import check_serve_flags
 from bench._server import ours_serving
-from bench._stream import Asked, ServerRefused
+from bench._stream import Asked
 from outrider.errors import StartupError
 
 
@@ -126,11 +124,8 @@ def main(argv: list[str] | None = None) -> int:
     if not settings:
         raise StartupError("the grid holds no setting: SGLang's rules leave out trees that cannot hold their tokens")
     prompts = from_file(args.prompts) if args.prompts else mt_bench()
-    with ours_serving(server_flags(args, settings, rest)) as served:
-        try:
-            rows = asyncio.run(measure(served.url, settings, prompts, args))
-        except (httpx.HTTPError, ServerRefused) as failure:
-            raise StartupError(failure_at(served.url, failure)) from failure
+    with ours_serving(server_flags(args, settings, rest)) as served, failures_told(served.url):
+        rows = asyncio.run(measure(served.url, settings, prompts, args))
     if args.plot:
         plot_grid(args.plot, rows, f"{args.speculative_algorithm}, {args.max_tokens} tokens an answer")
     print("| streams | steps | topk | draft tokens | accept length | tokens/s a stream | flags |\n" + "|---" * 7 + "|")

@@ -26,7 +26,8 @@ class StandIn:
     """Answers each request with `chunks`, the number of tokens in each event with text, which are all `token`.
 
     `said_as` is where a chat's text stands; `events` come as they are, after the text; `last` are the fields beside the
-    usage at the end; `status` another HTTP status; `cut` leaves the end out. A string as `info` is a page.
+    usage at the end, where there is one; `status` another HTTP status; `cut` leaves the end out; a `page` comes instead
+    of the stream. A string as `info` is a page.
     """
 
     chunks: tuple[int, ...] = (1, 1, 1, 1)
@@ -34,10 +35,12 @@ class StandIn:
     said_as: str = "content"
     events: tuple[Any, ...] = ()
     prompt_tokens: int = 10
-    usage: dict[str, Any] = field(default_factory=dict)
+    finish_reason: str = "length"
+    usage: dict[str, Any] | None = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     status: int = 200
     cut: bool = False
+    page: str | None = None
     metrics: list[str] = field(default_factory=list)
     info: dict[str, Any] | str | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -48,6 +51,7 @@ class StandIn:
             routes=[
                 Route("/health", self._health),
                 Route("/v1/models", self._models),
+                Route("/get_model_info", self._model_info),
                 Route("/metrics", self._metrics),
                 Route("/get_server_info", self._info),
                 Route("/v1/chat/completions", self._complete, methods=["POST"]),
@@ -63,6 +67,9 @@ class StandIn:
             return JSONResponse({"error": {"message": "no"}}, 401)
         return JSONResponse({"data": [{"id": "stand-in"}]})
 
+    async def _model_info(self, request: Request) -> Response:
+        return JSONResponse({"model_path": "stand-in"})
+
     async def _metrics(self, request: Request) -> Response:
         return PlainTextResponse(self.metrics.pop(0)) if self.metrics else Response(status_code=404)
 
@@ -76,6 +83,8 @@ class StandIn:
         self.bodies.append(body)
         if self.status != 200:
             return JSONResponse({"error": {"message": "no"}}, self.status)
+        if self.page is not None:
+            return HTMLResponse(self.page)
         return StreamingResponse(self._stream("prompt" in body), media_type="text/event-stream")
 
     async def _stream(self, bare: bool) -> AsyncIterator[str]:
@@ -91,9 +100,11 @@ class StandIn:
             yield f"data: {json.dumps(told)}\n\n"
         if self.cut:
             return
-        yield event("", "length")
-        usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": sum(self.chunks), **self.usage}
-        yield f"data: {json.dumps({'choices': [], 'usage': usage, **self.last})}\n\ndata: [DONE]\n\n"
+        yield event("", self.finish_reason)
+        if self.usage is not None:
+            usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": sum(self.chunks), **self.usage}
+            yield f"data: {json.dumps({'choices': [], 'usage': usage, **self.last})}\n\n"
+        yield "data: [DONE]\n\n"
 
 
 @contextlib.contextmanager

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
-from bench import _prompts
-from bench.mt_bench import Result, choose, table
+from bench import _metered, _prompts, early, mt_bench, theory
+from bench._server import Served
+from bench.mt_bench import Result, ask_outrider, choose, table
 from outrider.errors import StartupError
+from outrider.scrape import parse
+from tests.bench.openai_stand_in import StandIn, running
 
 
 def test_a_system_without_an_answer_that_counts_has_an_empty_cell() -> None:
@@ -35,3 +42,36 @@ def test_without_a_checkout_there_is_a_line_about_it(tmp_path: Path, monkeypatch
     monkeypatch.setattr(_prompts, "QUESTIONS", tmp_path / "mt_bench.jsonl")
     with pytest.raises(StartupError, match="come with a checkout"):
         choose(1)
+
+
+def test_an_answer_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = StandIn(chunks=(1, 3), token="a\u2028", usage={"speculation": {"accept_length": 1.5}})
+    with running(stand_in) as url, httpx.Client(base_url=url) as client:
+        said = ask_outrider(client, speculate=True)("one", 9)
+        plain = ask_outrider(client, speculate=False)("one", 9)
+    assert (said.text, said.tokens, said.accept_length) == ("a\u2028" * 4, 4, 1.5)
+    assert said.decode_s > 0
+    assert plain.accept_length is None
+    assert [body["speculative"] for body in stand_in.bodies] == [{"enabled": True}, {"enabled": False}]
+
+
+@pytest.mark.parametrize("main", [mt_bench.main, theory.main, early.main])
+@pytest.mark.parametrize(
+    ("stand_in", "says"), [(StandIn(status=503), "HTTP 503"), (StandIn(cut=True), "broke off"), (None, "no server")]
+)
+def test_a_server_that_refuses_or_dies_is_told_in_a_line(
+    main: Callable[[list[str]], int], stand_in: StandIn | None, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def serving(*given: Any) -> Iterator[Served]:
+        with running(stand_in or StandIn()) as url:
+            if stand_in is not None:
+                yield Served(url, 1)
+        if stand_in is None:
+            yield Served(url, 1)
+
+    for module in (mt_bench, _metered):
+        monkeypatch.setattr(module, "ours_serving", serving)
+    monkeypatch.setattr(_metered, "fetch", lambda url, at_s: parse("", at_s))
+    with pytest.raises(StartupError, match=f"{says}.*$"):
+        main(["--alone"] if main is mt_bench.main else [])
