@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.flags import is_text
+from outrider.flags import flag_named, is_text
 
 SERVE_EPILOG = "Other flags go to `outrider serve`."
 
@@ -67,14 +68,24 @@ def not_below_zero(text: str) -> float:
 
 
 def shapes(text: str) -> list[tuple[int, int, int]]:
-    """Steps, branches and draft tokens of trees, joined by slashes."""
+    """Steps, branches and draft tokens of trees, joined by slashes. A chain has a token for each step, and its root."""
     found: list[tuple[int, int, int]] = []
     for part in text.split("/"):
         numbers = counts(part)
         if len(numbers) != 3:
             raise argparse.ArgumentTypeError(f"{part} is not STEPS,BRANCHES,TOKENS")
-        found.append((numbers[0], numbers[1], numbers[2]))
+        steps, branches, tokens = numbers
+        if branches == 1 and tokens != steps + 1:
+            raise argparse.ArgumentTypeError(f"{part} is a chain, of which {steps} steps make {steps + 1} tokens")
+        found.append((steps, branches, tokens))
     return found
+
+
+def refuse_given(parser: argparse.ArgumentParser, args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Ends with a word about the first of these flags, without defaults, that was given."""
+    for name in names:
+        if getattr(args, name) is not None:
+            parser.error(f"{flag_named(name)} {why}")
 
 
 def output_file(text: str) -> Path:

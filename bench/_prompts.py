@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,12 @@ def from_file(path: Path) -> list[Prompt]:
     if not prompts:
         raise StartupError(f"{path} holds no prompt")
     return prompts
+
+
+def check_prompts(path: Path | None, output: Path | None) -> None:
+    """StartupError where figures would take the place of the prompts."""
+    if path and output and os.path.realpath(path) == os.path.realpath(output):
+        raise StartupError(f"--output is {output}, which is the file of --prompts")
 
 
 def _first(turns: object) -> object:

@@ -173,6 +173,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--vllm-python", type=Path, help="interpreter of an environment with vLLM")
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
     args = parser.parse_args(words)
+    if args.tokens <= SHORT:
+        parser.error(f"--tokens is {args.tokens}; a long answer has more than the {SHORT} of a short one")
     os.environ.setdefault("OUTRIDER_LOG_LEVEL", "error")
     folder = resolve_model(None)
     costs = [cost for step in args.steps for cost in asyncio.run(compare(args, step, folder))]

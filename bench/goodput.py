@@ -29,7 +29,7 @@ from typing import Any
 
 import uvloop
 
-from bench._flags import above_zero, counts, output_file, parser_of, positive, setting, shapes
+from bench._flags import above_zero, counts, output_file, parser_of, positive, refuse_given, setting, shapes
 from bench._main import as_command
 from bench._output import write_json
 from bench._pairs import PLAIN, PLANNED, TurnLoad, Way, compare, fixed, prompts, table
@@ -42,14 +42,18 @@ from outrider.wire import pack_ids
 DEFAULT_TREES = "1,1,2/3,1,4/5,4,8"
 STAND_IN_TREES = "1,1,2/2,1,3/3,1,4/5,1,6/7,1,8"
 _MOST_STEPS = 7
+_STAND_IN = {"verify_ms": 7.5, "draft_ms": 4.9, "accept_length": 3.69}  # flags of the one alone, with their defaults
+_REAL = {"threads": 2, "model_path": None, "quantization": None}
 
 
 def main(words: list[str] | None = None) -> int:
     """Prints the table; writes JSON where asked."""
     words = list(sys.argv[1:] if words is None else words)
     cut = words.index("--") if "--" in words else len(words)
-    args = _parse(words[:cut])
-    flags = words[cut + 1 :] or ["--speculative-algorithm=NGRAM", "--speculative-ngram-scope=session"]
+    flags = words[cut + 1 :]
+    args = _parse(words[:cut], flags)
+    if not (flags or args.stand_in):
+        flags = ["--speculative-algorithm=NGRAM", "--speculative-ngram-scope=session"]
     result = {"setting": setting(args), "draft": flags}
     measured = _measure_stand_in(args) if args.stand_in else _measure(args, flags)
     result |= with_best(uvloop.run(measured))
@@ -76,26 +80,34 @@ def with_best(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
+def _parse(words: list[str], draft_flags: list[str]) -> argparse.Namespace:
     parser = parser_of("goodput", __doc__, epilog="Flags of `outrider draft` follow after --.")
     parser.add_argument("--batch", type=counts, default=[1, 4, 8, 16, 32], help="numbers of streams")
     parser.add_argument("--stand-in", action="store_true", help="scripted networks instead of real ones")
-    parser.add_argument("--verify-ms", type=above_zero, default=7.5, help="a step of the stand-in target, rows apart")
-    parser.add_argument("--draft-ms", type=above_zero, default=4.9, help=f"the stand-in drafter's {_MOST_STEPS} steps")
-    parser.add_argument("--accept-length", type=float, default=3.69, help="of the stand-in's longest chains")
+    parser.add_argument("--verify-ms", type=above_zero, help="a step of the stand-in target, rows apart; default: 7.5")
+    parser.add_argument("--draft-ms", type=above_zero, help=f"the stand-in drafter's {_MOST_STEPS} steps; default: 4.9")
+    parser.add_argument("--accept-length", type=float, help="of the stand-in's longest chains; default: 3.69")
     parser.add_argument("--fixed", type=trees, help="trees, STEPS,BRANCHES,TOKENS/..., or none")
     parser.add_argument("--turns", type=positive, default=3, help="how often all ways are run")
     parser.add_argument("--max-tokens", type=positive, default=96, help="tokens of an answer")
-    parser.add_argument("--threads", type=positive, default=2, help="of verify's forward pass, and of the drafter's")
+    parser.add_argument("--threads", type=positive, help="of verify's forward pass, and of the drafter's; default: 2")
     parser.add_argument("--model-path", type=Path, help="the target; default: the embedded model")
     parser.add_argument("--quantization", help="of the target, and of a draft model with it")
     parser.add_argument("--output", type=output_file, help="JSON file")
     parser.add_argument("--plot", type=output_file, help="file for a picture of the ratios (.png, .svg or .pdf)")
     args = parser.parse_args(words)
     check_plot(args.plot, args.output)
-    if args.stand_in and (args.model_path or args.quantization):
-        parser.error("--stand-in has no model; --model-path and --quantization are for real ones")
-    if not 1.0 <= args.accept_length <= _MOST_STEPS + 1:
+    defaults = _STAND_IN if args.stand_in else _REAL
+    if args.stand_in:
+        refuse_given(parser, args, list(_REAL), "is for real networks; --stand-in has none")
+        if draft_flags:
+            parser.error(f"{draft_flags[0]} is for `outrider draft`, which --stand-in does not run")
+    else:
+        refuse_given(parser, args, list(_STAND_IN), "is for --stand-in")
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.stand_in and not 1.0 <= args.accept_length <= _MOST_STEPS + 1:
         parser.error(f"--accept-length is {args.accept_length}; {_MOST_STEPS} steps give 1 to {_MOST_STEPS + 1}")
     if args.fixed is None:
         args.fixed = trees(STAND_IN_TREES if args.stand_in else DEFAULT_TREES)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import httpx
 
-from bench._drive import Batch, Plan, drive, num_prompts
+from bench._drive import NUM_PROMPTS_HELP, Batch, Plan, drive, num_prompts
 from bench._figures import Figures
 from bench._flags import above_zero, counts, natural, output_file, output_folder, parser_of, positive
 from bench._install import install_llama, install_vllm
@@ -31,7 +31,7 @@ from bench._load import Load, model_of, open_client
 from bench._main import as_command
 from bench._output import write_json
 from bench._plot import check_plot, plot_loads
-from bench._prompts import Deck, from_file, mt_bench, random_ids
+from bench._prompts import Deck, check_prompts, from_file, mt_bench, random_ids
 from bench._ratios import SCHEMA, Measured, Round, medians, ratio_table, ratios, speed_table
 from bench._server import free_port, serving
 from bench._stream import Asked, ServerRefused
@@ -48,7 +48,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=positive, default=3, help="how often each system is measured")
     add("--minutes", type=above_zero, help="no round is begun that would not end within so many minutes")
     add("--prompts", type=Path, help="JSON Lines file of prompts; default: MT-bench's questions")
-    add("--num-prompts", type=positive, help="requests under each load; default: 24 or more, by the number of streams")
+    add("--num-prompts", type=positive, help=NUM_PROMPTS_HELP)
     add("--max-tokens", type=positive, default=128, help="most tokens of an answer")
     add("--prefill-tokens", type=natural, default=256, help="tokens of the prompts that measure prefill; 0: none")
     add("--threads", type=positive, default=2, help="threads of each server")
@@ -67,6 +67,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--plot", type=output_file, help="file for a picture of the medians (.png, .svg or .pdf)")
     args = parser.parse_args(argv)
     check_plot(args.plot, args.output)
+    check_prompts(args.prompts, args.output)
     return args
 
 
@@ -110,7 +111,7 @@ def stages(args: argparse.Namespace, entries: Sequence[Entry]) -> list[Stage]:
     """All loads of a round: the same prompts for every system and round."""
     deck = Deck(from_file(args.prompts) if args.prompts else mt_bench())
     loads = [Load(number) for number in sorted({number for entry in entries for number in entry.streams})]
-    found = [Stage("decode", Batch(load, deck.deal(args.num_prompts or num_prompts(load)))) for load in loads]
+    found = [Stage("decode", Batch(load, deck.deal(num_prompts(load, args.num_prompts)))) for load in loads]
     if args.prefill_tokens:
         for load in loads:
             streams = load.concurrency or 1

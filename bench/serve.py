@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench._drive import Batch, Plan, Result, drive, num_prompts
+from bench._drive import NUM_PROMPTS_HELP, Batch, Plan, Result, drive, num_prompts
 from bench._figures import SCHEMA, TABLE_HEAD, Figures, request_rows, table_row
 from bench._flags import (
     counts,
@@ -31,7 +31,7 @@ from bench._load import Load, failures_told, model_of, open_client
 from bench._main import as_command
 from bench._output import write_json
 from bench._plot import check_plot, plot_loads
-from bench._prompts import Deck, Prompt, from_file, mt_bench, random_ids
+from bench._prompts import Deck, Prompt, check_prompts, from_file, mt_bench, random_ids
 from bench._stream import Asked
 from outrider.flags import check_key, check_url
 
@@ -51,7 +51,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--concurrency", type=counts, default=[1], help="requests at once, as 1,8,32 (default: 1)")
     load.add_argument("--request-rate", type=rates, help="requests a second at random moments, as 0.5,2")
-    add("--num-prompts", type=positive, help="requests under each load; default: 24 or more, by the number of streams")
+    add("--num-prompts", type=positive, help=NUM_PROMPTS_HELP)
     add("--max-tokens", type=positive, default=128, help="most tokens of an answer (default: %(default)s)")
     add("--temperature", type=not_below_zero, default=0.0, help="of sampling (default: %(default)s)")
     add("--ignore-eos", action="store_true", help="every answer runs to --max-tokens")
@@ -71,6 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.api_key is not None:
         check_key("--api-key", args.api_key)
     check_plot(args.plot, args.output)
+    check_prompts(args.prompts, args.output)
     return args
 
 
@@ -79,7 +80,7 @@ def plan_of(args: argparse.Namespace, model: str) -> Plan:
     asked = Asked(model, args.max_tokens, args.temperature, args.ignore_eos, args.extra_body)
     rated = [Load(request_rate=rate) for rate in args.request_rate or ()]
     loads = rated or [Load(concurrency) for concurrency in args.concurrency]
-    sizes = [args.num_prompts or num_prompts(load) for load in loads]
+    sizes = [num_prompts(load, args.num_prompts) for load in loads]
     prompts: list[Prompt]
     if args.random_prompt_tokens:
         prompts = random_ids(sum(sizes), args.random_prompt_tokens, args.seed)

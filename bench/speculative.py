@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from bench._figures import accept_length_of, percentile
-from bench._flags import SERVE_EPILOG, natural, output_file, parser_of, positive
+from bench._flags import SERVE_EPILOG, natural, output_file, parser_of, positive, refuse_given
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
 from bench._load import Load, Run, failures_told, model_of, open_client, run
 from bench._main import as_command
 from bench._output import writing
 from bench._plot import check_plot, plot_grid
-from bench._prompts import Deck, Prompt, from_file, mt_bench
+from bench._prompts import Deck, Prompt, check_prompts, from_file, mt_bench
 from bench._serve_flags import check_serve_flags
 from bench._server import ours_serving
 from bench._stream import Asked
@@ -41,8 +41,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add = parser.add_argument
     add("--speculative-algorithm", default="NGRAM", help="how drafts are made")
     add("--batch-size", type=positive, nargs="+", default=BATCH_SIZES, help="streams at once")
-    add("--steps", type=natural, nargs="+", default=STEPS, help="depths of a tree; 0, with both others: plain decoding")
-    add("--topk", type=natural, nargs="+", default=TOPKS, help="branches of a node")
+    add("--steps", type=natural, nargs="+", help="depths of a tree; 0, with both others: plain decoding")
+    add("--topk", type=natural, nargs="+", help="branches of a node")
     add("--num-draft-tokens", type=natural, nargs="+", default=DRAFT_TOKENS, help="nodes of a tree, root included")
     add("--start", type=natural, default=0, help="the first setting of the grid to measure")
     add("--end", type=natural, help="the one not measured any more")
@@ -53,8 +53,12 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add("--plot", type=output_file, help="file for a picture of them (.png, .svg or .pdf)")
     args, rest = parser.parse_known_args(argv)
     check_plot(args.plot, args.output)
+    check_prompts(args.prompts, args.output)
     if args.speculative_algorithm.upper() == "NONE":
         parser.error("--speculative-algorithm NONE has no settings to compare")
+    if args.speculative_algorithm.upper() == "NGRAM":
+        refuse_given(parser, args, ["steps", "topk"], "is for trees; NGRAM has --num-draft-tokens alone")
+    args.steps, args.topk = args.steps or STEPS, args.topk or TOPKS
     if args.max_tokens < 16:
         parser.error(f"--max-tokens is {args.max_tokens}; an answer of less than 16 has too few steps to time")
     return args, rest

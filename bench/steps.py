@@ -21,7 +21,7 @@ from bench._flags import counts, output_file, parser_of
 from bench._main import as_command
 from bench._output import write_json
 from outrider.args import VerifyArgs
-from outrider.errors import StartupError
+from outrider.errors import InvalidArgument, StartupError
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
 from verify_service.app import build_step_loop
@@ -90,7 +90,11 @@ def measure(args: VerifyArgs, engine: Engine, batch: int, context: int) -> Row:
         sessions: list[Session] = []
         for _ in range(batch):
             prompt = rng.integers(config.vocab_size, size=context)
-            sessions += factory.build(_request(prompt, 2 * (STEPS + batch * -(-context // engine.sizes.chunk))))
+            request = _request(prompt, 2 * (STEPS + batch * -(-context // engine.sizes.chunk)))
+            try:
+                sessions += factory.build(request)
+            except InvalidArgument as error:
+                raise StartupError(f"--context is {context}: {error}") from error
         inbox.put(Submit(sessions))
         while any(session.output_len == 0 for session in sessions):
             _take_step(loop, inbox)

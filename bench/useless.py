@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from bench._flags import counts, not_below_zero, output_file, parser_of, positive, setting
+from bench._flags import counts, not_below_zero, output_file, parser_of, positive, refuse_given, setting
 from bench._main import as_command
 from bench._output import write_json
 from bench._pairs import PLAIN, PLANNED, TurnLoad, compare, prompts, table
@@ -41,11 +41,14 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--turns", type=positive, default=5, help="how often both ways are run")
     parser.add_argument("--max-tokens", type=positive, default=64, help="tokens of an answer")
     parser.add_argument("--drafter", choices=("wrong", "ngram"), default="wrong")
-    parser.add_argument("--draft-ms", type=not_below_zero, default=0.0, help="CPU time of a wrong drafter's call")
+    parser.add_argument("--draft-ms", type=not_below_zero, help="CPU time of a wrong drafter's call; default: 0")
     parser.add_argument("--threads", type=positive, default=2, help="of verify's forward pass")
     parser.add_argument("--model-path", type=Path, help="the target; default: the embedded model")
     parser.add_argument("--output", type=output_file, help="JSON file")
-    return parser.parse_args(words)
+    args = parser.parse_args(words)
+    if args.drafter == "ngram":
+        refuse_given(parser, args, ["draft_ms"], "is for --drafter wrong")
+    return args
 
 
 async def _measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -58,7 +61,7 @@ async def _measure(args: argparse.Namespace) -> dict[str, Any]:
             "outrider", "verify", f"--listen={address}", f"--model-path={model}", f"--threads={args.threads}",
             f"--max-running-requests={max(args.batch)}",
         )  # fmt: skip
-        draft = ("bench._wrong_draft", address, str(args.draft_ms))
+        draft = ("bench._wrong_draft", address, str(args.draft_ms or 0.0))
         if args.drafter == "ngram":
             draft = (
                 "outrider", "draft", f"--listen=unix:{folder}/draft", f"--verify-address={address}",

@@ -20,6 +20,7 @@ import numpy as np
 from bench._flags import parser_of, positive
 from bench._main import as_command
 from engine.loader import resolve_model
+from outrider.errors import StartupError
 from training.accept_length import CHAIN_STEPS, chain_rounds
 from training.answers import read_first_turns
 from training.args import MT_BENCH
@@ -83,10 +84,15 @@ def _vllm(args: argparse.Namespace, target: Path, prompts: list[list[int]]) -> t
         "target": str(target), "head": str(args.head.resolve()), "method": args.method, "drafts": CHAIN_STEPS,
         "tokens": args.tokens, "prompts": prompts,
     }  # fmt: skip
-    done = subprocess.run(
-        [args.python, "-c", _ANSWER], input=json.dumps(asked), env=os.environ | _SETTINGS, text=True, check=True,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [args.python, "-c", _ANSWER], input=json.dumps(asked), env=os.environ | _SETTINGS, text=True, check=True,
+            stdout=subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as error:
+        raise StartupError(f"{args.python} cannot be run: {error.strerror}") from error
+    except subprocess.CalledProcessError as error:
+        raise StartupError(f"vLLM ended with {error.returncode}; why is above") from error
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench import goodput, layers, peers, wire
+from bench import gateway, goodput, layers, peers, serve, speculative, useless, wire
 from bench._flags import (
     above_zero,
     counts,
@@ -21,6 +22,7 @@ from bench._flags import (
     output_folder,
     rates,
     setting,
+    shapes,
 )
 from bench._output import write_json
 from bench._prompts import from_file
@@ -73,6 +75,25 @@ def test_what_fails_to_be_written_at_the_end_is_told_in_a_line() -> None:
         write_json(output_file("/dev/full"), {"figure": 1})
 
 
+def test_a_file_has_its_old_figures_until_it_has_the_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(self: Path, text: str, encoding: str) -> int:
+        with self.open("w", encoding=encoding) as file:
+            file.write(text[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    file, link = tmp_path / "file.json", tmp_path / "link.json"
+    link.symlink_to(file)
+    write_json(link, {"figure": 1})
+    file.chmod(0o604)
+    write_json(link, {"figure": 2})
+    assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o604)
+    monkeypatch.setattr(Path, "write_text", fill)
+    with pytest.raises(StartupError, match=f"^{link} cannot be written: No space left on device$"):
+        write_json(link, {"figure": 3})
+    assert json.loads(file.read_text()) == {"figure": 2}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.json", "link.json"]
+
+
 def test_a_folder_is_made_and_no_file(tmp_path: Path) -> None:
     assert output_folder(str(tmp_path / "a" / "b")).is_dir()
     (tmp_path / "file").write_text("")
@@ -96,6 +117,53 @@ def test_peers_refuse_what_cannot_be_measured(words: list[str], capsys: pytest.C
         peers.parse(words)
     assert refused.value.code == 2
     assert f"argument {words[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("main", "words", "says"),
+    [
+        (goodput.main, ["--verify-ms", "7.5"], "--verify-ms is for --stand-in"),
+        (goodput.main, ["--draft-ms", "4.9"], "--draft-ms is for --stand-in"),
+        (goodput.main, ["--accept-length", "2"], "--accept-length is for --stand-in"),
+        (goodput.main, ["--stand-in", "--threads", "2"], "--threads is for real networks"),
+        (goodput.main, ["--stand-in", "--model-path", "x"], "--model-path is for real networks"),
+        (goodput.main, ["--stand-in", "--", "--bogus"], "--bogus is for `outrider draft`"),
+        (useless.main, ["--drafter", "ngram", "--draft-ms", "0"], "--draft-ms is for --drafter wrong"),
+        (speculative.main, ["--steps", "3"], "--steps is for trees"),
+        (speculative.main, ["--speculative-algorithm", "ngram", "--topk", "1"], "--topk is for trees"),
+        (gateway.main, ["--tokens", "1"], "--tokens is 1; a long answer has more"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(
+    main: Callable[[list[str]], int], words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(words)
+    assert refused.value.code == 2
+    assert f"error: {says}" in capsys.readouterr().err
+
+
+def test_a_chain_has_a_token_for_each_step_and_its_root() -> None:
+    assert shapes("1,1,2/3,1,4/3,4,8") == [(1, 1, 2), (3, 1, 4), (3, 4, 8)]
+    for text, most in (("1,1,9", 2), ("3,1,2", 4)):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^{text} is a chain, .* make {most} tokens$"):
+            shapes(text)
+
+
+def test_goodput_has_the_flags_of_its_networks_alone() -> None:
+    stand_in, real = goodput._parse(["--stand-in"], []), goodput._parse([], ["--speculative-algorithm=NGRAM"])
+    assert (stand_in.verify_ms, stand_in.draft_ms, stand_in.accept_length, stand_in.threads) == (7.5, 4.9, 3.69, None)
+    assert (real.verify_ms, real.draft_ms, real.accept_length, real.threads) == (None, None, None, 2)
+
+
+@pytest.mark.parametrize("parse", [peers.parse, serve.parse, speculative.parse])
+def test_figures_do_not_take_the_place_of_the_prompts(parse: Callable[[list[str]], Any], tmp_path: Path) -> None:
+    prompts, link = tmp_path / "prompts.jsonl", tmp_path / "link.jsonl"
+    prompts.write_text('{"prompt": "one"}')
+    link.symlink_to(prompts)
+    with pytest.raises(StartupError, match="which is the file of --prompts"):
+        parse(["--prompts", str(prompts), "--output", str(link)])
+    assert prompts.read_text() == '{"prompt": "one"}'
 
 
 @pytest.mark.parametrize("text", ["nan", "-3", "8.5"])

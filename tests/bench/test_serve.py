@@ -91,6 +91,18 @@ def test_random_prompts_are_bare_tokens(tmp_path: Path) -> None:
     assert len({tuple(body["prompt"][:4]) for body in stand_in.bodies}) == 3
 
 
+@pytest.mark.parametrize(("flags", "asks"), [([], "messages"), (["--random-prompt-tokens", "50"], "prompt")])
+def test_a_server_is_warmed_up_by_what_is_asked_then(flags: list[str], asks: str, tmp_path: Path) -> None:
+    stand_in = StandIn()
+    measured(stand_in, tmp_path, "--num-prompts", "1", "--warm-up", "2", *flags)
+    assert [(asks in body, body["max_tokens"]) for body in stand_in.bodies] == [(True, 16), (True, 16), (True, 128)]
+
+
+def test_there_is_a_request_for_each_stream(tmp_path: Path) -> None:
+    document = measured(StandIn(), tmp_path, "--concurrency", "2,8", "--num-prompts", "3")
+    assert [load["num_requests"] for load in document["loads"]] == [3, 8]
+
+
 def test_a_rate_and_a_file_of_prompts(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"prompt": "one"}, {"turns": ["two", "more"]}, {"messages": [{"role": "user", "content": "three"}]}]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import steps
+from outrider.errors import StartupError
 from tests.training import rig
 
 
@@ -34,3 +35,9 @@ def test_each_setting_has_its_row(more: list[str], tmp_path: Path, monkeypatch: 
         assert row["step_ms"] >= row["model_ms"] > 0
         assert row["sampling_ms"] > 0
         assert row["scheduling_ms"] == pytest.approx(row["step_ms"] - row["model_ms"] - row["sampling_ms"])
+
+
+def test_a_context_that_the_model_has_not_is_told_in_a_line(tmp_path: Path) -> None:
+    target = rig.make_target(tmp_path / "target")
+    with pytest.raises(StartupError, match=r"^--context is 100000: "):
+        steps.main(["--batch=1", "--context=100000", f"--model-path={target}", "--threads=1"])
