@@ -11,7 +11,7 @@ STAMP := $(VENV)/.set-up
 help: ## List what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv with everything in it (Python 3.11 or 3.12; PYTHON=... to choose)
+setup: $(STAMP) ## Make .venv with everything in it (Python 3.11 to 3.13; PYTHON=... to choose)
 
 $(STAMP): pyproject.toml constraints.txt scripts/python.sh
 	python=$$(scripts/python.sh); "$$python" -m venv $(VENV)

@@ -214,7 +214,9 @@ def _is_inside(folder: Path, name: str) -> bool:
     """Whether a shard stays in the model's folder, links followed; the hub's cache links to `blobs` two levels up."""
     try:
         target = (folder / name).resolve()
-    except (ValueError, RuntimeError, OSError):  # of what no file can be called, and of links in a ring
+        if target.is_symlink():  # links in a ring lead nowhere; Python before 3.13 raises RuntimeError
+            return False
+    except (ValueError, RuntimeError, OSError):  # of what no file can be called
         return False
     homes = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Prints a Python that Outrider runs on, 3.11 or 3.12: $PYTHON if it is set, else the first that works and is not slow.
+# Prints a Python that Outrider runs on, 3.11 to 3.13: $PYTHON if it is set, else the first that works and is not slow.
 # A build without profile-guided optimisation, as pyenv's are, takes 1.4 times as long for everything between kernels,
 # and does not say so reliably: each is timed.
 set -euo pipefail
-candidates=${PYTHON:-python3.12 python3.11 python3 /usr/bin/python3}
+candidates=${PYTHON:-python3.12 python3.11 python3.13 python3 /usr/bin/python3}
 probe='
 import sys, venv, ensurepip
 from timeit import repeat
@@ -15,7 +15,7 @@ def work():
         counts[key] = max(counts.get(key, 0), number)
     return sorted(counts.items(), key=lambda pair: -pair[1])
 
-if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
     sys.exit(1)
 print(int(1e6 * min(repeat(work, number=1, repeat=50))))'
 
@@ -25,7 +25,7 @@ for candidate in $candidates; do
     names+=("$candidate") times+=("$us")
 done
 if ((${#names[@]} == 0)); then
-    echo "setup: no usable Python 3.11 or 3.12 among: $candidates." \
+    echo "setup: no usable Python from 3.11 to 3.13 among: $candidates." \
         "Install one with its venv module (Debian: apt install python3-venv), or set PYTHON." >&2
     exit 1
 fi

@@ -80,7 +80,8 @@ def test_every_row_sees_every_key_once(pieces: list[Piece], heads: Heads, in_buc
 def test_in_a_bucket_only_the_numbers_change(one: list[Piece], other: list[Piece], heads: Heads, page: int) -> None:
     bucket = Bucket(6, 90, 3000, has_masks=True)
     first, second = (pack(layout_of(pieces), heads, page, bucket) for pieces in (one, other))
-    assert replace(first, data=second.data) == second
+    no_data = np.empty(0, np.int32)
+    assert repr(replace(first, data=no_data)) == repr(replace(second, data=no_data))
     assert first.size >= max(len(first.data), len(second.data))
     assert first.table == second.table
     starts = [first.segments, first.slots, first.positions, first.masks, first.table]
