@@ -14,10 +14,13 @@ _BY_NAME = frozenset(  # the keys of these are the user's
     ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 )
 
-_TELLS_OF_OTHERS = frozenset((
-    "additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties", "allOf",
-    "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies", "$ref", "$dynamicRef",
-))  # fmt: skip
+_DEFINITIONS = ("$defs", "definitions")
+_SAYS_NOTHING = _VALUES - {"const", "enum"} | {
+    *_DEFINITIONS, "type", "title", "description", "deprecated", "readOnly", "writeOnly", "$schema", "$comment"
+}  # fmt: skip
+_OF_ARRAYS = frozenset(("items", "minItems", "maxItems", "uniqueItems"))
+_OF_OBJECTS = frozenset(("properties", "required", "additionalProperties"))
+_OF_EMPTY = _SAYS_NOTHING | {"properties"}
 
 
 def check_depth(schema: Mapping[str, Any] | None, field: str) -> None:
@@ -53,43 +56,53 @@ def with_inner(schema: Mapping[str, Any], make: Callable[[Any], Any]) -> dict[st
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema, whose objects have no properties but those that they name, where they name some.
+    """A schema whose objects have no properties but those that they name: if any, and if nothing is said of others.
 
-    One that says itself what others there are stays open, and so does one that several schemas describe. vLLM's
-    and SGLang's grammars do likewise.
+    The whole is closed even if it names none. What several keywords or references describe together stays open, and
+    what is referred to in such a place. vLLM's and SGLang's grammars close all objects.
     """
-    made: dict[str, Any] = _closed(schema)
-    for key in ("$defs", "definitions"):
-        if isinstance(inner := made.get(key), Mapping) and not _joins(schema):
-            made[key] = {name: _closed(item) for name, item in inner.items()}
-    return made
-
-
-def _closed(schema: Any) -> Any:
-    if not isinstance(schema, Mapping):
-        return schema
-    made = dict(schema)
-    if isinstance(items := schema.get("items"), Mapping):
-        made["items"] = _closed(items)
-    properties, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(properties, Mapping):
-        if isinstance(either := schema.get("anyOf"), list):
-            made["anyOf"] = [_closed(item) for item in either]
-        return made
-    made["properties"] = {name: _closed(item) for name, item in properties.items()}
-    names_all = isinstance(required, list) and all(name in properties for name in required)
-    if names_all and not schema.keys() & _TELLS_OF_OTHERS:
+    alone: list[str] = []
+    made = dict(_closed(schema, alone))
+    for key in _DEFINITIONS:
+        if isinstance(definitions := schema.get(key), Mapping):
+            made[key] = {name: _closed(item, alone) for name, item in definitions.items()}
+    if sorted(alone) != sorted(_references(schema)):
+        made |= {key: schema[key] for key in _DEFINITIONS if key in schema}
+    if not all(reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(schema)):
+        return dict(schema)
+    if isinstance(made.get("properties"), Mapping) and not made["properties"] and made.keys() <= _OF_EMPTY:
         made["additionalProperties"] = False
     return made
 
 
-def _joins(schema: Any) -> bool:
-    """Whether anything in it is described by what it refers to and by more."""
-    if isinstance(schema, list):
-        return any(map(_joins, schema))
+def _closed(schema: Any, alone: list[str]) -> Any:
+    """alone: gets the references of places that nothing else describes."""
     if not isinstance(schema, Mapping):
-        return False
-    return "allOf" in schema or ("$ref" in schema and "properties" in schema) or any(map(_joins, schema.values()))
+        return schema
+    keys, made = schema.keys() - _SAYS_NOTHING, dict(schema)
+    if keys == {"$ref"} and isinstance(schema["$ref"], str):
+        alone.append(schema["$ref"])
+    elif keys == {"anyOf"} and isinstance(schema["anyOf"], list):
+        made["anyOf"] = [_closed(item, alone) for item in schema["anyOf"]]
+    elif "items" in keys <= _OF_ARRAYS:
+        made["items"] = _closed(schema["items"], alone)
+    elif keys == {"additionalProperties"}:
+        made["additionalProperties"] = _closed(schema["additionalProperties"], alone)
+    elif "properties" in keys <= _OF_OBJECTS and isinstance(properties := schema["properties"], Mapping):
+        made["properties"] = {name: _closed(item, alone) for name, item in properties.items()}
+        required = schema.get("required", [])
+        if properties and isinstance(required, list) and all(name in properties for name in required):
+            made.setdefault("additionalProperties", False)
+    return made
+
+
+def _references(schema: Any) -> list[str]:
+    if isinstance(schema, list):
+        return [found for item in schema for found in _references(item)]
+    if not isinstance(schema, Mapping):
+        return []
+    own = [schema["$ref"]] if isinstance(schema.get("$ref"), str) else []
+    return own + [found for key, value in schema.items() if key not in _VALUES for found in _references(value)]
 
 
 # ---- References

@@ -25,8 +25,7 @@ _LOSS = 0.05  # of a round's step that a drafter must cost for a lone session to
 _MANY_ROUNDS = 192  # of a drafter's, from which its worth is known within a tenth of a step
 _FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
 _PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
-_DEBT_STEPS = 100.0  # that it may be below nothing: a long text is paid for in ten thousand steps at most
-_TRY_STEPS = 20.0  # that a session is charged with whom another drafter would have gained
+_MOST_STEPS = 100.0  # that opening one may cost: a long text is paid for in ten thousand steps at most
 
 
 @dataclass(slots=True)
@@ -101,6 +100,7 @@ class DrafterRecord:
     expected_nodes: float = 4.0  # nodes verified per round
     purse_ms: float = 0.0  # what may be spent on new sessions while sessions gain nothing
     step_ms: float = 0.0  # the newest plain step's
+    tried: tuple[int, int] | None = None  # a session that another might have gained, and its committed length then
     _tax: _Tax = field(default_factory=lambda: _Tax(256.0))
     _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
 
@@ -110,7 +110,7 @@ class DrafterRecord:
         None else: it might come back for the sake of that.
         """
         record = copy.deepcopy(self)
-        record.purse_ms = max(0.0, record.purse_ms)
+        record.purse_ms, record.tried = max(0.0, record.purse_ms), None
         for worth in (record.worth_alone, record.worth_to_several):
             if worth.mean > 0.0:
                 worth.tell_after = worth.rounds + _SLOW_ROUNDS
@@ -159,24 +159,27 @@ class DrafterRecord:
         return self.worth.rounds >= _FEW_ROUNDS and self.worth.mean < -(_LOSS if self.alone else TOLERANCE)
 
     @property
-    def has_its_turn(self) -> bool:
-        """Whether it comes before those that gain nothing: it may gain, or all is saved up that is for a try."""
-        return not self.gains_nothing or self.purse_ms >= _PURSE_STEPS * self.step_ms > 0.0
+    def is_due_a_try(self) -> bool:
+        """Whether all is saved up that is for a session that another drafter might gain, and none is with it."""
+        return self.gains_nothing and self.tried is None and self.purse_ms >= _PURSE_STEPS * self.step_ms > 0.0
 
-    def earn(self, step_ms: float) -> None:
-        """A share of each step's time is for new sessions."""
+    def earn(self, step_ms: float, *, sharers: int = 1) -> None:
+        """A share of each step's time is for new sessions of drafters that gain nothing, of which there are so many."""
         self.step_ms = step_ms
-        saved_ms = max(self.purse_ms + PROBE_SHARE * step_ms, -_DEBT_STEPS * step_ms)
-        self.purse_ms = min(saved_ms, _PURSE_STEPS * step_ms)
+        self.purse_ms = min(self.purse_ms + PROBE_SHARE / sharers * step_ms, _PURSE_STEPS * step_ms)
 
-    def may_open(self, cost_ms: float, *, is_try: bool = False) -> bool:
-        """Whether a session may be opened now, which costs so much beside a probe; takes it from the purse.
-
-        is_try: another drafter could have it, which may gain.
-        """
+    def may_open(self, cost_ms: float) -> bool:
+        """Whether a session may be opened now, which costs so much beside a probe; takes it from the purse."""
         if not self.gains_nothing:
             return True
         if self.purse_ms <= 0.0:
             return False
-        self.purse_ms -= cost_ms + self.probe_ms + is_try * _TRY_STEPS * self.step_ms
+        most_ms = _MOST_STEPS * self.step_ms if self.step_ms else cost_ms
+        self.purse_ms -= min(cost_ms, most_ms) + self.probe_ms
         return True
+
+    def end_try(self, session: int, committed_len: int) -> None:
+        """A session is not its own any more: where it was tried with that, another might have gained all its steps."""
+        if self.tried is not None and self.tried[0] == session:
+            self.purse_ms -= (committed_len - self.tried[1]) * self.step_ms
+            self.tried = None

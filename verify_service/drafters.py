@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -181,9 +181,7 @@ class Drafters:
         ]
         if not session.speculation.enabled or not fitting:
             return None
-        fitting.sort(key=lambda drafter: (not drafter.record.has_its_turn, len(drafter.assignments)))
-        text_ms = None if row_ms is None else row_ms * session.committed_len
-        drafter = next((drafter for drafter in fitting if _may_open(drafter, fitting, text_ms)), None)
+        drafter = self._choose(session, fitting, row_ms)
         if drafter is None:
             return None
         generation = self._generations.get(session.session_id, 0) + 1
@@ -196,6 +194,20 @@ class Drafters:
         drafter.outbox.open(self._opened(assignment))
         drafter.wake()
         return assignment
+
+    def _choose(self, session: Session, fitting: list[Drafter], row_ms: float | None) -> Drafter | None:
+        fitting = sorted(fitting, key=lambda drafter: len(drafter.assignments))
+        poor = [drafter for drafter in fitting if drafter.record.gains_nothing]
+        hopeful = next((drafter for drafter in fitting if not drafter.record.gains_nothing), None)
+        if row_ms is None:
+            return hopeful or fitting[0]
+        if hopeful is None:
+            return next((drafter for drafter in poor if _may_open(drafter, session, row_ms)), None)
+        for drafter in poor:
+            if drafter.record.is_due_a_try and _may_open(drafter, session, row_ms):
+                drafter.record.tried = session.session_id, session.committed_len
+                return drafter
+        return hopeful
 
     def may_draft_by_ngrams(self, session: Session) -> bool:
         """Whether an n-gram drafter is there that the session may be assigned to, now or later."""
@@ -213,6 +225,7 @@ class Drafters:
             return
         drafter = assignment.drafter
         del drafter.assignments[session.session_id]
+        drafter.record.end_try(session.session_id, session.committed_len)
         if bar:
             self._bar(session, drafter)
         if assignment.untold is not None:
@@ -276,6 +289,7 @@ class Drafters:
             else:
                 drafter.outbox.close_slow(session_id, generation)
                 del drafter.assignments[session_id], self._by_session[session_id]
+                drafter.record.end_try(session_id, assignment.session.committed_len)
                 self._bar(assignment.session, drafter)
             if drafter.outbox.num_bytes <= self._outbox_bytes // 2:
                 drafter.wake()
@@ -303,10 +317,7 @@ class Drafters:
         )
 
 
-def _may_open(drafter: Drafter, fitting: Sequence[Drafter], text_ms: float | None) -> bool:
-    """Whether a session may be opened to it now. text_ms: what reading the session's text costs one with a model."""
-    if text_ms is None:
-        return True
-    reads_text = drafter.algorithm != common_pb2.ALGORITHM_NGRAM
-    is_try = any(not other.record.gains_nothing for other in fitting)
-    return drafter.record.may_open(text_ms * reads_text, is_try=is_try)
+def _may_open(drafter: Drafter, session: Session, row_ms: float) -> bool:
+    """Whether the session may be opened to one whose sessions gain nothing."""
+    reads_text = drafter.algorithm != common_pb2.ALGORITHM_NGRAM  # a model that runs all the text first
+    return drafter.record.may_open(row_ms * session.committed_len * reads_text)

@@ -148,8 +148,9 @@ class Weigher:
             # A step that stood still for other reasons says little.
             extra_ms = max(-0.5 * quiet_ms, min(own_ms - quiet_ms - nodes_ms, quiet_ms))
             self._tax(told, extra_ms)
+        poor = max(1, sum(drafter.record.gains_nothing for drafter in self._drafters))
         for drafter in self._drafters:
-            drafter.record.earn(self._costs.ms(count))
+            drafter.record.earn(self._costs.ms(count), sharers=poor)
         is_fixed = any(work.assignment is not None and work.assignment.brake.fixed for work in works)
         self.quiet.step(len(self._sessions), is_quiet=is_quiet or is_fixed)
 

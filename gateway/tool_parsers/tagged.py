@@ -85,7 +85,7 @@ class TaggedCalls:
         stripped = text.lstrip()
         mark = self._form.may_begin
         if mark is not None and stripped.startswith(mark):
-            self._open(mark)
+            self._open(text[: len(text) - len(stripped)] + mark)
             return stripped[len(mark) :]
         if not stripped or (mark is not None and mark.startswith(stripped)):
             self._held = text

@@ -32,6 +32,7 @@ def test_no_reference_goes_deeper_than_schemas_do() -> None:
 
 TEXT = {"type": "string"}
 NO_OTHERS = {"additionalProperties": False}
+A = {"properties": {"a": TEXT}}
 
 
 @pytest.mark.parametrize(
@@ -40,13 +41,13 @@ NO_OTHERS = {"additionalProperties": False}
         ({"properties": {"a": TEXT}}, {"properties": {"a": TEXT}, **NO_OTHERS}),
         ({"properties": {}}, {"properties": {}, **NO_OTHERS}),
         (
-            {"properties": {"a": {"properties": {"b": TEXT}}, "c": {"items": {"properties": {}}}}},
+            {"properties": {"a": {"properties": {"b": TEXT}}, "c": {"items": A}}},
             {"properties": {"a": {"properties": {"b": TEXT}, **NO_OTHERS},
-                            "c": {"items": {"properties": {}, **NO_OTHERS}}}, **NO_OTHERS},
+                            "c": {"items": {**A, **NO_OTHERS}}}, **NO_OTHERS},
         ),
         (
-            {"properties": {"a": {"anyOf": [{"properties": {}}, {"type": "null"}]}}},
-            {"properties": {"a": {"anyOf": [{"properties": {}, **NO_OTHERS}, {"type": "null"}]}}, **NO_OTHERS},
+            {"properties": {"a": {"anyOf": [A, {"type": "null"}]}}},
+            {"properties": {"a": {"anyOf": [{**A, **NO_OTHERS}, {"type": "null"}]}}, **NO_OTHERS},
         ),
         (
             {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"properties": {"b": TEXT}}}},
@@ -70,6 +71,16 @@ def test_objects_that_are_silent_on_others_have_none(given: dict[str, Any], foun
         {"properties": {"a": TEXT}, "anyOf": [{"properties": {"b": TEXT}}, {"properties": {"c": TEXT}}]},
         {"allOf": [{"$ref": "#/$defs/A"}, {"properties": {"b": TEXT}}], "$defs": {"A": {"properties": {"a": TEXT}}}},
         {"enum": [{"properties": {}}]},
+        {"properties": {"a": TEXT}, "required": ["a"], "dependentRequired": {"a": ["b"]}},
+        {"properties": {"k": TEXT}, "required": ["k"], "anyOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": A}},
+        {"properties": {"k": TEXT}, "required": ["k"], "oneOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": A}},
+        {"required": ["x"], "anyOf": [A, {"properties": {"b": TEXT}}]},
+        {"$ref": "#/$defs/A", "anyOf": [{"properties": {"b": TEXT}}], "$defs": {"A": A}},
+        {"$ref": "#/$defs/A", "required": ["x"], "$defs": {"A": A}},
+        {"allOf": [A], "anyOf": [{"properties": {"b": TEXT}}]},
+        {"patternProperties": {"^x": TEXT}, "anyOf": [A]},
+        {"properties": {"a": A, "b": {"allOf": [{"$ref": "#/properties/a"}, {"properties": {"c": TEXT}}]}}},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"required": ["x"], "anyOf": [A]}}},
     ],
 )
 def test_others_stay_open(schema: dict[str, Any]) -> None:

@@ -265,6 +265,7 @@ def test_half_a_mark_after_text_is_text(name: str) -> None:
         ("qwen3_coder", "so:\n\n<tool_call>\n<function=nope>\n "),
         ("mistral", 'so:\n\n[TOOL_CALLS] [{"name": "nope"}] '),
         ("mistral", "so:\n[TOOL_CALLS] "),
+        ("llama3_json", "\n<|python_tag|>import os"),
     ],
 )
 @pytest.mark.parametrize("cuts", [[], EVERYWHERE])

@@ -302,14 +302,43 @@ def test_who_gains_nothing_keeps_no_session_from_who_may_gain() -> None:
 
 
 def test_who_gains_nothing_has_a_try_now_and_then() -> None:
-    bad, good = useless("bad"), drafter("good", max_sessions=64)
-    everybody, hosts = drafters(bad, good), list[str | None]()
-    for _ in range(40):
-        for _ in range(100):
-            bad.record.earn(10.0)
-        hosts.append(host(everybody))
-    assert hosts.count("bad") == 2  # of 4,000 steps
-    assert hosts.count("good") == 38
+    tried = 0
+    for first in (True, False):  # enlisted
+        bad, good = useless("bad"), drafter("good")
+        everybody = drafters(*([bad, good] if first else [good, bad]))
+        for _ in range(150):
+            one = session()
+            assignment = everybody.assign(one, row_ms=0.5)
+            assert assignment is not None
+            tried += assignment.drafter is bad
+            for _ in range(200):
+                one.commit([4])
+                bad.record.earn(10.0)
+            everybody.close(one, verify_pb2.CLOSE_REASON_FINISHED)
+    assert tried == 4  # of 300: one in a hundred, and the first once its purse is full
+
+
+def test_what_may_be_spent_on_those_who_gain_nothing_is_theirs_together() -> None:
+    ones = [useless(str(number), max_sessions=2000) for number in range(4)]
+    everybody, opened = drafters(*ones), 0
+    for _ in range(1000):
+        for one in ones:
+            one.record.earn(10.0, sharers=len(ones))
+        opened += host(everybody) is not None
+    alone = useless("alone", max_sessions=2000)
+    only, opened_alone = drafters(alone), 0
+    for _ in range(1000):
+        alone.record.earn(10.0)
+        opened_alone += host(only) is not None
+    assert opened <= opened_alone + 4
+
+
+def test_a_session_with_a_fixed_tree_goes_to_who_may_gain() -> None:
+    bad = useless("bad")
+    bad.record.earn(10.0)
+    assignment = drafters(bad, drafter("good")).assign(session())
+    assert assignment is not None
+    assert assignment.drafter.drafter_id == "good"
 
 
 def test_one_that_may_not_be_opened_to_leaves_the_session_to_the_next() -> None:
