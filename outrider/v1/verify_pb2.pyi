@@ -402,11 +402,12 @@ class Round(_message.Message):
     def __init__(self, opened: _Optional[_Iterable[_Union[Opened, _Mapping]]] = ..., features: _Optional[_Iterable[_Union[SessionFeatures, _Mapping]]] = ..., verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., closed: _Optional[_Iterable[_Union[Closed, _Mapping]]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., slot_seq_end: _Optional[int] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "generation", "tokens", "prompt_len", "speculative", "remaining_tokens", "remaining_context", "corpus_scope", "prediction_tokens", "shares_prefix_with", "traceparent")
+    __slots__ = ("session", "generation", "tokens", "prompt_len", "features_from_pos", "speculative", "remaining_tokens", "remaining_context", "corpus_scope", "prediction_tokens", "shares_prefix_with", "traceparent")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FROM_POS_FIELD_NUMBER: _ClassVar[int]
     SPECULATIVE_FIELD_NUMBER: _ClassVar[int]
     REMAINING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMAINING_CONTEXT_FIELD_NUMBER: _ClassVar[int]
@@ -418,6 +419,7 @@ class Opened(_message.Message):
     generation: int
     tokens: bytes
     prompt_len: int
+    features_from_pos: int
     speculative: _common_pb2.SpeculativeParams
     remaining_tokens: int
     remaining_context: int
@@ -425,7 +427,7 @@ class Opened(_message.Message):
     prediction_tokens: bytes
     shares_prefix_with: int
     traceparent: str
-    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., tokens: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., speculative: _Optional[_Union[_common_pb2.SpeculativeParams, _Mapping]] = ..., remaining_tokens: _Optional[int] = ..., remaining_context: _Optional[int] = ..., corpus_scope: _Optional[str] = ..., prediction_tokens: _Optional[bytes] = ..., shares_prefix_with: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., generation: _Optional[int] = ..., tokens: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., features_from_pos: _Optional[int] = ..., speculative: _Optional[_Union[_common_pb2.SpeculativeParams, _Mapping]] = ..., remaining_tokens: _Optional[int] = ..., remaining_context: _Optional[int] = ..., corpus_scope: _Optional[str] = ..., prediction_tokens: _Optional[bytes] = ..., shares_prefix_with: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class SessionFeatures(_message.Message):
     __slots__ = ("session", "generation", "rows")
