@@ -89,6 +89,7 @@ def test_a_server_that_hangs_is_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_server_does_not_outlive_us(number: signal.Signals, tmp_path: Path) -> None:
     port, setup = free_port(), Setup(tmp_path, lambda kind: tmp_path)

@@ -85,6 +85,7 @@ def test_processes_and_folders_end_with_a_benchmark_that_is_told_to(run: Any, in
         os.kill(pid, 0)
 
 
+@pytest.mark.usefixtures("hangups")
 def test_the_first_signal_counts() -> None:
     def main(words: list[str]) -> int:
         try:

@@ -89,7 +89,7 @@ async def test_many_come_at_once_and_then_one_by_one() -> None:
     clock.now_s += 16.0
     for _ in range(64):
         await door.admit("unix:")
-    assert clock.now_s == pytest.approx(18.0)
+    assert clock.now_s == pytest.approx(18.0, abs=0.01)
 
 
 @pytest.mark.asyncio

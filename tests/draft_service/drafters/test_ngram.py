@@ -253,18 +253,6 @@ def test_what_is_taken_out_at_once_leaves_nothing(make: Any) -> None:
     assert drafter.corpus.num_nodes == before
 
 
-def test_a_corpus_whose_caller_went_before_it_was_taken_in_is_not_told(make: Any) -> None:
-    drafter = make()
-    load(drafter, "", "one", 1, 2)
-    with drafter.corpus._lock:  # the thread cannot go on
-        drafter.corpora.load("", "two", ids(1, 2))
-        for corpus_id in ("one", "three"):
-            assert drafter.corpora.load("", corpus_id, ids(3, 4, 5)).cancel()
-    drafter.corpus.flush()
-    assert drafter.corpora.sizes() == [CorpusSize("", "one", 2), CorpusSize("", "two", 2)]
-    assert len(drafter.corpora.names("")) == 2
-
-
 def test_a_corpus_proposes_the_same_after_any_traffic_and_no_more_than_fits_is_taken(make: Any) -> None:
     drafter = make(speculative_ngram_capacity=20_000)
     text, traffic = np.random.default_rng(0).integers(0, 1_000, (2, 3_000)).astype(np.int32)
