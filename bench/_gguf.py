@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from engine.embedded import GGUF_MEMBER, GGUF_SHA256, NAME, REQUIREMENT, ensure_embedded_model
 from engine.gguf_convert import LAYER_TENSORS, TOP_TENSORS
+from engine.whole import put_in_place
 from outrider import env
 from outrider.errors import StartupError
 
@@ -39,7 +40,7 @@ def ensure_gguf(kind: str) -> Path:
         with tempfile.TemporaryDirectory(prefix=".gguf-", dir=folder) as name:
             made = Path(name) / final.name
             write_gguf(_fetch_metadata(Path(name)), ensure_embedded_model() / "model.safetensors", made, kind)
-            made.rename(final)
+            put_in_place(made, final)
     return final
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from engine.whole import put_in_place
 from outrider.errors import StartupError
 
 
@@ -35,6 +36,6 @@ def write_json(path: Path, value: Any, *, indent: int = 1) -> None:
             beside.write_text(text, encoding="utf-8")
             if target.exists():
                 shutil.copymode(target, beside)
-            beside.replace(target)
+            put_in_place(beside, target)
         finally:
             beside.unlink(missing_ok=True)

@@ -61,15 +61,17 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     The whole is closed even if it names none. What several keywords or references describe together stays open, and
     what is referred to in such a place. vLLM's and SGLang's grammars close all objects.
     """
-    alone: list[str] = []
-    made = dict(_closed(schema, alone))
-    for key in _DEFINITIONS:
-        if isinstance(definitions := schema.get(key), Mapping):
-            made[key] = {name: _closed(item, alone) for name, item in definitions.items()}
-    if sorted(alone) != sorted(_references(schema)):
-        made |= {key: schema[key] for key in _DEFINITIONS if key in schema}
-    if not all(reference.startswith(("#/$defs/", "#/definitions/")) for reference in _references(schema)):
+    references, alone = _references(schema), list[str]()
+    if not all(reference.startswith(("#/$defs/", "#/definitions/")) for reference in references):
         return dict(schema)
+    made = dict(_closed(schema, alone))
+    definitions = {
+        key: {name: _closed(item, alone) for name, item in schema[key].items()}
+        for key in _DEFINITIONS
+        if isinstance(schema.get(key), Mapping)
+    }
+    if sorted(alone) == sorted(references):
+        made |= definitions
     if isinstance(made.get("properties"), Mapping) and not made["properties"] and made.keys() <= _OF_EMPTY:
         made["additionalProperties"] = False
     return made

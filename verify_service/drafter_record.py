@@ -174,8 +174,7 @@ class DrafterRecord:
             return True
         if self.purse_ms <= 0.0:
             return False
-        most_ms = _MOST_STEPS * self.step_ms if self.step_ms else cost_ms
-        self.purse_ms -= min(cost_ms, most_ms) + self.probe_ms
+        self.purse_ms -= min(cost_ms, _MOST_STEPS * self.step_ms) + self.probe_ms
         return True
 
     def end_try(self, session: int, committed_len: int) -> None:
