@@ -12,7 +12,8 @@ from outrider.errors import InvalidArgument, NotFound, OutriderError, Unauthenti
 from outrider.telemetry import get_logger
 from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from verify_service.commands import Administer, Inbox
-from verify_service.drafters import Drafter, Drafters, Mode
+from verify_service.drafter import Drafter, Mode
+from verify_service.drafters import Drafters
 
 log = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from verify_service.proposals import Match, ProposalBook
 from verify_service.session import Session
 
 if TYPE_CHECKING:
-    from verify_service.drafters import Drafter
+    from verify_service.drafter import Drafter
 
 # Lengths of a session whose answers are timed at once.
 MAX_UNANSWERED = 8

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.v1 import common_pb2, verify_pb2
-from verify_service.drafters import Drafter, Drafters
+from verify_service.drafter import Drafter
+from verify_service.drafters import Drafters
 from verify_service.proposals import Proposal
 from verify_service.session import Session
 

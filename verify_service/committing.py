@@ -14,7 +14,9 @@ from kernels.acceptance import Accepted
 from outrider.errors import Internal, OutriderError
 from outrider.tree import ROOT
 from outrider.v1 import common_pb2, verify_pb2
-from verify_service.drafters import Assignment, Drafter, Drafters
+from verify_service.assignment import Assignment
+from verify_service.drafter import Drafter
+from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
 from verify_service.planner import Work
 from verify_service.proposals import Match, Refusal

@@ -163,6 +163,10 @@ class DrafterRecord:
         """Whether all is saved up that is for a session that another drafter might gain, and none is with it."""
         return self.gains_nothing and self.tried is None and self.purse_ms >= _PURSE_STEPS * self.step_ms > 0.0
 
+    def tries(self, session: int) -> bool:
+        """Whether the session is with its drafter as a try."""
+        return self.tried is not None and self.tried[0] == session
+
     def earn(self, step_ms: float, *, sharers: int = 1) -> None:
         """A share of each step's time is for new sessions of drafters that gain nothing, of which there are so many."""
         self.step_ms = step_ms
@@ -179,6 +183,6 @@ class DrafterRecord:
 
     def end_try(self, session: int, committed_len: int) -> None:
         """A session is not its own any more: where it was tried with that, another might have gained all its steps."""
-        if self.tried is not None and self.tried[0] == session:
+        if self.tried is not None and self.tries(session):
             self.purse_ms -= (committed_len - self.tried[1]) * self.step_ms
             self.tried = None

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import collections
-import enum
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import numpy as np
 
-from outrider.row_ring import RowRing
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.assignment import Assignment
 from verify_service.brake import SessionBrake
 from verify_service.counting import DraftTotals
+from verify_service.drafter import Drafter, Mode
 from verify_service.drafter_record import DrafterRecord
-from verify_service.outbox import RoundOutbox
-from verify_service.proposals import ProposalBook, Refusal
-from verify_service.replies import ReplyTimes
+from verify_service.proposals import ProposalBook
 from verify_service.session import Session
 
 # A drafter that gets this many proposals refused floods; its stream is ended. One kept for a longer length than
@@ -28,82 +24,6 @@ REFUSALS_FORGIVEN = 64
 MAX_MODES = 1024
 # Algorithms and models of drafters of which it is kept what they have shown; the one that left first is forgotten.
 MAX_RECORDS = 64
-# A drafter that let this many waits run out is not waited for until it answers.
-MAX_MISSED_IN_A_ROW = 2
-
-
-class Mode(enum.Enum):
-    """What an operator lets a drafter have."""
-
-    ENABLED = "enabled"
-    DRAINING = "draining"  # no new sessions
-    DISABLED = "disabled"  # none
-
-
-@dataclass(slots=True, eq=False)
-class Drafter:
-    """One enlisted process."""
-
-    drafter_id: str
-    algorithm: common_pb2.Algorithm
-    draft_model: str
-    max_sessions: int
-    needs_features: bool
-    wake: Callable[[], object]  # tells the event loop that the outbox has something
-    end: Callable[[str], object]  # asks the event loop to end the stream, for the reason given
-    taken: Callable[[], object]  # tells the event loop that a frame was handled
-    outbox: RoundOutbox = field(default_factory=RoundOutbox)
-    assignments: dict[int, Assignment] = field(default_factory=dict)  # by session id
-    record: DrafterRecord = field(default_factory=DrafterRecord)
-    replies: ReplyTimes = field(default_factory=ReplyTimes)
-    answers: list[tuple[int, bool]] = field(default_factory=list)  # ns that each took, and whether it was a first one
-    counts: collections.Counter[str] = field(default_factory=collections.Counter)
-    totals: DraftTotals = field(default_factory=DraftTotals)  # its algorithm's, once it is enlisted
-    mode: Mode = Mode.ENABLED
-    refusals: int = 0
-    missed_in_a_row: int = 0  # waits that ran out since its last answer
-    ring: RowRing | None = None  # for feature rows, where it seems to run on this host
-
-    @property
-    def stalled(self) -> bool:
-        """Whether it is not waited for any more, until it answers again."""
-        return self.missed_in_a_row >= MAX_MISSED_IN_A_ROW
-
-    def look_back(self) -> None:
-        """Takes in how long its answers took since the last call; no step waits for that."""
-        answers, self.answers = self.answers, []
-        self.replies.observe([took_ns / 1e6 for took_ns, is_first in answers if not is_first])
-        for took_ns, _ in answers:
-            self.totals.ages.observe(took_ns / 1e9)
-
-    def rows_were_read(self, last: int) -> None:
-        """Frees the ring's slots up to row `last`: none that a verdict names which it will be told of later."""
-        if self.ring is None:
-            return
-        for assignment in self.assignments.values():
-            verdict = assignment.verdict
-            if verdict is not None and verdict.features.WhichOneof("location") == "slot_seq":
-                last = min(last, verdict.features.slot_seq - 1)
-        self.ring.read(last)
-
-    def find(self, session: int, generation: int) -> Assignment | None:
-        """The assignment that a message from this drafter is about."""
-        assignment = self.assignments.get(session)
-        return assignment if assignment is not None and assignment.generation == generation else None
-
-    def refuse(self, session: int, generation: int, proposal_id: int, why: Refusal, detail: str = "") -> None:
-        """Counts a refused proposal and tells the drafter."""
-        self.counts[why.value] += 1
-        self.refusals += 1
-        self.outbox.reject(
-            verify_pb2.Rejected(
-                session=session,
-                generation=generation,
-                proposal_id=proposal_id,
-                reason=f"REJECT_REASON_{why.name}",
-                detail=detail[:256],
-            )
-        )
 
 
 class Drafters:
@@ -122,6 +42,7 @@ class Drafters:
         self._by_session: dict[int, Assignment] = {}
         self._generations: dict[int, int] = {}
         self._barred: dict[int, set[str]] = {}  # by session id: drafters (by id) that will not get it again
+        self._moved: set[int] = set()  # ids of sessions that were named as misplaced
 
     def __iter__(self) -> Iterator[Drafter]:
         return iter(self._drafters)
@@ -168,20 +89,8 @@ class Drafters:
         row_ms: what a row of its text may cost a drafter with a model; while its sessions gain nothing, few are opened.
         None opens it whatever it costs.
         """
-        wanted = session.speculation.algorithm
-        barred = self._barred.get(session.session_id, ())
-        fitting = [
-            drafter
-            for drafter in self._drafters
-            if wanted in (common_pb2.ALGORITHM_UNSPECIFIED, drafter.algorithm)
-            and len(drafter.assignments) < drafter.max_sessions
-            and drafter.drafter_id not in barred
-            and drafter.mode is Mode.ENABLED
-            and drafter.algorithm not in self.disabled_algorithms
-        ]
-        if not session.speculation.enabled or not fitting:
-            return None
-        drafter = self._choose(session, fitting, row_ms)
+        fitting = self._fitting(session)
+        drafter = self._choose(session, fitting, row_ms) if session.speculation.enabled and fitting else None
         if drafter is None:
             return None
         generation = self._generations.get(session.session_id, 0) + 1
@@ -195,6 +104,37 @@ class Drafters:
         drafter.wake()
         return assignment
 
+    def misplaced(self) -> Session | None:
+        """A session whose drafter gains nothing while another, which does or may, has room for it; each once.
+
+        One that is with it as a try stays: it shows what that drafter is worth now.
+        """
+        poor = [drafter for drafter in self._drafters if drafter.record.gains_nothing]
+        if not poor or len(poor) == len(self._drafters):
+            return None
+        for drafter in poor:
+            for number, assignment in drafter.assignments.items():
+                if number in self._moved or drafter.record.tries(number):
+                    continue
+                if any(not other.record.gains_nothing for other in self._fitting(assignment.session)):
+                    self._moved.add(number)
+                    return assignment.session
+        return None
+
+    def _fitting(self, session: Session) -> list[Drafter]:
+        """Who may be given a session, for what the request asks, and has room for it."""
+        wanted = session.speculation.algorithm
+        barred = self._barred.get(session.session_id, ())
+        return [
+            drafter
+            for drafter in self._drafters
+            if wanted in (common_pb2.ALGORITHM_UNSPECIFIED, drafter.algorithm)
+            and len(drafter.assignments) < drafter.max_sessions
+            and drafter.drafter_id not in barred
+            and drafter.mode is Mode.ENABLED
+            and drafter.algorithm not in self.disabled_algorithms
+        ]
+
     def _choose(self, session: Session, fitting: list[Drafter], row_ms: float | None) -> Drafter | None:
         fitting = sorted(fitting, key=lambda drafter: len(drafter.assignments))
         poor = [drafter for drafter in fitting if drafter.record.gains_nothing]
@@ -202,9 +142,9 @@ class Drafters:
         if row_ms is None:
             return hopeful or fitting[0]
         if hopeful is None:
-            return next((drafter for drafter in poor if _may_open(drafter, session, row_ms)), None)
-        for drafter in poor:
-            if drafter.record.is_due_a_try and _may_open(drafter, session, row_ms):
+            return next((drafter for drafter in poor if drafter.may_open(session, row_ms)), None)
+        for drafter in poor if session.session_id not in self._moved else ():
+            if drafter.record.is_due_a_try and drafter.may_open(session, row_ms):
                 drafter.record.tried = session.session_id, session.committed_len
                 return drafter
         return hopeful
@@ -264,6 +204,7 @@ class Drafters:
         """Drops what is remembered of a session that ended."""
         self._generations.pop(session.session_id, None)
         self._barred.pop(session.session_id, None)
+        self._moved.discard(session.session_id)
 
     def bound_outboxes(self) -> None:
         """Closes sessions to drafters that read too slowly, largest first; if that is not enough, their streams.
@@ -315,9 +256,3 @@ class Drafters:
             shares_prefix_with=shared if shared in assignment.drafter.assignments else None,
             traceparent=session.traceparent,
         )
-
-
-def _may_open(drafter: Drafter, session: Session, row_ms: float) -> bool:
-    """Whether the session may be opened to one whose sessions gain nothing."""
-    reads_text = drafter.algorithm != common_pb2.ALGORITHM_NGRAM  # a model that runs all the text first
-    return drafter.record.may_open(row_ms * session.committed_len * reads_text)

@@ -17,7 +17,7 @@ from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
 from verify_service.commands import Inbox, ReadFeatures
-from verify_service.drafters import Drafter
+from verify_service.drafter import Drafter
 from verify_service.target import Target
 
 log = get_logger(__name__)

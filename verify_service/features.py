@@ -20,7 +20,8 @@ from verify_service.runner import Runner
 if TYPE_CHECKING:
     from verify_service.assignment import Assignment
     from verify_service.commands import ReadFeatures
-    from verify_service.drafters import Drafter, Drafters
+    from verify_service.drafter import Drafter
+    from verify_service.drafters import Drafters
 
 
 def feature_layout(spec: FeatureSpec, plane: torch.Tensor | None) -> common_pb2.FeatureLayout:

@@ -9,9 +9,10 @@ import time
 from collections.abc import Callable, Generator
 
 from outrider.cost_table import CostTable
+from verify_service.assignment import Assignment
 from verify_service.commands import Command
 from verify_service.counting import PLAN, WAIT, Counters
-from verify_service.drafters import Assignment, Drafters
+from verify_service.drafters import Drafters
 from verify_service.halves import Halves, Part
 from verify_service.planner import Planner, ms_since
 from verify_service.scheduler import Scheduler

@@ -8,7 +8,8 @@ from outrider.errors import InvalidArgument
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
 from verify_service.commands import Arrived
-from verify_service.drafters import MAX_REFUSALS, REFUSALS_FORGIVEN, Drafter, Drafters
+from verify_service.drafter import Drafter
+from verify_service.drafters import MAX_REFUSALS, REFUSALS_FORGIVEN, Drafters
 from verify_service.proposals import Refusal
 
 log = get_logger(__name__)

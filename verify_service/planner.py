@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from engine.batch import Segment
 from outrider.cost_table import CostTable
 from outrider.v1 import verify_pb2
+from verify_service.assignment import Assignment
 from verify_service.brake import choose_nodes
-from verify_service.drafters import Assignment, Drafters
+from verify_service.drafters import Drafters
 from verify_service.hindsight import Judged
 from verify_service.proposals import Match
 from verify_service.scheduler import Scheduler

@@ -16,7 +16,7 @@ from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
 from outrider.wire import MAX_ENTRIES
 from verify_service.commands import Arrived, DrafterJoined, DrafterLeft, Inbox, ProposalsArrived, Released
-from verify_service.drafters import Drafter
+from verify_service.drafter import Drafter
 from verify_service.enlisting import check_enlist
 from verify_service.feature_calls import FeatureCalls
 from verify_service.parsing import parse_proposals

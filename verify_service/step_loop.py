@@ -16,6 +16,7 @@ from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
 from outrider.placement import Placement
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
+from verify_service.assignment import Assignment
 from verify_service.commands import (
     Administer,
     Cancel,
@@ -32,7 +33,7 @@ from verify_service.commands import (
 )  # fmt: skip
 from verify_service.committing import Committer, Unsent
 from verify_service.counting import COMMIT, FORWARD, IDLE, PLAN, TELL, Counters, DecodeLog
-from verify_service.drafters import Assignment, Drafters
+from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
 from verify_service.gathering import BREATH_S, Gatherer
 from verify_service.intake import take_proposals, take_releases
@@ -253,6 +254,8 @@ class StepLoop:
             return
         count = len(self.scheduler.running)
         paused = self._weigher.begin(count)
+        if len(self.drafters) > 1 and not paused and (session := self.drafters.misplaced()) is not None:
+            self.drafters.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
         room: int | None = None
         for session in self.scheduler.running:
             has_drafter = self.drafters.of(session) is not None

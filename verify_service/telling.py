@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from outrider.v1 import verify_pb2
-from verify_service.drafters import Assignment, Drafters
+from verify_service.assignment import Assignment
+from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
 from verify_service.planner import Work
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from kernels.acceptance import Accepted
 from outrider.cost_table import CostTable
 from verify_service.account import Account
+from verify_service.assignment import Assignment
 from verify_service.counting import Counters
-from verify_service.drafters import Assignment, Drafters
+from verify_service.drafters import Drafters
 from verify_service.planner import Work
 from verify_service.quiet import QuietTimes
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 from tests.e2e.asking import Lost, Question, Said, chat, every_kind
 from tests.e2e.cluster import Cluster, running, until
 from tests.e2e.small_model import write_small_model
-from verify_service.drafters import MAX_MISSED_IN_A_ROW
+from verify_service.drafter import MAX_MISSED_IN_A_ROW
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 

@@ -25,7 +25,7 @@ from tests.fake_drafters import FakeDrafter, silent
 from tests.fakes import FakeRunner, ToyModel
 from verify_service.app import SERVICE, build_servicer, build_step_loop
 from verify_service.commands import Command, DrafterJoined, Inbox, Stop
-from verify_service.drafters import Drafter
+from verify_service.drafter import Drafter
 from verify_service.loading import Engine
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes

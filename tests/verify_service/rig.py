@@ -36,7 +36,8 @@ from verify_service.commands import (
     Released,
     Submit,
 )
-from verify_service.drafters import Drafter, Drafters
+from verify_service.drafter import Drafter
+from verify_service.drafters import Drafters
 from verify_service.grammar import GrammarCompiler
 from verify_service.outbox import RoundOutbox
 from verify_service.parsing import parse_proposals

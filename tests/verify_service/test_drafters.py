@@ -17,7 +17,8 @@ from tests.fakes import ToyModel, toy_config
 from tests.verify_service.rig import MAX_KEPT, Sim, build_factory, build_rig, expected, request, taken
 from verify_service.assignment import MAX_UNANSWERED
 from verify_service.commands import Arrived
-from verify_service.drafters import MAX_REFUSALS, REFUSALS_FORGIVEN, Drafter, Drafters
+from verify_service.drafter import Drafter
+from verify_service.drafters import MAX_REFUSALS, REFUSALS_FORGIVEN, Drafters
 from verify_service.intake import take_proposals, take_releases
 from verify_service.proposals import Proposal
 from verify_service.session import Session
@@ -287,6 +288,12 @@ def useless(name: str, **settings: Any) -> Drafter:
     return bad
 
 
+def save_up(poor: Drafter) -> None:
+    """All that is saved up for new sessions."""
+    for _ in range(200):
+        poor.record.earn(10.0)
+
+
 def host(everybody: Drafters) -> str | None:
     """Who gets a new session, as engines open them."""
     assignment = everybody.assign(session(), row_ms=0.5)
@@ -316,6 +323,39 @@ def test_who_gains_nothing_has_a_try_now_and_then() -> None:
                 bad.record.earn(10.0)
             everybody.close(one, verify_pb2.CLOSE_REASON_FINISHED)
     assert tried == 4  # of 300: one in a hundred, and the first once its purse is full
+
+
+def test_a_session_goes_over_once_from_who_gains_nothing_to_who_may() -> None:
+    bad = drafter("bad")
+    everybody, one = drafters(bad), session()
+    assert everybody.assign(one, row_ms=0.5) is not None
+    for _ in range(12):
+        bad.record.trees.observe(0)
+    save_up(bad)  # it might have a try
+    assert everybody.misplaced() is None  # there is nobody else
+    everybody.enlist(good := drafter("good", max_sessions=1))
+    assert everybody.misplaced() is one
+    everybody.close(one, verify_pb2.CLOSE_REASON_REASSIGNED)
+    moved = everybody.assign(one, row_ms=0.5)
+    assert moved is not None
+    assert moved.drafter is good
+    for _ in range(12):
+        good.record.trees.observe(0)
+    for _ in range(64):
+        bad.record.trees.observe(4)
+    assert everybody.misplaced() is None
+
+
+def test_a_session_stays_where_it_is_tried_and_where_nobody_has_room() -> None:
+    bad, good = useless("bad"), drafter("good", max_sessions=1)
+    everybody = drafters(bad, good)
+    save_up(bad)
+    assert host(everybody) == "bad"
+    assert everybody.misplaced() is None
+    bad.record.tried = None
+    everybody.enlist(drafter("of another kind", algorithm=common_pb2.ALGORITHM_MTP, max_sessions=0))
+    good.assignments[99] = bad.assignments[next(iter(bad.assignments))]
+    assert everybody.misplaced() is None
 
 
 def test_what_may_be_spent_on_those_who_gain_nothing_is_theirs_together() -> None:

@@ -9,7 +9,7 @@ import pytest
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from tests.drafter_view import Draft, Seen
-from tests.fake_drafters import Truth, perfect
+from tests.fake_drafters import Truth, perfect, wrong
 from tests.verify_service.rig import FixedCosts, Rig, Sim, build_rig, request
 from tests.verify_service.scenes import MODEL, SAMPLED, check_outputs, learn
 from verify_service.replies import ReplyTimes
@@ -95,3 +95,21 @@ def test_a_session_fixed_by_its_request_keeps_its_drafts_and_holds_nobody_up(lat
     assert rig.loop.counters.waits == 0
     plain, *_ = rig.finishes[fixed[0].session_id].speculation.accepted_histogram
     assert plain <= 1
+
+
+def test_a_long_session_goes_over_to_a_drafter_that_comes_later() -> None:
+    costs = FixedCosts({1: PLAIN_MS, 16: 1.1 * PLAIN_MS})
+    rig, truth = build_rig(MODEL, brake=True, costs=costs, context=800, pages=4000), Truth()
+    useless = rig.join(wrong(truth, MODEL.vocab_size), name="useless")
+    (session,) = rig.submit(request([1, 2], LONG))
+    learn(truth, rig, session)
+    step_until(rig, useless, is_open=True, most_steps=4)
+    for _ in range(12):  # others' sessions
+        useless.drafter.record.trees.observe(0)
+    good = rig.join(perfect(truth), name="good")
+    step_until(rig, good, is_open=True, most_steps=4)
+    rig.run()
+    assert set(useless.view.closed.values()) == {verify_pb2.CLOSE_REASON_REASSIGNED}
+    assert session.stats.accepted_tokens > 100
+    check_outputs(rig, session)
+    rig.check_whole()

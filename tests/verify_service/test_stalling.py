@@ -19,7 +19,7 @@ from tests.verify_service.rig import Rig, build_rig, prompt_of, request
 from tests.verify_service.scenes import MODEL, VOCAB, check_outputs, learn
 from verify_service.assignment import MAX_UNANSWERED
 from verify_service.commands import Command, Released
-from verify_service.drafters import MAX_MISSED_IN_A_ROW
+from verify_service.drafter import MAX_MISSED_IN_A_ROW
 from verify_service.replies import ReplyTimes
 from verify_service.turns import Compute, Pause
 
