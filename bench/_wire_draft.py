@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +28,7 @@ from draft_service.drafters.eagle import EagleDrafter
 from draft_service.drafters.models import HeadModel
 from draft_service.drafters.shape import TreeShape
 from draft_service.drafters.standalone import StandaloneDrafter
-from draft_service.drafting import Drafting
+from draft_service.drafting import Drafting, Send
 from draft_service.fetching import Lost
 from draft_service.link import Identity
 from draft_service.sessions import SessionTable
@@ -51,20 +51,24 @@ class Stamping(Drafting):
         self.round_bytes: list[int] = []
         self.sent: list[verify_pb2.SpeculateRequest] = []  # with proposals
 
-    async def frames(
-        self, table: SessionTable, rounds: Sequence[verify_pb2.Round], lost: Sequence[Lost] = ()
-    ) -> AsyncGenerator[verify_pb2.SpeculateRequest]:
+    async def serve(
+        self, table: SessionTable, rounds: Sequence[verify_pb2.Round], send: Send, lost: Sequence[Lost] = ()
+    ) -> None:
         """As Drafting's."""
         verdicts = [round for round in rounds if round.verdicts]
         answered = not verdicts
-        async for frame in super().frames(table, rounds, lost):
+
+        async def noting(frame: verify_pb2.SpeculateRequest) -> None:
+            nonlocal answered
             first = next(iter(frame.proposals.proposals), None)
             if first is not None and not first.assumed and not answered:
                 answered = True
                 self.trips.append((round_key(verdicts[-1]), frame_key(first)))
             if first is not None:
                 self.sent.append(frame)
-            yield frame
+            await send(frame)
+
+        await super().serve(table, rounds, noting, lost)
         for round in verdicts:
             self.rounds.append(round)
             self.round_bytes.append(size := round.ByteSize())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any
@@ -27,6 +27,8 @@ from outrider.v1 import verify_pb2
 from outrider.wire import pack_scores_of
 
 log = get_logger(__name__)
+
+Send = Callable[[verify_pb2.SpeculateRequest], Awaitable[object]]
 
 BRIEF_MS = 10.0  # in which the event loop may keep calls about the drafter waiting
 
@@ -56,12 +58,12 @@ class Drafting:
         self._last_ms = math.inf  # that trees took which were drafted last, early ones apart
         self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
 
-    async def frames(
-        self, table: SessionTable, rounds: Sequence[verify_pb2.Round], lost: Sequence[Lost] = ()
-    ) -> AsyncGenerator[verify_pb2.SpeculateRequest]:
-        """Applies rounds, oldest first, and gives the frames to send: releases, trees, and then trees drafted early.
+    async def serve(
+        self, table: SessionTable, rounds: Sequence[verify_pb2.Round], send: Send, lost: Sequence[Lost] = ()
+    ) -> None:
+        """Applies rounds, oldest first, and sends what there is to say: releases, trees, and then trees drafted early.
 
-        To be closed by who does not take all of them: sessions that the rounds closed are forgotten then.
+        Where sending fails, sessions that the rounds closed are forgotten all the same.
         lost: sessions whose feature rows cannot be had; they are given up.
         """
         changes = table.apply(rounds)
@@ -70,13 +72,12 @@ class Drafting:
             if session is not None:
                 table.release(session, verify_pb2.RELEASE_REASON_FEATURES, gone.detail, changes)
         try:
-            async for frame in self._frames(table, changes):
-                yield frame
+            await self._serve(table, changes, send)
             table.rows_were_taken()
         finally:  # the stream may break before the drafter was told, and the table does not know them any more
             await self.forget(changes.closed)
 
-    async def _frames(self, table: SessionTable, changes: Changes) -> AsyncGenerator[verify_pb2.SpeculateRequest]:
+    async def _serve(self, table: SessionTable, changes: Changes, send: Send) -> None:
         extended, due = changes.extended, table.take_due()
         plan = self.planner.meet(len(due))
         having = [session for session in due if table.has_tree(session)]
@@ -89,8 +90,7 @@ class Drafting:
             if copies:
                 copied_for += copies
                 proposals, copied = self._proposals(table, copied_for, list(copies.values()), 0)
-                for frame in framed(table, Changes(), proposals):
-                    yield frame
+                await _say(send, table, Changes(), proposals)
                 known += copied
         # Whoever is not drafted for is declined, so that verify does not wait.
         left_out = [] if plan.speculate else [session for session in fresh if not session.wishes.has_any]
@@ -100,8 +100,7 @@ class Drafting:
             proposals, drafted = self._proposals(table, fresh, drafts, _us_each(took_ms, len(fresh)))
             if left_out:
                 proposals += self._proposals(table, left_out, [NO_DRAFT] * len(left_out), 0)[0]
-            for frame in framed(table, changes, proposals):
-                yield frame
+            await _say(send, table, changes, proposals)
             if fresh:
                 self._account(fresh, drafts, took_ms, extended)
             changes = Changes()
@@ -109,18 +108,14 @@ class Drafting:
         if early and known:
             if self.copier is not None:
                 ahead, known = self.copier.drafts_ahead(table, known)
-                for frame in framed(table, Changes(), self._said(table, ahead, 0)):
-                    yield frame
+                await _say(send, table, Changes(), self._said(table, ahead, 0))
                 copied_for += [session for session, _ in ahead]
-            proposals = await self._draft_ahead(table, changes, known)
-            for frame in framed(table, changes, proposals):
-                yield frame
+            await _say(send, table, changes, await self._draft_ahead(table, changes, known))
             changes = Changes()
         self.planner.plan(extended)  # for the next round: this one's trees are waited for
         if copied_for:
             await self._read_copies(table, changes, copied_for)
-            for frame in framed(table, changes, []):
-                yield frame
+            await _say(send, table, changes, [])
 
     async def _read_copies(self, table: SessionTable, changes: Changes, sessions: Iterable[Session]) -> None:
         """Has the drafter read, now and then, what was committed of copies."""
@@ -304,6 +299,13 @@ class Drafting:
         if gone is not None and gone.closed:
             await self.forget(gone.closed)
         return outcomes
+
+
+async def _say(
+    send: Send, table: SessionTable, changes: Changes, proposals: Sequence[verify_pb2.Proposal]
+) -> None:  # fmt: skip
+    for frame in framed(table, changes, proposals):
+        await send(frame)
 
 
 def _ms_since(start_ns: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -204,17 +203,19 @@ class VerifyLink:
         poll = BusyPoll(asyncio.get_running_loop(), on=self.busy_poll)
         reader = asyncio.create_task(_read(call, arrivals, fetcher, table.news, poll))
         began_s = time.monotonic()
+
+        async def send(frame: verify_pb2.SpeculateRequest) -> None:
+            await self._send(call, frame)  # before all that can wait: so does verify
+            if proposals := frame.proposals.proposals:
+                poll.asked(len(proposals))
+                self.stats.proposals += len(proposals)
+                self.drafting.counts.sent(proposals)
+
         try:
             while True:
                 rounds, lost, end = _sorted(await arrivals.take())
                 self.stats.rounds += len(rounds)
-                async with contextlib.aclosing(self.drafting.frames(table, rounds, lost)) as frames:
-                    async for frame in frames:
-                        await self._send(call, frame)  # before all that can wait: so does verify
-                        if proposals := frame.proposals.proposals:
-                            poll.asked(len(proposals))
-                            self.stats.proposals += len(proposals)
-                            self.drafting.counts.sent(proposals)
+                await self.drafting.serve(table, rounds, send, lost)
                 if end is not None:
                     break
         finally:

@@ -43,9 +43,11 @@ async def rehearse(drafting: Drafting) -> None:
 
 
 async def _play(drafting: Drafting, table: SessionTable, round: verify_pb2.Round) -> None:
-    read = verify_pb2.Round.FromString(round.SerializeToString())
-    async for frame in drafting.frames(table, [read]):
+    async def send(frame: verify_pb2.SpeculateRequest) -> None:
         frame.SerializeToString()
+
+    read = verify_pb2.Round.FromString(round.SerializeToString())
+    await drafting.serve(table, [read], send)
 
 
 def _first_round(drafting: Drafting) -> verify_pb2.Round:

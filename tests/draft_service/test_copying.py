@@ -25,6 +25,7 @@ from outrider.tree import TokenTree
 from outrider.v1 import common_pb2
 from outrider.v1 import verify_pb2 as pb
 from outrider.wire import pack_ids, unpack_ids
+from tests.draft_service.sending import sent
 from tests.draft_service.test_sessions import NO_IDS, opened, table, verdict
 
 LINE = [11, 12, 13, 14, 15, 16]
@@ -266,7 +267,7 @@ class Rounds:
         if self.table.get(1, 1) is None:
             round.opened.append(self.first)
         self.length += len(tokens)
-        frames = [frame async for frame in self.drafting.frames(self.table, [round])]
+        frames = await sent(self.drafting, self.table, round)
         return [proposal for frame in frames for proposal in frame.proposals.proposals]
 
 
@@ -324,7 +325,7 @@ async def test_rows_that_come_late_bring_no_second_copy() -> None:
     assert len(await rounds.verdict(LINE[:4])) == 1
     late = common_pb2.FeatureRows(first_pos=12, count=4)
     frame = pb.Round(features=[pb.SessionFeatures(session=1, generation=1, rows=late)])
-    assert [frame async for frame in rounds.drafting.frames(rounds.table, [frame])] == []
+    assert await sent(rounds.drafting, rounds.table, frame) == []
     assert rounds.model.asked == []
     rounds.model.close_down()
 
@@ -407,7 +408,7 @@ async def test_a_closed_session_is_forgotten() -> None:
     rounds = Rounds(LINE * 2)
     await rounds.verdict(LINE[:4])
     closed = pb.Round(closed=[pb.Closed(session=1, generation=1)])
-    assert [frame async for frame in rounds.drafting.frames(rounds.table, [closed])] == []
+    assert await sent(rounds.drafting, rounds.table, closed) == []
     assert rounds.drafting.copier is not None
     assert not rounds.drafting.copier._known
     rounds.model.close_down()
@@ -420,15 +421,17 @@ async def test_sessions_are_forgotten_though_the_stream_breaks_while_a_copy_is_s
     rounds.model.close = lambda sessions: closed.extend(session.session for session in sessions)
     await rounds.verdict([70, 71])
     other = pb.Round(opened=[opened(session=2, tokens=[1, 2, 3], prompt_len=3)])
-    async for _ in rounds.drafting.frames(rounds.table, [other]):
-        pass
+    await sent(rounds.drafting, rounds.table, other)
     verdicts = [verdict(base_len=rounds.length, tokens=LINE[:4])]
     ending = pb.Closed(session=2, generation=1, reason=pb.CLOSE_REASON_FINISHED)
-    frames = rounds.drafting.frames(rounds.table, [pb.Round(verdicts=verdicts, closed=[ending])])
-    first = await anext(frames)
-    assert len(first.proposals.proposals) == 1
-    assert closed == []
-    await frames.aclose()
+
+    async def breaks(frame: pb.SpeculateRequest) -> None:
+        assert len(frame.proposals.proposals) == 1
+        assert closed == []
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await rounds.drafting.serve(rounds.table, [pb.Round(verdicts=verdicts, closed=[ending])], breaks)
     assert closed == [2]
     rounds.model.close_down()
 

@@ -32,6 +32,7 @@ from outrider.errors import InvalidArgument, ResourceExhausted, StartupError
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids, unpack_ids
 from tests.draft_service.model_rig import Game, Probabilities, Target, assert_same_tree, grown, rows, session
+from tests.draft_service.sending import sent
 from tests.engine.heads import make, reference
 from tests.engine.heads.make import Written
 from tests.engine.heads.reference import MultiLayer, Reference
@@ -582,14 +583,14 @@ async def test_rounds_in_proposals_out(eagle3: Side) -> None:
     with ThreadPoolExecutor(1) as executor:
         drafting = Drafting(drafter, early=True, executor=executor)
         round = verify_pb2.Round(opened=[opened], features=[told], verdicts=[verdict])
-        frames = [frame async for frame in drafting.frames(table, [round])]
+        frames = await sent(drafting, table, round)
         late, early = (list(frame.proposals.proposals) for frame in frames)
         session = table.get(7, 1)
         assert session is not None
         assert [sent.grown for sent in session.sent.values()] == [Grown(2, 3)] * 3
         assert drafting.counts.steps == 3
         closed = verify_pb2.Closed(session=7, generation=1)
-        assert [f async for f in drafting.frames(table, [verify_pb2.Round(closed=[closed])])] == []
+        assert await sent(drafting, table, verify_pb2.Round(closed=[closed])) == []
     (proposal,) = late
     assert (proposal.base_len, proposal.assumed) == (len(prompt) + 1, b"")
     draft = Draft(

@@ -32,6 +32,7 @@ from outrider.v1 import common_pb2, draft_pb2
 from outrider.v1 import verify_pb2 as pb
 from outrider.wire import WIRE_VERSION
 from tests.draft_service.fake_verify import FakeVerify, Stream, enlisted, following, opened, rows, verdict
+from tests.draft_service.sending import sent
 
 pytestmark = pytest.mark.asyncio
 
@@ -177,7 +178,7 @@ async def test_rounds_that_waited_are_drafted_for_once() -> None:
         pb.Round(verdicts=[verdict(1, 12, [12])]),
         pb.Round(verdicts=[verdict(1, 13, [13])]),
     ]
-    frames = [frame async for frame in Drafting(drafter, early=False).frames(table, rounds)]
+    frames = await sent(Drafting(drafter, early=False), table, *rounds)
     (proposal,) = frames[0].proposals.proposals
     assert (len(frames), proposal.base_len) == (1, 14)
     drafter.close_down()
@@ -556,7 +557,7 @@ async def test_what_is_brief_is_drafted_on_the_event_loop(reads: bool, monkeypat
         drafting, table = Drafting(slow, executor=executor), _table()
         more = [opened(2, LOOP)] if reads else []
         for round in (pb.Round(opened=[opened(1, LOOP)]), pb.Round(opened=more, verdicts=[verdict(1, 12, [12])])):
-            assert [frame async for frame in drafting.frames(table, [round])]
+            assert await sent(drafting, table, round)
     away = [name.startswith("drafter") for name in threads]
     assert away == [True, reads]
     slow.close_down()
