@@ -89,7 +89,7 @@ async def _draft(address: str, setting: Setting) -> int:
         drafter = make_drafter(ScriptedModel(setting), setting)
         cast("Shaped", drafter).reshape(TreeShape(*CHAIN))
         planner = make_planner(DraftArgs(speculative_algorithm="EAGLE3"), drafter)
-        drafting = Drafting(drafter, executor=executor, planner=planner)
+        drafting = Drafting(drafter, planner, executor=executor)
         identity = Identity(f"scripted:{os.getpid()}", "bench", secrets.token_hex(8))
         worker = Worker([address], drafting, identity, max_sessions=max(setting.batch, 2))
         await work(worker)

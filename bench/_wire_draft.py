@@ -31,6 +31,8 @@ from draft_service.drafters.standalone import StandaloneDrafter
 from draft_service.drafting import Drafting, Send
 from draft_service.fetching import Lost
 from draft_service.link import Identity
+from draft_service.overlap import FixedOverlap
+from draft_service.planning import FixedPlanner
 from draft_service.sessions import SessionTable
 from draft_service.worker import Worker
 from outrider.row_ring import host_id
@@ -45,7 +47,7 @@ class Stamping(Drafting):
     """Notes which rounds led to which frames, their sizes, and what verdicts verified, beside what `next` foretold."""
 
     def __init__(self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor) -> None:
-        super().__init__(drafter, early=early, executor=executor)
+        super().__init__(drafter, FixedPlanner(FixedOverlap(on=early)), executor=executor)
         self.trips: list[tuple[str, str]] = []  # a round's key, and that of the fresh proposal after it
         self.rounds: list[verify_pb2.Round] = []  # with verdicts, without their rows
         self.round_bytes: list[int] = []

@@ -23,6 +23,8 @@ from bench._wire_clock import Clock
 from draft_service.drafters.base import AheadRequest, Draft, DraftRequest, GivenUp, TextRequest
 from draft_service.drafting import Drafting
 from draft_service.link import Identity
+from draft_service.overlap import FixedOverlap
+from draft_service.planning import FixedPlanner
 from draft_service.session import Extension, Session, Wishes
 from draft_service.worker import Worker
 from outrider import env
@@ -122,7 +124,8 @@ def main(words: list[str]) -> int:
 async def _serve(address: str, draft_ms: float) -> int:
     with ThreadPoolExecutor(1, thread_name_prefix="drafter") as executor:
         drafter = WrongDrafter(draft_ms)
-        drafting = Drafting(drafter, early=bool(env.early_proposals()), executor=None if drafter.inline else executor)
+        planner = FixedPlanner(FixedOverlap(on=bool(env.early_proposals())))
+        drafting = Drafting(drafter, planner, executor=None if drafter.inline else executor)
         identity = Identity(f"wrong:{os.getpid()}", "bench", secrets.token_hex(8))
         worker = Worker([address], drafting, identity, max_sessions=MAX_SESSIONS)
         await work(worker)

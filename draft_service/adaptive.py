@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draft_service.drafters.shape import TreeShape
-from draft_service.overlap import OverlapRule
-from draft_service.planning import Plan
+from draft_service.overlap import NO_OVERLAP, Overlap
+from draft_service.planning import Plan, note_overlap
 from draft_service.session import Extension, Grown
 from draft_service.tiers import Tier
 
@@ -31,19 +31,18 @@ class AdaptivePlanner:
 
     def __init__(
         self, tiers: dict[int, Tier], steps: int, apply: Callable[[TreeShape], object],
-        overlap: OverlapRule | None = None, outcomes: int = 0,
+        overlap: Overlap = NO_OVERLAP,
     ) -> None:  # fmt: skip
         self.decisions: Counter[str] = Counter()
         self._tiers = tiers
         self._apply = apply
         self._overlap = overlap
-        self._outcomes = outcomes
         self._states = {
             size: _State(min(tier.candidate_steps, key=lambda candidate: abs(candidate - steps)))
             for size, tier in tiers.items()
         }
         shape = TreeShape(max(steps, 1), 1, max(steps, 1) + 1)
-        self.current = Plan(shape, speculate=steps > 0, outcomes=outcomes if steps else 0)
+        self.current = Plan(shape, speculate=steps > 0, outcomes=overlap.outcomes([]) if steps else 0)
 
     def meet(self, sessions: int) -> Plan:
         """How many they are plays a part when their verdicts are there."""
@@ -51,7 +50,7 @@ class AdaptivePlanner:
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:
         """See Planner."""
-        outcomes = self._overlap.outcomes(extensions) if self._overlap is not None else self._outcomes
+        outcomes = self._overlap.outcomes(extensions)
         if not extensions:
             return self.current
         # Of a session there may be several verdicts, and of several steps one, where this process lags behind.
@@ -72,6 +71,7 @@ class AdaptivePlanner:
             self._apply(plan.shape)
         if plan.speculate != self.current.speculate:
             self.decisions["resumed" if plan.speculate else "paused"] += 1
+        note_overlap(self.decisions, self.current, plan)
         self.current = plan
         return plan
 

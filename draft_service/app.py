@@ -114,7 +114,7 @@ def load(args: DraftArgs) -> Loaded:
     except BaseException:
         drafter.close_down()
         raise
-    drafting = Drafting(drafter, executor=executor, planner=planner, copier=copier)
+    drafting = Drafting(drafter, planner, executor=executor, copier=copier)
     drafting.tracing = tracing
     return Loaded(drafting, executor)
 

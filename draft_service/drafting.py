@@ -15,8 +15,7 @@ from draft_service.counting import DraftCounts
 from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, Drafter, DraftRequest, GivenUp
 from draft_service.fetching import Lost
 from draft_service.framing import framed
-from draft_service.overlap import MAX_OUTCOMES
-from draft_service.planning import FixedPlanner, Plan, Planner
+from draft_service.planning import FixedPlanner, Planner
 from draft_service.session import Copied, Extension, Session
 from draft_service.sessions import Changes, InVerification, SessionTable
 from draft_service.tracing import record_drafts
@@ -36,22 +35,22 @@ BRIEF_MS = 10.0  # in which the event loop may keep calls about the drafter wait
 class Drafting:
     """Feeds a drafter from any number of tables, as its planner says.
 
-    Without a planner `early` says whether to draft for a step's likely outcomes while it runs.
+    Without a planner trees are as the flags have them, and nothing is drafted ahead of steps.
     What `copier` finds in a session's own text goes before the drafter's trees.
     A drafter whose calls may take long has `executor`, which must have a single thread. Trees that take no more than
     BRIEF_MS are drafted on the event loop all the same: a thread wakes up slowly.
     """
 
     def __init__(
-        self, drafter: Drafter, *, early: bool = False, executor: Executor | None = None,
-        planner: Planner | None = None, copier: Copier | None = None,
+        self, drafter: Drafter, planner: Planner | None = None, *, executor: Executor | None = None,
+        copier: Copier | None = None,
     ) -> None:  # fmt: skip
         if executor is None and not drafter.inline:
             raise ValueError("a drafter that is not inline needs an executor")
         self.drafter = drafter
         self.counts = DraftCounts()
         self.tracing: Tracing | None = None  # set by who wants traces
-        self.planner = planner or FixedPlanner(Plan(outcomes=MAX_OUTCOMES if early else 0))
+        self.planner = planner or FixedPlanner()
         self.placement = Placement(None)
         self._caller = Caller(executor)
         self.copier = copier

@@ -5,10 +5,33 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from draft_service.session import Extension
 
 MAX_OUTCOMES = 2  # drafted below ahead of each step: the likeliest one, and the next in case
+
+
+class Overlap(Protocol):
+    """Asked once per round."""
+
+    def outcomes(self, extensions: Sequence[Extension]) -> int:
+        """Takes in a round's verdicts; how many outcomes to draft below ahead of the next step, 0: none."""
+        ...
+
+
+class FixedOverlap:
+    """As it is told."""
+
+    def __init__(self, *, on: bool) -> None:
+        self._outcomes = MAX_OUTCOMES if on else 0
+
+    def outcomes(self, extensions: Sequence[Extension]) -> int:
+        """Always the same."""
+        return self._outcomes
+
+
+NO_OVERLAP = FixedOverlap(on=False)
 
 
 class OverlapRule:
@@ -43,7 +66,7 @@ class OverlapRule:
         self._seen: dict[int, float] = {}  # when each session's last verdict came, by uid
 
     def outcomes(self, extensions: Sequence[Extension]) -> int:
-        """Takes in a round's verdicts, but for those on copies; how many outcomes to draft for now."""
+        """See Overlap; verdicts on copies tell nothing."""
         for extension in extensions:
             if extension.copied:
                 self._seen.pop(extension.session.uid, None)

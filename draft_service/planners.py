@@ -10,8 +10,8 @@ from draft_service.adaptive import AdaptivePlanner
 from draft_service.copying import DEFAULT_TOKENS, Copier
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.shape import DEEPEST, TreeShape
-from draft_service.overlap import MAX_OUTCOMES, OverlapRule
-from draft_service.planning import CostPlanner, FixedPlanner, Plan, Planner
+from draft_service.overlap import FixedOverlap, Overlap, OverlapRule
+from draft_service.planning import CostPlanner, FixedPlanner, Planner
 from draft_service.tiers import first_steps, read_tiers
 from outrider import env
 from outrider.args import DraftArgs
@@ -42,17 +42,16 @@ class Shaped(Protocol):
 def make_planner(args: DraftArgs, drafter: Drafter) -> Planner:
     """For a drafter that is loaded. StartupError for an adaptive configuration that is no good."""
     early = env.early_proposals()
-    overlap = OverlapRule(first=_num_cores() > _FEW_CORES) if early is None else None
-    outcomes = MAX_OUTCOMES if early else 0
+    overlap: Overlap = OverlapRule(first=_num_cores() > _FEW_CORES) if early is None else FixedOverlap(on=early)
     if not isinstance(drafter, Shaped):
-        return FixedPlanner(Plan(outcomes=outcomes)) if overlap is None else _overlap_only(overlap)
+        return FixedPlanner(overlap)
     if args.speculative_adaptive:
         tiers = read_tiers(args.speculative_adaptive_config)
         steps = first_steps(tiers, args.speculative_num_steps)
-        return AdaptivePlanner(tiers, steps, drafter.reshape, overlap, outcomes)
+        return AdaptivePlanner(tiers, steps, drafter.reshape, overlap)
     if args.speculative_num_steps is not None:
-        return FixedPlanner(Plan(outcomes=outcomes)) if overlap is None else _overlap_only(overlap)
-    return CostPlanner(drafter.shape, _most(drafter), drafter.reshape, overlap, outcomes)
+        return FixedPlanner(overlap)
+    return CostPlanner(drafter.shape, _most(drafter), drafter.reshape, overlap)
 
 
 def make_copier(args: DraftArgs, drafter: Drafter) -> Copier | None:
@@ -69,10 +68,6 @@ def make_copier(args: DraftArgs, drafter: Drafter) -> Copier | None:
 def _num_cores() -> int:
     """Those that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _overlap_only(overlap: OverlapRule) -> CostPlanner:
-    return CostPlanner(None, None, lambda shape, least_reach: None, overlap)
 
 
 def _most(drafter: Shaped) -> TreeShape:

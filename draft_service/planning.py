@@ -15,7 +15,7 @@ from typing import Protocol
 
 from draft_service.drafters.shape import TreeShape
 from draft_service.evidence import MAX_DEPTH, Evidence
-from draft_service.overlap import OverlapRule
+from draft_service.overlap import NO_OVERLAP, Overlap
 from draft_service.session import Extension, Grown
 from outrider.v1 import verify_pb2
 from outrider.wishes import most_nodes
@@ -68,18 +68,23 @@ class Planner(Protocol):
 
 
 class FixedPlanner:
-    """Does as it is told."""
+    """Leaves trees as the flags have them, and speculates as it is told; only overlap may be decided."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, overlap: Overlap = NO_OVERLAP, *, speculate: bool = True) -> None:
         self.decisions: Counter[str] = Counter()
-        self.current = plan
+        self._overlap = overlap
+        self.current = Plan(speculate=speculate, outcomes=overlap.outcomes([]))
 
     def meet(self, sessions: int) -> Plan:
         """Always the same."""
         return self.current
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:
-        """Always the same."""
+        """See Planner."""
+        outcomes = self._overlap.outcomes(extensions)
+        if outcomes != self.current.outcomes:
+            before, self.current = self.current, replace(self.current, outcomes=outcomes)
+            note_overlap(self.decisions, before, self.current)
         return self.current
 
     def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
@@ -89,20 +94,17 @@ class FixedPlanner:
 class CostPlanner:
     """Chooses the shape that commits most tokens per millisecond.
 
-    first, most: the shape to begin with, and the largest; None where a drafter's work does not depend on it (NGRAM), so
-    that only overlap is decided. apply: tells the drafter of a shape and a least reach. overlap: None leaves it at
-    `outcomes`.
+    first, most: the shape to begin with, and the largest. apply: tells the drafter of a shape and a least reach.
     """
 
     def __init__(
-        self, first: TreeShape | None, most: TreeShape | None, apply: Callable[[TreeShape, float], object],
-        overlap: OverlapRule | None = None, outcomes: int = 0, clock: Callable[[], float] = time.monotonic,
+        self, first: TreeShape, most: TreeShape, apply: Callable[[TreeShape, float], object],
+        overlap: Overlap = NO_OVERLAP, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.evidence = Evidence()
         self.decisions: Counter[str] = Counter()
-        self.current = Plan(first, outcomes=outcomes)
+        self.current = Plan(first, outcomes=overlap.outcomes([]))
         self._most = most
-        self._outcomes = outcomes
         self._apply = apply
         self._overlap = overlap
         self._rounds = 0
@@ -117,14 +119,14 @@ class CostPlanner:
 
     def meet(self, sessions: int) -> Plan:
         """See Planner."""
-        if self._most is not None and self._is_news(sessions):
+        if self._is_news(sessions):
             self._set(replace(self.current, shape=_first_chain(self._most), least_reach=0.0))
         return self.current
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:
         """See Planner."""
         self.evidence.observe(list(extensions))
-        outcomes = self._overlap.outcomes(extensions) if self._overlap is not None else self._outcomes
+        outcomes = self._overlap.outcomes(extensions)
         if not extensions:
             return self.current
         self._time_round([extension.verdict for extension in extensions])
@@ -133,7 +135,7 @@ class CostPlanner:
         shape, speculate, least_reach = self.current.shape, self.current.speculate, self.current.least_reach
         # What did not pay for several may pay for fewer.
         has_fewer = not speculate and self.evidence.sessions.bit_length() < self._paused_for
-        if self._most is not None and (self._rounds >= self._next or has_fewer):
+        if self._rounds >= self._next or has_fewer:
             self._next = self._rounds + _REPLAN
             shape, speculate, is_trial = self._decide(self._most, overlaps=outcomes > 0)
             least_reach = 0.0 if is_trial else self._least_reach(shape, overlaps=outcomes > 0)
@@ -235,8 +237,13 @@ class CostPlanner:
             self._apply(plan.shape, plan.least_reach)
         if plan.speculate != before.speculate:
             self.decisions["resumed" if plan.speculate else "paused"] += 1
-        if (plan.outcomes > 0) != (before.outcomes > 0):
-            self.decisions["overlapped" if plan.outcomes else "sequential"] += 1
+        note_overlap(self.decisions, before, plan)
+
+
+def note_overlap(decisions: Counter[str], before: Plan, now: Plan) -> None:
+    """Counts a change of whether drafts overlap steps."""
+    if (now.outcomes > 0) != (before.outcomes > 0):
+        decisions["overlapped" if now.outcomes else "sequential"] += 1
 
 
 def _first_chain(most: TreeShape) -> TreeShape:

@@ -15,7 +15,7 @@ import torch
 from draft_service.counting import DraftCounts
 from draft_service.drafters.features import pack_rows
 from draft_service.drafting import Drafting
-from draft_service.planning import FixedPlanner, Plan
+from draft_service.planning import FixedPlanner
 from draft_service.sessions import SessionTable
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
@@ -28,7 +28,7 @@ _SESSION = 1
 
 async def rehearse(drafting: Drafting) -> None:
     """Rounds of a session whose drafts are never verified; no trace of it stays, nor does the planner hear of it."""
-    planner, drafting.planner = drafting.planner, FixedPlanner(Plan(outcomes=0))
+    planner, drafting.planner = drafting.planner, FixedPlanner()
     limits = verify_pb2.DrafterLimits(max_proposals_per_session=4)
     table, deadline_s = SessionTable(verify_pb2.Enlisted(limits=limits), max_sessions=1), time.monotonic() + _MOST_S
     try:

@@ -17,7 +17,8 @@ from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.trie import MatchRules, NgramTrie
 from draft_service.drafting import Drafting
 from draft_service.evidence import Evidence
-from draft_service.planning import FixedPlanner, Plan
+from draft_service.overlap import FixedOverlap
+from draft_service.planning import FixedPlanner
 from draft_service.repetition import MIN_MATCH, CopyRates
 from draft_service.session import Copied, Extension, Grown, Sent, Session
 from draft_service.sessions import InVerification
@@ -253,11 +254,10 @@ class Model(NgramDrafter):
 class Rounds:
     """A model's drafting, told of one session's verdicts."""
 
-    def __init__(self, tokens: list[int], plan: Plan | None = None, **limits: int) -> None:
+    def __init__(self, tokens: list[int], planner: FixedPlanner | None = None, **limits: int) -> None:
         self.model = Model(Corpus(NgramTrie(1000), max_pending_tokens=1000), MatchRules())
         self.model.asked = []
-        planner = FixedPlanner(plan or Plan(outcomes=0))
-        self.drafting = Drafting(self.model, planner=planner, copier=Copier())
+        self.drafting = Drafting(self.model, planner, copier=Copier())
         self.table = table(**limits)
         self.first = opened(tokens=tokens, remaining_tokens=2000, remaining_context=2000)
         self.length = len(tokens)
@@ -299,7 +299,7 @@ async def test_the_model_reads_now_and_then_what_was_copied() -> None:
 
 @pytest.mark.asyncio
 async def test_copies_are_made_while_the_model_does_not_pay() -> None:
-    rounds = Rounds(LINE * 2, Plan(speculate=False, outcomes=0))
+    rounds = Rounds(LINE * 2, FixedPlanner(speculate=False))
     (copied,) = await rounds.verdict(LINE[:4])
     assert len(copied.tokens) > 4
     (declined,) = await rounds.verdict([70, 71])
@@ -311,7 +311,7 @@ async def test_copies_are_made_while_the_model_does_not_pay() -> None:
 @pytest.mark.asyncio
 async def test_a_pause_leaves_all_copies_in() -> None:
     """Though the model had more accepted before it was paused: it is not asked."""
-    rounds = Rounds(LINE * 2, Plan(speculate=False, outcomes=0))
+    rounds = Rounds(LINE * 2, FixedPlanner(speculate=False))
     assert rounds.drafting.copier is not None
     rounds.drafting.copier._from_model = 99.0
     (copied,) = await rounds.verdict(LINE[:4])
@@ -361,7 +361,7 @@ async def test_the_planner_does_not_time_what_copies_left() -> None:
 
 @pytest.mark.asyncio
 async def test_an_early_copy_follows_one_that_verify_waits_for() -> None:
-    rounds = Rounds(LINE * 4, Plan(outcomes=2), max_proposal_nodes=6)
+    rounds = Rounds(LINE * 4, FixedPlanner(FixedOverlap(on=True)), max_proposal_nodes=6)
     waiting = pb.Next(kind=pb.NEXT_KIND_WAITING, base_len=28)
     fresh, early = await rounds.verdict(LINE[:4], next=waiting)
     tokens = unpack_ids(fresh.tokens, field="tokens").tolist()
@@ -373,7 +373,7 @@ async def test_an_early_copy_follows_one_that_verify_waits_for() -> None:
 
 @pytest.mark.asyncio
 async def test_the_model_reads_too_where_copies_follow_copies() -> None:
-    rounds = Rounds(LINE * 4, Plan(outcomes=2), max_proposal_nodes=6)
+    rounds = Rounds(LINE * 4, FixedPlanner(FixedOverlap(on=True)), max_proposal_nodes=6)
     waiting = pb.Next(kind=pb.NEXT_KIND_WAITING, base_len=28)
     *_, early = await rounds.verdict(LINE[:4], next=waiting)
     place = 4

@@ -20,7 +20,8 @@ from draft_service.drafters.models import HeadModel
 from draft_service.drafters.mtp import MultiLayerDrafter
 from draft_service.drafters.shape import TreeShape
 from draft_service.drafting import Drafting
-from draft_service.planning import CostPlanner
+from draft_service.overlap import FixedOverlap
+from draft_service.planning import CostPlanner, FixedPlanner
 from draft_service.rehearsal import rehearse
 from draft_service.session import Grown, Session, Wishes
 from draft_service.sessions import InVerification, SessionTable
@@ -522,10 +523,10 @@ def test_flags_that_do_not_fit_the_head(name: str, flags: dict[str, Any], words:
 def test_a_head_with_one_layer_is_planned_as_deep_as_any(
     name: str, deepest: int, sides: dict[str, Side], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned: list[TreeShape | None] = []
+    planned: list[TreeShape] = []
 
     class Noting(CostPlanner):
-        def __init__(self, first: TreeShape | None, most: TreeShape | None, *more: Any) -> None:
+        def __init__(self, first: TreeShape, most: TreeShape, *more: Any) -> None:
             planned.append(most)
             super().__init__(first, most, *more)
 
@@ -581,7 +582,7 @@ async def test_rounds_in_proposals_out(eagle3: Side) -> None:
         next=verify_pb2.Next(kind=verify_pb2.NEXT_KIND_WAITING, base_len=len(prompt) + 1),
     )  # fmt: skip
     with ThreadPoolExecutor(1) as executor:
-        drafting = Drafting(drafter, early=True, executor=executor)
+        drafting = Drafting(drafter, FixedPlanner(FixedOverlap(on=True)), executor=executor)
         round = verify_pb2.Round(opened=[opened], features=[told], verdicts=[verdict])
         frames = await sent(drafting, table, round)
         late, early = (list(frame.proposals.proposals) for frame in frames)

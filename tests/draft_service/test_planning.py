@@ -16,7 +16,7 @@ from draft_service.adaptive import AdaptivePlanner
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.shape import TreeShape, tree_shape
 from draft_service.evidence import DepthReached
-from draft_service.overlap import MAX_OUTCOMES, OverlapRule
+from draft_service.overlap import MAX_OUTCOMES, FixedOverlap, OverlapRule
 from draft_service.planners import make_planner
 from draft_service.planning import CostPlanner, FixedPlanner, Plan, Planner, shapes
 from draft_service.session import Extension, Grown, Sent, Session, Wishes
@@ -277,7 +277,7 @@ def test_branches_are_used_where_they_are_accepted_more_often() -> None:
 @pytest.mark.parametrize(("slowed_ms", "pays"), [(0.2, True), (6.0, False)])
 def test_overlap_is_chosen_by_what_it_does_to_the_time_of_rounds(slowed_ms: float, pays: bool, first: bool) -> None:
     rule = OverlapRule(clock=lambda: machine.now_s, first=first)
-    planner = CostPlanner(None, None, lambda shape, least_reach: None, rule)
+    planner = FixedPlanner(rule)
     machine = Machine(planner, lambda topk: 0.7, slowed_ms=slowed_ms)
     # Fixed trees: only the overlap is planned.
     shape = TreeShape(3, 1, 4)
@@ -550,6 +550,6 @@ def test_flags_that_do_not_go_with_adaptive_steps_are_refused(flags: dict[str, A
         DraftArgs(**{"speculative_algorithm": "EAGLE3", **flags})
 
 
-@pytest.mark.parametrize(("steps", "outcomes", "first"), [(3, 0, 0), (3, 2, 2), (0, 2, 0)])
-def test_its_first_plan_overlaps_as_it_is_told(steps: int, outcomes: int, first: int) -> None:
-    assert AdaptivePlanner(DEFAULT, steps, lambda shape: None, outcomes=outcomes).current.outcomes == first
+@pytest.mark.parametrize(("steps", "on", "first"), [(3, False, 0), (3, True, 2), (0, True, 0)])
+def test_its_first_plan_overlaps_as_it_is_told(steps: int, on: bool, first: int) -> None:
+    assert AdaptivePlanner(DEFAULT, steps, lambda shape: None, FixedOverlap(on=on)).current.outcomes == first

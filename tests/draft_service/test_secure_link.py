@@ -34,7 +34,7 @@ async def test_a_drafter_enlists_over_mutual_tls_once_its_certificate_and_token_
     )
     sleeps, drafter = Sleeps(), NgramDrafter.from_args(args)
     worker = Worker(
-        [address], Drafting(drafter, early=False), IDENTITY, max_sessions=4, sleep=sleeps,
+        [address], Drafting(drafter), IDENTITY, max_sessions=4, sleep=sleeps,
         backoff=lambda: Backoff(rng=random.Random(0)), dial=dialer_of(args, args.verify_address, args.token_file),
     )  # fmt: skip
     running = asyncio.create_task(worker.run())

@@ -57,7 +57,7 @@ async def serving(folder: Path, *addresses: str, **flags: Any) -> AsyncIterator[
     args = DraftArgs(**(small | flags))
     drafter = NgramDrafter.from_args(args)
     identity = Identity("host:1", "host", "boot")
-    worker = Worker(addresses, Drafting(drafter, early=False), identity, max_sessions=4)
+    worker = Worker(addresses, Drafting(drafter), identity, max_sessions=4)
     running = asyncio.create_task(worker.run())
     server = rpc.create_server()
     draft_pb2_grpc.add_DraftServiceServicer_to_server(DraftServicer(args, drafter, worker, identity), server)

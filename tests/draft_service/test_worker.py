@@ -21,6 +21,8 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafting import Drafting
 from draft_service.link import Identity
+from draft_service.overlap import FixedOverlap
+from draft_service.planning import FixedPlanner
 from draft_service.sessions import SessionTable
 from draft_service.worker import Worker
 from outrider import rpc
@@ -77,8 +79,9 @@ async def serving(
 ) -> AsyncIterator[Worker]:  # fmt: skip
     ngram = drafter or Settled.from_args(DraftArgs(speculative_ngram_capacity=50_000))
     worker = Worker(
-        addresses, Drafting(ngram, early=early, executor=executor), IDENTITY, max_sessions=max_sessions,
-        sleep=sleep or Sleeps(), resolve=resolve, backoff=lambda: Backoff(rng=random.Random(0), steady_s=steady_s),
+        addresses, Drafting(ngram, FixedPlanner(FixedOverlap(on=early)), executor=executor), IDENTITY,
+        max_sessions=max_sessions, sleep=sleep or Sleeps(), resolve=resolve,
+        backoff=lambda: Backoff(rng=random.Random(0), steady_s=steady_s),
     )  # fmt: skip
     running = asyncio.create_task(worker.run())
     try:
@@ -178,7 +181,7 @@ async def test_rounds_that_waited_are_drafted_for_once() -> None:
         pb.Round(verdicts=[verdict(1, 12, [12])]),
         pb.Round(verdicts=[verdict(1, 13, [13])]),
     ]
-    frames = await sent(Drafting(drafter, early=False), table, *rounds)
+    frames = await sent(Drafting(drafter), table, *rounds)
     (proposal,) = frames[0].proposals.proposals
     assert (len(frames), proposal.base_len) == (1, 14)
     drafter.close_down()
@@ -535,7 +538,7 @@ async def test_a_drafter_that_takes_long_runs_in_a_thread(address: str) -> None:
     slow = Settled.from_args(DraftArgs(speculative_ngram_capacity=50_000))
     slow.inline = False
     with pytest.raises(ValueError, match="executor"):
-        Drafting(slow, early=False)
+        Drafting(slow)
     with ThreadPoolExecutor(1) as executor:
         async with FakeVerify(address) as verify, serving([address], drafter=slow, executor=executor):
             assert (await begun(await verify.stream())).proposal_id == 1

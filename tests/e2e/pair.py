@@ -20,6 +20,8 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafters.factory import describe_drafter, make_drafter
 from draft_service.drafting import Drafting
 from draft_service.link import Identity
+from draft_service.overlap import FixedOverlap
+from draft_service.planning import FixedPlanner
 from draft_service.worker import Worker
 from engine.batch import DeviceRows, Segment
 from outrider import rpc
@@ -100,7 +102,7 @@ class Pair:
         """
         executor = None if drafter.inline else ThreadPoolExecutor(1)
         identity = Identity(f"test-{secrets.token_hex(4)}", "host", secrets.token_hex(8))
-        drafting = Drafting(drafter, early=early, executor=executor, copier=copier)
+        drafting = Drafting(drafter, FixedPlanner(FixedOverlap(on=early)), executor=executor, copier=copier)
         worker = Worker([self.address], drafting, identity, max_sessions=64)
         task = asyncio.create_task(worker.run())
         self.meter.opened.set()
