@@ -84,6 +84,7 @@ class View:
         self.ring: RowReader | None = None
         self.slot_seq_end = 0  # no slot before it is named any more
         self.num_shared = 0  # rows that came through it
+        self._named_end = self._read_end = 0  # one past the numbers of its rows that were named, and in Rounds before
 
     def apply(self, frame: verify_pb2.Round) -> list[Seen]:
         """Takes a frame in; returns the sessions that it said something new of and that are still open."""
@@ -110,6 +111,7 @@ class View:
             assert frame.slot_seq_end >= self.slot_seq_end
             self.slot_seq_end = frame.slot_seq_end
             self.ring.skip(frame.slot_seq_end)
+        self._read_end = self._named_end
         return list(told.values())
 
     def propose(self, seen: Seen, draft: Draft) -> verify_pb2.Proposal:
@@ -198,7 +200,8 @@ class View:
             seen.announced.append(rows)
         elif rows.WhichOneof("location") == "slot_seq":
             assert self.ring is not None
-            assert rows.slot_seq >= self.slot_seq_end
+            assert rows.slot_seq >= max(self.slot_seq_end, self._read_end)  # else it was said to be read
+            self._named_end = max(self._named_end, rows.slot_seq + rows.count)
             self.num_shared += rows.count
             found = self.ring.rows(rows.slot_seq, rows.count)
             shape = [rows.count, found.shape[1] // 4]

@@ -13,6 +13,7 @@ from verify_service.session import Session
 
 if TYPE_CHECKING:
     from verify_service.drafter import Drafter
+    from verify_service.features import RowsWanted
 
 # Lengths of a session whose answers are timed at once.
 MAX_UNANSWERED = 8
@@ -47,6 +48,7 @@ class Assignment:
     features_sent: int = 0  # positions whose rows were sent or announced
     match: Match | None = None  # verified in the step under way
     verdict: verify_pb2.Verdict | None = None  # committed, not yet told
+    rows: RowsWanted | None = None  # of the target's states, which that verdict is to carry
     untold: Untold | None = None  # committed before that, while it is silenced: no verdict is made of each step
     is_silenced: bool = False  # so it was told last
     asked_ns: dict[int, int] = field(default_factory=dict)  # when it was told of lengths that it has not answered yet

@@ -79,7 +79,7 @@ class Committer:
         self._by_algorithm = by_algorithm
         self._responses = responses
         self._uncounted: list[tuple[Work, common_pb2.Algorithm | None, list[int], int]] = []
-        self._without_rows: list[tuple[Assignment, verify_pb2.Verdict]] = []
+        self._judged: list[Assignment] = []  # whose verdicts have no rows yet
 
     def commit(self, works: list[Work], outcomes: list[Accepted | None], *, step_us: int, batch_tokens: int) -> int:
         """Commits each work's outcome; None where there is none (a chunk), or where the model gave no distribution.
@@ -103,8 +103,8 @@ class Committer:
                     self.fail(work.session, _no_token(work.session))
             else:
                 committed += self._commit_one(work, outcome, step_us, batch_tokens)
-        self._features.send_verdicts(self._without_rows)
-        self._without_rows.clear()
+        self._features.prepare(self._judged)
+        self._judged.clear()
         return committed
 
     def count(self) -> None:
@@ -209,7 +209,7 @@ class Committer:
         if session.finish is None:
             if assignment.features_sent < base_len - 1:
                 self._features.send(assignment, base_len - 1)
-            self._without_rows.append((assignment, verdict))
+            self._judged.append(assignment)
         assignment.verdict = verdict
         self._advance(assignment)
 

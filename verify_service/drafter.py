@@ -70,16 +70,6 @@ class Drafter:
         for took_ns, _ in answers:
             self.totals.ages.observe(took_ns / 1e9)
 
-    def rows_were_read(self, last: int) -> None:
-        """Frees the ring's slots up to row `last`: none that a verdict names which it will be told of later."""
-        if self.ring is None:
-            return
-        for assignment in self.assignments.values():
-            verdict = assignment.verdict
-            if verdict is not None and verdict.features.WhichOneof("location") == "slot_seq":
-                last = min(last, verdict.features.slot_seq - 1)
-        self.ring.read(last)
-
     def find(self, session: int, generation: int) -> Assignment | None:
         """The assignment that a message from this drafter is about."""
         assignment = self.assignments.get(session)

@@ -38,13 +38,16 @@ def row_bytes(plane: torch.Tensor | None) -> int:
 
 
 @dataclass(slots=True)
-class _Wanted:
-    """A message's rows: their slots in the plane, and what the host has of a device's, once it has it."""
+class RowsWanted:
+    """Rows of a message: their slots in the plane, and what the host has of a device's, once it has it."""
 
-    features: common_pb2.FeatureRows
     first_pos: int
     slots: list[int]
     fetched: Rows | None = None
+
+
+Message = tuple[common_pb2.FeatureRows, RowsWanted]
+"""Where rows are to be put, and which."""
 
 
 class FeatureSender:
@@ -64,55 +67,60 @@ class FeatureSender:
         if self._plane is None or assignment is None or end > assignment.session.kv_len:
             asked.answer(None)
             return
-        rows = _Wanted(common_pb2.FeatureRows(), asked.first_pos, self._slots(assignment, asked.first_pos, end))
-        self._fill(rows.features.rows, rows)
-        asked.answer(rows.features.rows)
+        tensor = common_pb2.Tensor()
+        self._fill(tensor, RowsWanted(asked.first_pos, self._slots(assignment, asked.first_pos, end)))
+        asked.answer(tensor)
 
-    def send(self, assignment: Assignment, end_pos: int, verdict: verify_pb2.Verdict | None = None) -> None:
-        """Sends rows not yet sent up to `end_pos` beside the verdicts, and the rows from there on inside `verdict`.
+    def send(self, assignment: Assignment, end_pos: int) -> None:
+        """Sends rows not yet sent up to `end_pos` beside the verdicts.
 
         Each row goes once per generation. Nothing happens where the drafter needs no features.
         """
-        if self._plane is None or not assignment.drafter.needs_features:
+        if self._plane is None or not assignment.drafter.needs_features or assignment.features_sent >= end_pos:
             return
-        if assignment.features_sent < end_pos:
-            first = assignment.features_sent
-            features = verify_pb2.SessionFeatures(
-                session=assignment.session.session_id, generation=assignment.generation
-            )
-            rows = _Wanted(features.rows, first, self._slots(assignment, first, end_pos))
-            self._put(rows, assignment.drafter.ring, assignment.drafter.outbox.room_for_rows)
-            assignment.drafter.outbox.feature_rows(features)
-            assignment.features_sent = end_pos
-            assignment.drafter.wake()
-        if verdict is not None:
-            self.send_verdicts([(assignment, verdict)])
+        first = assignment.features_sent
+        features = verify_pb2.SessionFeatures(session=assignment.session.session_id, generation=assignment.generation)
+        rows = RowsWanted(first, self._slots(assignment, first, end_pos))
+        self._put(features.rows, rows, assignment.drafter.ring, assignment.drafter.outbox.room_for_rows)
+        assignment.drafter.outbox.feature_rows(features)
+        assignment.features_sent = end_pos
+        assignment.drafter.wake()
 
-    def send_verdicts(self, verdicts: Sequence[tuple[Assignment, verify_pb2.Verdict]]) -> None:
-        """Puts the rows of what verdicts commit in them: one a token, from that of the token before the first on."""
+    def prepare(self, assignments: Sequence[Assignment]) -> None:
+        """Notes the rows of what prepared verdicts commit: one a token, from that of the token before the first on."""
         if self._plane is None:
             return
-        by_drafter: dict[int, tuple[Drafter, list[_Wanted]]] = {}
-        for assignment, verdict in verdicts:
-            if assignment.drafter.needs_features:
+        prepared: list[RowsWanted] = []
+        for assignment in assignments:
+            verdict = assignment.verdict
+            if verdict is not None and assignment.drafter.needs_features:
                 first = verdict.base_len - 1
                 end = assignment.features_sent = first + len(verdict.tokens)
-                rows = _Wanted(verdict.features, first, self._slots(assignment, first, end))
-                by_drafter.setdefault(id(assignment.drafter), (assignment.drafter, []))[1].append(rows)
+                assignment.rows = rows = RowsWanted(first, self._slots(assignment, first, end))
+                prepared.append(rows)
         if self._data is None:
-            self._fetch([rows for _, own in by_drafter.values() for rows in own])
+            self._fetch(prepared)
+
+    def fill_verdicts(self, assignments: Sequence[Assignment]) -> None:
+        """Puts noted rows in verdicts, which are told next: a ring's rows are named in the order of their numbers."""
+        by_drafter: dict[int, tuple[Drafter, list[Message]]] = {}
+        for assignment in assignments:
+            if assignment.rows is not None and assignment.verdict is not None:
+                own = by_drafter.setdefault(id(assignment.drafter), (assignment.drafter, []))[1]
+                own.append((assignment.verdict.features, assignment.rows))
+                assignment.rows = None
         for drafter, own in by_drafter.values():
             self._put_many(own, drafter)
 
     def _slots(self, assignment: Assignment, first: int, end: int) -> list[int]:
         return self._slot_table[assignment.session.table_row, first:end].tolist()
 
-    def _put(self, wanted: _Wanted, ring: RowRing | None, room: float) -> int:
+    def _put(self, features: common_pb2.FeatureRows, wanted: RowsWanted, ring: RowRing | None, room: float) -> int:
         """Puts rows in the ring, or inline, or announces them where they are over the inline limit, or over `room`.
 
         Returns the bytes that are inline.
         """
-        features, count = wanted.features, len(wanted.slots)
+        count = len(wanted.slots)
         features.first_pos, features.count = wanted.first_pos, count
         number = None if ring is None else ring.put(count, lambda rows: self._gather([wanted], rows))
         if number is not None:
@@ -124,20 +132,21 @@ class FeatureSender:
             return count * self._row_bytes
         return 0
 
-    def _put_many(self, wanted: Sequence[_Wanted], drafter: Drafter) -> None:
+    def _put_many(self, messages: Sequence[Message], drafter: Drafter) -> None:
         """As _put for each; in the ring all are written in one go."""
         ring, room, number = drafter.ring, drafter.outbox.room_for_rows, None
-        if ring is not None and len(wanted) > 1:
+        if ring is not None and len(messages) > 1:
+            wanted = [one for _, one in messages]
             number = ring.put(sum(len(one.slots) for one in wanted), lambda rows: self._gather(wanted, rows))
-        for one in wanted:
+        for features, one in messages:
             if number is None:
-                room -= self._put(one, ring, room)
+                room -= self._put(features, one, ring, room)
             else:
-                features, count = one.features, len(one.slots)
+                count = len(one.slots)
                 features.first_pos, features.count, features.slot_seq = one.first_pos, count, number
                 number += count
 
-    def _fill(self, tensor: common_pb2.Tensor, wanted: _Wanted) -> None:
+    def _fill(self, tensor: common_pb2.Tensor, wanted: RowsWanted) -> None:
         assert self._plane is not None
         rows = np.empty((len(wanted.slots), self._row_bytes), np.uint8)
         self._gather([wanted], rows)
@@ -145,7 +154,7 @@ class FeatureSender:
         tensor.shape.extend((len(wanted.slots), self._plane.shape[1]))
         tensor.data = rows.tobytes()
 
-    def _gather(self, wanted: Sequence[_Wanted], rows: Rows) -> None:
+    def _gather(self, wanted: Sequence[RowsWanted], rows: Rows) -> None:
         """Copies all that is wanted to `rows` uint8 [slots of all, bytes of a row]."""
         if self._data is not None:
             # By numpy: torch hands even a few rows to its threads, which wake up in milliseconds where cores are busy.
@@ -155,7 +164,7 @@ class FeatureSender:
         self._fetch([one for one in wanted if one.fetched is None])
         np.concatenate([one.fetched for one in wanted if one.fetched is not None], out=rows)
 
-    def _fetch(self, wanted: Sequence[_Wanted]) -> None:
+    def _fetch(self, wanted: Sequence[RowsWanted]) -> None:
         """Brings rows from the device to the host, with one wait for it."""
         slots = [slot for one in wanted for slot in one.slots]
         if not slots:

@@ -285,8 +285,8 @@ class StepLoop:
                 case DrafterLeft(drafter):
                     self.drafters.leave(drafter)
                 case ProposalsArrived(drafter, proposals, read):
-                    if read is not None:
-                        drafter.rows_were_read(read)
+                    if read is not None and drafter.ring is not None:
+                        drafter.ring.read(read)
                     take_proposals(self.drafters, drafter, proposals)
                 case Released(drafter, releases):
                     take_releases(self.drafters, drafter, releases)

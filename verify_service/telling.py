@@ -26,6 +26,7 @@ class Teller:
 
     def tell_waiting(self, late: list[Assignment]) -> None:
         """The late ones are waited for; no second notice follows for this length."""
+        self._features.fill_verdicts(late)
         for assignment in late:
             base_len = assignment.session.committed_len
             self._tell(assignment, verify_pb2.Next(kind=verify_pb2.NEXT_KIND_WAITING, base_len=base_len))
@@ -39,17 +40,14 @@ class Teller:
         working = {work.session.session_id: work for work in works}
         told: list[Assignment] = []
         for drafter in self._drafters:
-            for assignment in drafter.assignments.values():
-                work = working.get(assignment.session.session_id)
-                if work is not None and work.match is not None:
-                    assignment.book.begin(work.match)
-                # Only a session that decodes has the rows of all that was not told: a preempted one makes them anew.
-                if work is not None and work.decodes and assignment.untold is not None and assignment.brake.asks:
-                    assignment.verdict = verdict = assignment.take_untold()
-                    self._features.send(assignment, verdict.base_len - 1, verdict)
-                if assignment.verdict is not None:
-                    self._tell(assignment, _next(assignment, work))
-                    told.append(assignment)
+            begun = [(one, working.get(one.session.session_id)) for one in drafter.assignments.values()]
+            for assignment, work in begun:
+                self._begin(assignment, work)
+            own = [(assignment, work) for assignment, work in begun if assignment.verdict is not None]
+            self._features.fill_verdicts([assignment for assignment, _ in own])
+            for assignment, work in own:
+                self._tell(assignment, _next(assignment, work))
+                told.append(assignment)
             # A ring may be full of slots that no message names any more: they would stay taken.
             if drafter.ring is not None and drafter.ring.was_full:
                 drafter.ring.was_full = False
@@ -57,6 +55,18 @@ class Teller:
         self._wake(told)
         self._drafters.bound_outboxes()
         return bool(told)
+
+    def _begin(self, assignment: Assignment, work: Work | None) -> None:
+        """Takes what is matched as being verified; a verdict of all that was not told, where its drafter is heard."""
+        if work is None:
+            return
+        if work.match is not None:
+            assignment.book.begin(work.match)
+        # Only a session that decodes has the rows of all that was not told: a preempted one makes them anew.
+        if work.decodes and assignment.untold is not None and assignment.brake.asks:
+            assignment.verdict = verdict = assignment.take_untold()
+            self._features.send(assignment, verdict.base_len - 1)
+            self._features.prepare([assignment])
 
     def _tell(self, assignment: Assignment, following: verify_pb2.Next) -> None:
         verdict = assignment.verdict

@@ -43,7 +43,17 @@ def drafter(ring: RowRing | None, room: float = math.inf) -> Any:
 
 
 def assigned(whose: Any, table_row: int) -> Any:
-    return SimpleNamespace(drafter=whose, session=SimpleNamespace(table_row=table_row), features_sent=0)
+    session = SimpleNamespace(table_row=table_row)
+    return SimpleNamespace(drafter=whose, session=session, features_sent=0, verdict=None, rows=None)
+
+
+def fill(runner: Any, told: list[tuple[Any, verify_pb2.Verdict]]) -> None:
+    """As for verdicts of one step."""
+    sender = FeatureSender(runner)
+    for assignment, verdict in told:
+        assignment.verdict = verdict
+    sender.prepare([assignment for assignment, _ in told])
+    sender.fill_verdicts([assignment for assignment, _ in told])
 
 
 @pytest.mark.parametrize("with_ring", [False, True])
@@ -60,7 +70,7 @@ def test_verdicts_of_a_step_wait_once_for_the_device(with_ring: bool, monkeypatc
         (assigned(who, row), verify_pb2.Verdict(base_len=base_len, tokens=range(count)))
         for row, (who, base_len, count) in enumerate([(near, 3, 2), (far, 5, 4), (near, 1, 1), (far, 9, 3)])
     ]
-    FeatureSender(runner).send_verdicts(told)
+    fill(runner, told)
     assert plane.num_reads == 1
     for assignment, verdict in told:
         first, count = verdict.base_len - 1, len(verdict.tokens)
@@ -83,7 +93,7 @@ def test_rows_over_what_may_wait_for_a_drafter_are_announced() -> None:
     runner: Any = SimpleNamespace(features=torch.zeros(NUM_SLOTS, WIDTH), slot_table=slots)
     served = drafter(None, room=5 * WIDTH * 4)
     told = [(assigned(served, row), verify_pb2.Verdict(session=row, base_len=3, tokens=range(2))) for row in range(4)]
-    FeatureSender(runner).send_verdicts(told)
+    fill(runner, told)
     assert [verdict.features.WhichOneof("location") for _, verdict in told] == ["rows", "rows", *["announced"] * 2]
     assert all(verdict.features.count == 2 for _, verdict in told)
     for _, verdict in told:
