@@ -105,3 +105,27 @@ def test_rows_over_what_may_wait_for_a_drafter_are_announced() -> None:
     frame = verify_pb2.Round()
     assert served.outbox.take(frame)
     assert frame.features[0].rows.announced
+
+
+def test_a_rings_rows_are_numbered_in_the_order_in_which_they_are_told() -> None:
+    """Verdicts of one step are told at different times, with rows of prompts between."""
+    slots = np.arange(NUM_SLOTS).reshape(4, 16)
+    runner: Any = SimpleNamespace(features=torch.zeros(NUM_SLOTS, WIDTH), slot_table=slots)
+    ring = RowRing(WIDTH * 4, 64)
+    ring.prove(bytes(ring._nonce))
+    served, sender = drafter(ring), FeatureSender(runner)
+    served.wake = lambda: None
+    first, late = (assigned(served, row) for row in range(2))
+    for assignment in (first, late):
+        assignment.verdict = verify_pb2.Verdict(base_len=3, tokens=range(2))
+    sender.prepare([first, late])
+    sender.fill_verdicts([late])
+    prompt: Any = SimpleNamespace(
+        drafter=served, session=SimpleNamespace(session_id=9, table_row=2), features_sent=0, generation=1
+    )
+    sender.send(prompt, end_pos=4)
+    sender.fill_verdicts([first, late])
+    frame = verify_pb2.Round()
+    assert served.outbox.take(frame)
+    told = [late.verdict.features, frame.features[0].rows, first.verdict.features]
+    assert [(rows.slot_seq, rows.count) for rows in told] == [(0, 2), (2, 4), (6, 2)]
