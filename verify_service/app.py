@@ -31,6 +31,7 @@ from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service import admin
 from verify_service.commands import Inbox, Stop
+from verify_service.counting import CallTotals
 from verify_service.drafters import Drafters
 from verify_service.features import feature_layout, row_bytes
 from verify_service.grammar import GrammarCompiler
@@ -76,7 +77,7 @@ async def serve(
         log.info("shared memory of killed processes removed", files=left)
     inbox = Inbox()
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch),
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
         lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0, later=loop.call_later, placement=placement,
     )  # fmt: skip
     tracing = tracing_of(args, "verify")
@@ -201,12 +202,11 @@ def build_servicer(
     thresholds = args.speculative_accept_threshold_single, max(args.speculative_accept_threshold_acc, _LEAST_THRESHOLD)
     bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes, thresholds)
     compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
-    servicer = VerifyServicer(
-        args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox, tracing,
+    return VerifyServicer(
+        args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox,
+        CallTotals(grammars=compiler.totals), tracing,
         busy_poll=is_wanted(args.busy_poll, on_device=runner.device.type != "cpu"),
     )  # fmt: skip
-    servicer.totals.grammars = compiler.totals
-    return servicer
 
 
 def _run(

@@ -62,11 +62,11 @@ class FeatureSender:
         assignment = asked.drafter.find(asked.session, asked.generation) if asked.drafter in drafters else None
         end = asked.first_pos + asked.count
         if self._plane is None or assignment is None or end > assignment.session.kv_len:
-            asked.answer(None)
+            asked.answer.set(None)
             return
         rows = _Wanted(common_pb2.FeatureRows(), asked.first_pos, self._slots(assignment, asked.first_pos, end))
         self._fill(rows.features.rows, rows)
-        asked.answer(rows.features.rows)
+        asked.answer.set(rows.features.rows)
 
     def send(self, assignment: Assignment, end_pos: int, verdict: verify_pb2.Verdict | None = None) -> None:
         """Sends rows not yet sent up to `end_pos` beside the verdicts, and the rows from there on inside `verdict`.

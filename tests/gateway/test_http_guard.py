@@ -164,6 +164,20 @@ def test_malformed_requests_are_told_of_once(gateway: RunningGateway, caplog: py
     assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.levelname != "INFO"]
 
 
+def test_no_refusal_stands_within_an_answer(gateway: RunningGateway) -> None:
+    verify = gateway.verify[0]
+    verify.hold_after = 2
+    with raw(gateway) as connection:
+        connection.sendall(stream_head(stream=True))
+        gateway.wait(verify.holding)
+        received = connection.recv(2**16)
+        connection.sendall(b"GET x HTTP/9.9\r\n\r\n")
+        while part := connection.recv(2**16):
+            received += part
+    assert received.count(b"HTTP/1.1 ") == 1
+    gateway.wait(verify.idle)
+
+
 def test_requests_without_a_key_fill_no_log(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
