@@ -71,7 +71,7 @@ async def serve(
     args: VerifyArgs, engine: Engine, stop: Stopping, on_ready: Callable[[VerifyServicer], object] | None = None
 ) -> int:
     """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
-    loop, placement = asyncio.get_running_loop(), Placement(args.core)
+    loop, placement = asyncio.get_running_loop(), engine.placement
     loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="worker", initializer=placement.roam))
     if left := remove_left_behind():
         log.info("shared memory of killed processes removed", files=left)

@@ -222,7 +222,7 @@ async def test_stopping_answers_who_asked_too_late() -> None:
 
     def ask() -> None:
         rig.inbox.put(FlushCache(late[0]))
-        rig.inbox.put(Administer(list, late[1]))
+        rig.inbox.put(Administer(lambda drafters: None, late[1]))
         rig.inbox.put(ReadFeatures(drafter, 1, 1, 0, 1, late[2]))
 
     rig.runner.on_forward = ask
