@@ -366,6 +366,7 @@ async def test_what_fails_of_a_choice_that_was_ended_is_no_failure(tmp_path: Pat
     async with backend_of([only], tmp_path) as backend:
         async for response in backend.generate(ask(), timeout_s=0.5, ended=ended):
             ended.add(response.choice_index)
+    assert ended == {0}
 
 
 @pytest.mark.asyncio

@@ -17,7 +17,7 @@ from gateway.app import listen
 from outrider.args import GatewayArgs
 from outrider.telemetry import Throttle
 from tests.gateway import fakes
-from tests.gateway.fakes import RunningGateway
+from tests.gateway.fakes import RunningGateway, until
 from tests.gateway.test_http_faults import head, plain_fake, raw, read_status, stream_head
 
 OPENAPI = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -67,8 +67,7 @@ def test_answers_that_nobody_reads(
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 connection.connect(("127.0.0.1", gateway.port))
                 connection.sendall(OPENAPI * (num_answers - 1) + LAST)
-                while [log["event"] for log in logs].count(DROPPED) < num_dropped:
-                    pass
+                until(lambda least=num_dropped: [log["event"] for log in logs].count(DROPPED) >= least)
 
 
 @pytest.mark.parametrize("stream", [True, False])
