@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import torch
 import uvloop
@@ -221,8 +222,8 @@ def _run(
         on_end()
 
 
-async def _first_of(*waits: object, timeout_s: float) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[arg-type]
+async def _first_of(*waits: Coroutine[Any, Any, object], timeout_s: float) -> None:
+    tasks = [asyncio.create_task(wait) for wait in waits]
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
