@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Engine:
     sizes: Sizes
     costs: CostTable
     fingerprint: str
-    placement: Placement
+    placement: Placement = field(default_factory=lambda: Placement(None))
 
 
 def load_engine(args: VerifyArgs) -> Engine:

@@ -19,7 +19,6 @@ from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
 from outrider.errors import Unavailable
 from outrider.health_service import Health
-from outrider.placement import Placement
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.drafter_view import Policy
 from tests.fake_drafters import FakeDrafter, silent
@@ -225,8 +224,7 @@ async def _service(
         model, pages, args.max_running_requests, context, feature_width, eos_token_ids, frozenset(nan_tokens), gate
     )
     sizes = Sizes(pages, context, args.chunked_prefill_size or 32)
-    costs = CostTable({}) if costs is None else costs
-    engine = Engine(cast(ModelRunner, runner), sizes, costs, FINGERPRINT, Placement(None))
+    engine = Engine(cast(ModelRunner, runner), sizes, costs if costs is not None else CostTable({}), FINGERPRINT)
     step_loop = build_step_loop(
         args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch)
     )
