@@ -41,7 +41,7 @@ async def serve_engine(
     """
     loop, told, inbox = asyncio.get_running_loop(), told_to_end(), Inbox()
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch), lent_ms=lent_ms,
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch), lent_ms=lent_ms,
         later=loop.call_later, placement=placement,
     )  # fmt: skip
     servicer = build_servicer(args, engine, step_loop, inbox)

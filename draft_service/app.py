@@ -98,6 +98,7 @@ def load(args: DraftArgs) -> Loaded:
     from draft_service.drafting import Drafting
     from draft_service.planners import make_copier, make_planner
 
+    placement = Placement(args.core)  # first: a large model takes minutes
     tracing = tracing_of(args, "draft")
     try:
         drafter = make_drafter(args)
@@ -115,7 +116,7 @@ def load(args: DraftArgs) -> Loaded:
         drafter.close_down()
         raise
     drafting = Drafting(drafter, planner, executor=executor, copier=copier)
-    drafting.tracing = tracing
+    drafting.tracing, drafting.placement = tracing, placement
     return Loaded(drafting, executor)
 
 
@@ -146,7 +147,6 @@ async def _serve(args: DraftArgs, drafting: Drafting, stop: Stopping, dial: Dial
     drafter, tracing = drafting.drafter, drafting.tracing
     identity = Identity(f"{socket.gethostname()}:{os.getpid()}", host_id(), secrets.token_hex(16))
     try:
-        drafting.placement = Placement(args.core)
         on_device = not drafter.inline and pick_device(args.device).type != "cpu"
         worker = Worker(
             args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial,

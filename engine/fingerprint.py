@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import read_json
-from outrider.errors import StartupError
+from outrider.text_files import load_tokenizer
 
 SAMPLE_BYTES = 1 << 20
 SAMPLES_PER_FILE = 16
@@ -23,13 +23,7 @@ def vocab_fingerprint(folder: Path) -> str:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return ""
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for damaged files
-        raise StartupError(f"{path} cannot be read: {error}") from error
-    table = sorted((index, token) for token, index in tokenizer.get_vocab(with_added_tokens=True).items())
+    table = sorted((index, token) for token, index in load_tokenizer(path).get_vocab(with_added_tokens=True).items())
     return hashlib.sha256(json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -32,6 +32,7 @@ from outrider.errors import StartupError
 
 SHIPPED = Path(__file__).parent / "weights"
 HEADS_FOLDER = "heads"
+# Of a target's files, what a whole draft model needs beside its weights.
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 
 

@@ -242,7 +242,8 @@ class GuardedProtocol(HttpToolsProtocol):
             b"content-type: application/json\r\n", b"content-length: %d\r\n" % len(failed.body),
             b"connection: close\r\n", *(f"{name}: {value}\r\n".encode() for name, value in failed.headers), b"\r\n",
         ]  # fmt: skip
-        self.transport.write(b"".join([STATUS_LINE[failed.status], *headers, failed.body]))
+        if not any(cycle.response_started for cycle in self._open):  # else it would stand within an answer
+            self.transport.write(b"".join([STATUS_LINE[failed.status], *headers, failed.body]))
         self.transport.close()
 
     # ---- The clocks

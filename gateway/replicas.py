@@ -66,7 +66,7 @@ class ReplicaSet:
 
     async def start(self) -> None:
         """Begins to look for replicas; returns before any is found."""
-        self._set_addresses(await self._addresses.resolve())
+        await self.look_up()
         self._resolver = asyncio.create_task(self._keep_resolving())
 
     async def close(self) -> None:
@@ -163,7 +163,7 @@ class ReplicaSet:
     async def ask_all(self) -> list[ServerInfo]:
         """Fresh infos of the replicas that serve, each process once; one that does not answer is left out."""
         serving = self.serving
-        await asyncio.gather(*(self._probe(replica) for replica in serving))
+        await asyncio.gather(*(self.probe(replica) for replica in serving))
         infos = [replica.info for replica in serving if not replica.doubtful and replica.info is not None]
         return list({info.boot_id: info for info in infos}.values())
 
@@ -178,14 +178,17 @@ class ReplicaSet:
 
     # ---- Addresses
 
+    async def look_up(self) -> None:
+        """Learns what the addresses stand for now, and watches that. OSError, StartupError: it cannot be dialled."""
+        self._set_addresses(await self._addresses.resolve())
+
     async def _keep_resolving(self) -> None:
         if not self._addresses.may_change:
             return
         while True:
             await asyncio.sleep(self._times.resolve_interval_s)
-            addresses = await self._addresses.resolve()
             try:
-                self._set_addresses(addresses)
+                await self.look_up()
             except (OSError, StartupError) as error:  # certificates that are being replaced: the next round is soon
                 log.warning("cannot dial the verify addresses", error=str(error))
 
@@ -210,7 +213,7 @@ class ReplicaSet:
         while True:
             replica.look_again.clear()
             try:
-                well = await self._probe(replica)
+                well = await self.probe(replica)
             except Exception as error:  # a fault of ours, or an answer without sense: it is asked again
                 log.error("asking a verify service failed", address=replica.address, exc_info=error)
                 well = False
@@ -224,8 +227,8 @@ class ReplicaSet:
                 async with asyncio.timeout(pause_s):
                     await replica.look_again.wait()
 
-    async def _probe(self, replica: Replica) -> bool:
-        """Asks for the server info and sets the replica's state by it."""
+    async def probe(self, replica: Replica) -> bool:
+        """Asks for the server info and sets the replica's state by it; whether it may serve."""
         try:
             info = await replica.stub.GetServerInfo(
                 verify_pb2.VerifyServiceGetServerInfoRequest(), timeout=self._times.timeout_s

@@ -12,7 +12,7 @@ import weakref
 import torch
 
 from kernels.linear import pack_tiles
-from kernels.native.library import LANES, CMatrix, address
+from kernels.native.library import WIDTH_UNIT, CMatrix, address
 from kernels.native.memory import Arena
 from kernels.quantize import FORMATS, pack_quantized
 
@@ -46,7 +46,7 @@ class ProductTeam:
 
 
 class NativeLinear:
-    """A weight [out, in], in a multiple of LANES, and an optional bias [out]; quantization: None, or of FORMATS."""
+    """A weight [out, in], in a multiple of WIDTH_UNIT, and an optional bias [out]; quantization: None or of FORMATS."""
 
     def __init__(
         self, team: ProductTeam, weight: torch.Tensor, bias: torch.Tensor | None, quantization: str | None = None
@@ -76,7 +76,7 @@ class NativeLinear:
     def of_normed(self, x: torch.Tensor, norms: torch.Tensor, eps: float) -> torch.Tensor:
         """[T, in] -> [T, out] in x's dtype, of rows whose parts each had a norm; norms: fp32 [parts, in / parts].
 
-        x is bf16 or fp32; a part's width is a multiple of LANES.
+        x is bf16 or fp32; a part's width is a multiple of WIDTH_UNIT.
         """
         return self._product(x.contiguous(), norms, eps).to(x.dtype)
 
@@ -92,7 +92,9 @@ class NativeLinear:
 def fits(weight: torch.Tensor) -> bool:
     """Whether the kernels take this weight."""
     return (
-        weight.device.type == "cpu" and weight.shape[1] % LANES == 0 and weight.dtype in (torch.bfloat16, torch.float32)
+        weight.device.type == "cpu"
+        and weight.shape[1] % WIDTH_UNIT == 0
+        and weight.dtype in (torch.bfloat16, torch.float32)
     )
 
 

@@ -69,6 +69,8 @@ class ChildOutput:
             self._close()
 
     def _close(self) -> None:
+        if self._ended.is_set():  # `drain` was late by no more than a turn of the loop
+            return
         asyncio.get_running_loop().remove_reader(self._read_end)
         os.close(self._read_end)
         self._ended.set()

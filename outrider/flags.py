@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Union, 
 from urllib.parse import urlsplit
 
 from outrider.errors import StartupError
+from outrider.wire import INT31_MAX
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 ArgsT = TypeVar("ArgsT", bound="Args")
 
-_MOST = 2**31 - 1  # what arrays and messages hold
 _MOST_BY_UNIT = {"_bytes": 2**63 - 1, "_s": 1_000_000, "_ms": 1_000_000_000}  # of times, what all clocks can wait for
 
 
@@ -152,7 +152,7 @@ def _check_value(flag: str, name: str, value: Any) -> None:
         raise StartupError(f"{flag} is {value}; it must be a finite number")
     most = next((most for unit, most in _MOST_BY_UNIT.items() if name.endswith(unit)), None)
     if most is None and isinstance(value, int):
-        most = _MOST
+        most = INT31_MAX  # what arrays and messages hold
     if most is not None and isinstance(value, int | float) and abs(value) > most:
         raise StartupError(f"{flag} is {value}; it must be at most {most}")
 

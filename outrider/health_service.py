@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.wire import MAX_NAME_CHARS
+
 MAX_WATCHERS = 256
-MAX_NAME_CHARS = 256  # of a service; what watches it keeps its request
 
 Status = health_pb2.HealthCheckResponse.ServingStatus
 

@@ -21,7 +21,7 @@ from typing import Any
 from outrider import env
 from outrider.child_output import ChildOutput, to_stderr
 from outrider.errors import StartupError
-from outrider.stopping import leave_haste_to_supervisor, stop_signals
+from outrider.stopping import Stopping, leave_haste_to_supervisor, stop_signals
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_RESTART_DELAY_S = 0.5
@@ -91,7 +91,7 @@ class Supervisor:
         self._startup_timeout_s = startup_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._output = output
-        self._stop, self._kill = asyncio.Event(), asyncio.Event()
+        self._stopping = Stopping()
         self._cut_short_by: signal.Signals | None = None
 
     def say(self, line: str) -> None:
@@ -104,14 +104,14 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ends the run in good order; a second call ends it at once."""
-        (self._kill if self._stop.is_set() else self._stop).set()
+        self._stopping.ask()
 
     @property
     def _all_were_ready(self) -> bool:
         return all(child.was_ready for child in self._children)
 
     def _take(self, number: signal.Signals) -> None:
-        if not (self._stop.is_set() or self._all_were_ready):
+        if not (self._stopping.asked.is_set() or self._all_were_ready):
             self._cut_short_by = number
         self.stop()
 
@@ -126,7 +126,7 @@ class Supervisor:
         signals = stop_signals()
         for number in signals:
             loop.add_signal_handler(number, self._take, number)
-        stopped = asyncio.create_task(self._stop.wait())
+        stopped = asyncio.create_task(self._stopping.asked.wait())
         tasks: set[asyncio.Task[Any]] = {asyncio.create_task(child.keep()) for child in self._children}
         tasks |= {stopped, asyncio.create_task(self._start(when_ready))}
         try:
@@ -140,7 +140,7 @@ class Supervisor:
                 self.say(f"{failed.summary}; ending the others")
             raise
         finally:
-            self._stop.set()  # from here on stop() means at once
+            self._stopping.asked.set()  # from here on stop() means at once
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -162,7 +162,7 @@ class Supervisor:
     async def _end(self) -> None:
         """SIGTERM, then SIGKILL for what is left when time is up or stop() comes again."""
         in_order = asyncio.create_task(self._terminate())
-        killed = asyncio.create_task(self._kill.wait())
+        killed = asyncio.create_task(self._stopping.hurry.wait())
         await asyncio.wait({in_order, killed}, timeout=self._stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not (in_order.done() or killed.done()):  # one that hangs must not cost those before it their own end
             for child in self._children:

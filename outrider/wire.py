@@ -21,7 +21,8 @@ MAX_GRAMMAR_BYTES = 64 * 1024  # of a request's JSON schema, regular expression 
 # White space of all JSON that grammars write: a small model that may write any writes nothing else.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 INT31_MAX = 2**31 - 1
-MAX_NAME_CHARS = 256  # of requests, corpora, scopes and salts
+MAX_NAME_CHARS = 256  # of requests, corpora, scopes, salts, drafters, hosts and services
+MAX_DETAIL_CHARS = 256  # of what a drafter is told of a refusal, or says of a release
 INLINE_FEATURE_BYTES = 256 * 1024
 
 _INT32 = np.dtype("<i4")

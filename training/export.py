@@ -18,6 +18,7 @@ from engine.loader import resolve_model
 from engine.models.heads.names import published_name
 from engine.models.heads.target import TargetShape, shared_tensor
 from engine.saving import save_tensors
+from engine.shipped import TEXT_FILES
 from engine.tensors import EMBEDDING
 from engine.tensors import OUTPUT_HEAD as TARGET_HEAD
 from engine.whole import flushed, put_in_place
@@ -29,10 +30,8 @@ from training.checkpoints import BEST, LAST, Checkpoint
 from training.kinds import EAGLE3, NEXTN, STANDALONE, Kind, make_kind
 from training.target_states import target_id
 
-# Of a target's files, what a whole draft model needs beside its weights.
-_TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja")
 # All that an export writes, so all that may be replaced by one.
-_FILES = {"config.json", "model.safetensors", "README.md", *_TEXT_FILES}
+_FILES = {"config.json", "model.safetensors", "README.md", *TEXT_FILES}
 _NEXTN_NAMES = {"norm.weight": "shared_head.norm.weight"}
 
 
@@ -84,7 +83,7 @@ def export(
         (partial / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         save_tensors(stored, partial / "model.safetensors")
         (partial / "README.md").write_text(card(checkpoint, target.name, figures), encoding="utf-8")
-        for name in _TEXT_FILES if kind.algorithm == STANDALONE else ():
+        for name in TEXT_FILES if kind.algorithm == STANDALONE else ():
             if (target / name).is_file():
                 shutil.copyfile(target / name, partial / name)
         flushed(partial)  # which takes long, while the one before is there

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc.aio
 
 from outrider.errors import InvalidArgument, NotFound, OutriderError, Unauthenticated
 from outrider.telemetry import get_logger
 from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from verify_service.commands import Administer, Inbox
+from verify_service.commands import Administer, Answer, Inbox
 from verify_service.drafter import Drafter, Mode
 from verify_service.drafters import Drafters
 
@@ -95,26 +94,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def _ask(self, work: Callable[[Drafters], ResultT]) -> ResultT:
         """Has the engine do it between two steps."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[ResultT] = loop.create_future()
+        answer: Answer[ResultT] = Answer()
 
         def run(drafters: Drafters) -> None:
             try:
-                loop.call_soon_threadsafe(_settle, future, work(drafters), None)
+                answer.set(work(drafters))
             except OutriderError as error:
-                loop.call_soon_threadsafe(_settle, future, None, error)
+                answer.fail(error)
 
-        self._inbox.put(Administer(run))
-        return await future
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: OutriderError | None) -> None:
-    if future.done():
-        return  # the caller has gone
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+        self._inbox.put(Administer(run, answer))
+        return await answer
 
 
 def _managed(drafter: Drafter) -> admin_pb2.ManagedDrafter:

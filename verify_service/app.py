@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import torch
 import uvloop
@@ -31,6 +32,7 @@ from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service import admin
 from verify_service.commands import Inbox, Stop
+from verify_service.counting import CallTotals
 from verify_service.drafters import Drafters
 from verify_service.features import feature_layout, row_bytes
 from verify_service.grammar import GrammarCompiler
@@ -70,13 +72,13 @@ async def serve(
     args: VerifyArgs, engine: Engine, stop: Stopping, on_ready: Callable[[VerifyServicer], object] | None = None
 ) -> int:
     """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
-    loop, placement = asyncio.get_running_loop(), Placement(args.core)
+    loop, placement = asyncio.get_running_loop(), engine.placement
     loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="worker", initializer=placement.roam))
     if left := remove_left_behind():
         log.info("shared memory of killed processes removed", files=left)
     inbox = Inbox()
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch),
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
         lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0, later=loop.call_later, placement=placement,
     )  # fmt: skip
     tracing = tracing_of(args, "verify")
@@ -201,12 +203,11 @@ def build_servicer(
     thresholds = args.speculative_accept_threshold_single, max(args.speculative_accept_threshold_acc, _LEAST_THRESHOLD)
     bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes, thresholds)
     compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
-    servicer = VerifyServicer(
-        args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox, tracing,
+    return VerifyServicer(
+        args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox,
+        CallTotals(grammars=compiler.totals), tracing,
         busy_poll=is_wanted(args.busy_poll, on_device=runner.device.type != "cpu"),
     )  # fmt: skip
-    servicer.totals.grammars = compiler.totals
-    return servicer
 
 
 def _run(
@@ -221,8 +222,8 @@ def _run(
         on_end()
 
 
-async def _first_of(*waits: object, timeout_s: float) -> None:
-    tasks = [asyncio.ensure_future(wait) for wait in waits]  # type: ignore[arg-type]
+async def _first_of(*waits: Coroutine[Any, Any, object], timeout_s: float) -> None:
+    tasks = [asyncio.create_task(wait) for wait in waits]
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()

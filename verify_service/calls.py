@@ -117,7 +117,7 @@ class Calls:
             self.idle.set()
 
     def deliver(self, responses: Responses) -> None:
-        """Takes a step's responses to their calls."""
+        """Takes a step's responses to the calls that wait for them; runs on the event loop."""
         for session, response in responses:
             call = self._by_session.get(session.session_id)
             if call is None:

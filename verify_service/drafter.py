@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from outrider.row_ring import RowRing
 from outrider.v1 import common_pb2, verify_pb2
+from outrider.wire import MAX_DETAIL_CHARS
 from verify_service.assignment import Assignment
 from verify_service.counting import DraftTotals
 from verify_service.drafter_record import DrafterRecord
@@ -85,6 +86,6 @@ class Drafter:
                 generation=generation,
                 proposal_id=proposal_id,
                 reason=f"REJECT_REASON_{why.name}",
-                detail=detail[:256],
+                detail=detail[:MAX_DETAIL_CHARS],
             )
         )

@@ -8,10 +8,9 @@ from engine.feature_spec import FeatureSpec
 from engine.feature_wire import kind_name
 from outrider.errors import FailedPrecondition, InvalidArgument, StartupError
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import WIRE_VERSION
+from outrider.wire import MAX_NAME_CHARS, WIRE_VERSION
 from verify_service.target import Target
 
-_MAX_NAME_CHARS = 256  # of what others are told, or what is kept while the drafter stays
 _NAMES = {"drafter_id": 1, "draft_model": 0, "host_id": 0, "boot_id": 0}  # and the least that each must have
 _shown = reprlib.Repr()
 _shown.maxstring, _shown.maxlist = 128, 64  # of values that both sides are told
@@ -25,9 +24,9 @@ def check_enlist(enlist: verify_pb2.Enlist, target: Target) -> bool:
         raise InvalidArgument(f"algorithm is {enlist.algorithm}; known are {known}", field="enlist.algorithm")
     for name, least in _NAMES.items():
         size = len(getattr(enlist, name))
-        if not least <= size <= _MAX_NAME_CHARS:
+        if not least <= size <= MAX_NAME_CHARS:
             raise InvalidArgument(
-                f"{name} has {size} characters; it must have {least} to {_MAX_NAME_CHARS}", field=f"enlist.{name}"
+                f"{name} has {size} characters; it must have {least} to {MAX_NAME_CHARS}", field=f"enlist.{name}"
             )
     if enlist.max_sessions < 1:
         raise InvalidArgument("max_sessions is 0; it must be at least 1", field="enlist.max_sessions")

@@ -16,7 +16,7 @@ from outrider.row_ring import RowRing
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
-from verify_service.commands import Inbox, ReadFeatures
+from verify_service.commands import Answer, Inbox, ReadFeatures
 from verify_service.drafter import Drafter
 from verify_service.target import Target
 
@@ -126,12 +126,7 @@ class FeatureCalls:
     async def _read(
         self, drafter: Drafter, request: verify_pb2.StreamFeaturesRequest, first_pos: int, count: int
     ) -> common_pb2.Tensor | None:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[common_pb2.Tensor | None] = loop.create_future()
-
-        def answer(rows: common_pb2.Tensor | None) -> None:
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(rows))
-
-        async with self._reads:
-            self._inbox.put(ReadFeatures(drafter, request.session, request.generation, first_pos, count, answer))
-            return await future
+        await self._reads.acquire()  # until the engine has read, whether or not the caller is still there
+        answer: Answer[common_pb2.Tensor | None] = Answer(self._reads.release)
+        self._inbox.put(ReadFeatures(drafter, request.session, request.generation, first_pos, count, answer))
+        return await answer

@@ -65,11 +65,11 @@ class FeatureSender:
         assignment = asked.drafter.find(asked.session, asked.generation) if asked.drafter in drafters else None
         end = asked.first_pos + asked.count
         if self._plane is None or assignment is None or end > assignment.session.kv_len:
-            asked.answer(None)
+            asked.answer.set(None)
             return
         tensor = common_pb2.Tensor()
         self._fill(tensor, RowsWanted(asked.first_pos, self._slots(assignment, asked.first_pos, end)))
-        asked.answer(tensor)
+        asked.answer.set(tensor)
 
     def send(self, assignment: Assignment, end_pos: int) -> None:
         """Sends rows not yet sent up to `end_pos` beside the verdicts.

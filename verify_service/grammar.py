@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -16,10 +15,9 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
@@ -30,6 +28,7 @@ from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 from verify_service import grammar_trial
+from verify_service.grammar_tokenizer import plain_tokenizer
 
 _MAX_CACHED = 64
 MAX_TRIALS = 4  # at once, and waiting: each may take a second, and keeps a thread
@@ -190,7 +189,7 @@ class GrammarCompiler:
             if len(self._kept) > _MAX_CACHED:
                 self._kept.popitem(last=False)
         try:
-            made.set_result(self._count(source, needs_trial=needs_trial))
+            made.set_result(self._compile(source, needs_trial=needs_trial))
         except BaseException as error:  # of this server, not of the grammar: nothing to remember
             with self._lock:
                 if self._kept.get(source) is made:
@@ -201,13 +200,13 @@ class GrammarCompiler:
                 self._num_trials -= needs_trial
         return made
 
-    def _count(self, source: Source, *, needs_trial: bool) -> Compiled:
+    def _compile(self, source: Source, *, needs_trial: bool) -> Compiled:
         began, ended = time.monotonic(), True
         if needs_trial:
             with self._trying:
                 ended = self._ends(*source)
         with self._at_once:
-            compiled = self._compile(*source) if ended else _ENDLESS
+            compiled = self._matcher_of(*source) if ended else _ENDLESS
         with self._lock:
             self.totals.compile_s.observe(time.monotonic() - began)
             if isinstance(compiled, str):
@@ -224,7 +223,7 @@ class GrammarCompiler:
             return True
         return grammar_trial.ends(grammar, self._tokenizer_path, self._vocab_size)
 
-    def _compile(self, kind: str, source: str) -> Compiled:
+    def _matcher_of(self, kind: str, source: str) -> Compiled:
         if remainders_of(source) > MOST_REMAINDERS:  # llguidance would take minutes, and its limits do not hold there
             return f"its values of multipleOf have more than {MOST_REMAINDERS} for a common multiple"
         try:
@@ -243,42 +242,8 @@ class GrammarCompiler:
                 if not self._tokenizer_path.is_file():
                     raise Unimplemented("structured output needs a model folder with tokenizer.json", field="grammar")
                 source = self._tokenizer_path.read_text(encoding="utf-8")
-                self._tokenizer = _plain(source, self._vocab_size, self._eos_token_ids)
+                self._tokenizer = plain_tokenizer(source, self._vocab_size, self._eos_token_ids)
             return self._tokenizer
-
-
-class _PlainTokenizer:
-    """Tokenises text in which the names of control tokens are text; the library's own makes control tokens of them."""
-
-    def __init__(self, base: LLTokenizer, added: list[dict[str, Any]], eos_token_ids: list[int]) -> None:
-        self.bos_token_id = None
-        self.eos_token_id = base.eos_token
-        self.tokens = [base.decode_bytes([token]) for token in range(base.vocab_size)]
-        # The library holds whatever was added in angle brackets for a control token; many models think in such.
-        text = {token["id"] for token in added if not token.get("special")}.difference(eos_token_ids)
-        self.special_token_ids = [t for t in range(base.vocab_size) if base.is_special_token(t) and t not in text]
-        self._base = base
-        longest_first = sorted((token["content"] for token in added if token.get("special")), key=len, reverse=True)
-        names = b"|".join(re.escape(name.encode()) for name in longest_first)
-        self._controls = re.compile(b"(" + (names or b"(?!)") + b")")
-
-    def __call__(self, text: bytes) -> list[int]:
-        """Token ids; every second piece is such a name, made of ordinary tokens."""
-        tokens: list[int] = []
-        for place, piece in enumerate(self._controls.split(text)):
-            tokens += self._base.greedy_tokenize(piece.decode()) if place % 2 else self._base.tokenize_bytes(piece)
-        return tokens
-
-
-def _plain(source: str, vocab_size: int, eos_token_ids: list[int]) -> LLTokenizer:
-    """The tokenizer of a tokenizer.json, so that a control token stands only where the output ends."""
-    eos = eos_token_ids or None
-    base = LLTokenizer(source, n_vocab=vocab_size, eos_token=eos)
-    added = json.loads(source).get("added_tokens") or []
-    if not added:
-        return base
-    plain = _PlainTokenizer(base, added, eos_token_ids)
-    return LLTokenizer(TokenizerWrapper(plain), n_vocab=vocab_size, eos_token=eos)
 
 
 def pruned(tree: TokenTree, grammar: GrammarState) -> tuple[TokenTree, NDArray[np.int32]]:

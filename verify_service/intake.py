@@ -7,6 +7,7 @@ import time
 from outrider.errors import InvalidArgument
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
+from outrider.wire import MAX_DETAIL_CHARS
 from verify_service.commands import Arrived
 from verify_service.drafter import Drafter
 from verify_service.drafters import MAX_REFUSALS, REFUSALS_FORGIVEN, Drafters
@@ -15,7 +16,6 @@ from verify_service.proposals import Refusal
 log = get_logger(__name__)
 
 _RELEASE_REASONS = {number: name for name, number in verify_pb2.ReleaseReason.items()}
-_MAX_DETAIL_CHARS = 256
 
 
 def take_proposals(drafters: Drafters, drafter: Drafter, proposals: list[Arrived]) -> None:
@@ -39,7 +39,7 @@ def take_releases(drafters: Drafters, drafter: Drafter, releases: list[verify_pb
         assignment = drafter.find(release.session, release.generation)
         if assignment is not None:
             drafter.counts["released"] += 1
-            reason, detail = _RELEASE_REASONS.get(release.reason), release.detail[:_MAX_DETAIL_CHARS]
+            reason, detail = _RELEASE_REASONS.get(release.reason), release.detail[:MAX_DETAIL_CHARS]
             log.debug(
                 "session released", drafter=drafter.drafter_id, session=release.session, reason=reason, detail=detail
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from engine.threads import share_cores
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
 from outrider.errors import StartupError
+from outrider.placement import Placement
 from outrider.telemetry import get_logger
 from verify_service.device_sampler import DeviceSampler
 from verify_service.sizing import Sizes, choose_sizes, graph_sessions
@@ -38,10 +39,12 @@ class Engine:
     sizes: Sizes
     costs: CostTable
     fingerprint: str
+    placement: Placement = field(default_factory=lambda: Placement(None))
 
 
 def load_engine(args: VerifyArgs) -> Engine:
     """Loads and warms the model up. StartupError when it cannot be served."""
+    placement = Placement(args.core)  # first: a large model takes minutes
     folder = resolve_model(
         args.model_path, revision=args.revision, load_format=args.load_format, trust_remote_code=args.trust_remote_code
     )
@@ -76,7 +79,7 @@ def load_engine(args: VerifyArgs) -> Engine:
         "model loaded", path=str(folder), kernels=runner.backend, tokens=sizes.total_tokens,
         step_ms=round(costs.ms(1), 2),
     )  # fmt: skip
-    return Engine(runner, sizes, costs, vocab_fingerprint(folder))
+    return Engine(runner, sizes, costs, vocab_fingerprint(folder), placement)
 
 
 def _most_rows(args: VerifyArgs, sizes: Sizes) -> int:

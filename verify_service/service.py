@@ -22,13 +22,13 @@ from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
 from verify_service.call_stream import CallStream
 from verify_service.calls import Calls
-from verify_service.commands import FlushCache, Inbox
+from verify_service.commands import Answer, FlushCache, Inbox
 from verify_service.counting import CallTotals
 from verify_service.feature_calls import FeatureCalls
 from verify_service.hosts import Hosts
 from verify_service.requests import SessionFactory
 from verify_service.speculate import DrafterStream
-from verify_service.step_loop import Responses, StepLoop
+from verify_service.step_loop import StepLoop
 from verify_service.target import Target
 
 log = get_logger(__name__)
@@ -47,6 +47,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         factory: SessionFactory,
         engine: StepLoop,
         inbox: Inbox,
+        totals: CallTotals,
         tracing: Tracing | None = None,
         *,
         busy_poll: bool = False,
@@ -62,18 +63,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._hosts = Hosts()
         self._call_streams: set[CallStream] = set()
         self._feature_calls = FeatureCalls(target, inbox)
-        self.totals = CallTotals()
+        self.totals = totals
         most = args.max_running_requests + args.max_queued_requests
-        self.calls = Calls(factory, inbox, target, self.totals, tracing, max_untaken=most)
+        self.calls = Calls(factory, inbox, target, totals, tracing, max_untaken=most)
 
     @property
     def model_name(self) -> str:
         """The model folder's name."""
         return Path(self._target.model.model_path).name
-
-    def deliver(self, responses: Responses) -> None:
-        """Takes a step's responses to the calls that wait for them; runs on the event loop."""
-        self.calls.deliver(responses)
 
     def end_streams(self) -> None:
         """Ends the streams that callers keep open for calls to come."""
@@ -191,15 +188,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request: verify_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext
     ) -> verify_pb2.FlushCacheResponse:
         """Empties the prefix cache between two steps."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[verify_pb2.FlushCacheResponse] = loop.create_future()
-
-        def answer(freed: int, kept: int) -> None:
-            response = verify_pb2.FlushCacheResponse(freed_pages=freed, kept_pages=kept)
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(response))
-
+        answer: Answer[tuple[int, int]] = Answer()
         self._inbox.put(FlushCache(answer))
-        return await future
+        freed, kept = await answer
+        return verify_pb2.FlushCacheResponse(freed_pages=freed, kept_pages=kept)
 
 
 def new_boot_id() -> str:

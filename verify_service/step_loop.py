@@ -293,8 +293,8 @@ class StepLoop:
                 case ReadFeatures():
                     self._features.answer(self.drafters, command)
                 case FlushCache(answer):
-                    answer(*self.scheduler.flush_cache())
-                case Administer(run):
+                    answer.set(self.scheduler.flush_cache())
+                case Administer(run=run):
                     run(self.drafters)
                 case Stop():
                     self._stopped_by = command
@@ -310,8 +310,13 @@ class StepLoop:
 
     def _end_all(self, error: OutriderError) -> None:
         for command in self.inbox.take():
-            if isinstance(command, Submit):
-                self._responses.extend((session, error) for session in command.sessions)
+            match command:
+                case Submit(sessions):
+                    self._responses.extend((session, error) for session in sessions)
+                case ReadFeatures(answer=answer) | FlushCache(answer) | Administer(answer=answer):
+                    answer.fail(error)
+                case _:
+                    pass
         for session in list(self.scheduler.sessions()):
             self._committer.end(session, verify_pb2.CLOSE_REASON_ERROR)
             self._responses.append((session, error))

@@ -20,7 +20,7 @@ from engine.models.llama_weights import LayerWeights, LlamaWeights
 from engine.quantization import head_method
 from kernels.attention.cpu import POOL_DTYPES
 from kernels.linear import interleave_gates, pack_tiles
-from kernels.native.library import LANES, PARTS, CHeads, CLayer, CLikeliest, CMatrix, CModel, address, c_layout
+from kernels.native.library import PARTS, WIDTH_UNIT, CHeads, CLayer, CLikeliest, CMatrix, CModel, address, c_layout
 from kernels.native.memory import Arena
 from kernels.native.streaming import choose_streaming
 from kernels.native_linear import BF16, FP32
@@ -36,7 +36,9 @@ def is_supported(config: ModelConfig, dtype: torch.dtype, quantization: str | No
     widths = (config.hidden_size, config.intermediate_size, config.head_dim)
     if quantization == "int8_dynamic" and max(*widths, config.q_size) > MAX_DYNAMIC_INPUTS:
         return False
-    return quantization in {None, *FORMATS} and dtype in POOL_DTYPES and all(width % LANES == 0 for width in widths)
+    return (
+        quantization in {None, *FORMATS} and dtype in POOL_DTYPES and all(width % WIDTH_UNIT == 0 for width in widths)
+    )
 
 
 class NativeLlama:

@@ -13,7 +13,7 @@ from gateway.tool_parsers.json_text import encodable
 NAME_KEYS = ("name",)
 ARGUMENT_KEYS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
-_MAX_HELD_CHARS = 256 * 1024
+MAX_HELD_CHARS = 256 * 1024
 
 
 class NotACall(Exception):
@@ -126,7 +126,7 @@ class CallScanner:
 
     def _take(self, char: str) -> None:
         self._num_taken += 1
-        if self.name is None and self._num_taken > _MAX_HELD_CHARS:
+        if self.name is None and self._num_taken > MAX_HELD_CHARS:
             raise NotACall
         if self._state == "value" or self._value is not None:
             self._in_value(char)

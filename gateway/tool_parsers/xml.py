@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at
+from gateway.tool_parsers.scanner import MAX_HELD_CHARS
 from gateway.tool_parsers.xml_values import Parameters
 
 BEGIN = "<tool_call>"
 MARKERS = frozenset((BEGIN, "</tool_call>"))
 _MARKS = ("<function=", "<parameter=", "</function>", "</tool_call>")
 _VALUE_END = "</parameter>"
-_MAX_HELD_CHARS = 256 * 1024
 
 
 class XmlCalls:
@@ -86,9 +86,9 @@ class XmlCalls:
             self._pass(mark)
             return self._close(), after
         # Limits are those of what has been looked through, not of what has come: pieces are of any size.
-        end = after.find(">", 0, _MAX_HELD_CHARS)
+        end = after.find(">", 0, MAX_HELD_CHARS)
         if end < 0:
-            return ([], None) if len(after) < _MAX_HELD_CHARS else (self._leave(), text)
+            return ([], None) if len(after) < MAX_HELD_CHARS else (self._leave(), text)
         name, rest = after[:end], after[end + 1 :]
         if mark == "<function=":
             return self._open(name, text, rest)
@@ -105,9 +105,9 @@ class XmlCalls:
     def _parameter(self, key: str, text: str, rest: str) -> tuple[list[Part], str | None]:
         if self._name is None:
             return self._leave(), text
-        end = rest.find(_VALUE_END, 0, _MAX_HELD_CHARS)
+        end = rest.find(_VALUE_END, 0, MAX_HELD_CHARS)
         if end < 0:
-            return ([], None) if len(rest) < _MAX_HELD_CHARS else (self._leave(), text)
+            return ([], None) if len(rest) < MAX_HELD_CHARS else (self._leave(), text)
         value = rest[:end].removeprefix("\n").removesuffix("\n")
         pair = f"{json.dumps(key, ensure_ascii=False)}: {self._functions[self._name].as_json(key, value)}"
         comma = ", " if self._num_parameters else ""

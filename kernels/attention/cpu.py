@@ -7,7 +7,7 @@ import ctypes
 import torch
 
 from kernels.attention.layout import AttentionLayout
-from kernels.native.library import LANES, CHeads, address, c_layout
+from kernels.native.library import WIDTH_UNIT, CHeads, address, c_layout
 
 POOL_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -23,7 +23,7 @@ def attention(
     soft_cap: float = 0.0,
     window: int = 0,
 ) -> torch.Tensor:
-    """As kernels.attention.reference.attention, for a fp32 or bf16 pool and a head_dim that is a multiple of LANES.
+    """As kernels.attention.reference.attention, for a fp32 or bf16 pool and head_dim a multiple of WIDTH_UNIT.
 
     With a bf16 pool and a CPU that multiplies bf16, q is rounded to bf16. Runs on the calling thread; the whole decoder
     (engine/models/llama_native.py) uses the same C code on all of them. ValueError for capped scores, which it does
@@ -31,7 +31,7 @@ def attention(
     """
     if soft_cap:
         raise ValueError(f"the C kernel knows no soft cap ({soft_cap})")
-    if k_pool.dtype not in POOL_DTYPES or k_pool.dtype != v_pool.dtype or q.shape[2] % LANES:
+    if k_pool.dtype not in POOL_DTYPES or k_pool.dtype != v_pool.dtype or q.shape[2] % WIDTH_UNIT:
         raise ValueError(f"no C kernel for {k_pool.dtype} and {v_pool.dtype} with head_dim {q.shape[2]}")
     rows = q.float().contiguous()
     out = torch.empty_like(rows)

@@ -53,7 +53,7 @@ class Heads:
         if self.group > MAX_GROUP:
             raise ValueError(f"{self.group} query heads for one kv head; the Triton kernels take at most {MAX_GROUP}")
         if not 1 <= self.head_dim <= MAX_HEAD_DIM:
-            raise ValueError(f"head_dim {self.head_dim} is above {MAX_HEAD_DIM}, the Triton kernels' largest")
+            raise ValueError(f"head_dim is {self.head_dim}; the Triton kernels take 1 to {MAX_HEAD_DIM}")
         if self.dtype not in {torch.float32, torch.bfloat16, torch.float16}:
             raise ValueError(f"queries in {self.dtype}; the Triton kernels take float32, bfloat16 and float16")
 

@@ -13,8 +13,7 @@ import torch
 from kernels.attention.layout import AttentionLayout
 from kernels.native.build import load_library
 
-# The kernels' vectors: widths must be a multiple of it.
-LANES = 16
+WIDTH_UNIT = 16  # widths must be a multiple of it, whatever the CPU's vectors
 
 
 class CMatrix(Structure):

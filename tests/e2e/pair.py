@@ -153,7 +153,7 @@ async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0,
     servicer = build_servicer(args, engine, step_loop, inbox)
 
     def _deliver(batch: Responses) -> None:
-        servicer.deliver(batch)
+        servicer.calls.deliver(batch)
 
     server = rpc.create_server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)

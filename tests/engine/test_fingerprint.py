@@ -35,6 +35,9 @@ def test_no_tokenizer_no_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(StartupError, match="tokenizer"):
         vocab_fingerprint(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "no\nnumber"}))
+    with pytest.raises(StartupError, match="cannot be read: Unknown tokenizer version 'no number'"):
+        vocab_fingerprint(tmp_path)
 
 
 def test_numerics_id(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from outrider.args import GatewayArgs
 from outrider.errors import StartupError
 from outrider.serving import check_free
 from tests.gateway.conftest import ANSWER
-from tests.gateway.fakes import FakeVerify, LoopThread, serving
+from tests.gateway.fakes import FakeVerify, LoopThread, serving, until
 
 ROOT = Path(__file__).parents[2]
 RUN = """
@@ -84,8 +84,7 @@ def url_of(process: subprocess.Popen[str]) -> str:
 
 def until_healthy(client: httpx.Client) -> None:
     """Returns when a request would be served."""
-    while client.get("/health").status_code != 200:
-        pass
+    until(lambda: client.get("/health").status_code == 200)
 
 
 def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
@@ -202,8 +201,7 @@ def test_before_it_drains_a_balancer_may_notice(
             lines = reply.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            while client.get("/health").status_code != 503:
-                pass
+            until(lambda: client.get("/health").status_code == 503)
             loop.run(release(fake))
             assert "data: [DONE]" in list(lines)
         assert ask(client).status_code == 200

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from outrider.wire import pack_ids, unpack_ids
 from tests.gateway.fakes import FAST_PROBE, FAST_RETRY, FakeVerify, serving
 
 LONG = list(range(10, 40))
+LISTED = "addresses"  # the file that a backend has its replicas from
 
 
 def by_seed(request: verify_pb2.GenerateRequest, choice: int) -> list[int]:
@@ -60,11 +62,20 @@ async def backend_of(
     """A backend that has found all its replicas."""
     async with contextlib.AsyncExitStack() as stack:
         addresses = [await stack.enter_async_context(serving(f, f"unix:{tmp_path}/{i}")) for i, f in enumerate(fakes)]
-        replicas = ReplicaSet(addresses, FAST_PROBE)
+        listed = tmp_path / LISTED
+        listed.write_text("\n".join(addresses))
+        replicas = ReplicaSet([f"file:{listed}"], replace(FAST_PROBE, resolve_interval_s=600.0))
         await replicas.start()
         stack.push_async_callback(replicas.close)
         await until_up(replicas, len(fakes) if num_up is None else num_up)
         yield Backend(replicas, retry)
+
+
+async def no_longer(backend: Backend, address: str, tmp_path: Path) -> None:
+    """Takes a replica from the list."""
+    left = [one.address for one in backend.replicas.serving if one.address != address]
+    (tmp_path / LISTED).write_text("\n".join(left))
+    await backend.replicas.look_up()
 
 
 async def until_up(replicas: ReplicaSet, count: int) -> None:
@@ -366,6 +377,7 @@ async def test_what_fails_of_a_choice_that_was_ended_is_no_failure(tmp_path: Pat
     async with backend_of([only], tmp_path) as backend:
         async for response in backend.generate(ask(), timeout_s=0.5, ended=ended):
             ended.add(response.choice_index)
+    assert ended == {0}
 
 
 @pytest.mark.asyncio
@@ -406,7 +418,7 @@ async def test_what_was_given_goes_on_only_where_its_tokens_stay_the_same(tmp_pa
             first_address = backend.replicas.serving[0].address
             async for response in backend.generate(ask(), timeout_s=60.0):
                 given += response.tokens
-                backend.replicas._set_addresses({one.address for one in backend.replicas.serving} - {first_address})
+                await no_longer(backend, first_address, tmp_path)
     assert given == (LONG if breaks_after == 0 else LONG[: len(given)])
     assert len(given) > 0
 
@@ -514,7 +526,7 @@ async def test_a_name_stands_for_several_addresses(tmp_path: Path, monkeypatch: 
         hosts.pop()
         await until_up(replicas, 1)
         hosts.clear()
-        replicas._set_addresses(await replicas._addresses.resolve())
+        await replicas.look_up()
         assert len(replicas.serving) == 1
 
 
@@ -526,7 +538,7 @@ async def test_a_replica_that_is_not_there_yet_is_found_and_until_then_the_log_s
         await replicas.wait_for_change(0.05)
         for replica in replicas._replicas.values():
             for _ in range(3):
-                await replicas._probe(replica)
+                await replicas.probe(replica)
     try:
         assert not replicas.serving
         ((event, reason, detail),) = {(log["event"], log["reason"], log["detail"]) for log in logs}
@@ -554,7 +566,7 @@ async def test_a_call_that_its_stream_did_not_take_goes_on_elsewhere_when_its_re
                 return begin(replica, *args, **extra)
 
             async def take() -> list[verify_pb2.GenerateResponse]:
-                backend.replicas._set_addresses({one.address for one in backend.replicas.serving} - {replica.address})
+                await no_longer(backend, replica.address, tmp_path)
                 raise NotOffered
 
             replica.outstanding += 1

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from outrider.errors import InvalidArgument, ResourceExhausted
 from outrider.wire import unpack_ids
 from tests.gateway.conftest import ANSWER
-from tests.gateway.fakes import FAST_RETRY, FakeVerify, RunningGateway, running
+from tests.gateway.fakes import FAST_RETRY, FakeVerify, RunningGateway, running, until
 
 CHAT = "/v1/chat/completions"
 USER: Any = [{"role": "user", "content": "Hi!"}]
@@ -683,8 +683,7 @@ def test_no_replica_goes_on(folder: Path, tokenizer: Tokenizer, tmp_path: Path) 
 
 def wait_until_up(gateway: RunningGateway) -> None:
     """Returns when the gateway serves again."""
-    while httpx.get(f"{gateway.url}/health").status_code != 200:
-        pass
+    until(lambda: httpx.get(f"{gateway.url}/health").status_code == 200)
 
 
 def test_the_answer_takes_too_long(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:

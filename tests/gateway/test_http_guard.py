@@ -17,7 +17,7 @@ from gateway.app import listen
 from outrider.args import GatewayArgs
 from outrider.telemetry import Throttle
 from tests.gateway import fakes
-from tests.gateway.fakes import RunningGateway
+from tests.gateway.fakes import RunningGateway, until
 from tests.gateway.test_http_faults import head, plain_fake, raw, read_status, stream_head
 
 OPENAPI = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -67,8 +67,7 @@ def test_answers_that_nobody_reads(
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 connection.connect(("127.0.0.1", gateway.port))
                 connection.sendall(OPENAPI * (num_answers - 1) + LAST)
-                while [log["event"] for log in logs].count(DROPPED) < num_dropped:
-                    pass
+                until(lambda least=num_dropped: [log["event"] for log in logs].count(DROPPED) >= least)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -162,6 +161,20 @@ def test_malformed_requests_are_told_of_once(gateway: RunningGateway, caplog: py
         connection.sendall(b"nonsense\r\n\r\n")
         assert read_status(connection) == 400
     assert not [record for record in caplog.records if record.name == "uvicorn.error" and record.levelname != "INFO"]
+
+
+def test_no_refusal_stands_within_an_answer(gateway: RunningGateway) -> None:
+    verify = gateway.verify[0]
+    verify.hold_after = 2
+    with raw(gateway) as connection:
+        connection.sendall(stream_head(stream=True))
+        gateway.wait(verify.holding)
+        received = connection.recv(2**16)
+        connection.sendall(b"GET x HTTP/9.9\r\n\r\n")
+        while part := connection.recv(2**16):
+            received += part
+    assert received.count(b"HTTP/1.1 ") == 1
+    gateway.wait(verify.idle)
 
 
 def test_requests_without_a_key_fill_no_log(

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from gateway import offload, tokenization
 from gateway.replicas import ReplicaSet
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
-from tests.gateway.fakes import FakeVerify, RunningGateway, running
+from tests.gateway.fakes import FakeVerify, RunningGateway, running, until
 
 USER: Any = [{"role": "user", "content": "Hi!"}]
 
@@ -158,8 +158,7 @@ def test_times_begin_with_the_request(metered: RunningGateway) -> None:
         slow.putheader("content-type", "application/json")
         slow.putheader("content-length", str(len(body)))
         slow.endheaders()
-        while _metrics(client)["outrider_http_requests_in_flight"] < 2:  # that which asks is the other
-            pass
+        until(lambda: _metrics(client)["outrider_http_requests_in_flight"] >= 2)  # that which asks is the other
         began = time.monotonic()
         for _ in range(20):
             _metrics(client)
@@ -199,8 +198,7 @@ def test_what_verify_refuses_costs_nothing(
 ) -> None:
     (verify,) = metered.verify
     with httpx.Client(base_url=metered.url) as client:
-        while client.get("/health").status_code != 200:
-            pass
+        until(lambda: client.get("/health").status_code == 200)
         before, left = _metrics(client), _tokens_left(client)
         verify.reset()
         verify.refuse = refusal

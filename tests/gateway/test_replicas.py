@@ -82,20 +82,20 @@ async def test_one_that_does_not_answer_is_in_doubt_before_it_is_down(
             one, two = replicas.serving
             for _ in range(2):
                 setattr(fakes[0], fault, True)
-                await replicas._probe(one)
+                await replicas.probe(one)
                 assert replicas.pick() is two
                 replicas.broke(two)
                 assert replicas.pick() is one  # rather than none
                 with pytest.raises(Unavailable):
                     replicas.pick(sure=True)
                 setattr(fakes[0], fault, False)
-                await replicas._probe(one)
+                await replicas.probe(one)
                 assert replicas.pick(sure=True) is one
-                await replicas._probe(two)
+                await replicas.probe(two)
             setattr(fakes[0], fault, True)
             probes = 0
             while one.serving:
-                await replicas._probe(one)
+                await replicas.probe(one)
                 probes += 1
             assert probes == times
             assert replicas.serving == [two]

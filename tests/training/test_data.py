@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import random
 import shutil
@@ -126,6 +127,9 @@ def test_prose_and_docstrings(tmp_path: Path) -> None:
     prose = "This package brings a small tool for people who keep bees. " * 4
     (tmp_path / "README").write_text(f"{prose}\n\n| a | b |\n| 1 | 2 |\n")
     (tmp_path / "changelog.txt").write_text(prose)
+    packed = bytearray(gzip.compress(prose.encode()))
+    packed[10] |= 7  # a block of no type that there is
+    (tmp_path / "damaged.gz").write_bytes(packed)
     assert list(documents(tmp_path)) == [prose.strip()]
     (tmp_path / "tool.py").write_text(
         f'def keep(bees, *, warm=True):\n    """{prose}"""\n\ndef _own():\n    """{prose}"""\n'

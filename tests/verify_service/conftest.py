@@ -225,7 +225,9 @@ async def _service(
     )
     sizes = Sizes(pages, context, args.chunked_prefill_size or 32)
     engine = Engine(cast(ModelRunner, runner), sizes, costs if costs is not None else CostTable({}), FINGERPRINT)
-    step_loop = build_step_loop(args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.deliver, batch))
+    step_loop = build_step_loop(
+        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch)
+    )
     servicer = build_servicer(args, engine, step_loop, inbox)
     server = rpc.create_server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import grpc
 import pytest
@@ -18,7 +20,7 @@ from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, perfect, random_trees
 from tests.verify_service.rig import MAX_NODES, build_rig, expected, prompt_of, request
 from tests.verify_service.scenes import MODEL, SAMPLED, VOCAB, check_outputs, learn
-from verify_service.commands import Stop
+from verify_service.commands import Administer, Answer, FlushCache, ReadFeatures, Stop
 from verify_service.mishaps import MAX_FAILED_STEPS
 
 
@@ -209,3 +211,23 @@ def test_stopping_ends_running_waiting_and_unread_sessions() -> None:
         error = rig.errors[session.session_id]
         assert isinstance(error, Unavailable)
     rig.check_whole()
+
+
+@pytest.mark.asyncio
+async def test_stopping_answers_who_asked_too_late() -> None:
+    rig = build_rig(MODEL)
+    drafter = rig.join().drafter
+    rig.submit(request([1, 2]))
+    late: tuple[Answer[Any], ...] = Answer(), Answer(), Answer()
+
+    def ask() -> None:
+        rig.inbox.put(FlushCache(late[0]))
+        rig.inbox.put(Administer(lambda drafters: None, late[1]))
+        rig.inbox.put(ReadFeatures(drafter, 1, 1, 0, 1, late[2]))
+
+    rig.runner.on_forward = ask
+    rig.inbox.put(Stop(Unavailable("shutting down")))
+    rig.loop.run()
+    for answer in late:
+        with pytest.raises(Unavailable, match="shutting down"):
+            await asyncio.wait_for(answer, 5)

@@ -318,6 +318,22 @@ async def test_reads_without_end_do_not_lengthen_a_step(serve: Serve) -> None:
     assert await held.finish() == OUTPUT[:60]
 
 
+@pytest.mark.asyncio
+async def test_reads_of_callers_that_left_count_until_the_engine_has_done_them(serve: Serve) -> None:
+    service, drafter, task = await held_session(serve, width=NARROW)
+    calls = service.servicer._feature_calls
+    for _ in range(2 * MAX_FEATURE_READS):
+        reading = asyncio.ensure_future(anext(calls.pieces(asking(service, drafter))))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait([reading])
+    assert service.inbox.kinds.count(ReadFeatures) == MAX_FEATURE_READS
+    await service.gate.pass_steps(1)
+    assert len(await fetch(service, asking(service, drafter))) == 1
+    service.gate.open()
+    await task
+
+
 async def num_rows(service: Service, asked: verify_pb2.StreamFeaturesRequest) -> int:
     """Rows that a call brings before it ends or is refused."""
     found = 0

@@ -22,6 +22,11 @@ def test_small_limits(tmp_path: Path) -> None:
         load_engine(VerifyArgs(**common, max_total_tokens=10, page_size=16))
 
 
+def test_a_core_that_there_is_not_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="--core is 100000"):
+        load_engine(VerifyArgs(model_path=str(tmp_path / "nowhere"), core=100_000))
+
+
 @pytest.mark.parametrize("limit", ["max_running_requests", "max_verify_nodes"])
 def test_limits_that_no_memory_holds(tmp_path: Path, limit: str) -> None:
     write_small_model(tmp_path)

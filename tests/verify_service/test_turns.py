@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.errors import Unavailable
-from verify_service.commands import Administer, Command, Inbox, Stop
+from verify_service.commands import Administer, Answer, Command, Inbox, Stop
 from verify_service.drafters import Drafters
 from verify_service.turns import LOOK, Compute, Pause, Settle, Steps, Turns, Wait
 
@@ -135,7 +136,7 @@ def note(turn: int) -> Administer:
     def run(drafters: Drafters) -> None:
         raise AssertionError(f"nobody obeys note {turn}")
 
-    return Administer(run)
+    return Administer(run, cast("Answer[None]", None))
 
 
 def end(script: Script, thread: threading.Thread) -> None:

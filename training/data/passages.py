@@ -10,6 +10,7 @@ import gzip
 import random
 import re
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -104,5 +105,5 @@ def _read(path: Path) -> str:
         data = path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data
         return data[:MAX_FILE_BYTES].decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError, gzip.BadGzipFile):
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error):
         return ""

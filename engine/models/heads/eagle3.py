@@ -28,7 +28,7 @@ from engine.models.heads.base import (
 from engine.models.heads.block import Block, block_shapes, within
 from engine.models.heads.config import RawConfig, check_fits
 from engine.models.heads.target import TargetShape
-from kernels.native.library import LANES
+from kernels.native.library import WIDTH_UNIT
 from kernels.native_linear import NativeLinear
 from kernels.norm import rms_norm
 from kernels.paired_norms import paired_norms
@@ -146,7 +146,7 @@ class Eagle3Head(Head):
         if config.norms_each_aux:
             self._fc_norms.append(torch.stack([tensors[f"fc_norm.{i}.weight"] for i in range(config.num_aux)]))
         self._wide_norms = None  # fp32: the last of them, where the kernel that multiplies does it
-        if self._fc_norms and isinstance(self._fc, NativeLinear) and self._fc_norms[-1].shape[1] % LANES == 0:
+        if self._fc_norms and isinstance(self._fc, NativeLinear) and self._fc_norms[-1].shape[1] % WIDTH_UNIT == 0:
             self._wide_norms = self._fc_norms.pop().float().contiguous()
         self._embedding_norm = tensors["layers.0.input_layernorm.weight"]
         self._hidden_norm = tensors["layers.0.hidden_norm.weight"]

@@ -15,7 +15,7 @@ from engine.models.heads.block import Block
 from engine.models.heads.step import HeadStep
 from engine.models.llama_native import destroy_decoder
 from kernels.attention.cpu import POOL_DTYPES
-from kernels.native.library import LANES, CHeads, CLayer, CMatrix, CModel, address, c_layout
+from kernels.native.library import WIDTH_UNIT, CHeads, CLayer, CMatrix, CModel, address, c_layout
 from kernels.native.streaming import choose_streaming
 from kernels.native_linear import FP32, NativeLinear
 
@@ -70,7 +70,7 @@ class NativeHead:
         parts, library, block = head.parts(), cpu_kernels(), head.config.block
         if parts is None or library is None or head.device.type != "cpu" or head.dtype not in POOL_DTYPES:
             return None
-        fits = all(width % LANES == 0 for width in (block.hidden_size, block.intermediate_size, block.head_dim))
+        fits = all(width % WIDTH_UNIT == 0 for width in (block.hidden_size, block.intermediate_size, block.head_dim))
         if not fits or block.windows or not all(isinstance(linear, NativeLinear) for linear in _linears(parts)):
             return None
         return cls(head, parts, pool, library)
