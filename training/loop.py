@@ -92,11 +92,11 @@ class Trainer:
         )  # fmt: skip
         self.dataset = Dataset(
             Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
-            num_ranks=ranks.num_ranks,
+            num_ranks=ranks.num_ranks, least=ranks.least,
         )  # fmt: skip
         facts = facts_of(args, model_path)
         check_target(self.dataset.folder, facts["target"], self.target.config.vocab_size)
-        self.store = StateStore(Path(stored), self.target, self.dataset) if stored else None
+        self.store = StateStore(Path(stored), self.target) if stored else None
         self.checkpoint = self._begin_or_resume(facts)
         self.network = _network(self.kind, self.checkpoint, self.target, args)
         self._loss = _LossModule(self.network, args)
