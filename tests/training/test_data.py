@@ -117,7 +117,7 @@ def test_every_slot_of_every_template_can_be_filled() -> None:
         filled = composer.fill(template, rng)
         assert "{" not in filled, template
     assert material.weights.keys() == material.templates.keys()
-    prompts = {composer.prompt(rng)[1] for _ in range(500)}
+    prompts = {composer.prompt(rng) for _ in range(500)}
     assert len(prompts) > 400
     assert "Whales sing." in composer.about("summary", "Whales sing.", rng)
 
@@ -154,7 +154,7 @@ def test_a_benchmarks_prompts_are_found_in_any_dress() -> None:
 
 def test_no_template_asks_what_the_benchmark_asks() -> None:
     overlap, composer, rng = OverlapFilter(read_prompts(MT_BENCH)), make_composer(), random.Random(1)
-    texts = [composer.prompt(rng)[1] for _ in range(3000)] + [composer.opener(rng) for _ in range(1000)]
+    texts = [composer.prompt(rng) for _ in range(3000)] + [composer.opener(rng) for _ in range(1000)]
     assert [text for text in texts if overlap.overlaps(text)] == []
 
 
