@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outrider.flags import flag_named, is_text
+from outrider.flags import MAX_THREADS, flag_named, is_text
 
 SERVE_EPILOG = "Other flags go to `outrider serve`."
 
@@ -40,6 +40,14 @@ def positive(text: str) -> int:
     value = _whole(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def thread_count(text: str) -> int:
+    """CPU threads that a process can have."""
+    value = positive(text)
+    if value > MAX_THREADS:
+        raise argparse.ArgumentTypeError(f"{value} is not at most {MAX_THREADS}")
     return value
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.whole import put_in_place
+from engine.whole import written
 from outrider.errors import StartupError
 
 
@@ -26,16 +24,5 @@ def writing(path: Path) -> Iterator[None]:
 def write_json(path: Path, value: Any, *, indent: int = 1) -> None:
     """Figures as JSON. A file has those that it had until it has these."""
     text = json.dumps(value, indent=indent) + "\n"
-    target = Path(os.path.realpath(path))
     with writing(path):
-        if (target.exists() and not target.is_file()) or not os.access(target.parent, os.W_OK):
-            target.write_text(text, encoding="utf-8")  # a pipe, or in a folder that takes no other file
-            return
-        beside = target.with_name(f".outrider-{os.getpid()}")
-        try:
-            beside.write_text(text, encoding="utf-8")
-            if target.exists():
-                shutil.copymode(target, beside)
-            put_in_place(beside, target)
-        finally:
-            beside.unlink(missing_ok=True)
+        written(path, lambda file: file.write_text(text, encoding="utf-8"))

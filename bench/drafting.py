@@ -29,9 +29,9 @@ from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import pack_rows
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.session import Extension, Session, Wishes
-from engine.config import read_json
 from engine.loader import resolve_model
 from outrider.args import DraftArgs
+from outrider.text_files import read_json
 from outrider.v1 import common_pb2, verify_pb2
 
 CONTEXT = 256

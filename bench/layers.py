@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench._flags import above_zero, counts, output_file, parser_of, positive
+from bench._flags import above_zero, counts, output_file, parser_of, positive, thread_count
 from bench._main import as_command
 from bench._output import write_json
 from bench._plot import check_plot, plot_parts
@@ -162,7 +162,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--quantization", default=None, help="int8, int8_dynamic or int4 (default: none)")
     parser.add_argument("--context", type=positive, default=512, help="tokens in the cache (default: 512)")
     parser.add_argument("--tokens", type=counts, default="1,4,8,16", help="tokens of a step (default: 1,4,8,16)")
-    parser.add_argument("--threads", type=positive, default=None, help="CPU threads (default: all cores)")
+    parser.add_argument("--threads", type=thread_count, default=None, help="CPU threads (default: all cores)")
     parser.add_argument("--seconds", type=above_zero, default=3.0, help="time for each step size (default: 3)")
     parser.add_argument("--contiguous", action="store_true", help="KV in one piece of the pool, as in a fresh server")
     parser.add_argument("--no-onednn", action="store_true", help="leave the comparison with oneDNN out")

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.config import read_json
 from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from outrider.errors import StartupError, reason_of
+from outrider.text_files import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -5,7 +5,6 @@ Knows no tensors. Anything that would change the arithmetic and is not understoo
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 from engine.fields import LIMITS, Fields
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
+from outrider.text_files import read_json
 
 log = get_logger(__name__)
 
@@ -97,8 +97,7 @@ class ModelConfig:
         raw = read_json(folder / "config.json")
         if _architecture(folder / "config.json", raw) not in ARCHITECTURES:
             return _by_transformers(folder, trust_remote_code)
-        generation_path = folder / "generation_config.json"
-        generation = read_json(generation_path) if generation_path.is_file() else {}
+        generation = read_json(folder / "generation_config.json", missing_ok=True)
         try:
             return read_config(folder / "config.json", raw, generation)
         except NotOursError as reason:
@@ -106,21 +105,6 @@ class ModelConfig:
                 return _by_transformers(folder, trust_remote_code)
             except StartupError as error:
                 raise StartupError(f"{reason}; {error}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a model folder; StartupError when absent or damaged."""
-    if not path.exists():
-        raise StartupError(f"{path} does not exist; a model folder needs it")
-    if not path.is_file():  # a pipe would be waited for
-        raise StartupError(f"{path} is no file")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise StartupError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise StartupError(f"{path} must hold a JSON object")
-    return value
 
 
 def _by_transformers(folder: Path, trust_remote_code: bool) -> ModelConfig:

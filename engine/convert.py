@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from engine.checkpoint import PICKLED_PATTERNS
-from engine.config import read_json
 from engine.loader import fetched
 from engine.models.heads.config import RawConfig
 from engine.models.heads.eagle import EagleConfig
@@ -29,6 +28,7 @@ from engine.saving import save_tensors
 from engine.whole import put_in_place
 from outrider.args import ConvertArgs
 from outrider.errors import StartupError
+from outrider.text_files import read_json
 
 SOURCE_PATTERNS = ["*.safetensors", "*.bin", "*.json"]
 # Of a source's config.json: what names its own format, and keys that are written anew.

@@ -88,20 +88,17 @@ class StepGraphs:
     """One computation's graphs for `sizes`, their shared inputs, and the choice among them."""
 
     def __init__(
-        self, compute: Compute, sizes: GraphSizes, *, max_len: int, padding_slot: int, device: torch.device,
-        prepare: Prepare, capture: Capture,
-    ) -> None:  # fmt: skip
+        self, compute: Compute, sizes: GraphSizes, capturing: Capturing, *, max_len: int, device: torch.device
+    ) -> None:
         self._compute = compute
         self._sizes = sizes
-        self._prepare = prepare
-        self._capture = capture
-        self._padding = padding_slot
+        self._capturing = capturing
         self._buckets = bucket_sizes(sizes, max_len)
         self.num_rows = max(bucket.num_rows for bucket in self._buckets)
         self.num_logits = max(map(self._num_logits, self._buckets))
         # Tokens, positions, slots and rows with logits one behind another, so that one copy takes a step to the device.
         self._inputs = torch.zeros(3 * self.num_rows + self.num_logits, dtype=torch.int32, device=device)
-        self._layout = idle_layout(1, padding_slot)
+        self._layout = idle_layout(1, capturing.padding_slot)
         self._graphs: list[Graph] = []
 
     def capture(self) -> None:
@@ -151,21 +148,21 @@ class StepGraphs:
         def step() -> None:
             self._compute(StepRows(tokens, positions, slots.long(), wanted), self._layout)
 
-        self._layout = idle_layout(bucket.num_segments, self._padding)
+        self._layout = idle_layout(bucket.num_segments, self._capturing.padding_slot)
         rows = np.arange(bucket.num_segments, dtype=np.int32)
         self._fill(np.zeros_like(rows), rows, self._layout, bucket)
         step()
-        return self._capture(step)
+        return self._capturing.capture(step)
 
     def _fill(self, tokens: np.ndarray, logit_rows: np.ndarray, layout: AttentionLayout, bucket: Bucket) -> None:
         num_rows = bucket.num_rows
         numbers = np.zeros(3 * num_rows + self._num_logits(bucket), np.int32)
         rows = numbers[: 3 * num_rows].reshape(3, num_rows)
-        rows[2] = self._padding
+        rows[2] = self._capturing.padding_slot
         rows[:, : len(tokens)] = tokens, layout.positions, layout.slots
         numbers[3 * num_rows :][: len(logit_rows)] = logit_rows
         send(numbers, self._inputs[: numbers.size])
-        self._prepare(layout, bucket)
+        self._capturing.prepare(layout, bucket)
 
 
 class GraphedDecoder:
@@ -174,14 +171,11 @@ class GraphedDecoder:
     likeliest: list[int] | None = None
 
     def __init__(
-        self, decoder: Capturable, sizes: GraphSizes, *, num_outputs: int, max_len: int, padding_slot: int,
-        device: torch.device, prepare: Prepare, capture: Capture,
+        self, decoder: Capturable, sizes: GraphSizes, capturing: Capturing, *, num_outputs: int, max_len: int,
+        device: torch.device,
     ) -> None:  # fmt: skip
         self._decoder = decoder
-        self._graphs = StepGraphs(
-            self._step, sizes, max_len=max_len, padding_slot=padding_slot, device=device, prepare=prepare,
-            capture=capture,
-        )  # fmt: skip
+        self._graphs = StepGraphs(self._step, sizes, capturing, max_len=max_len, device=device)
         self._logits = torch.zeros((self._graphs.num_logits, num_outputs), device=device)
 
     def capture(self) -> None:
@@ -268,20 +262,26 @@ def usable_sizes(execution: Execution, device: torch.device) -> GraphSizes | Non
     return None
 
 
-def with_cuda_graphs(decoder: TorchLlama, sizes: GraphSizes, pool: KVPool, dtype: torch.dtype) -> GraphedDecoder:
-    """A decoder on a CUDA device with Triton's attention, its graphs captured."""
+def capturing_by_triton(attention: object, heads: Heads, pool: KVPool) -> Capturing:
+    """How steps over a pool on a CUDA device are captured with Triton's attention."""
     from kernels.attention.triton import TritonAttention
 
-    attention, config = decoder.attention, decoder.config
     assert isinstance(attention, TritonAttention)
+    return Capturing(
+        prepare=lambda layout, bucket: attention.prepare(layout, heads, bucket),
+        see=lambda layout, bits: attention.see(bits),
+        capture=CudaCapture(pool.k.device),
+        padding_slot=pool.num_slots,
+    )
+
+
+def with_cuda_graphs(decoder: TorchLlama, sizes: GraphSizes, pool: KVPool, dtype: torch.dtype) -> GraphedDecoder:
+    """A decoder on a CUDA device with Triton's attention, its graphs captured."""
+    config = decoder.config
     heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim, dtype)
-
-    def prepare(layout: AttentionLayout, bucket: Bucket) -> None:
-        attention.prepare(layout, heads, bucket)
-
     graphed = GraphedDecoder(
-        decoder, sizes, num_outputs=decoder.num_outputs, max_len=len(decoder.rope), padding_slot=pool.num_slots,
-        device=pool.k.device, prepare=prepare, capture=CudaCapture(pool.k.device),
+        decoder, sizes, capturing_by_triton(decoder.attention, heads, pool), num_outputs=decoder.num_outputs,
+        max_len=len(decoder.rope), device=pool.k.device,
     )  # fmt: skip
     graphed.capture()
     return graphed

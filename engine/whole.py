@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,22 @@ def locked(path: Path, making: Path | None = None) -> Iterator[None]:
                 print(f"Waiting for another process that is making {making}", file=sys.stderr, flush=True)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def written(path: Path, write: Callable[[Path], object]) -> None:
+    """Has `write` fill a file, which has what it had until all is there; of a link, the one that it leads to."""
+    target = Path(os.path.realpath(path))
+    if (path.exists() and not path.is_file()) or not os.access(target.parent, os.W_OK):
+        write(path)  # a pipe, or in a folder that takes no other file
+        return
+    beside = target.with_name(f"{target.name}.{os.getpid()}.partial")  # several processes may write it at once
+    try:
+        write(beside)
+        if target.exists():
+            shutil.copymode(target, beside)
+        put_in_place(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def put_in_place(ready: Path, final: Path) -> None:

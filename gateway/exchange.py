@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.errors import failure
 from outrider.errors import OutriderError, Unavailable
+from outrider.stopping import cancelled
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -69,18 +70,12 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, ResultT])
             raise ClientGone
         return task.result()
     finally:
-        await _end(task, watch)
+        await cancelled(task, watch)
 
 
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _end(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class EventStream:
@@ -128,7 +123,7 @@ class EventStream:
             else:
                 raise SlowReader
         except asyncio.CancelledError:  # the server's grace is over
-            await _end(pump, writer)
+            await cancelled(pump, writer)
             if self._started:
                 self._error = Unavailable("The server is shutting down.")
                 with contextlib.suppress(TimeoutError):
@@ -140,7 +135,7 @@ class EventStream:
                 extensions[ABORT_EXTENSION]["call"]()
             raise
         finally:
-            await _end(pump, writer, watch, overflow, clock)
+            await cancelled(pump, writer, watch, overflow, clock)
             await self._events.aclose()
 
     async def _pump(self) -> None:

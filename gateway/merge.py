@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import TypeVar
 
+from outrider.stopping import cancelled
+
 ItemT = TypeVar("ItemT")
 
 _MAX_WAITING = 64
@@ -37,6 +39,4 @@ async def merge(streams: Sequence[AsyncGenerator[ItemT]]) -> AsyncGenerator[Item
             else:
                 yield entry[0]
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*tasks)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import dataclass, field
 
 import grpc.aio
 
 from gateway.calls import Broken, Call, ReplicaCalls
+from outrider.stopping import cancelled
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 
 ServerInfo = verify_pb2.VerifyServiceGetServerInfoResponse
@@ -83,9 +83,7 @@ class Replica:
         self.calls.retire()
         try:
             if self.watch is not None:
-                self.watch.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await self.watch
+                await cancelled(self.watch)
             await self.channel.close(calls_s)
         except asyncio.CancelledError:
             await self.channel.close(None)

@@ -23,6 +23,7 @@ from gateway.replica import Replica, ServerInfo
 from outrider.dialing import Dial
 from outrider.errors import RETRY_SOON_S, ResourceExhausted, StartupError, Unavailable
 from outrider.rpc import create_channel, error_from_rpc
+from outrider.stopping import cancelled
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
 from outrider.wire import WIRE_VERSION
@@ -72,7 +73,7 @@ class ReplicaSet:
     async def close(self) -> None:
         """Ends the looking and closes the channels."""
         if self._resolver is not None:
-            await _end(self._resolver)
+            await cancelled(self._resolver)
         for task in self._closing:
             task.cancel()  # those that wait for their last calls
         self._set_addresses(set(), calls_s=None)
@@ -297,9 +298,3 @@ def _weight(code: grpc.StatusCode, state: grpc.ChannelConnectivity) -> int:
 
 def _differs(replica: Replica, numerics_id: str | None) -> bool:
     return numerics_id is not None and replica.info is not None and replica.info.model.numerics_id != numerics_id
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

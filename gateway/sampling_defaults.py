@@ -10,8 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from gateway.schemas import SamplingFields
-from gateway.template import read_json
 from outrider.telemetry import get_logger
+from outrider.text_files import read_json
 
 log = get_logger(__name__)
 

@@ -6,7 +6,6 @@ It can answer once a verify service has told which model it serves and that mode
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from outrider.args import GatewayArgs
 from outrider.dialing import dialer_of
 from outrider.errors import InvalidArgument, StartupError, Unavailable
 from outrider.model_name import default_model_name
+from outrider.stopping import cancelled
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -88,9 +88,7 @@ class Gateway:
     async def close(self) -> None:
         """Ends everything that `start` began."""
         if self._preparation is not None:
-            self._preparation.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._preparation
+            await cancelled(self._preparation)
         if self._ready is not None and self._ready.template is not None:
             await self._ready.template.close()
         await self.replicas.close()

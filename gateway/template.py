@@ -1,9 +1,8 @@
-"""Chat templates: found beside the model, rendered in worker processes that can be killed."""
+"""Chat templates, rendered in worker processes that can be killed."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import struct
 import subprocess
@@ -15,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from outrider import template_worker, text_files
+from outrider import template_worker
 from outrider.errors import InvalidArgument, OutriderError, StartupError, Unavailable
 from outrider.telemetry import get_logger
 from outrider.template_worker import Failed, Load, Loaded, Render, Rendered, Reply, frame
+from outrider.text_files import DEFAULT, TOOL_USE, find_templates, token_variables
 
 log = get_logger(__name__)
 
@@ -31,54 +31,6 @@ _SELF_TEST_TOOL = {
     "function": {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
 _SELF_TEST_CHARS = 2**20
-DEFAULT, TOOL_USE = "default", "tool_use"
-
-
-def find_templates(folder: Path, given: Path | None = None) -> dict[str, str]:
-    """Sources by name, as transformers finds them: DEFAULT is the given file's, chat_template.jinja's or
-    tokenizer_config.json's; TOOL_USE, where there is one, takes its place for who offers tools."""
-    if given is not None:
-        return {DEFAULT: _read_text(given)}
-    if (beside := folder / "chat_template.jinja").is_file():
-        found: dict[Any, Any] = {DEFAULT: _read_text(beside)}
-    else:
-        found = _by_name(read_json(folder / "tokenizer_config.json").get("chat_template"))
-    if (more := folder / "additional_chat_templates" / f"{TOOL_USE}.jinja").is_file():
-        found[TOOL_USE] = _read_text(more)
-    return {name: found[name] for name in (DEFAULT, TOOL_USE) if isinstance(found.get(name), str)}
-
-
-def _by_name(template: Any) -> dict[Any, Any]:
-    if not isinstance(template, list):
-        return {DEFAULT: template}
-    return {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-
-
-def token_variables(folder: Path) -> dict[str, str]:
-    """`bos_token` and the like, as templates may name them."""
-    return text_files.token_variables(
-        read_json(folder / "special_tokens_map.json"), read_json(folder / "tokenizer_config.json")
-    )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty when the file does not exist, StartupError when it is something else."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except ValueError as error:
-        raise StartupError(f"{path} is not valid JSON") from error
-    if not isinstance(value, dict):
-        raise StartupError(f"{path} is not a JSON object")
-    return value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"cannot read {path}: {error}") from error
 
 
 class TemplateTimeout(OutriderError):

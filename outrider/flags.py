@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ArgsT = TypeVar("ArgsT", bound="Args")
 
+MAX_THREADS = 1024  # many more end a process
 _MOST_BY_UNIT = {"_bytes": 2**63 - 1, "_s": 1_000_000, "_ms": 1_000_000_000}  # of times, what all clocks can wait for
 
 

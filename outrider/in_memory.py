@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from outrider.statuses import details_of, told_error
+from outrider.stopping import cancelled
 
 _MAX_WAITING = 16  # messages of one direction
 _DETAILS_KEY = "grpc-status-details-bin"
@@ -60,10 +61,7 @@ class InMemoryChannel(grpc.aio.Channel):
         """Ends all calls, those that end by themselves within `grace` seconds in good order."""
         if self._calls and grace:
             await asyncio.wait([call.task for call in self._calls], timeout=grace)
-        tasks = [call.task for call in self._calls]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*[call.task for call in self._calls])
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
         """Always ready."""

@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from typing import Any
 
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
 _counted_once: set[signal.Signals] = set()
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels them and waits until they have ended, however they do. A cancel of the caller's own goes on to it."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def leave_haste_to_supervisor() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from outrider.errors import StartupError, reason_of
+
+DEFAULT, TOOL_USE = "default", "tool_use"
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -25,11 +27,56 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def token_variables(special_tokens_map: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, as templates may name them; what the second file says comes before the first's."""
+def find_templates(folder: Path, given: Path | None = None) -> dict[str, str]:
+    """Sources by name, as transformers finds them: DEFAULT is the given file's, chat_template.jinja's or
+    tokenizer_config.json's; TOOL_USE, where there is one, takes its place for who offers tools."""
+    if given is not None:
+        return {DEFAULT: _read_text(given)}
+    if (beside := folder / "chat_template.jinja").is_file():
+        found: dict[str, Any] = {DEFAULT: _read_text(beside)}
+    else:
+        found = _by_name(read_json(folder / "tokenizer_config.json", missing_ok=True).get("chat_template"))
+    if (more := folder / "additional_chat_templates" / f"{TOOL_USE}.jinja").is_file():
+        found[TOOL_USE] = _read_text(more)
+    return {name: found[name] for name in (DEFAULT, TOOL_USE) if isinstance(found.get(name), str)}
+
+
+def _by_name(template: Any) -> dict[str, Any]:
+    if not isinstance(template, list):
+        return {DEFAULT: template}
+    return {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
+
+
+def token_variables(folder: Path) -> dict[str, str]:
+    """`bos_token` and the like, as templates may name them; tokenizer_config.json comes before the other file."""
     found: dict[str, str] = {}
-    for name, value in {**special_tokens_map, **tokenizer_config}.items():
-        text = value.get("content") if isinstance(value, dict) else value
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        for name, value in read_json(folder / file, missing_ok=True).items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                found[name] = text
     return found
+
+
+def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
+    """A JSON object from a file of a model folder. StartupError when damaged, or absent where it may not be."""
+    if not path.exists():
+        if missing_ok:
+            return {}
+        raise StartupError(f"{path} does not exist; a model folder needs it")
+    if not path.is_file():  # a pipe would be waited for
+        raise StartupError(f"{path} is no file")
+    try:
+        value = json.loads(_read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path} must hold a JSON object")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} cannot be read: {reason_of(error)}") from error

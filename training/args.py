@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, at_least, flag_named
+from outrider.flags import MAX_THREADS, Args, arg, at_least, at_most, flag_named
 
 if TYPE_CHECKING:
     from training.data.conversations import Mix
@@ -43,6 +43,7 @@ class TargetArgs(WeightsArgs):
     def check(self) -> None:
         """Bounds."""
         at_least(self, 1, "threads")
+        at_most(self, MAX_THREADS, "threads")
 
 
 @dataclass(frozen=True, kw_only=True)

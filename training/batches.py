@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from outrider.errors import StartupError
-from training.data.store import Example, Origin, read_examples, shard_paths, shard_size
+from training.data.store import Example, Origin, read_examples, shard_paths
 
 # One conversation in so many is kept for evaluation and never trained on.
 HELD_OUT = 50
@@ -74,16 +74,20 @@ class Plan:
 
 
 class Dataset:
-    """The conversations of a data folder. Each of `num_ranks` processes gets its share of every epoch."""
+    """The conversations of a data folder. Each of `num_ranks` processes gets its share of every epoch.
+
+    least: called by all of them, each with a number, gives the smallest.
+    """
 
     def __init__(
-        self, folder: Path, *, seed: int, batch_tokens: int, max_len: int, rank: int = 0, num_ranks: int = 1
-    ) -> None:
+        self, folder: Path, *, seed: int, batch_tokens: int, max_len: int, rank: int = 0, num_ranks: int = 1,
+        least: Callable[[int], int] = int,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self._seed = seed
         self._batch_tokens = batch_tokens
         self._max_len = max_len
-        self._rank, self._num_ranks = rank, num_ranks
+        self._rank, self._num_ranks, self._least = rank, num_ranks, least
         self._shards: list[list[Example]] = []
         if not shard_paths(folder):
             raise StartupError(f"{folder} holds no training data; `outrider train data --output {folder}` makes it")
@@ -92,7 +96,7 @@ class Dataset:
         """Batches from `plan` on, for ever; `plan` follows."""
         while True:
             if plan.num_batches == 0:
-                plan.num_shards = len(shard_paths(self.folder))
+                plan.num_shards = self._least(len(shard_paths(self.folder)))  # another may be written just now
             groups = self._groups(plan)
             if not groups:
                 raise StartupError(f"{self.folder} holds too little data for a batch for each of {self._num_ranks}")
@@ -111,14 +115,9 @@ class Dataset:
         """Of the first shards, what is trained on or what is held out; cut to max_len."""
         paths = shard_paths(self.folder)
         while len(self._shards) < min(num_shards, len(paths)):
-            number = len(self._shards)
-            self._shards.append([self._cut(example) for example in read_examples(paths[number], number)])
+            self._shards.append([self._cut(example) for example in read_examples(paths[len(self._shards)])])
         every = [example for shard in self._shards[:num_shards] for example in shard]
         return [example for example in every if example.answers and is_held_out(example) == held_out]
-
-    def shard_size(self, number: int) -> tuple[int, int]:
-        """Tokens and conversations of a shard, nothing cut."""
-        return shard_size(shard_paths(self.folder)[number])
 
     def held_out(self, limit: int) -> list[Example]:
         """The first `limit` greedy ones that are held out."""

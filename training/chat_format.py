@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
-from engine.config import ModelConfig, read_json
-from outrider.errors import StartupError, reason_of
-from outrider.text_files import load_tokenizer, token_variables
+from engine.config import ModelConfig
+from outrider.errors import StartupError
+from outrider.text_files import DEFAULT, find_templates, load_tokenizer, token_variables
 from training.template_process import TemplateProcess
 
 _MARK = "\u2402turn\u2403"
@@ -46,11 +45,11 @@ class ChatFormat:
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"no tokenizer at {path}; training data is made of text")
-        config, beside = read_json(folder / "tokenizer_config.json"), folder / "special_tokens_map.json"
-        variables = token_variables(read_json(beside) if beside.exists() else {}, config)
-        place, source = _template_of(folder, config)
+        source = find_templates(folder).get(DEFAULT)
+        if source is None:
+            raise StartupError(f"{folder} has no chat template; heads are trained on conversations")
         stops = frozenset(ModelConfig.from_folder(folder).eos_token_ids)
-        return cls(load_tokenizer(path), TemplateProcess(str(place), source, variables), stops)
+        return cls(load_tokenizer(path), TemplateProcess(f"of {folder}", source, token_variables(folder)), stops)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it stands."""
@@ -78,19 +77,3 @@ class ChatFormat:
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         return self._template.render({"messages": list(messages), "add_generation_prompt": add_generation_prompt})
-
-
-def _template_of(folder: Path, config: dict[str, Any]) -> tuple[Path, str]:
-    """The file that has the template, and the template."""
-    beside, source = folder / "chat_template.jinja", config.get("chat_template")
-    if beside.is_file():
-        try:
-            return beside, beside.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise StartupError(f"{beside} cannot be read: {reason_of(error)}") from error
-    if isinstance(source, list):  # several, by name
-        named = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
-    if not isinstance(source, str):
-        raise StartupError(f"{folder} has no chat template; heads are trained on conversations")
-    return folder / "tokenizer_config.json", source

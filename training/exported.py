@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from engine.checkpoint import open_checkpoint
-from engine.config import ARCHITECTURES, read_json
+from engine.config import ARCHITECTURES
 from engine.models.heads.load import HeadFolder
 from engine.models.heads.names import DRAFT_TO_TARGET, EMBEDDING, OUTPUT_HEAD, TARGET_TO_DRAFT
 from engine.models.heads.token_map import target_tokens
@@ -17,6 +17,7 @@ from engine.shipped import shipped_head
 from engine.tensors import EMBEDDING as TARGET_EMBEDDING
 from engine.tensors import OUTPUT_HEAD as TARGET_HEAD
 from outrider.errors import StartupError
+from outrider.text_files import read_json
 from training.kinds import EAGLE, EAGLE3, NEXTN, STANDALONE, Kind
 
 _ALGORITHMS: Final = {"eagle": EAGLE, "eagle3": EAGLE3, "nextn": NEXTN, "mimo": NEXTN}

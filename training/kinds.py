@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from engine.config import ModelConfig, read_json
+from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from engine.models.heads.base import Attend, Head, HeadConfig, MakeLinear, Shapes, Tensors, Vocabulary
 from engine.models.heads.block import Block, within
@@ -27,6 +27,7 @@ from engine.models.heads.target import TargetShape
 from engine.models.llama_weights import tensor_shapes
 from kernels.norm import rms_norm
 from outrider.errors import StartupError
+from outrider.text_files import read_json
 from training.copying import NUM_COPYING
 
 EAGLE, EAGLE3, NEXTN, STANDALONE = ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")

@@ -34,7 +34,7 @@ from training.initial import first_tensors
 from training.kinds import Kind, make_kind
 from training.losses import Report, Weights, batch_loss
 from training.network import DraftNetwork
-from training.optimizers import Optimizers, clip, schedule
+from training.optimizers import Optimizers, schedule
 from training.outputs import made_folder
 from training.plot import plot
 from training.ranks import Ranks, join
@@ -92,11 +92,11 @@ class Trainer:
         )  # fmt: skip
         self.dataset = Dataset(
             Path(args.data), seed=args.seed, batch_tokens=args.batch_tokens, max_len=args.max_len, rank=ranks.rank,
-            num_ranks=ranks.num_ranks,
+            num_ranks=ranks.num_ranks, least=ranks.least,
         )  # fmt: skip
         facts = facts_of(args, model_path)
         check_target(self.dataset.folder, facts["target"], self.target.config.vocab_size)
-        self.store = StateStore(Path(stored), self.target, self.dataset) if stored else None
+        self.store = StateStore(Path(stored), self.target) if stored else None
         self.checkpoint = self._begin_or_resume(facts)
         self.network = _network(self.kind, self.checkpoint, self.target, args)
         self._loss = _LossModule(self.network, args)
@@ -114,9 +114,9 @@ class Trainer:
         self._last_batch: Batch | None = None
         self.evaluation = Evaluation(args, self.target, self.dataset) if ranks.is_first else None
 
-    def run(self, writer: Writer, stopping: Stopping | None = None) -> None:
+    def run(self, writer: Writer, stopping: Stopping) -> None:
         """Steps until the end, evaluating and saving on the way. StartupError where the loss is no number any more."""
-        args, at, stopping = self.args, self.checkpoint, stopping or Stopping()
+        args, at = self.args, self.checkpoint
         batches = self.dataset.batches(at.plan)
         saved = evaluated = at.seen
         if not at.history and not stopping.asked:
@@ -153,7 +153,7 @@ class Trainer:
                 self._check_losses(report)
                 (report.loss / args.accumulate).backward()
             count += batch.num_tokens
-        clip(self.network, args.clip_norm)
+        nn.utils.clip_grad_norm_(self.network.parameters(), args.clip_norm)
         self.optimizers.step(schedule(at.seen, args.tokens, args.warmup_tokens))
         count = self.ranks.total(count)
         at.seen += count

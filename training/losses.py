@@ -116,7 +116,7 @@ def unrolled(
 
 
 def batch_loss(
-    network: DraftNetwork, batch: Batch, states: States, *, num_steps: int, weights: Weights, unroll_every: int = 1
+    network: DraftNetwork, batch: Batch, states: States, *, num_steps: int, weights: Weights, unroll_every: int
 ) -> Report:  # fmt: skip
     """The loss of a batch, and how it went. unroll_every: one row of so many takes more than the first step."""
     kind, (head, output_head) = network.kind, network.built_for_loss()

@@ -28,7 +28,7 @@ class DraftNetwork(nn.Module):
 
     def __init__(
         self, kind: Kind, tensors: Mapping[str, torch.Tensor], embedding: torch.Tensor, head: torch.Tensor,
-        drafted: torch.Tensor, *, max_len: int, dtype: torch.dtype, train_output_head: bool = True,
+        drafted: torch.Tensor, *, max_len: int, dtype: torch.dtype, train_output_head: bool,
     ) -> None:  # fmt: skip
         super().__init__()
         self.kind = kind

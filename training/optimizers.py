@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.optim import AdamW, Optimizer
 
 from engine.models.heads.names import OUTPUT_HEAD
@@ -57,9 +55,6 @@ class Optimizers:
         for optimizer, state in zip(self._every, states, strict=True):
             optimizer.load_state_dict(state)
 
-    def __iter__(self) -> Iterator[Optimizer]:
-        return iter(self._every)
-
 
 def schedule(seen: int, total: int, warmup: int) -> float:
     """Share of the learning rate after `seen` of `total` tokens: up in a line, then down a cosine to FINAL_SHARE."""
@@ -67,8 +62,3 @@ def schedule(seen: int, total: int, warmup: int) -> float:
         return (seen + 1) / (warmup + 1)
     progress = min(1.0, (seen - warmup) / max(1, total - warmup))
     return FINAL_SHARE + (1 - FINAL_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def clip(network: torch.nn.Module, limit: float) -> float:
-    """Scales gradients down to a norm of at most `limit`; returns what it was."""
-    return float(torch.nn.utils.clip_grad_norm_(network.parameters(), limit))

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.whole import put_in_place
+from engine.whole import written
 from outrider.errors import StartupError, reason_of
 
 
@@ -30,9 +30,7 @@ def check_file(path: Path, what: str) -> None:
 
 def write_file(path: Path, what: str, write: Callable[[Path], object]) -> None:
     """Has a file written, whole or not at all. StartupError when it cannot be."""
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        write(partial)
-        put_in_place(partial, path)
+        written(path, write)
     except (OSError, RuntimeError) as error:  # torch has the latter for a file that it cannot open
         raise StartupError(f"{what} cannot be written to {path}: {reason_of(error)}") from error

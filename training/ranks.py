@@ -30,15 +30,22 @@ class Ranks:
 
     def total(self, value: int) -> int:
         """Sum over the ranks."""
-        if self.num_ranks == 1:
-            return value
-        summed = torch.tensor([value], device=self.device)
-        dist.all_reduce(summed)
-        return int(summed)
+        return self._reduced(value, dist.ReduceOp.SUM)
+
+    def least(self, value: int) -> int:
+        """The smallest that a rank has."""
+        return self._reduced(value, dist.ReduceOp.MIN)
 
     def any(self, value: bool) -> bool:
         """Whether it holds for one of them."""
         return self.total(int(value)) > 0
+
+    def _reduced(self, value: int, how: dist.ReduceOp.RedOpType) -> int:
+        if self.num_ranks == 1:
+            return value
+        reduced = torch.tensor([value], device=self.device)
+        dist.all_reduce(reduced, how)
+        return int(reduced)
 
     def close(self) -> None:
         """Leaves the group."""

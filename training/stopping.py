@@ -6,14 +6,16 @@ import signal
 import sys
 from types import FrameType
 
+from outrider.stopping import stop_signals
+
 
 class Stopping:
-    """Whether SIGINT or SIGTERM asked for an end; a second one ends at once. Says `notice` at the first."""
+    """Whether a signal asked for an end; a second one ends at once. Says `notice` at the first."""
 
     def __init__(self, notice: str = "") -> None:
         self.asked = False
         self._notice = notice
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:

@@ -59,10 +59,10 @@ class Drafters:
         drafter.mode = self._modes.get(drafter.drafter_id, Mode.ENABLED)
         self._drafters.append(drafter)
 
-    def leave(self, drafter: Drafter) -> list[Session]:
-        """Forgets a drafter whose stream ended; returns the sessions that it had."""
+    def leave(self, drafter: Drafter) -> None:
+        """Forgets a drafter whose stream ended."""
         if drafter not in self._drafters:
-            return []
+            return
         self._drafters.remove(drafter)
         drafter.totals.counts.update(drafter.counts)
         drafter.counts = drafter.totals.counts  # of the step under way
@@ -71,11 +71,9 @@ class Drafters:
         self._records[key] = drafter.record
         if len(self._records) > MAX_RECORDS:
             del self._records[next(iter(self._records))]
-        sessions = [assignment.session for assignment in drafter.assignments.values()]
-        for session in sessions:
-            del self._by_session[session.session_id]
+        for assignment in drafter.assignments.values():
+            del self._by_session[assignment.session.session_id]
         drafter.assignments.clear()
-        return sessions
 
     def of(self, session: Session) -> Assignment | None:
         """The session's assignment now."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.config import ModelConfig, possible_ends, read_json
+from engine.config import ModelConfig, possible_ends
 from engine.fields import Fields
 from outrider.errors import StartupError, reason_of
 from outrider.telemetry import get_logger
+from outrider.text_files import read_json
 
 # Rotary tables of these change with the longest sequence of a step beyond this many positions, and with it would every
 # other session's numbers.

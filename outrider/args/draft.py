@@ -9,7 +9,7 @@ from outrider.args.links import DialingArgs, ServingArgs, check_address, check_t
 from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import SpeculativeArgs
 from outrider.args.verify import check_graphs
-from outrider.flags import arg, at_least, at_most
+from outrider.flags import MAX_THREADS, arg, at_least, at_most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
             for address in self.verify_address:
                 check_address("--verify-address", address)
             check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
-        at_most(self, 1024, "threads")  # many more end the process
+        at_most(self, MAX_THREADS, "threads")
         at_least(
             self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads", "cuda_graph_max_bs",
             "speculative_ngram_external_corpus_max_tokens",

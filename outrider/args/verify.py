@@ -10,7 +10,7 @@ from outrider.args.observing import ObservingArgs
 from outrider.args.quantization import quantization_method
 from outrider.args.speculation import check_algorithm
 from outrider.errors import StartupError
-from outrider.flags import arg, at_least, at_most
+from outrider.flags import MAX_THREADS, arg, at_least, at_most
 
 if TYPE_CHECKING:
     from outrider.args.draft import DraftArgs
@@ -146,7 +146,7 @@ class VerifyArgs(ObservingArgs, ServingArgs):
         addresses = tuple(address for address in (self.listen, self.grpc_address) if address is not None)
         if self.listen is not None:  # as `serve` has it, which chooses addresses
             check_tls_is_used("--ssl-certfile", self.ssl_certfile, addresses)
-        at_most(self, 1024, "threads")  # many more end the process
+        at_most(self, MAX_THREADS, "threads")
         at_least(
             self, 1, "max_total_tokens", "max_running_requests", "max_choices", "context_length", "threads",
             "chunked_prefill_size", "max_verify_nodes", "max_proposal_nodes", "max_proposals_per_session",

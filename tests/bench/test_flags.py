@@ -194,11 +194,12 @@ def test_the_wire_refuses_what_cannot_be_played(
     assert says in capsys.readouterr().err
 
 
-def test_a_step_has_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("flag", "value"), [("--tokens", "0"), ("--threads", "1025")])
+def test_a_step_has_tokens_and_a_process_threads(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
-        layers.main(["--tokens", "0"])
+        layers.main([flag, value])
     assert refused.value.code == 2
-    assert "--tokens" in capsys.readouterr().err
+    assert f"argument {flag}: {value} is not at" in capsys.readouterr().err
 
 
 def test_a_setting_is_told_as_it_was_given() -> None:

@@ -16,7 +16,7 @@ from engine.batch import BatchBuffers, Segment
 from engine.config import ModelConfig
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
-from engine.graphs import MAX_ROWS, CudaCapture, GraphedDecoder, bucket_sizes, usable_sizes
+from engine.graphs import MAX_ROWS, Capturing, CudaCapture, GraphedDecoder, bucket_sizes, usable_sizes
 from engine.kv_pool import KVPool
 from engine.loader import load_checkpoint
 from engine.models.llama import TorchLlama
@@ -67,8 +67,8 @@ def graphed(seen: list[Bucket], sizes: GraphSizes = SIZES) -> Callable[[TorchLla
             seen.append(bucket)
 
         whole = GraphedDecoder(
-            decoder, sizes, num_outputs=VOCAB_SIZE, max_len=MAX_LEN, padding_slot=NUM_SLOTS, device=CPU,
-            prepare=prepare, capture=lambda step: step,
+            decoder, sizes, Capturing(prepare, AttentionLayout.see, lambda step: step, NUM_SLOTS),
+            num_outputs=VOCAB_SIZE, max_len=MAX_LEN, device=CPU,
         )  # fmt: skip
         whole.capture()
         assert [bucket.num_rows for bucket in seen] == sorted((b.num_rows for b in seen), reverse=True)

@@ -13,7 +13,7 @@ from engine.config import ModelConfig
 from engine.cpu_kernels import cpu_kernels
 from engine.execution import GraphSizes
 from engine.feature_spec import FeatureSpec
-from engine.graphs import GraphedDecoder
+from engine.graphs import Capturing, GraphedDecoder
 from engine.kv_pool import KVPool
 from engine.loader import load_checkpoint
 from engine.models.llama import TorchLlama
@@ -56,8 +56,8 @@ def build(folder: Path, device: torch.device, kv: torch.dtype, *, triton: bool, 
             rope_and_store=None if kv.itemsize == 1 else rope_and_store,
         )  # fmt: skip
         graphs = GraphedDecoder(
-            inner, GraphSizes(2, 2), num_outputs=VOCAB_SIZE, max_len=MAX_LEN, padding_slot=NUM_SLOTS, device=device,
-            prepare=prepare, capture=lambda step: step,
+            inner, GraphSizes(2, 2), Capturing(prepare, AttentionLayout.see, lambda step: step, NUM_SLOTS),
+            num_outputs=VOCAB_SIZE, max_len=MAX_LEN, device=device,
         )  # fmt: skip
         graphs.capture()
         decoder: Decoder = graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 
+from gateway.replica import Replica
 from gateway.replicas import ProbeTimes, ReplicaSet
 from outrider.errors import ResourceExhausted, StartupError, Unavailable
 from outrider.rpc import create_channel
@@ -154,6 +156,27 @@ async def test_calls_go_on_when_their_address_is_gone(folder: Path, tokenizer: T
             assert tokens == [5, 6, 7]
         finally:
             await replicas.close()
+
+
+@pytest.mark.asyncio
+async def test_an_end_that_comes_while_the_watching_ends_waits_for_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float | None] = []
+
+    async def close(grace: float | None) -> None:
+        asked.append(grace)
+
+    async with create_channel(f"unix:{tmp_path}/nobody") as channel:
+        with monkeypatch.context() as patch:
+            patch.setattr(channel, "close", close)
+            replica = Replica.at("nobody", channel)
+            replica.watch = asyncio.create_task(asyncio.sleep(3600))
+            closing = asyncio.create_task(replica.close(3600))
+            await asyncio.sleep(0)  # it waits for the watching
+            closing.cancel()
+            await asyncio.wait([closing])
+    assert asked == [None]
 
 
 async def until_serving(replicas: ReplicaSet, addresses: list[str]) -> None:

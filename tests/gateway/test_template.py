@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.template import ChatTemplate, TemplateTimeout, find_templates, token_variables
+from gateway.template import ChatTemplate, TemplateTimeout
 from outrider import template_worker
 from outrider.errors import InvalidArgument, StartupError, Unavailable
 from tests.gateway.models import CHATML
@@ -193,32 +191,6 @@ async def test_literals_are_told() -> None:
     await template.close()
     assert "</think>" in template.strings
     assert "text" not in template.strings
-
-
-def test_where_a_template_is_found(tmp_path: Path) -> None:
-    assert find_templates(tmp_path) == {}
-    config = tmp_path / "tokenizer_config.json"
-    config.write_text(
-        json.dumps({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})
-    )
-    assert find_templates(tmp_path) == {"default": "d", "tool_use": "t"}
-    config.write_text(
-        json.dumps({"chat_template": "c", "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None})
-    )
-    assert find_templates(tmp_path) == {"default": "c"}
-    assert token_variables(tmp_path) == {"bos_token": "<s>", "eos_token": "</s>"}
-    (tmp_path / "chat_template.jinja").write_text("j")
-    assert find_templates(tmp_path) == {"default": "j"}
-    (tmp_path / "additional_chat_templates").mkdir()
-    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("u")
-    assert find_templates(tmp_path) == {"default": "j", "tool_use": "u"}
-    (tmp_path / "mine.jinja").write_text("m")
-    assert find_templates(tmp_path, tmp_path / "mine.jinja") == {"default": "m"}
-    with pytest.raises(StartupError, match="cannot read"):
-        find_templates(tmp_path, tmp_path / "absent.jinja")
-    config.write_text("[")
-    with pytest.raises(StartupError, match="not valid JSON"):
-        token_variables(tmp_path)
 
 
 def test_a_worker_whose_gateway_was_killed_goes_in_silence() -> None:

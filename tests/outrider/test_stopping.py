@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from outrider.stopping import cancelled
 from tests.outrider.test_supervisor import Output, supervisor, up
 
 SCRIPT = """
@@ -31,6 +33,16 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.mark.asyncio
+async def test_a_cancel_of_who_ends_others_is_its_own() -> None:
+    other = asyncio.create_task(asyncio.Event().wait())
+    ending = asyncio.create_task(cancelled(other))
+    await asyncio.sleep(0)  # until it waits
+    ending.cancel()
+    await asyncio.wait([ending])
+    assert (ending.cancelled(), other.cancelled()) == (True, True)
 
 
 @pytest.mark.usefixtures("hangups")

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from outrider.errors import StartupError
-from outrider.text_files import load_tokenizer, token_variables
+from outrider.text_files import find_templates, load_tokenizer, read_json, token_variables
 from tests.gateway.models import byte_level
 
 
@@ -29,7 +29,47 @@ def test_a_tokenizer_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
-def test_special_tokens_are_those_of_both_files() -> None:
-    beside = json.loads('{"bos_token": "<a>", "eos_token": {"content": "<b>"}, "additional_special_tokens": ["x"]}')
-    config = json.loads('{"eos_token": "<c>", "pad_token": null, "model_max_length": 5}')
-    assert token_variables(beside, config) == {"bos_token": "<a>", "eos_token": "<c>"}
+def test_where_a_template_is_found(tmp_path: Path) -> None:
+    assert find_templates(tmp_path) == {}
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(
+        json.dumps({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})
+    )
+    assert find_templates(tmp_path) == {"default": "d", "tool_use": "t"}
+    config.write_text(json.dumps({"chat_template": [5, {"name": ["default"]}, {"template": "t"}]}))
+    assert find_templates(tmp_path) == {}
+    config.write_text('{"chat_template": "c"}')
+    assert find_templates(tmp_path) == {"default": "c"}
+    (tmp_path / "chat_template.jinja").write_text("j")
+    assert find_templates(tmp_path) == {"default": "j"}
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("u")
+    assert find_templates(tmp_path) == {"default": "j", "tool_use": "u"}
+    (tmp_path / "mine.jinja").write_text("m")
+    assert find_templates(tmp_path, tmp_path / "mine.jinja") == {"default": "m"}
+    with pytest.raises(StartupError, match=r"absent\.jinja cannot be read: "):
+        find_templates(tmp_path, tmp_path / "absent.jinja")
+
+
+def test_special_tokens_are_those_of_both_files(tmp_path: Path) -> None:
+    assert token_variables(tmp_path) == {}
+    (tmp_path / "special_tokens_map.json").write_text(
+        '{"bos_token": "<a>", "eos_token": {"content": "<b>"}, "additional_special_tokens": ["x"]}'
+    )
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text('{"eos_token": "<c>", "pad_token": null, "model_max_length": 5}')
+    assert token_variables(tmp_path) == {"bos_token": "<a>", "eos_token": "<c>"}
+    for damaged in ("[", '{"a":' * 100_000, "\x00"):
+        config.write_text(damaged)
+        with pytest.raises(StartupError, match=r"tokenizer_config\.json cannot be read: "):
+            token_variables(tmp_path)
+
+
+def test_a_file_that_is_no_object_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    assert read_json(path, missing_ok=True) == {}
+    with pytest.raises(StartupError, match=r"config\.json does not exist; a model folder needs it"):
+        read_json(path)
+    path.write_text("[]")
+    with pytest.raises(StartupError, match=r"config\.json must hold a JSON object"):
+        read_json(path)

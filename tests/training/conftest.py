@@ -24,7 +24,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def signals() -> Iterator[None]:
     """Signal handlers as they were."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)

@@ -49,7 +49,7 @@ def test_a_template_that_does_not_work_is_told_in_one_line(
     folder = with_template(target, tmp_path, source)
     with pytest.raises(StartupError, match=message) as caught:
         ChatFormat.of_model(folder)
-    assert str(folder / "chat_template.jinja") in str(caught.value)
+    assert f"the chat template of {folder} " in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -85,7 +85,7 @@ def test_templates_in_the_tokenizers_settings(
 def test_text_is_read_as_the_gateway_reads_it(target: Path, tmp_path: Path) -> None:
     """Special tokens of both files, and no truncation or padding that a tokenizer has kept."""
     folder = with_template(target, tmp_path, "{{ bos_token }}{{ messages[0].content }}")
-    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "tokenizer_config.json").unlink()
     (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<|im_start|>"}))
     tokenizer = byte_level()
     expected = tokenizer.encode("<|im_start|>Hi, who is there?").ids

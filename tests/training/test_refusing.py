@@ -123,3 +123,8 @@ def test_curves_stay_where_training_goes_on(tmp_path: Path) -> None:
     shown = EventAccumulator(str(tmp_path / "tensorboard"))
     shown.Reload()
     assert [point.step for point in shown.Scalars("token_loss/step_0")] == [10_000, 20_000, 30_000]
+
+
+def test_more_threads_than_a_process_can_have_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="--threads is 1025; it must be at most 1024"):
+        EvalArgs(head=str(tmp_path), threads=1025)

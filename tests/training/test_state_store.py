@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 
 from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
-from tests.training.rig import MAX_LEN, VOCAB_SIZE, head_args
+from tests.training.rig import MAX_LEN, VOCAB_SIZE, head_args, make_data, make_runner
 from training.batches import Batch
 from training.data.completer import Completer, Completion, Conversation
 from training.data.conversations import COMPOSED, Record
-from training.data.store import DataFolder
+from training.data.store import DataFolder, Origin, Shard
 from training.loop import Trainer
 from training.ranks import Ranks
 from training.state_store import StateFiles, stored_layers
@@ -45,7 +46,7 @@ def made(target: Path, tmp_path: Path) -> Path:
     assert stored_layers(runner.config.num_layers) == layers
     data = tmp_path / "data"
     facts = {"format": 1, "seed": 0, "target": target_id(target, "auto"), "vocab_size": VOCAB_SIZE}
-    folder = DataFolder(data, facts, StateFiles(tmp_path / "states", runner, layers, data))
+    folder = DataFolder(data, facts, StateFiles(tmp_path / "states", runner, layers))
     talks = (two_turns(index, keeps=index % 3 > 0) for index in range(12))
     for index, record in Completer(runner, shared=[3, 4]).run(talks):
         folder.add(index, [record])
@@ -55,6 +56,10 @@ def made(target: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("algorithm", ["EAGLE3", "EAGLE", "STANDALONE"])
 def test_what_data_kept_is_what_training_would_compute(algorithm: str, target: Path, made: Path) -> None:
+    check_states(algorithm, target, made)
+
+
+def check_states(algorithm: str, target: Path, made: Path) -> None:
     kept = Trainer(head_args(algorithm, target, made / "data", made / "1", store_states=str(made / "states")), ALONE)
     fresh = Trainer(head_args(algorithm, target, made / "data", made / "2"), ALONE)
     assert kept.store is not None
@@ -63,6 +68,24 @@ def test_what_data_kept_is_what_training_would_compute(algorithm: str, target: P
         found, wanted = kept.store(batch), fresh.target(batch.conversations)
         for part, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(part[:, :-1], other[:, :-1], atol=1e-4, rtol=1e-4)
+
+
+def test_states_of_other_data_that_had_the_same_place_are_not_taken(target: Path, made: Path) -> None:
+    check_states("NEXTN", target, made)  # which keeps all
+    shutil.rmtree(made / "data")
+    make_data(made / "data", target, count=12, answer_tokens=4, num_asked=4)
+    check_states("NEXTN", target, made)
+
+
+def test_fewer_rows_of_a_conversation_leave_the_others_that_are_there(target: Path, tmp_path: Path) -> None:
+    runner = make_runner(target)
+    files, shard = StateFiles(tmp_path, runner, (3,)), Shard("0" * 16, 6, 1)
+    files.map_shard(shard)
+    origin, rows = Origin(shard, 0, 0), torch.rand(5, runner.config.hidden_size)
+    files.write(origin, rows)
+    files.write(origin, rows[:3])
+    assert files.has(origin, 5)
+    assert files.read(origin, 5).equal(rows)
 
 
 def test_a_kept_conversation_is_not_computed_again(target: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +118,9 @@ def test_a_folder_that_two_begin_at_once_is_never_seen_half_written(
     def begun_meanwhile(path: Path, text: str, **options: Any) -> int:
         monkeypatch.setattr(Path, "write_text", write)
         path.touch()  # as a file is while it is written
-        StateFiles(tmp_path / "states", runner, (3,), tmp_path)
+        StateFiles(tmp_path / "states", runner, (3,))
         return write(path, text, **options)
 
     monkeypatch.setattr(Path, "write_text", begun_meanwhile)
-    StateFiles(tmp_path / "states", runner, (3,), tmp_path)
+    StateFiles(tmp_path / "states", runner, (3,))
     assert [path.name for path in (tmp_path / "states").iterdir()] == ["states.json"]

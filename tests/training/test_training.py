@@ -16,7 +16,7 @@ from engine.models.heads.load import HeadFolder
 from engine.models.heads.names import OUTPUT_HEAD
 from outrider.errors import StartupError
 from tests.engine.disk import Disk
-from tests.training.rig import head_args, make_data, with_other_weights
+from tests.training.rig import NeverStopping, head_args, make_data, with_other_weights
 from training.batches import is_held_out
 from training.checkpoints import BEST, EXPORT_FOLDER, LAST, Checkpoint
 from training.data.store import read_examples, shard_paths
@@ -45,7 +45,7 @@ class Heard(Writer):
 def trained(*words: Any, **changes: Any) -> tuple[Checkpoint, list[Report]]:
     args = head_args(*words, **changes)
     heard = Heard()
-    Trainer(args, ALONE).run(heard)
+    Trainer(args, ALONE).run(heard, NeverStopping())
     return Checkpoint.load(Path(args.output) / LAST), heard.reports
 
 
@@ -72,7 +72,7 @@ def from_noise(trainer: Trainer) -> None:
 def test_the_loss_of_every_kind_falls(algorithm: str, target: Path, data: Path, tmp_path: Path) -> None:
     trainer, heard = Trainer(head_args(algorithm, target, data, tmp_path), ALONE), Heard()
     from_noise(trainer)
-    trainer.run(heard)
+    trainer.run(heard, NeverStopping())
     early, late = heard.reports[:3], heard.reports[-3:]
     for step in range(1 if algorithm == "STANDALONE" else 3):
         assert sum(r.token_losses[step] for r in late) < 0.8 * sum(r.token_losses[step] for r in early)
@@ -269,7 +269,7 @@ def test_a_training_whose_loss_is_no_number_ends_and_keeps_what_there_was(
     trainer = Trainer(head_args("EAGLE3", target, data, tmp_path, tokens=tokens), ALONE)
     trainer.optimizers._learning_rate = 1e30
     with pytest.raises(StartupError, match=r"after \d[\d,]* tokens; lower --learning-rate, which is 0.01"):
-        trainer.run(Heard())
+        trainer.run(Heard(), NeverStopping())
     assert before == {name: (tmp_path / name).read_bytes() for name in before}
     assert_same(Checkpoint.load(tmp_path / LAST), good)
 

@@ -35,7 +35,7 @@ SHARD_SECONDS = 300.0
 
 
 def main(args: DataArgs) -> int:
-    """Makes or goes on making data; SIGINT and SIGTERM end it with what there is written out."""
+    """Makes or goes on making data; signals to end leave what there is written out."""
     stopping = Stopping("finishing the conversations under way; once more to end at once")
     model_path = resolve_model(args.model_path, revision=args.revision)
     chat = ChatFormat.of_model(model_path)
@@ -48,7 +48,7 @@ def main(args: DataArgs) -> int:
             max_batch_tokens=max(DEFAULT_MAX_BATCH_TOKENS, args.batch_size + PREFILL_TOKENS),
         )  # fmt: skip
     output, kept = Path(args.output), args.store_states
-    states = None if kept is None else StateFiles(Path(kept), runner, layers, output)
+    states = None if kept is None else StateFiles(Path(kept), runner, layers)
     folder = DataFolder(output, data_facts(args, model_path, runner.config.vocab_size), states)
     script = make_script(args, chat, folder)
     completer = Completer(runner, shared=chat.opening)

@@ -112,7 +112,7 @@ class Script:
             text = self._composer.self_written(rng)
         else:
             record.source = COMPOSED
-            text = self._composer.prompt(rng)[1]
+            text = self._composer.prompt(rng)
         return (yield from self._talk(record, messages, [text], rng))
 
     def _talk(self, record: Record, messages: list[Message], turns: list[str], rng: random.Random) -> Conversation:

@@ -20,15 +20,14 @@ NGRAM: Final = 8
 class OverlapFilter:
     """Knows the n-grams of the excluded prompts."""
 
-    def __init__(self, excluded: Iterable[str], ngram: int = NGRAM) -> None:
-        self.ngram = ngram
+    def __init__(self, excluded: Iterable[str]) -> None:
         self._grams: set[tuple[str, ...]] = set()
         self._lengths: set[int] = set()
         for text in excluded:
             found = words(text)
             if not found:
                 continue
-            size = min(ngram, len(found))
+            size = min(NGRAM, len(found))
             self._lengths.add(size)
             self._grams.update(_grams(found, size))
 
@@ -36,7 +35,7 @@ class OverlapFilter:
         """Whether `text` shares an n-gram with an excluded prompt. One shorter than n must be the whole of `text`."""
         found = words(text)
         for size in self._lengths:
-            if size < self.ngram and len(found) != size:
+            if size < NGRAM and len(found) != size:
                 continue
             if any(gram in self._grams for gram in _grams(found, size)):
                 return True

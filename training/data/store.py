@@ -13,19 +13,19 @@ A shard is a safetensors file:
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from engine.whole import locked, put_in_place
+from engine.whole import locked, written
 from outrider.errors import StartupError, reason_of
 from training.data.conversations import COMPOSED, GIVEN, PASSAGE, SAMPLED, Record
 
@@ -39,15 +39,30 @@ _TENSORS: Final = {"tokens": 1, "offsets": 1, "answers": 2, "sources": 1, "tempe
 """Of a shard, and how many dimensions each has."""
 
 
-class Origin(NamedTuple):
-    """Where a conversation stands: number of the shard, its own number there, and its first token."""
+class Shard(NamedTuple):
+    """What a shard holds, whatever its place: a hash of its conversations, and how many they are."""
 
-    shard: int
+    key: str
+    num_tokens: int
+    num_conversations: int
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray]) -> Shard:
+        """That of a shard's tensors."""
+        tokens, offsets = arrays["tokens"], arrays["offsets"]
+        digest = hashlib.blake2b(tokens.tobytes() + offsets.tobytes(), digest_size=8)
+        return cls(digest.hexdigest(), len(tokens), len(offsets) - 1)
+
+
+class Origin(NamedTuple):
+    """Where a conversation stands: the shard, its own number there, and its first token."""
+
+    shard: Shard
     conversation: int
     first_token: int
 
 
-_NOWHERE: Final = Origin(0, 0, 0)
+_NOWHERE: Final = Origin(Shard("", 0, 0), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +92,7 @@ class DataFolder:
             if path.exists():
                 self._check(path)
             else:
-                _write(path, json.dumps(facts, indent=1).encode())
+                written(path, lambda file: file.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
         except OSError as error:
             raise StartupError(f"training data cannot be kept in {folder}: {error}") from error
         self.ended: set[int] = set()
@@ -116,11 +131,10 @@ class DataFolder:
             paths = shard_paths(self.folder)
             number = int(paths[-1].stem.rpartition("-")[2]) + 1 if paths else 0
             final = self.folder / f"shard-{number:05}.safetensors"
-            partial = final.with_suffix(".partial")
-            save_file(self._arrays(records), partial)
+            arrays = self._arrays(records)
             if self._states is not None:
-                self._states.add_shard(number, [(len(record.tokens), record.states) for record in records])
-            put_in_place(partial, final)
+                self._states.add_shard(Shard.of(arrays), [(len(record.tokens), record.states) for record in records])
+            written(final, lambda path: save_file(arrays, path))
         self._known.add(final.name)
         self.keys.update(record.key for record in records if record.key is not None)
         self._records, self._new_ended = [], []
@@ -185,9 +199,10 @@ def shard_paths(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.safetensors"))
 
 
-def read_examples(path: Path, number: int = 0) -> Iterator[Example]:
-    """The conversations of a shard, which is that number of its folder's. StartupError when it is damaged."""
+def read_examples(path: Path) -> Iterator[Example]:
+    """The conversations of a shard. StartupError when it is damaged."""
     shard = _shard(path)
+    held = Shard.of(shard)
     tokens, offsets, answers = shard["tokens"], shard["offsets"], shard["answers"]
     spans: list[list[tuple[int, int]]] = [[] for _ in range(len(offsets) - 1)]
     for index, start, end in answers.tolist():
@@ -195,17 +210,8 @@ def read_examples(path: Path, number: int = 0) -> Iterator[Example]:
     for i, (start, end) in enumerate(pairwise(offsets)):
         yield Example(
             tokens[start:end].astype(np.int64), tuple(spans[i]), SOURCES[shard["sources"][i]],
-            float(shard["temperatures"][i]), Origin(number, i, int(start)),
+            float(shard["temperatures"][i]), Origin(held, i, int(start)),
         )  # fmt: skip
-
-
-def shard_size(path: Path) -> tuple[int, int]:
-    """Tokens and conversations of a shard; only its header is read."""
-    try:
-        with safe_open(path, framework="np") as file:
-            return file.get_slice("tokens").get_shape()[0], file.get_slice("offsets").get_shape()[0] - 1
-    except (SafetensorError, OSError, IndexError) as error:
-        raise StartupError(f"training data {path} cannot be read: {reason_of(error)}") from error
 
 
 def _shard(path: Path) -> dict[str, np.ndarray]:
@@ -227,9 +233,3 @@ def _shard(path: Path) -> dict[str, np.ndarray]:
     if not sound:
         raise StartupError(f"training data {path} is damaged: its parts do not fit one another")
     return shard
-
-
-def _write(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # several processes may begin a folder at once
-    partial.write_bytes(content)
-    put_in_place(partial, path)

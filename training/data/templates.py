@@ -27,13 +27,13 @@ class Composer:
         self._passages = {"passage": passage, "code": code}
         self._kinds = list(material.weights)
 
-    def prompt(self, rng: random.Random) -> tuple[str, str]:
-        """A kind and a prompt of it."""
+    def prompt(self, rng: random.Random) -> str:
+        """A prompt of some kind."""
         kind = rng.choices(self._kinds, weights=list(self._material.weights.values()))[0]
         text = self.fill(rng.choice(self._material.templates[kind]), rng)
         if "\n" not in text and rng.random() < 0.2:
             text += " " + self.fill(rng.choice(self._material.wishes), rng)
-        return kind, text
+        return text
 
     def about(self, kind: str, passage: str, rng: random.Random) -> str:
         """A task of that kind on `passage`."""

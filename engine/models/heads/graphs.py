@@ -11,13 +11,11 @@ import torch
 
 from engine.batch import Batch
 from engine.execution import GraphSizes
-from engine.graphs import Capturing, CudaCapture, StepGraphs
-from engine.kv_pool import KVPool
+from engine.graphs import Capturing, StepGraphs
 from engine.models.heads.base import Head
 from engine.models.heads.step import NUM_TOP, HeadStep, RunRows
 from engine.models.llama import StepRows
 from kernels.attention.layout import AttentionLayout
-from kernels.attention.triton_blocks import Heads
 from kernels.likeliest import likeliest
 
 
@@ -27,12 +25,9 @@ class GraphedHead:
     def __init__(self, head: Head, run: RunRows, sizes: GraphSizes, capturing: Capturing) -> None:
         self._run = run
         self._stages = [
-            StepGraphs(
-                partial(self._step, stage), sizes, max_len=head.max_len, padding_slot=capturing.padding_slot,
-                device=head.device, prepare=capturing.prepare, capture=capturing.capture,
-            )
+            StepGraphs(partial(self._step, stage), sizes, capturing, max_len=head.max_len, device=head.device)
             for stage in range(head.num_stages)
-        ]  # fmt: skip
+        ]
         num_rows, num_logits = self._stages[0].num_rows, self._stages[0].num_logits
         hidden = head.config.block.hidden_size
         self._states = torch.zeros((num_rows, hidden), dtype=head.dtype, device=head.device)
@@ -68,18 +63,3 @@ class GraphedHead:
             chances, ids = likeliest(step.logits, self._chances.shape[1])
             self._chances[:count].copy_(chances)
             self._likeliest[:count].copy_(ids)
-
-
-def on_cuda(head: Head, attention: object, pool: KVPool) -> Capturing:
-    """How a head's steps are captured on a CUDA device with Triton's attention."""
-    from kernels.attention.triton import TritonAttention
-
-    assert isinstance(attention, TritonAttention)
-    block = head.config.block
-    heads = Heads(block.num_heads, block.num_kv_heads, block.head_dim, head.dtype)
-    return Capturing(
-        prepare=lambda layout, bucket: attention.prepare(layout, heads, bucket),
-        see=lambda layout, bits: attention.see(bits),
-        capture=CudaCapture(head.device),
-        padding_slot=pool.num_slots,
-    )

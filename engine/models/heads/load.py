@@ -13,7 +13,6 @@ import torch
 from safetensors import safe_open
 
 from engine.checkpoint import Checkpoint, DummyCheckpoint, is_finite, open_checkpoint
-from engine.config import read_json
 from engine.feature_spec import FeatureSpec
 from engine.loader import compute_dtype
 from engine.models.heads.base import Head, HeadConfig, MakeLinear, Shapes, Vocabulary
@@ -38,6 +37,7 @@ from engine.tensors import check_shapes, refuse_tensors
 from kernels.linear import Linear
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
+from outrider.text_files import read_json
 
 _MAPS = (DRAFT_TO_TARGET, TARGET_TO_DRAFT)
 

@@ -17,10 +17,10 @@ from engine.batch import Batch, BatchBuffers, DeviceRows, Segment
 from engine.cpu_kernels import cpu_kernels
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
-from engine.graphs import Capturing, usable_sizes
+from engine.graphs import Capturing, capturing_by_triton, usable_sizes
 from engine.kv_pool import KVPool
 from engine.models.heads.base import Attend, Head
-from engine.models.heads.graphs import GraphedHead, on_cuda
+from engine.models.heads.graphs import GraphedHead
 from engine.models.heads.native import NativeHead
 from engine.models.heads.step import HeadStep
 from engine.models.llama import StepRows
@@ -28,6 +28,7 @@ from engine.runner import DEFAULT_MAX_BATCH_TOKENS
 from kernels.attention import cpu
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.pool import store
+from kernels.attention.triton_blocks import Heads
 from kernels.native.library import WIDTH_UNIT
 from kernels.rope import apply_rope
 from outrider.telemetry import get_logger
@@ -61,7 +62,8 @@ class HeadRunner:
         """How graphs are made of its steps, where they are."""
         self._graphs = None
         if sizes is not None:
-            self.capturing = on_cuda(head, self._attention, self.pool)
+            heads = Heads(block.num_heads, block.num_kv_heads, block.head_dim, head.dtype)
+            self.capturing = capturing_by_triton(self._attention, heads, self.pool)
             self._graphs = GraphedHead(head, self.run, sizes, self.capturing)
             self._graphs.capture()
 

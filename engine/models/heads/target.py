@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint import Checkpoint, DummyCheckpoint, open_checkpoint
-from engine.config import read_json
 from engine.fields import Fields
 from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from outrider.errors import StartupError
+from outrider.text_files import read_json
 
 
 @dataclass(frozen=True, slots=True)
