@@ -79,7 +79,9 @@ def attend(
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """The function in transformers' registry. StartupError for a layer that wants something else than attention."""
     paged: PagedAttention = module.outrider_attention
-    strange = [name for name, item in others.items() if isinstance(item, torch.Tensor) and name not in _HARMLESS]
+    # transformers makes no mask for an attention that its masks do not know: one that comes is the layer's own.
+    handed = others | {"attention_mask": attention_mask}
+    strange = [name for name, item in handed.items() if isinstance(item, torch.Tensor) and name not in _HARMLESS]
     if strange:
         refuse(paged.architecture, f"layer {module.layer_idx} hands {', '.join(strange)} to its attention")
     if others.get("is_causal") is False or getattr(module, "is_causal", True) is False:

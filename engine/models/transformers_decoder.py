@@ -34,6 +34,8 @@ _PROBE_TOLERANCE = {torch.float32: 0.01, torch.float16: 0.05, torch.bfloat16: 0.
 _ROUNDED_TOLERANCE = 0.15  # of quantised activations, which multiply what is a last bit before them
 _PROBE_NOISE = 4.0
 _PROBE_LIMIT = 0.7
+# Families whose config has a window that transformers' masks leave out; only flash attention is handed it.
+_WINDOW_UNREAD = frozenset({"moshi"})
 
 
 class TransformersDecoder:
@@ -48,7 +50,9 @@ class TransformersDecoder:
         self.pool = pool
         self.features = features
         self._model = model
-        windows = windows_of(model.config.get_text_config(), config)
+        text = model.config.get_text_config()
+        windows = windows_of(text, config)
+        _check_scales(text, config)
         self._paged = PagedAttention(config.architecture, pool, attention, windows)
         for module in model.modules():
             module.outrider_attention = self._paged
@@ -185,6 +189,15 @@ def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float(rows.sort().values[len(rows) // 2])
 
 
+def _check_scales(text: Any, config: ModelConfig) -> None:
+    """StartupError for scales of Llama 4's kind, which begin at lengths that the probe does not reach."""
+    if getattr(text, "attn_temperature_tuning", False) and not all(getattr(text, "no_rope_layers", ())):
+        refuse(
+            config.architecture,
+            "with attn_temperature_tuning its layers without rope scale queries by a call's rows, taken for positions",
+        )
+
+
 def windows_of(text: Any, config: ModelConfig) -> tuple[int, ...]:
     """Each layer's sliding window by the config, for layers that do not say it themselves; 0: none. Empty: nowhere."""
     kinds = getattr(text, "layer_types", None)
@@ -192,8 +205,9 @@ def windows_of(text: Any, config: ModelConfig) -> tuple[int, ...]:
     if not kinds:
         # A family whose config has it as a field means every layer, some in their mask alone; elsewhere it is a stray
         # key of config.json that nothing reads.
-        is_read = hasattr(type(text), "sliding_window") and getattr(text, "use_sliding_window", True)
-        return (window,) * config.num_layers if window and is_read else ()
+        is_read = hasattr(type(text), "sliding_window") and text.model_type not in _WINDOW_UNREAD
+        is_used = window and is_read and getattr(text, "use_sliding_window", True)
+        return (window,) * config.num_layers if is_used else ()
     strange = sorted(set(kinds) - {"full_attention", "sliding_attention"})
     if strange:
         refuse(config.architecture, f"it has layers of {', '.join(strange)}")

@@ -47,6 +47,8 @@ def configs() -> dict[str, transformers.PretrainedConfig]:
         "phimoe": transformers.PhimoeConfig(
             **SHAPE, sliding_window=WINDOW, num_local_experts=4, num_experts_per_tok=2
         ),
+        # Its window is in no mask of transformers'.
+        "moshi": transformers.MoshiConfig(**SHAPE, sliding_window=WINDOW),
         # Its router asks for the dtype of a linear layer's weight.
         "hunyuan-moe": transformers.HunYuanMoEV1Config(**SHAPE, num_experts=4, moe_topk=2),
         # A family of ours with what our decoders do not have.
@@ -232,6 +234,10 @@ REFUSED: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     ),
     r"DeepseekV3ForCausalLM.*keys of 6 heads of 32": lambda: transformers.DeepseekV3Config(**LATENT),
     r"GptOssForCausalLM.*s_aux": lambda: transformers.GptOssConfig(**SINKS),
+    r"DogeForCausalLM.*hands attention_mask": lambda: transformers.DogeConfig(**SHAPE),
+    r"Llama4ForCausalLM.*attn_temperature_tuning": lambda: transformers.Llama4TextConfig(
+        **SHAPE, intermediate_size_mlp=96, layer_types=["full_attention"] * 3, no_rope_layers=[1, 0, 1]
+    ),
     r"GPTJForCausalLM.*takes no attention but its own": lambda: transformers.GPTJConfig(
         **SMALL, n_layer=1, n_head=2, rotary_dim=8, n_positions=64, bos_token_id=1, eos_token_id=2
     ),

@@ -121,7 +121,8 @@ class Eagle3Config:
         if len(layers) != self.num_aux or not ascending or not 0 <= layers[0] <= layers[-1] <= count:
             raise StartupError(
                 f"the draft head {self.raw.path.parent} goes on from {self.num_aux} states, entering layers "
-                f"{list(layers)}; the target {target.folder} has {count} layers"
+                f"{list(layers)}; the target {target.folder} has {count} layers. The head's "
+                f"eagle_aux_hidden_state_layer_ids must be {self.num_aux} ids, ascending and distinct"
             )
         return FeatureSpec("aux", layers)
 

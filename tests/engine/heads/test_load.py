@@ -215,7 +215,7 @@ def config(**changes: Any) -> Any:
         (make.eagle3, config(eagle_aux_hidden_state_layer_ids=[1, 2]), r"fc.weight is \[64, 192\].*\[64, 128\]"),
         (make.eagle3, config(num_aux_hidden_states=2, eagle_aux_hidden_state_layer_ids=[1, 2, 3]), "is 2, but 3 aux"),
         (make.eagle3, config(eagle_aux_hidden_state_layer_ids=[1, 2, 9]), r"\[1, 2, 9\]; the target .* has 8 layers"),
-        (make.eagle3, config(eagle_aux_hidden_state_layer_ids=[3, 2, 1]), r"layers \[3, 2, 1\]"),
+        (make.eagle3, config(eagle_aux_hidden_state_layer_ids=[3, 2, 1]), r"layers \[3, 2, 1\].* ids, ascending"),
         (make.eagle3, config(eagle_config=[1]), "eagle_config must be an object"),
         (make.eagle3, config(eagle_aux_hidden_state_layer_ids=["1"]), "must be a list of layer numbers"),
     ],
@@ -224,6 +224,17 @@ def test_refusals(make_head: Any, spoil: Any, words: str, tmp_path: Path, target
     head = spoil(make_head(tmp_path / "head"))
     with pytest.raises(StartupError, match=words):
         load(head, target)
+
+
+def test_a_target_of_few_layers_needs_aux_layers_by_name(tmp_path: Path, target: Written) -> None:
+    head = make.eagle3(tmp_path / "head")
+    small = make.write(tmp_path / "small", target.config | {"num_hidden_layers": 3}, target.tensors)
+    with pytest.raises(
+        StartupError, match=r"\[2, 1, 0\].*eagle_aux_hidden_state_layer_ids .* 3 ids, ascending and distinct"
+    ):
+        load(head, small)
+    named = make.rewrite(head, eagle_aux_hidden_state_layer_ids=[0, 1, 3])
+    assert str(load(named, small)[1]) == "aux:0,1,3"
 
 
 def test_a_head_for_another_hidden_size_is_refused_with_both(tmp_path: Path, target: Written) -> None:
