@@ -122,7 +122,7 @@ class Gateway:
         args = self.args
         folder = Path(args.tokenizer_path or info.model.model_path)
         given = Path(args.chat_template) if args.chat_template else None
-        files = await asyncio.to_thread(TokenizerFiles.load, folder, given)
+        files = await asyncio.to_thread(TokenizerFiles.load, folder, given, info.model.vocab_size)
         of_model = args.sampling_defaults == "model"
         sampling = read_defaults(Path(info.model.model_path), folder) if of_model else OPENAI
         context_length = info.limits.context_length or info.model.context_length

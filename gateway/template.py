@@ -131,7 +131,10 @@ class ChatTemplate:
         return (self,) if self.tool_use is None else (self, self.tool_use)
 
     async def start(self) -> None:
-        """Compiles the template and renders a first conversation; StartupError (code template_error) when it cannot."""
+        """Compiles the template and tries it; StartupError (code template_error) when it cannot be rendered.
+
+        One that refuses what it is tried with may take other conversations.
+        """
         try:
             await self._start({})
             if self.tool_use is not None:
@@ -151,9 +154,13 @@ class ChatTemplate:
             self.takes_system = isinstance(answer, Rendered) and _SELF_TEST_SYSTEM["content"] in answer.text
         except OutriderError as error:
             raise StartupError(f"the chat template does not work: {error.message}", code="template_error") from error
-        if isinstance(reply, Failed):
+        if isinstance(reply, Failed) and reply.kind != "refused":
             reason = reply.message or "it writes without end"
             raise StartupError(f"the chat template does not work: {reason}", code="template_error")
+        if isinstance(reply, Failed) and isinstance(answer, Failed):
+            log.warning(
+                "the chat template refuses a user's message, alone and after a system message", reason=reply.message
+            )
 
     async def render(self, context: dict[str, Any], max_chars: int) -> str:
         """The conversation as text. InvalidArgument when the template refuses it, RenderTooLong past `max_chars`."""

@@ -28,12 +28,13 @@ class TokenizerFiles:
     template: ChatTemplate | None
 
     @classmethod
-    def load(cls, folder: Path, chat_template: Path | None = None) -> TokenizerFiles:
-        """Reads tokenizer.json and the chat template; StartupError names the file that is missing or broken."""
+    def load(cls, folder: Path, chat_template: Path | None = None, vocab_size: int | None = None) -> TokenizerFiles:
+        """Reads tokenizer.json, for a model of so many ids, and the chat template; StartupError names the file that is
+        missing or broken."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"no tokenizer at {path}; --tokenizer-path names a folder with tokenizer.json")
-        return cls(load_tokenizer(path), ChatTemplate.of_folder(folder, chat_template))
+        return cls(load_tokenizer(path, vocab_size), ChatTemplate.of_folder(folder, chat_template))
 
 
 class TextCodec:

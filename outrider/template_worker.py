@@ -187,7 +187,11 @@ def _read(source: BinaryIO, kind: Any) -> Any:
 
 
 def _write(sink: BinaryIO, reply: Reply) -> None:
-    sink.write(frame(reply))
+    try:
+        body = frame(reply)
+    except Exception as error:  # half of a surrogate pair, say, of the template's own
+        body = frame(_broken(error))
+    sink.write(body)
     sink.flush()
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from outrider.errors import RETRY_SOON_S, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.metrics import Buckets
 from outrider.multiples import MOST_REMAINDERS, remainders_of, unescaped
+from outrider.text_files import embedded
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
@@ -241,8 +242,12 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 if not self._tokenizer_path.is_file():
                     raise Unimplemented("structured output needs a model folder with tokenizer.json", field="grammar")
-                source = self._tokenizer_path.read_text(encoding="utf-8")
-                self._tokenizer = plain_tokenizer(source, self._vocab_size, self._eos_token_ids)
+                try:
+                    source = embedded(self._tokenizer_path.read_text(encoding="utf-8"), self._vocab_size)
+                    self._tokenizer = plain_tokenizer(source, self._vocab_size, self._eos_token_ids)
+                except ValueError as error:  # no fault of the grammar
+                    reason = f"structured output cannot be had with this model's tokenizer.json: {error}"
+                    raise Unimplemented(reason, field="grammar") from error
             return self._tokenizer
 
 

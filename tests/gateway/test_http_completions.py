@@ -16,7 +16,7 @@ from outrider.errors import InvalidArgument
 from outrider.v1 import verify_pb2
 from outrider.wire import unpack_ids
 from tests.gateway.conftest import ANSWER
-from tests.gateway.fakes import RunningGateway
+from tests.gateway.fakes import FakeVerify, RunningGateway, running
 
 
 def prompts(gateway: RunningGateway) -> list[list[int]]:
@@ -40,6 +40,23 @@ def test_completion(client: openai.OpenAI, gateway: RunningGateway) -> None:
     assert (choice.text, choice.finish_reason, choice.logprobs) == (ANSWER, "stop", None)
     assert (made.object, made.id.startswith("cmpl-")) == ("text_completion", True)
     assert prompts(gateway)[0][0] == 1  # who writes the whole prompt may write control tokens
+
+
+def test_an_added_token_that_the_model_has_no_embedding_of_is_text(
+    folder: Path, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    last = tokenizer.get_vocab_size() - 1
+    assert tokenizer.id_to_token(last) == "two words"
+    with running({}, lambda: [FakeVerify(folder, vocab_size=last)], tmp_path) as gateway:
+        with httpx.Client(base_url=gateway.url) as http:
+            for path, body in (
+                ("/v1/completions", {"prompt": "say two words"}),
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say two words"}]}),
+            ):
+                assert http.post(path, json=body).status_code == 200
+        for ids in prompts(gateway):
+            assert "say two words" in tokenizer.decode(ids)
+            assert max(ids) < last
 
 
 def test_equal_prompts_are_as_many_samples(client: openai.OpenAI, gateway: RunningGateway) -> None:

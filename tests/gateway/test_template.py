@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.template import ChatTemplate, TemplateTimeout
 from outrider import template_worker
@@ -66,7 +67,6 @@ async def test_what_templates_may_use(source: str, text: str) -> None:
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{% include '/etc/passwd' %}",
         "{% import 'os' as os %}",
-        "{{ raise_exception('no') }}",
         "{{ messages.append(1) }}",
         "{{ nothing.at.all }}",
         "{{ 'x' * 10**10 }}",
@@ -77,6 +77,29 @@ async def test_a_bad_template_is_found_at_start(source: str) -> None:
     with pytest.raises(StartupError) as failed:
         await render(source)
     assert failed.value.code == "template_error"
+
+
+@pytest.mark.asyncio
+async def test_half_a_surrogate_pair_is_told_at_start_as_it_is() -> None:
+    with pytest.raises(StartupError, match="the chat template does not work: UnicodeEncodeError"):
+        await render("{% if '\\ud800' in messages[0].content %}x{% endif %}")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("refuses", "warnings"),
+    [("messages[0].role != 'system'", 0), ("messages | length < 3", 1), ("true", 1)],
+)
+async def test_a_template_that_refuses_what_it_is_tried_with_may_take_other_conversations(
+    refuses: str, warnings: int
+) -> None:
+    source = f"{{% if {refuses} %}}{{{{ raise_exception('not so') }}}}{{% endif %}}" + CHATML
+    with capture_logs() as logs, pytest.raises(InvalidArgument, match="refuses these messages: not so"):
+        await render(source)
+    assert [line["reason"] for line in logs if line["log_level"] == "warning"] == ["not so"] * warnings
+    if refuses != "true":
+        talk = [{"role": role, "content": "Hi."} for role in ("system", "user", "assistant")]
+        assert "Hi." in await render(source, {"messages": talk})
 
 
 @pytest.mark.asyncio
@@ -102,7 +125,7 @@ async def test_an_endless_render_is_ended_and_others_go_on(loop: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("body", ["{{ 'x' * 10**9 * 9 }}", "{{ messages[0].nothing.more }}"])
+@pytest.mark.parametrize("body", ["{{ 'x' * 10**9 * 9 }}", "{{ messages[0].nothing.more }}", "{{ '%c' % 55296 }}"])
 async def test_a_render_that_breaks_is_the_requests_error(body: str) -> None:
     with pytest.raises(InvalidArgument) as failed:
         await render(ON_DEMAND.replace("BODY", body), asking("GO"))

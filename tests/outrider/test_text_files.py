@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from structlog.testing import capture_logs
+from tokenizers import AddedToken, Tokenizer
 
 from outrider.errors import StartupError
 from outrider.text_files import find_templates, load_tokenizer, read_json, token_variables
@@ -21,6 +22,22 @@ def test_what_a_tokenizer_has_kept_of_its_training_does_not_cut_texts(tmp_path: 
     tokenizer.save(str(path))
     assert len(Tokenizer.from_file(str(path)).encode("The quick brown fox").ids) == 64
     assert load_tokenizer(path).encode("The quick brown fox").ids == tokens
+
+
+def test_added_tokens_without_an_embedding_are_text_and_told_once(tmp_path: Path) -> None:
+    tokenizer, path = byte_level(), tmp_path / "tokenizer.json"
+    size, text = tokenizer.get_vocab_size(), "<|im_start|>a zebra <think>ran<|pad|>"
+    whole = tokenizer.encode(text).ids
+    tokenizer.add_tokens([AddedToken("zebra", special=False), AddedToken("<|pad|>", special=True)])
+    tokenizer.save(str(path))
+    with capture_logs() as logs:
+        assert load_tokenizer(path, size).encode(text).ids == whole
+    assert [(line["log_level"], line["vocab_size"], line["tokenizer_size"], line["tokens"]) for line in logs] == [
+        ("warning", size, size + 2, ["zebra", "<|pad|>"])
+    ]
+    with capture_logs() as logs:
+        assert max(load_tokenizer(path, size + 2).encode(text).ids) == size + 1
+    assert logs == []
 
 
 def test_a_tokenizer_that_cannot_be_read_is_told(tmp_path: Path) -> None:

@@ -42,6 +42,19 @@ def test_texts_may_come_in_parts_and_hold_any_line_break(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    "line", ["5", "null", "[]", '""', '{"turns": []}', '{"prompt": " "}', '{"instruction": "Name a whale."}']
+)
+def test_a_prompt_that_cannot_be_kept_out_is_told(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "benchmark.jsonl"
+    path.write_text(f'"Hi"\n{line}\n')
+    with pytest.raises(StartupError, match=f"{path}, line 2: it holds no text; it must be a string, or have one of tu"):
+        read_prompts(path)
+    path.write_text("\n")
+    with pytest.raises(StartupError, match=f"{path} holds no prompts"):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize(
     ("line", "reason"),
     [
         ("{", "it is not JSON"),

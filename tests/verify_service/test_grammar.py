@@ -21,7 +21,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from outrider.errors import Internal, InvalidArgument, ResourceExhausted
+from outrider.errors import Internal, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.tree import TokenTree
 from outrider.v1 import common_pb2
 from outrider.wire import MAX_GRAMMAR_BYTES
@@ -192,6 +192,29 @@ def test_added_tokens_that_are_not_control_tokens_stand_in_text(
         assert token in _allowed(state, [], made.get_vocab_size())
         assert state.commit(token)
     assert _allowed(state, [], made.get_vocab_size()) <= {EOS}
+
+
+@pytest.mark.parametrize("source", ['root ::= "zebra"', "start: ALL\nALL: /zebra/ " + "& /z.*/" * 9])
+def test_added_tokens_that_the_model_has_no_embedding_of_are_text(
+    tokenizer: Tokenizer, tmp_path: Path, source: str
+) -> None:
+    made, size = Tokenizer.from_str(tokenizer.to_str()), tokenizer.get_vocab_size()
+    made.add_tokens([AddedToken("zebra", special=False), AddedToken("<pad>", special=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    compiler = GrammarCompiler(tmp_path, vocab_size=size, eos_token_ids=(EOS,))
+    state = compiler.compile(common_pb2.Grammar(ebnf=source))
+    for letter in "zebra":
+        assert state.commit(_id(tokenizer, letter))
+    assert _allowed(state, [], size) <= {EOS}
+    with pytest.raises(InvalidArgument, match="<pad>"):
+        compiler.compile(common_pb2.Grammar(ebnf="start: <pad>"))
+
+
+def test_a_tokenizer_that_no_grammar_can_have_is_no_fault_of_the_grammar(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    few = GrammarCompiler(tmp_path, vocab_size=tokenizer.get_vocab_size() - 1, eos_token_ids=(EOS,))
+    with pytest.raises(Unimplemented, match=r"this model's tokenizer\.json: vocab size too small"):
+        few.compile(common_pb2.Grammar(json_object=True))
 
 
 def test_a_schema_that_can_only_go_deeper_is_found_out_on_the_way(

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from outrider.errors import StartupError
-from training.data.jsonl import read_values
+from training.data.jsonl import read_values, wrong
 from training.data.quality import words
 
 NGRAM: Final = 8
+_KEYS = ("turns", "prompt", "question", "content", "messages", "conversations", "value", "text")
 
 
 class OverlapFilter:
@@ -43,11 +44,22 @@ class OverlapFilter:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Every text of a JSONL file of prompts: MT-bench's `turns`, `prompt`, `question`, `messages` or plain strings."""
+    """Every text of a JSONL file of prompts: MT-bench's `turns`, `prompt`, `question`, `messages` or plain strings.
+
+    StartupError for a file without any, and for a line without: a prompt that is passed over would not be kept out.
+    """
+    prompts: list[str] = []
     try:
-        return [text for _, value in read_values(path) for text in _texts(value)]
+        for number, value in read_values(path):
+            texts = [text for text in _texts(value) if text.strip()]
+            if not texts:
+                raise wrong(path, number, f"it holds no text; it must be a string, or have one of {', '.join(_KEYS)}")
+            prompts += texts
     except RecursionError as error:
         raise StartupError(f"{path} holds brackets that are nested too deeply") from error
+    if not prompts:
+        raise StartupError(f"{path} holds no prompts")
+    return prompts
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -57,7 +69,7 @@ def _texts(value: Any) -> Iterator[str]:
         for item in value:
             yield from _texts(item)
     elif isinstance(value, dict):
-        for key in ("turns", "prompt", "question", "content", "messages", "conversations", "value", "text"):
+        for key in _KEYS:
             yield from _texts(value.get(key))
 
 
