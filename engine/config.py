@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from engine.fields import LIMITS, Fields
 from outrider.errors import StartupError
+from outrider.model_file import check_file
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -110,10 +111,7 @@ class ModelConfig:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of a model folder; StartupError when absent or damaged."""
-    if not path.exists():
-        raise StartupError(f"{path} does not exist; a model folder needs it")
-    if not path.is_file():  # a pipe would be waited for
-        raise StartupError(f"{path} is no file")
+    check_file(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config import read_json
-from outrider.errors import StartupError
 
 SAMPLE_BYTES = 1 << 20
 SAMPLES_PER_FILE = 16
@@ -23,12 +22,9 @@ def vocab_fingerprint(folder: Path) -> str:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return ""
-    from tokenizers import Tokenizer
+    from outrider.text_files import load_tokenizer
 
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for damaged files
-        raise StartupError(f"{path} cannot be read: {error}") from error
+    tokenizer = load_tokenizer(path)
     table = sorted((index, token) for token, index in tokenizer.get_vocab(with_added_tokens=True).items())
     return hashlib.sha256(json.dumps(table, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()
 

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from outrider.errors import StartupError, reason_of
+from outrider.model_file import check_file
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -16,6 +17,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     StartupError when it cannot be read.
     """
+    check_file(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for damaged files
