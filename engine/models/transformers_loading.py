@@ -56,7 +56,8 @@ def load_transformers_model(
                 refuse(str(names[0]), "transformers' code for it takes no attention but its own")
             raise StartupError(f"{folder}: transformers cannot load it: {reason_of(error)}") from error
         except Exception as error:  # each model's code has its own
-            raise StartupError(f"{folder}: transformers cannot load it: {reason_of(error)}") from error
+            reason = reason_of(error).partition(" For details look at")[0]  # at its report, which is not shown
+            raise StartupError(f"{folder}: transformers cannot load it: {reason}") from error
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
             check_numbers(f"{folder}: tensor {name}, in {dtype},", parameter)
@@ -95,7 +96,11 @@ def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None
 
 def _check_loaded(folder: Path, found: dict[str, Any]) -> None:
     refuse_tensors(folder, sorted(found.get("missing_keys") or ()), "are missing")
-    refuse_tensors(folder, sorted(map(str, found.get("mismatched_keys") or ())), "have the wrong shape")
+    wrong = [
+        f"{name} is {list(stored)}, config.json calls for {list(shape)}"
+        for name, stored, shape in sorted(found.get("mismatched_keys") or ())
+    ]
+    refuse_tensors(folder, wrong, "have the wrong shape")
 
 
 def _dummy(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, Checkpoint]:

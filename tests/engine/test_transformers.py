@@ -332,7 +332,7 @@ def test_a_tensor_that_is_missing_or_not_finite_is_refused(
     with pytest.raises(StartupError, match=r"1 tensors are missing: model\.layers\.1\.mlp\.fc1"):
         load(tmp_path)
     save_file({**tensors, "model.layers.1.mlp.fc1.weight": torch.ones(3)}, path, {"format": "pt"})
-    with pytest.raises(StartupError, match=r"1 tensors have the wrong shape: .*fc1\.weight"):
+    with pytest.raises(StartupError, match=r"wrong shape: .*fc1\.weight is \[3\], config\.json calls for \[160, 96\]"):
         load(tmp_path)
     assert not caplog.records  # transformers has a report of its own, of many lines
 
