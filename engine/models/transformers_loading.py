@@ -98,7 +98,7 @@ def _check_loaded(folder: Path, found: dict[str, Any]) -> None:
     refuse_tensors(folder, sorted(found.get("missing_keys") or ()), "are missing")
     wrong = [
         f"{name} is {list(stored)}, config.json calls for {list(shape)}"
-        for name, stored, shape in sorted(found.get("mismatched_keys") or ())
+        for name, stored, shape in sorted(found.get("mismatched_keys") or [])
     ]
     refuse_tensors(folder, wrong, "have the wrong shape")
 
