@@ -1,6 +1,6 @@
 """The tensors of a model folder, mapped from its files; every header is checked before a byte is used.
 
-Knows files, not models: which tensors there must be is engine/loader.py's business.
+Knows files, not models: which there are says engine/weight_files.py, which tensors there must be engine/loader.py.
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.tensors import EMBEDDING, OUTPUT_HEAD
+from engine.weight_files import weight_files
 from outrider.errors import StartupError, reason_of
-from outrider.text_files import read_json
 
-INDEX_NAME = "model.safetensors.index.json"
-PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# What a trainer leaves beside its weights.
-_NO_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*")
 _MAX_DIMS = 16
 # A header is some 100 bytes a tensor; the format's own readers stop at the same size.
 MAX_HEADER_BYTES = 100 * 10**6
@@ -74,28 +70,30 @@ class SafetensorsCheckpoint(Checkpoint):
     def tensor(self, name: str) -> torch.Tensor:
         dtype = self._headers[name]["dtype"]
         if dtype not in DTYPES:
-            raise StartupError(
-                f"{self.files[0].parent}: tensor {name} is stored as {dtype}; {', '.join(DTYPES)} can be read"
-            )
+            raise _unreadable(self.files, name, dtype)
         return self._file_of[name].get_tensor(name)
 
 
-class TensorsCheckpoint(Checkpoint):
-    """Tensors that are in memory already."""
+class PickledCheckpoint(Checkpoint):
+    """Named tensors by torch.save, read into memory with weights_only: no code of theirs is run."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], files: Iterable[Path] = ()) -> None:
+    def __init__(self, files: Iterable[Path]) -> None:
         self.files = tuple(files)
-        self._tensors = tensors
+        self._tensors: dict[str, torch.Tensor] = {}
+        for path in self.files:
+            tensors = _unpickled(path)
+            twice = sorted(tensors.keys() & self._tensors.keys())
+            if twice:
+                raise StartupError(f"{path}: tensor {twice[0]} is in another file of its folder too")
+            self._tensors.update(tensors)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
 
     def tensor(self, name: str) -> torch.Tensor:
-        if not self._tensors[name].is_floating_point():
-            where = f"{self.files[0].parent}: " if self.files else ""
-            raise StartupError(
-                f"{where}tensor {name} is stored as {self._tensors[name].dtype}; a floating-point type is needed"
-            )
+        dtype = self._tensors[name].dtype
+        if dtype not in DTYPES.values():
+            raise _unreadable(self.files, name, dtype)
         return self._tensors[name]
 
 
@@ -123,10 +121,14 @@ class DummyCheckpoint(Checkpoint):
         return noise * gain * shape[1] ** -0.5
 
 
-def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether a tensor, not an empty one, holds neither NaN nor infinity."""
+def check_numbers(what: str, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+    """StartupError, which `what` begins, where a tensor, not an empty one, is not finite or would not be in `dtype`."""
     # NaN passes through both; fifty times as fast as isfinite.
-    return all(math.isfinite(bound) for bound in torch.aminmax(tensor))
+    bounds = torch.stack(torch.aminmax(tensor))
+    if not bounds.isfinite().all():
+        raise StartupError(f"{what} holds NaN or infinity")
+    if dtype is not None and not bounds.to(dtype).isfinite().all():
+        raise StartupError(f"{what} holds {bounds.abs().max():.4g}, which is infinity in {dtype}; take another --dtype")
 
 
 def open_checkpoint(folder: Path, *, load_format: str) -> Checkpoint:
@@ -134,26 +136,13 @@ def open_checkpoint(folder: Path, *, load_format: str) -> Checkpoint:
 
     Raises StartupError naming the file that is absent, damaged or not allowed.
     """
-    if load_format == "pt":
-        return _open_pickled(folder)
-    if (folder / "model.safetensors").is_file():  # of both the whole one, as transformers does
-        return SafetensorsCheckpoint([folder / "model.safetensors"])
-    if (folder / INDEX_NAME).is_file():
-        return SafetensorsCheckpoint(_indexed_files(folder))
-    pickled = _pickled_files(folder)
-    if pickled:
-        raise StartupError(
-            f"{folder} has only pickled weights ({pickled[0].name}), which can run code when read. Convert them to "
-            "safetensors, or allow them with --load-format pt"
-        )
-    raise StartupError(f"{folder} has neither model.safetensors nor {INDEX_NAME}")
+    kind = PickledCheckpoint if load_format == "pt" else SafetensorsCheckpoint
+    return kind(weight_files(folder, load_format=load_format))
 
 
 def read_header(path: Path) -> dict[str, dict[str, Any]]:
     """A safetensors file's tensors: name -> dtype, shape, data_offsets. Raises StartupError unless it all adds up."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise StartupError(f"{path} is no file")
         size = path.stat().st_size
         with path.open("rb") as file:
             prefix = file.read(8)
@@ -161,8 +150,6 @@ def read_header(path: Path) -> dict[str, dict[str, Any]]:
             if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
                 raise StartupError(f"{path}: its header claims {length} bytes of a file of {size}; it is damaged")
             header = json.loads(file.read(length))
-    except FileNotFoundError:
-        raise StartupError(f"{path} does not exist, but the model's index names it") from None
     except (OSError, ValueError, RecursionError) as error:
         raise StartupError(f"{path}: its header cannot be read: {error}") from error
     if not isinstance(header, dict):
@@ -199,49 +186,24 @@ def _check_entries(path: Path, header: dict[str, Any], data_bytes: int) -> None:
         raise StartupError(f"{path}: {data_bytes} bytes of data, {position} expected; it is truncated or damaged")
 
 
-def _indexed_files(folder: Path) -> list[Path]:
-    weight_map = read_json(folder / INDEX_NAME).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise StartupError(f"{folder / INDEX_NAME} has no weight_map")
-    names = sorted({str(name) for name in weight_map.values()})
-    bad = [name for name in names if not name.endswith(".safetensors") or not _is_inside(folder, name)]
-    if bad:
-        raise StartupError(f"{folder / INDEX_NAME} names {bad[0]!r}, which is no safetensors file of its folder")
-    return [folder / name for name in names]
-
-
-def _is_inside(folder: Path, name: str) -> bool:
-    """Whether a shard stays in the model's folder, links followed; the hub's cache links to `blobs` two levels up."""
+def _unpickled(path: Path) -> dict[str, torch.Tensor]:
     try:
-        target = (folder / name).resolve()
-        if target.is_symlink():  # links in a ring lead nowhere; Python before 3.13 raises RuntimeError
-            return False
-    except (ValueError, RuntimeError, OSError):  # of what no file can be called
-        return False
-    homes = [folder.resolve()]
-    if folder.resolve().parent.name == "snapshots":
-        homes.append(folder.resolve().parent.parent / "blobs")
-    return any(target.is_relative_to(home) for home in homes)
-
-
-def _pickled_files(folder: Path) -> list[Path]:
-    names = sorted(path for pattern in PICKLED_PATTERNS for path in folder.glob(pattern))
-    return [path for path in names if not any(path.match(pattern) for pattern in _NO_WEIGHTS)]
-
-
-def _open_pickled(folder: Path) -> Checkpoint:
-    files = _pickled_files(folder)
-    if not files:
-        raise StartupError(f"{folder} has no .bin or .pt weights, which --load-format pt asks for")
-    tensors: dict[str, torch.Tensor] = {}
-    for path in files:
-        try:
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # damaged pickles raise whatever their bytes happen to mean
-            raise StartupError(f"{path} cannot be read as plain tensors: {reason_of(error)}") from error
-        if not isinstance(loaded, dict) or not all(
-            isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in loaded.items()
-        ):
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise StartupError(f"{path} cannot be read: {reason_of(error)}") from error
+    except Exception as error:  # damaged pickles raise whatever their bytes mean; torch's own words advise to run them
+        raise StartupError(
+            f"{path} cannot be read as plain tensors: it is damaged, or holds more than those ({type(error).__name__})"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise StartupError(f"{path} holds something else than named tensors")
+    for name, value in loaded.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise StartupError(f"{path} holds something else than named tensors")
-        tensors.update(loaded)
-    return TensorsCheckpoint(tensors, files)
+        if value.is_nested or value.layout is not torch.strided or value.device.type != "cpu":
+            raise StartupError(f"{path}: tensor {name} is sparse, nested or without numbers; dense ones can be read")
+    return loaded
+
+
+def _unreadable(files: tuple[Path, ...], name: str, dtype: object) -> StartupError:
+    return StartupError(f"{files[0].parent}: tensor {name} is stored as {dtype}; {', '.join(DTYPES)} can be read")

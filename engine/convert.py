@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint import PICKLED_PATTERNS
 from engine.loader import fetched
 from engine.models.heads.config import RawConfig
 from engine.models.heads.eagle import EagleConfig
@@ -25,6 +24,7 @@ from engine.models.heads.load import HeadFolder, flattened, own_tokens, tensors_
 from engine.models.heads.names import DRAFT_TO_TARGET, TARGET_TO_DRAFT, published_name
 from engine.models.heads.token_map import target_tokens
 from engine.saving import save_tensors
+from engine.weight_files import PICKLED_PATTERNS, pickled_files
 from engine.whole import put_in_place
 from outrider.args import ConvertArgs
 from outrider.errors import StartupError
@@ -70,7 +70,7 @@ def convert_head(source: Path, destination: Path) -> Converted:
     if destination.exists():
         raise StartupError(f"{destination} exists; name a folder that does not")
     has_safetensors = any(source.glob("*.safetensors"))
-    if not has_safetensors and not any(found for pattern in PICKLED_PATTERNS for found in source.glob(pattern)):
+    if not has_safetensors and not pickled_files(source):
         raise StartupError(f"{source} has no weights: neither .safetensors nor any of {', '.join(PICKLED_PATTERNS)}")
     opened = HeadFolder.open(source, load_format="safetensors" if has_safetensors else "pt")
     tensors = _published_tensors(opened)

@@ -7,8 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.config import read_json
-from outrider.text_files import load_tokenizer
+from outrider.text_files import load_tokenizer, read_json
 
 SAMPLE_BYTES = 1 << 20
 SAMPLES_PER_FILE = 16

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.checkpoint import PICKLED_PATTERNS, Checkpoint, DummyCheckpoint, is_finite, open_checkpoint
+from engine.checkpoint import Checkpoint, DummyCheckpoint, check_numbers, open_checkpoint
 from engine.config import ModelConfig
 from engine.embedded import ensure_embedded_model
 from engine.tensors import EMBEDDING, OUTPUT_HEAD, check_shapes
+from engine.weight_files import PICKLED_PATTERNS
 from outrider.errors import StartupError
 from outrider.model_name import may_be_hub_id
 from outrider.telemetry import get_logger
@@ -84,13 +85,13 @@ def fetched(why: str, download: Callable[[], str]) -> Path:
 
 
 def load_checkpoint(
-    folder: Path, shapes: Mapping[str, tuple[int, ...]], *, load_format: str = "auto"
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], *, load_format: str = "auto", dtype: torch.dtype | None = None
 ) -> tuple[Checkpoint, Iterator[tuple[str, torch.Tensor]]]:
     """The checkpoint of `folder` and its tensors `(name, value as stored)`, exactly those of `shapes`.
 
-    `load_format`: auto, safetensors, pt (allows pickled files, read with weights_only) or dummy (random, seeded).
-    Raises StartupError for missing or mis-shaped tensors (the first five are named) before any is read, and while
-    iterating for one that is not finite. Extra tensors are logged.
+    `load_format`: auto, safetensors, pt (pickled files, read with weights_only) or dummy (random, seeded). `dtype`:
+    what will be computed in. Raises StartupError for missing or mis-shaped tensors (the first five are named) before
+    any is read, and while iterating for one that is not finite, or would not be in `dtype`. Extra tensors are logged.
     """
     if load_format == "dummy":
         checkpoint: Checkpoint = DummyCheckpoint(shapes)
@@ -99,7 +100,7 @@ def load_checkpoint(
     check_shapes(folder, checkpoint.shapes(), shapes)
     _warn_of_unused(folder, checkpoint.shapes(), shapes)
     _check_tied(folder, checkpoint, shapes)
-    return checkpoint, _finite_tensors(folder, checkpoint, shapes)
+    return checkpoint, _finite_tensors(folder, checkpoint, shapes, dtype)
 
 
 def _warn_of_unused(folder: Path, found: Mapping[str, object], wanted: Mapping[str, object]) -> None:
@@ -123,12 +124,11 @@ def _check_tied(folder: Path, checkpoint: Checkpoint, wanted: Mapping[str, objec
 
 
 def _finite_tensors(
-    folder: Path, checkpoint: Checkpoint, names: Mapping[str, object]
+    folder: Path, checkpoint: Checkpoint, names: Mapping[str, object], dtype: torch.dtype | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     for name in names:
         tensor = checkpoint.tensor(name)
-        if not is_finite(tensor):
-            raise StartupError(f"{folder}: tensor {name} holds NaN or infinity")
+        check_numbers(f"{folder}: tensor {name}", tensor, dtype)
         yield name, tensor
 
 

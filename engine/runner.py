@@ -157,7 +157,8 @@ class ModelRunner:
         pool = KVPool(config, features, num_slots, torch_dtype, place, kv=kept, with_padding=has_graphs)
         with torch.inference_mode():
             if config.is_native:
-                checkpoint, tensors = load_checkpoint(model_path, tensor_shapes(config), load_format=load_format)
+                shapes = tensor_shapes(config)
+                checkpoint, tensors = load_checkpoint(model_path, shapes, load_format=load_format, dtype=torch_dtype)
                 decoder, backend = _build_decoder(
                     config, tensors, pool, features, max_len, quantization, torch_dtype, execution, output_rows
                 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from outrider.errors import StartupError, reason_of
+from outrider.model_file import check_file
 from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
@@ -23,6 +25,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 
     For a model of `vocab_size` ids as `embedded` has it, with a warning. StartupError when it cannot be read.
     """
+    check_file(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for damaged files
@@ -82,12 +85,9 @@ def token_variables(folder: Path) -> dict[str, str]:
 
 def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     """A JSON object from a file of a model folder. StartupError when damaged, or absent where it may not be."""
-    if not path.exists():
-        if missing_ok:
-            return {}
-        raise StartupError(f"{path} does not exist; a model folder needs it")
-    if not path.is_file():  # a pipe would be waited for
-        raise StartupError(f"{path} is no file")
+    if missing_ok and not os.path.lexists(path):
+        return {}
+    check_file(path)
     try:
         value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint import Checkpoint, DummyCheckpoint, is_finite, open_checkpoint
+from engine.checkpoint import Checkpoint, DummyCheckpoint, check_numbers, open_checkpoint
 from engine.models.transformers_attention import NAME, attend, refuse
 from engine.models.transformers_config import load_config
 from engine.quantization import head_maker, linear_maker
@@ -30,6 +30,7 @@ def load_transformers_model(
 
     AttentionInterface.register(NAME, attend)
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what is missing is told below, in one line
     config = load_config(folder, trust_remote_code=trust_remote_code)
     config.use_cache = False
     with warnings.catch_warnings():
@@ -43,7 +44,7 @@ def load_transformers_model(
                 loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                     folder, config=config, dtype=dtype, attn_implementation=NAME, trust_remote_code=trust_remote_code,
                     use_safetensors=load_format != "pt", weights_only=True, local_files_only=True,
-                    output_loading_info=True,
+                    output_loading_info=True, ignore_mismatched_sizes=True,  # _check_loaded names them
                 )  # fmt: skip
                 model, found = loaded
                 _check_loaded(folder, found)
@@ -55,10 +56,11 @@ def load_transformers_model(
                 refuse(str(names[0]), "transformers' code for it takes no attention but its own")
             raise StartupError(f"{folder}: transformers cannot load it: {reason_of(error)}") from error
         except Exception as error:  # each model's code has its own
-            raise StartupError(f"{folder}: transformers cannot load it: {reason_of(error)}") from error
+            reason = reason_of(error).partition(" For details look at")[0]  # at its report, which is not shown
+            raise StartupError(f"{folder}: transformers cannot load it: {reason}") from error
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not is_finite(parameter):
-            raise StartupError(f"{folder}: tensor {name} holds NaN or infinity")
+        if parameter.is_floating_point():
+            check_numbers(f"{folder}: tensor {name}, in {dtype},", parameter)
     model = model.to(device).eval().requires_grad_(False)
     _replace_linears(folder, model, quantization)
     return model, checkpoint
@@ -94,7 +96,11 @@ def _replace_linears(folder: Path, model: Any, quantization: str | None) -> None
 
 def _check_loaded(folder: Path, found: dict[str, Any]) -> None:
     refuse_tensors(folder, sorted(found.get("missing_keys") or ()), "are missing")
-    refuse_tensors(folder, sorted(map(str, found.get("mismatched_keys") or ())), "have the wrong shape")
+    wrong = [
+        f"{name} is {list(stored)}, config.json calls for {list(shape)}"
+        for name, stored, shape in sorted(found.get("mismatched_keys") or [])
+    ]
+    refuse_tensors(folder, wrong, "have the wrong shape")
 
 
 def _dummy(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> tuple[Any, Checkpoint]:

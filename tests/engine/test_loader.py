@@ -14,12 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.checkpoint import INDEX_NAME, read_header
+from engine.checkpoint import read_header
 from engine.config import ModelConfig
 from engine.devices import pick_device
+from engine.fingerprint import vocab_fingerprint
 from engine.loader import compute_dtype, load_checkpoint, resolve_model
 from engine.models.llama_weights import tensor_shapes
 from engine.runner import ModelRunner
+from engine.weight_files import INDEX_NAME
 from outrider.errors import StartupError
 from tests.engine.tiny import save_model, sessions
 
@@ -107,6 +109,14 @@ def test_weights_that_are_not_finite(folder: Path, value: float) -> None:
     change(folder, edit)
     message = refused(folder, r"model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinity")
     assert str(folder) in message
+
+
+def test_weights_that_are_not_finite_in_what_is_computed_in(folder: Path) -> None:
+    change(folder, lambda tensors: tensors["model.norm.weight"].fill_(-1e6))
+    options: dict[str, Any] = {"num_slots": 64, "max_sessions": 1, "max_len": 64, "threads": 1}
+    assert ModelRunner.load(folder, dtype="bfloat16", **options)
+    with pytest.raises(StartupError, match=r"model\.norm\.weight holds 1e\+06, which is infinity in torch\.float16"):
+        ModelRunner.load(folder, dtype="float16", **options)
 
 
 def test_integers_are_no_weights(folder: Path) -> None:
@@ -203,20 +213,28 @@ def test_shards(folder: Path) -> None:
     [
         "../outside.safetensors",
         "/etc/outside.safetensors",
+        "a/../../outside.safetensors",
         "weights.bin",
-        "link.safetensors",
-        "ring.safetensors",
         "a\0b.safetensors",
         "\ud800.safetensors",
     ],
 )
-def test_shards_that_leave_the_folder(folder: Path, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    outside = tmp_path_factory.mktemp("outside") / "w.safetensors"
-    outside.write_bytes((folder / WEIGHTS).read_bytes())
-    (folder / "link.safetensors").symlink_to(outside)
-    (folder / "ring.safetensors").symlink_to("ring.safetensors")
+def test_shards_that_leave_the_folder(folder: Path, name: str) -> None:
     shard(folder, {"model.norm.weight": name})
-    refused(folder, "no safetensors file of its folder")
+    refused(folder, "no .safetensors file of its folder")
+
+
+def test_shards_that_are_links_are_read(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("outside") / "w"  # as downloads that share a cache leave them
+    (folder / WEIGHTS).rename(outside)
+    (folder / "w.safetensors").symlink_to(outside)
+    shard(folder, {"model.norm.weight": "w.safetensors"})
+    assert load(folder)
+    outside.unlink()
+    refused(folder, rf"w\.safetensors is a link to {outside}, which does not exist")
+    (folder / "w.safetensors").unlink()
+    (folder / "w.safetensors").symlink_to("w.safetensors")
+    refused(folder, r"w\.safetensors cannot be read: .*symbolic links")
 
 
 def test_shards_linked_within_a_hub_cache(saved: Path, tmp_path: Path) -> None:
@@ -248,9 +266,37 @@ def test_pickled_weights_need_consent(folder: Path) -> None:
     message = refused(folder, r"pytorch_model\.bin")
     assert "safetensors" in message
     assert "--load-format pt" in message
+    assert "--speculative-draft-load-format pt" in message  # of a head; its target's form is another matter
+    assert "`outrider convert`" in message
     torch.save({"state": {}, "param_groups": [3]}, folder / "optimizer.pt")  # a trainer's, beside them
     torch.save({"python": (3, 1)}, folder / "rng_state_0.pth")
     assert all(torch.equal(value, stored[name]) for name, value in load(folder, "pt").items())
+
+
+def test_of_pickled_weights_those_are_read_that_transformers_reads(folder: Path) -> None:
+    stored = load_file(folder / WEIGHTS)
+    zeros = {name: torch.zeros_like(value) for name, value in stored.items()}
+    names = sorted(stored)
+    pickled(folder)
+    torch.save(zeros, folder / "pytorch_model_ema.bin")
+    (folder / "tokenizer.bin").write_bytes(b"of another program")
+
+    def same() -> bool:
+        return all(torch.equal(value, stored[name]) for name, value in load(folder, "pt").items())
+
+    assert same()
+    (folder / "pytorch_model.bin").unlink()
+    parts = {"pytorch_model-1.bin": names[::2], "pytorch_model-2.bin": names[1::2]}
+    for part, members in parts.items():
+        torch.save({name: stored[name] for name in members}, folder / part)
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {name: part for part in parts for name in parts[part]}}))
+    assert same()
+    index.unlink()
+    (folder / "tokenizer.bin").unlink()
+    refused(folder, r"pytorch_model_ema\.bin: tensor .* is in another file of its folder", "pt")
+    (folder / "pytorch_model_ema.bin").rename(folder / "ema.pt")
+    assert same()  # of one ending alone
 
 
 class Payload:
@@ -277,22 +323,49 @@ def test_pickled_things_that_are_no_named_tensors(folder: Path, things: object) 
     refused(folder, "something else", "pt")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(96).to_sparse(),
+        torch.ones(96, device="meta"),
+        torch.ones(96).to(torch.float8_e4m3fn),
+        torch.ones(96, dtype=torch.int64),
+    ],
+)
+def test_pickled_tensors_of_other_kinds(folder: Path, value: torch.Tensor) -> None:
+    torch.save(load_file(folder / WEIGHTS) | {"model.norm.weight": value}, folder / "pytorch_model.bin")
+    refused(folder, r"tensor model\.norm\.weight is (stored as torch\.|sparse)", "pt")
+
+
 @pytest.mark.parametrize("data", [b"", b"\x80\x02hello", b"PK\x03\x04"])
 def test_damaged_pickles(folder: Path, data: bytes) -> None:
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes(data)
-    message = refused(folder, "cannot be read as plain tensors: .", "pt")
-    assert "\n" not in message
+    message = refused(folder, r"cannot be read as plain tensors: it is damaged, .* \(\w+Error\)", "pt")
+    assert "weights_only" not in message  # which torch would have set to False
 
 
-def test_a_pipe_is_no_file_of_weights(folder: Path) -> None:
-    os.mkfifo(folder / "a.safetensors")
-    shard(folder, {"model.norm.weight": "a.safetensors"})
-    refused(folder, r"a\.safetensors is no file")
+@pytest.mark.parametrize("name", [WEIGHTS, "a.safetensors", "pytorch_model.bin", "b.pt"])
+def test_what_stands_in_place_of_weights(folder: Path, name: str) -> None:
+    (folder / WEIGHTS).unlink()
+    if name == "a.safetensors":
+        shard(folder, {"model.norm.weight": name})
+    load_format = "auto" if name.endswith("safetensors") else "pt"
+    os.mkfifo(folder / name)
+    refused(folder, f"{name} is no file", load_format)
+    (folder / name).unlink()
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 567\n")
+    refused(folder, f"{name} is a Git LFS pointer", load_format)
+
+
+def test_a_tokenizer_that_is_a_pointer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(StartupError, match=r"tokenizer\.json is a Git LFS pointer"):
+        vocab_fingerprint(folder)
 
 
 def test_consent_without_pickled_weights(folder: Path) -> None:
-    refused(folder, r"no \.bin or \.pt", "pt")
+    refused(folder, r"no pickled weights .*\*\.pt.*; auto reads safetensors", "pt")
 
 
 def test_dummy_weights_are_the_same_every_time(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -314,7 +315,9 @@ def test_an_end_id_of_zero_is_the_generation_configs(tmp_path: Path) -> None:
     assert ModelConfig.from_folder(tmp_path).eos_token_ids == (0,)
 
 
-def test_a_tensor_that_is_missing_or_not_finite_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_that_is_missing_or_not_finite_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from safetensors.torch import load_file, save_file
 
     save("phi", tmp_path)
@@ -324,10 +327,20 @@ def test_a_tensor_that_is_missing_or_not_finite_is_refused(tmp_path: Path) -> No
     save_file(spoilt, path, {"format": "pt"})
     with pytest.raises(StartupError, match="NaN or infinity"):
         load(tmp_path)
+    spoilt = {**tensors, "model.final_layernorm.weight": tensors["model.final_layernorm.weight"] + 1e6}
+    save_file(spoilt, path, {"format": "pt"})
+    with pytest.raises(StartupError, match=r"final_layernorm\.weight, in torch\.float16, holds NaN or infinity"):
+        load(tmp_path, dtype="float16")
     del tensors["model.layers.1.mlp.fc1.weight"]
     save_file(tensors, path, {"format": "pt"})
+    transformers.utils.logging.set_verbosity_warning()
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [caplog.handler])
     with pytest.raises(StartupError, match=r"1 tensors are missing: model\.layers\.1\.mlp\.fc1"):
         load(tmp_path)
+    save_file({**tensors, "model.layers.1.mlp.fc1.weight": torch.ones(3)}, path, {"format": "pt"})
+    with pytest.raises(StartupError, match=r"wrong shape: .*fc1\.weight is \[3\], config\.json calls for \[160, 96\]"):
+        load(tmp_path)
+    assert not caplog.records  # transformers has a report of its own, of many lines
 
 
 CODE = """

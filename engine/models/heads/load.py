@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from engine.checkpoint import Checkpoint, DummyCheckpoint, is_finite, open_checkpoint
+from engine.checkpoint import Checkpoint, DummyCheckpoint, check_numbers, open_checkpoint
 from engine.feature_spec import FeatureSpec
 from engine.loader import compute_dtype
 from engine.models.heads.base import Head, HeadConfig, MakeLinear, Shapes, Vocabulary
@@ -90,8 +90,7 @@ class HeadFolder:
         tensor = self.checkpoint.tensor(self.names.stored[name])
         if tensor.numel() == 0:
             raise StartupError(f"{self.folder}: tensor {self.names.stored[name]} is {list(tensor.shape)}; it is empty")
-        if not is_finite(tensor):
-            raise StartupError(f"{self.folder}: tensor {self.names.stored[name]} holds NaN or infinity")
+        check_numbers(f"{self.folder}: tensor {self.names.stored[name]}", tensor)
         return tensor
 
     def mapping(self, name: str) -> torch.Tensor:
@@ -126,16 +125,17 @@ def load_head(
     features = opened.config.features(target)
     place, kind = torch.device(device), compute_dtype(dtype, target)
 
-    def ready(tensor: torch.Tensor) -> torch.Tensor:
+    def ready(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        check_numbers(f"{folder}: tensor {opened.names.stored.get(name, name)}", tensor, kind)
         return tensor.to(device=place, dtype=kind)
 
     vocabulary = _vocabulary(opened, target, target_load_format, token_map)
     vocabulary = Vocabulary(
-        embedding=ready(vocabulary.embedding),
-        head=ready(vocabulary.head),
+        embedding=ready(EMBEDDING, vocabulary.embedding),
+        head=ready(OUTPUT_HEAD, vocabulary.head),
         tokens=None if vocabulary.tokens is None else vocabulary.tokens.to(place),
     )
-    tensors = {name: ready(opened.tensor(name)) for name in opened.config.shapes()}
+    tensors = {name: ready(name, opened.tensor(name)) for name in opened.config.shapes()}
     max_len = min(max_len, opened.config.block.max_position)
     return opened.config.build(tensors, vocabulary, max_len, make_linear), features
 

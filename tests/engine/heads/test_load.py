@@ -119,6 +119,10 @@ def test_dtype_follows_the_target_unless_named(tmp_path: Path, target: Written) 
     assert load(head, target, dtype="float32")[0].dtype is torch.float32
     with pytest.raises(StartupError, match="--dtype is 'int8'; bfloat16"):
         load(head, target, dtype="int8")
+    large = make.rewrite(head, tensors={"fc.weight": head.tensors["fc.weight"] + 1e6})
+    assert load(large, target)
+    with pytest.raises(StartupError, match=r"tensor fc\.weight holds 1e\+06, which is infinity in torch\.float16"):
+        load(large, target, dtype="float16")
 
 
 @pytest.mark.parametrize("make_head", [make.eagle, make.eagle3])
