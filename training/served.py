@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ async def ask_all(
     async def when_ready(served: Served) -> None:
         try:
             await asyncio.to_thread(_ask_each, served, args.answer_tokens, prompts, found, in_time)
-        except (urllib.error.URLError, KeyError, ValueError) as error:
+        except (OSError, http.client.HTTPException, LookupError, TypeError, ValueError) as error:
             raise StartupError(f"a question to {served.url} failed: {error!r}") from error
         finally:
             served.stop()

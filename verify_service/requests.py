@@ -145,6 +145,12 @@ class SessionFactory:
 
     def _check_prompt_logprobs(self, request: verify_pb2.GenerateRequest, prompt_len: int) -> None:
         most = _LOGPROB_ROOM // (prompt_len * _LOGPROB_BYTES) - 1
+        if request.prompt_logprobs and most < 0:
+            raise InvalidArgument(
+                f"prompt_logprobs of {prompt_len} tokens are more than an answer holds; the prompt may have at most "
+                f"{_LOGPROB_ROOM // _LOGPROB_BYTES} tokens with them",
+                field="prompt_logprobs",
+            )
         if request.prompt_logprobs and request.top_logprobs > most:
             raise InvalidArgument(
                 f"top_logprobs is {request.top_logprobs}; with prompt_logprobs of {prompt_len} tokens it must be "

@@ -85,7 +85,7 @@ def test_special_tokens_are_those_of_both_files(tmp_path: Path) -> None:
 def test_a_file_that_is_no_object_is_told(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     assert read_json(path, missing_ok=True) == {}
-    with pytest.raises(StartupError, match=r"config\.json does not exist; a model folder needs it"):
+    with pytest.raises(StartupError, match=r"config\.json does not exist; the model needs it"):
         read_json(path)
     path.write_text("[]")
     with pytest.raises(StartupError, match=r"config\.json must hold a JSON object"):

@@ -142,6 +142,14 @@ def test_a_tree_larger_than_is_verified_here_is_wished_for_as_large_as_is() -> N
     assert (wire.num_steps, wire.topk, wire.num_draft_tokens) == (MAX_NODES + 1, 3, MAX_NODES + 1)
 
 
+def test_a_prompt_may_be_too_long_for_its_logprobs() -> None:
+    endless = build_factory(toy_config(VOCAB, 2**23, (EOS,)))
+    long = make(prompt_tokens=pack_ids([1] * 2**22), prompt_logprobs=True)
+    with pytest.raises(InvalidArgument, match=r"prompt_logprobs of \d+ tokens are more than an answer holds") as e:
+        endless.build(long)
+    assert e.value.field == "prompt_logprobs"
+
+
 def test_logprobs_of_a_prompt_fit_one_message() -> None:
     roomy = build_factory(toy_config(VOCAB, 60_000, (EOS,)))
     asked = {"prompt_tokens": pack_ids([1] * 50_000), "prompt_logprobs": True}

@@ -119,10 +119,17 @@ class DataFolder:
     def flush(self) -> None:
         """Writes what is pending as the next shard, and takes in what other processes added meanwhile.
 
-        What they asked too is left out here.
+        What they asked too is left out here. StartupError where it cannot be written.
         """
         if not self._new_ended:
             return
+        try:
+            self._add_shard()
+        except (SafetensorError, OSError) as error:
+            raise StartupError(f"training data cannot be kept in {self.folder}: {reason_of(error)}") from error
+        self._records, self._new_ended = [], []
+
+    def _add_shard(self) -> None:
         with locked(self.folder / ".lock"):
             self._take_in()
             records = [record for record in self._records if record.key not in self.keys]
@@ -137,7 +144,6 @@ class DataFolder:
             written(final, lambda path: save_file(arrays, path))
         self._known.add(final.name)
         self.keys.update(record.key for record in records if record.key is not None)
-        self._records, self._new_ended = [], []
 
     def _take_in(self) -> None:
         """Reads the shards that are new to us."""
