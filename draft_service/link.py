@@ -14,9 +14,9 @@ import grpc.aio
 from draft_service.arrivals import Arrivals
 from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
-from draft_service.fetching import FeatureFetcher, Lost
+from draft_service.fetching import FeatureFetcher
 from draft_service.framing import released
-from draft_service.news import News
+from draft_service.reading import Arrival, Call, by_kind, next_frame, read
 from draft_service.sessions import SessionTable
 from outrider import rpc
 from outrider.busy_poll import BusyPoll
@@ -37,15 +37,10 @@ from outrider.wire import WIRE_VERSION
 log = get_logger(__name__)
 
 ENLIST_TIMEOUT_S = 10.0
-_ASIDE_S = (
-    0.001  # of a round that is drafted for: asking gRPC for the next one would take the interpreter from who does
-)
 ROUNDS_IN_FLIGHT = 64  # read and not yet applied; gRPC's flow control holds back the rest
 
 # What only a restart, on either side, can mend.
 _REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
-
-Call = grpc.aio.StreamStreamCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +170,7 @@ class VerifyLink:
         try:
             async with asyncio.timeout(ENLIST_TIMEOUT_S):
                 await self._send(call, verify_pb2.SpeculateRequest(enlist=enlist))
-                frame = await _next_frame(call)
+                frame = await next_frame(call)
         except TimeoutError:
             raise DeadlineExceeded(f"{self.address} did not answer within {ENLIST_TIMEOUT_S:g} s") from None
         if frame is None:
@@ -201,7 +196,7 @@ class VerifyLink:
         arrivals: Arrivals[Arrival] = Arrivals(ROUNDS_IN_FLIGHT)
         fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted, arrivals.put, self.dial)
         poll = BusyPoll(asyncio.get_running_loop(), on=self.busy_poll)
-        reader = asyncio.create_task(_read(call, arrivals, fetcher, table.news, poll))
+        reader = asyncio.create_task(read(call, arrivals, fetcher, table.news, poll))
         began_s = time.monotonic()
 
         async def send(frame: verify_pb2.SpeculateRequest) -> None:
@@ -213,7 +208,7 @@ class VerifyLink:
 
         try:
             while True:
-                rounds, lost, end = _sorted(await arrivals.take())
+                rounds, lost, end = by_kind(await arrivals.take())
                 self.stats.rounds += len(rounds)
                 await self.drafting.serve(table, rounds, send, lost)
                 if end is not None:
@@ -266,60 +261,6 @@ def _open_ring(enlisted: verify_pb2.Enlisted) -> RowReader | None:
     except (OSError, ValueError) as error:
         log.info("feature rows are not shared in memory but sent", reason=str(error))
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The stream's end, and what ended it; None: verify closed it."""
-
-    error: Exception | None
-
-
-Arrival = verify_pb2.Round | Lost | _End
-
-
-async def _read(
-    call: Call, arrivals: Arrivals[Arrival], fetcher: FeatureFetcher, news: News, poll: BusyPoll
-) -> None:  # fmt: skip
-    """Queues the stream's rounds, and then its end; has the rows fetched that a round announces."""
-    end = _End(None)
-    try:
-        while (frame := await _next_frame(call)) is not None:
-            kind = frame.WhichOneof("message")
-            if kind is None:
-                continue  # of a kind that a newer verify service knows
-            if kind != "round":
-                raise Internal(f"a frame carries {kind}; after `enlisted` only rounds may come")
-            poll.came()
-            news.note(frame.round)
-            await arrivals.put(frame.round)
-            await asyncio.sleep(_ASIDE_S if frame.round.verdicts else 0)
-            fetcher.watch([frame.round])
-    except Exception as error:  # raised again by whoever takes it
-        end = _End(error)
-    await arrivals.put(end)
-
-
-async def _next_frame(call: Call) -> verify_pb2.SpeculateResponse | None:
-    """The next frame, or None at the stream's end."""
-    frame = await call.read()
-    if frame is None:  # how grpc gives bytes that it cannot parse
-        raise Internal("the verify service sent bytes that are no frame")
-    return frame if isinstance(frame, verify_pb2.SpeculateResponse) else None
-
-
-def _sorted(arrived: list[Arrival]) -> tuple[list[verify_pb2.Round], list[Lost], _End | None]:
-    """What arrived, by kind; nothing after the end counts."""
-    rounds: list[verify_pb2.Round] = []
-    lost: list[Lost] = []
-    for item in arrived:
-        if isinstance(item, _End):
-            return rounds, lost, item
-        if isinstance(item, Lost):
-            lost.append(item)
-        else:
-            rounds.append(item)
-    return rounds, lost, None
 
 
 async def _reason(call: Call) -> OutriderError | None:
