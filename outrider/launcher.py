@@ -26,7 +26,7 @@ from outrider.errors import StartupError
 from outrider.placement import cores_of_two
 from outrider.preflight import check_before_start
 from outrider.readiness import any_certificate, model_name, wait_both, wait_enlisted, wait_healthy, wait_serving
-from outrider.serving import resolved
+from outrider.serving import check_free, resolved
 from outrider.supervisor import Part, PartFailed, Supervisor, describe_status
 from outrider.telemetry import announce, configure_logging
 
@@ -254,7 +254,10 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def choose_grpc_address(address: str | None, held: contextlib.ExitStack) -> str | None:
     """`address` with a free port for 0, held as choose_port does it; StartupError at once when it cannot be had."""
-    if address is None or is_socket(address):
+    if address is None:
+        return None
+    if is_socket(address):
+        check_free(address)
         return address
     host, _, port = address.rpartition(":")
     return f"{host}:{held.enter_context(_bound(host.strip('[]'), int(port))).getsockname()[1]}"

@@ -65,8 +65,9 @@ def load_engine(args: VerifyArgs) -> Engine:
         )
     except MemoryError as error:
         raise StartupError(
-            f"no memory for --max-running-requests {args.max_running_requests}, --max-verify-nodes "
-            f"{args.max_verify_nodes}, --chunked-prefill-size {sizes.chunk}, context {sizes.context_length}: {error}"
+            f"no memory for --max-total-tokens {sizes.total_tokens}, --max-running-requests "
+            f"{args.max_running_requests}, --max-verify-nodes {args.max_verify_nodes}, --chunked-prefill-size "
+            f"{sizes.chunk}, context {sizes.context_length}: {error}"
         ) from error
     share_cores(args.threads, by_kernels=runner.uses_kernels)
     if runner.device.type == "cuda":

@@ -396,6 +396,12 @@ def test_a_taken_port_is_refused_before_anything_starts() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_socket_for_grpc_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=f"cannot listen on unix:{tmp_path}/none/grpc.sock: there is no folder"):
+        await run(ServeArgs(port=0, grpc_address=f"unix:{tmp_path}/none/grpc.sock"))
+
+
+@pytest.mark.asyncio
 async def test_a_chosen_port_is_kept_for_who_listens_there() -> None:
     with contextlib.ExitStack() as held:
         port = launcher.choose_port("127.0.0.1", 0, held)
