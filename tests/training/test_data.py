@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
 from kernels.sampling import Filters
 from outrider.errors import StartupError
+from outrider.room import memory_for
 from tests.training.rig import MAX_LEN, VOCAB_SIZE, make_chat, make_composer, make_runner
 from training.args import MT_BENCH, DataArgs
 from training.chat_format import ChatFormat, Message
@@ -29,7 +30,6 @@ from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages, docstrings, documents, is_prose
 from training.data.quality import is_sensible
 from training.data.store import DataFolder, read_examples, read_facts, shard_paths, shard_size
-from training.memory import memory_for
 
 FACTS = {"format": 1, "seed": 0, "target": "tiny", "vocab_size": VOCAB_SIZE}
 
@@ -356,7 +356,7 @@ def test_data_that_does_not_fit_in_memory_is_told_with_its_flags() -> None:
         OSError(errno.ENOMEM, "no"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ):
-        with pytest.raises(StartupError, match="not enough memory for --batch-size 5"), memory_for("--batch-size 5"):
+        with pytest.raises(StartupError, match="no memory for --batch-size 5"), memory_for("--batch-size 5"):
             raise error
     with pytest.raises(RuntimeError, match="something else"), memory_for("--batch-size 5"):
         raise RuntimeError("something else")
