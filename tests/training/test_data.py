@@ -407,7 +407,7 @@ def test_a_step_holds_a_row_of_every_conversation_and_prompts(
 
     monkeypatch.setattr(ModelRunner, "load", load)
     for count in (4, 4000):
-        with pytest.raises(StartupError, match="not enough memory"):
+        with pytest.raises(StartupError, match="no memory for"):
             build.main(DataArgs(model_path=str(target), output=str(tmp_path), batch_size=count, max_len=256))
     assert held == [DEFAULT_MAX_BATCH_TOKENS, 4000 + PREFILL_TOKENS]
 
