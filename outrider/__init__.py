@@ -13,3 +13,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # since 1.80 does not. Without it a round has a third fewer thread switches. Later releases may have no such choice.
 if [int(part) for part in version("grpcio").split(".")[:2]] <= [1, 85]:
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
+
+# OpenMP reads them when torch is imported, and keeps that thread, and all that it starts, to one core: no other could
+# then be used. Outrider places its threads itself.
+for _binding in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
+    os.environ.pop(_binding, None)

@@ -1,6 +1,7 @@
 """Every environment variable that Outrider reads, with its type and default. Nothing else reads os.environ.
 
-What libraries read is set before they are imported: gRPC's in outrider/__init__.py, numba's in draft_service/app.py.
+What libraries read is set before they are imported: gRPC's and OpenMP's in outrider/__init__.py, numba's in
+draft_service/app.py.
 """
 
 from __future__ import annotations

@@ -6,27 +6,25 @@ import asyncio
 import contextlib
 import json
 import shlex
-import shutil
 import socket
 import sys
-import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
-from outrider.args.links import host_port, is_socket, socket_fault
+from outrider.args.links import host_port, is_socket
 from outrider.auth import token_file
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
 from outrider.placement import cores_of_two
 from outrider.preflight import check_before_start
 from outrider.readiness import any_certificate, model_name, wait_both, wait_enlisted, wait_healthy, wait_serving
-from outrider.serving import resolved
+from outrider.runtime_dir import runtime_dir
+from outrider.serving import check_free, resolved
 from outrider.supervisor import Part, PartFailed, Supervisor, describe_status
 from outrider.telemetry import announce, configure_logging
 
@@ -114,26 +112,25 @@ async def _serve(
 ) -> int:  # fmt: skip
     features = await features_of(args, command)
     tokens = token_file(args.token_file, "--token-file")
-    folder = make_runtime_dir()
-    verify = f"unix:{folder}/verify.sock"
-    supervisor = Supervisor(
-        parts_of(args, verify, f"unix:{folder}/draft.sock", port, command, features=features, metrics=metrics),
-        startup_timeout_s=args.startup_timeout_s,
-        stop_timeout_s=args.drain_delay_s + args.shutdown_grace_s + _END_MARGIN_S,
-    )
+    with runtime_dir() as folder:
+        verify = f"unix:{folder}/verify.sock"
+        supervisor = Supervisor(
+            parts_of(args, verify, f"unix:{folder}/draft.sock", port, command, features=features, metrics=metrics),
+            startup_timeout_s=args.startup_timeout_s,
+            stop_timeout_s=args.drain_delay_s + args.shutdown_grace_s + _END_MARGIN_S,
+        )
 
-    async def report() -> None:
-        model = args.served_model_name or await model_name(verify, tokens.metadata() if tokens is not None else ())
-        url = f"http{'s' if args.ssl_certfile else ''}://{host_port(args.host, port)}"
-        await when_ready(Served(url, model, supervisor.stop, verify, args.grpc_address, metrics_of(args, url, metrics)))
+        async def report() -> None:
+            model = args.served_model_name or await model_name(verify, tokens.metadata() if tokens is not None else ())
+            url = f"http{'s' if args.ssl_certfile else ''}://{host_port(args.host, port)}"
+            told = metrics_of(args, url, metrics)
+            await when_ready(Served(url, model, supervisor.stop, verify, args.grpc_address, told))
 
-    try:
-        return await supervisor.run(report)
-    except PartFailed as failure:
-        print(f"outrider serve: {failure}", file=sys.stderr)
-        return failure.exit_code
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            return await supervisor.run(report)
+        except PartFailed as failure:
+            print(f"outrider serve: {failure}", file=sys.stderr)
+            return failure.exit_code
 
 
 async def features_of(args: ServeArgs, command: CommandOf = command_of) -> str:
@@ -254,7 +251,10 @@ def _bound(host: str, port: int) -> socket.socket:
 
 def choose_grpc_address(address: str | None, held: contextlib.ExitStack) -> str | None:
     """`address` with a free port for 0, held as choose_port does it; StartupError at once when it cannot be had."""
-    if address is None or is_socket(address):
+    if address is None:
+        return None
+    if is_socket(address):
+        check_free(address)
         return address
     host, _, port = address.rpartition(":")
     return f"{host}:{held.enter_context(_bound(host.strip('[]'), int(port))).getsockname()[1]}"
@@ -271,17 +271,6 @@ def metrics_of(args: ServeArgs, url: str, ports: tuple[int, int]) -> tuple[str, 
     host = _dial_host(args.metrics_host)
     used = ports if args.drafts else ports[:1]
     return (*(f"http://{host_port(host, port)}/metrics" for port in used), f"{url}/metrics")
-
-
-def make_runtime_dir() -> Path:
-    """A new folder that only this user may enter, with a path short enough for sockets in it."""
-    for base in (env.runtime_dir(), Path(tempfile.gettempdir()), Path("/tmp")):
-        if base is not None and base.is_dir() and not socket_fault(f"{base}/outrider-12345678/verify.sock"):
-            try:
-                return Path(tempfile.mkdtemp(prefix="outrider-", dir=base))
-            except OSError:
-                continue  # not ours to write; the next may be
-    raise StartupError("no folder for sockets: neither XDG_RUNTIME_DIR nor TMPDIR nor /tmp can be written")
 
 
 def _dial_host(host: str) -> str:

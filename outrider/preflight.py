@@ -8,13 +8,14 @@ from outrider import env
 from outrider.api_keys import KeyFile
 from outrider.args import ServeArgs
 from outrider.auth import token_file
+from outrider.embedded import embedded_folder
 from outrider.errors import StartupError
 from outrider.model_name import may_be_hub_id
 from outrider.tls import server_files
 
 
 def check_before_start(args: ServeArgs) -> None:
-    """StartupError for a file or folder that flags name and that is not there, or cannot be used."""
+    """StartupError for a file or folder that flags name, or the embedded model's, that cannot be used or made."""
     for flag, name in (
         ("--model-path", args.model_path), ("--speculative-draft-model-path", args.speculative_draft_model_path),
     ):  # fmt: skip
@@ -29,6 +30,8 @@ def check_before_start(args: ServeArgs) -> None:
         folder = Path(name or ".").expanduser()
         if name and (folder.is_dir() or needed == "tokenizer.json") and not (folder / needed).is_file():
             raise StartupError(f"{flag} is {name!r}; there is no {needed} in it")
+    if args.model_path is None:
+        embedded_folder()
     env.early_proposals()
     env.cpu_kernel()
     files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)

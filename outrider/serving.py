@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -86,14 +88,31 @@ def resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
 
 def _check_socket(address: str) -> None:
-    """StartupError for a Unix socket that somebody serves: gRPC would take its path, and lose it when they end."""
+    """StartupError for a Unix socket that cannot be made, of which gRPC does not say why, or that somebody serves.
+
+    gRPC would take the path of that one, and lose it when they end.
+    """
     kind, _, name = address.partition(":")
+    is_abstract, path = kind == "unix-abstract", Path(name.removeprefix("//"))
+    fault = "another process serves there; give another address"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
-            probe.connect("\0" + name if kind == "unix-abstract" else name.removeprefix("//"))
+            probe.connect(f"\0{name}" if is_abstract else str(path))
         except OSError:  # there is none, or what is left of one
-            return
-    raise StartupError(f"cannot listen on {address}: another process serves there")
+            fault = "" if is_abstract else _path_fault(path)
+    if fault:
+        raise StartupError(f"cannot listen on {address}: {fault}")
+
+
+def _path_fault(path: Path) -> str:
+    """Why there can be no Unix socket of ours at a path, in words; empty where there can be one."""
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; make it, or give another path"
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        return f"the folder {path.parent} cannot be written; give a path in another"
+    if path.exists() and not path.is_socket():
+        return "a file that is no socket is there; remove it, or give another path"
+    return ""
 
 
 def is_loopback(address: str) -> bool:

@@ -19,8 +19,8 @@ from engine.runner import ModelRunner, model_shapes
 from engine.threads import share_cores
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
-from outrider.errors import StartupError
 from outrider.placement import Placement
+from outrider.room import memory_for
 from outrider.telemetry import get_logger
 from verify_service.device_sampler import DeviceSampler
 from verify_service.sizing import Sizes, choose_sizes, graph_sessions
@@ -50,7 +50,12 @@ def load_engine(args: VerifyArgs) -> Engine:
     )
     config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
     sizes = choose_sizes(args, config, model_shapes(folder, config, load_format=args.load_format))
-    try:
+    wanted = (
+        f"--max-total-tokens {sizes.total_tokens}, --max-running-requests {args.max_running_requests}, "
+        f"--max-verify-nodes {args.max_verify_nodes}, --chunked-prefill-size {sizes.chunk}, "
+        f"--context-length {sizes.context_length}"
+    )
+    with memory_for(wanted):
         runner = ModelRunner.load(
             folder,
             dtype=args.dtype,
@@ -66,15 +71,10 @@ def load_engine(args: VerifyArgs) -> Engine:
             trust_remote_code=args.trust_remote_code,
             execution=execution_of(args),
         )
-    except MemoryError as error:
-        raise StartupError(
-            f"no memory for --max-running-requests {args.max_running_requests}, --max-verify-nodes "
-            f"{args.max_verify_nodes}, --chunked-prefill-size {sizes.chunk}, context {sizes.context_length}: {error}"
-        ) from error
-    share_cores(args.threads, by_kernels=runner.uses_kernels)
-    if runner.device.type == "cuda":
-        DeviceSampler(runner.device).warm_up(config.vocab_size, args.max_verify_nodes)
-    costs = measure_costs(runner, min(sizes.context_length, _most_rows(args, sizes)))
+        share_cores(args.threads, by_kernels=runner.uses_kernels)
+        if runner.device.type == "cuda":
+            DeviceSampler(runner.device).warm_up(config.vocab_size, args.max_verify_nodes)
+        costs = measure_costs(runner, min(sizes.context_length, _most_rows(args, sizes)))
     log.info(
         "model loaded", path=str(folder), kernels=runner.backend, tokens=sizes.total_tokens,
         step_ms=round(costs.ms(1), 2),

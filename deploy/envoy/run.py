@@ -30,6 +30,7 @@ _QUIET_PAUSE_S = 0.2
 _ANSWER_MARGIN_S = 30.0  # for the gateway to say itself that an answer took too long
 _ADMIN_TIMEOUT_S = 5.0
 _MOST_S = 1_000_000.0
+_MAX_SOCKET_BYTES = 107  # of a Unix socket's path (unix(7))
 
 
 def main() -> int:
@@ -53,7 +54,7 @@ def main() -> int:
     while os.read(told, 1)[0] == signal.SIGCHLD:
         if process.poll() is not None:
             return process.returncode
-    drain(folder / "admin.sock", args.grace_s, told)
+    drain(Path(admin_socket(args.run_dir)), args.grace_s, told)
     process.terminate()
     process.wait()
     return 0
@@ -135,6 +136,14 @@ def parse(words: list[str]) -> argparse.Namespace:
     for one, other in pairs:
         if (getattr(args, one) is None) != (getattr(args, other) is None):
             parser.error(f"--{one.replace('_', '-')} and --{other.replace('_', '-')} go together")
+    if args.port == args.stats_port != 0:
+        parser.error(f"--port and --stats-port are both {args.port}; give one of them another")
+    length = len(os.fsencode(admin_socket(args.run_dir)))
+    if length > _MAX_SOCKET_BYTES:
+        parser.error(
+            f"--run-dir is {args.run_dir!r}; with /admin.sock, a Unix socket, it must have at most {_MAX_SOCKET_BYTES} "
+            f"bytes, not {length}"
+        )
     for to in ("gateway", "verify"):
         for name in ("certificate", "server_name"):
             if getattr(args, f"{to}_{name}") is not None and getattr(args, f"{to}_ca") is None:
@@ -143,6 +152,11 @@ def parse(words: list[str]) -> argparse.Namespace:
             if _ADDRESS.fullmatch(address) is None or int(address.rpartition(":")[2]) not in range(1, 65536):
                 parser.error(f"--{to} is {address!r}; it must be HOST:PORT")
     return args
+
+
+def admin_socket(run_dir: str) -> str:
+    """The path of Envoy's admin interface."""
+    return f"{run_dir}/admin.sock"
 
 
 def seconds(word: str) -> float:
@@ -162,7 +176,7 @@ def render(args: argparse.Namespace) -> str:
         "HOST": args.host,
         "PORT": args.port,
         "STATS_PORT": args.stats_port,
-        "ADMIN_SOCKET": f"{args.run_dir}/admin.sock",
+        "ADMIN_SOCKET": admin_socket(args.run_dir),
         "GATEWAYS": [_endpoint(address) for address in args.gateway or ["127.0.0.1:8000"]],
         "VERIFIERS": [_endpoint(address) for address in args.verify or ["127.0.0.1:50051"]],
         "ANSWER_IDLE": f"{args.request_timeout_s + _ANSWER_MARGIN_S:.3f}s",

@@ -41,8 +41,14 @@ class Arena:
 
 
 def huge_zeros(num_bytes: int) -> torch.Tensor:
-    """Zeros (uint8), in huge pages where the system has them; a page takes memory when it is first written."""
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Zeros (uint8), in huge pages where the system has them; a page takes memory when it is first written.
+
+    MemoryError where the system gives none.
+    """
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{num_bytes >> 20} MiB at once: {error.strerror}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         # A kernel built without huge pages refuses; ordinary ones serve.
         with suppress(OSError):

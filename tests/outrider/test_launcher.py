@@ -10,7 +10,6 @@ import select
 import shlex
 import signal
 import socket
-import stat
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -220,6 +219,16 @@ def test_files_that_are_not_there_are_told_before_anything_starts(
         launcher.main(ServeArgs(port=0, **flags))
 
 
+def test_a_home_without_room_for_the_embedded_model_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OUTRIDER_HOME", f"{tmp_path}/file")
+    monkeypatch.setattr(launcher, "serve", None)
+    with pytest.raises(StartupError, match=r"the embedded model cannot be written .*; set OUTRIDER_HOME to another"):
+        launcher.main(ServeArgs(port=0, speculative_algorithm="NGRAM"))
+
+
 VERIFY, DRAFT = "unix:/run/verify.sock", "unix:/run/draft.sock"
 
 
@@ -396,6 +405,12 @@ def test_a_taken_port_is_refused_before_anything_starts() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_socket_for_grpc_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=f"cannot listen on unix:{tmp_path}/none/grpc.sock: there is no folder"):
+        await run(ServeArgs(port=0, grpc_address=f"unix:{tmp_path}/none/grpc.sock"))
+
+
+@pytest.mark.asyncio
 async def test_a_chosen_port_is_kept_for_who_listens_there() -> None:
     with contextlib.ExitStack() as held:
         port = launcher.choose_port("127.0.0.1", 0, held)
@@ -404,17 +419,3 @@ async def test_a_chosen_port_is_kept_for_who_listens_there() -> None:
         for _ in range(2):  # a part may be started again
             async with await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", port) as server:
                 assert server.is_serving()
-
-
-@pytest.mark.parametrize("name", ["x" * 100, "a,b", "a#b", "a?b", "a%20b"])
-def test_runtime_dir_is_private_and_one_that_can_be_dialled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    unfit = tmp_path / name
-    unfit.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(unfit))
-    folder = launcher.make_runtime_dir()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert not folder.is_relative_to(unfit)
-    assert len(f"{folder}/verify.sock") < 108
-    folder.rmdir()

@@ -108,3 +108,11 @@ def test_two_services_are_placed_on_few_cores_alone(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cores)
     assert cores_of_two() == chosen
+
+
+def test_openmp_binds_no_threads_to_cores() -> None:
+    script = (
+        "import os; cores = os.sched_getaffinity(0); import outrider, torch; assert os.sched_getaffinity(0) == cores"
+    )
+    bound = {**os.environ, "OMP_PROC_BIND": "true", "OMP_PLACES": "{0}", "GOMP_CPU_AFFINITY": "0"}
+    subprocess.run([sys.executable, "-c", script], env=bound, check=True)

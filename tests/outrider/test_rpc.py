@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -286,8 +287,19 @@ async def test_a_socket_that_somebody_serves_is_not_taken(tmp_path: Path, kind: 
         with pytest.raises(StartupError, match="another process serves there"):
             listen(second, DraftArgs(), address)
         await second.stop(0)
-    (tmp_path / "left.sock").touch()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"{tmp_path}/left.sock")
     check_free(f"unix:{tmp_path}/left.sock")  # what is left of one may go
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [("none/a.sock", "there is no folder .*none; make it"), ("file", "a file that is no socket is there")],
+)
+def test_a_socket_that_cannot_be_made_is_refused_in_words(tmp_path: Path, path: str, fault: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartupError, match=f"cannot listen on unix:{tmp_path}/{path}: {fault}"):
+        check_free(f"unix:{tmp_path}/{path}")
 
 
 @pytest.mark.asyncio

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
 from kernels.sampling import Filters
 from outrider.errors import StartupError
+from outrider.room import memory_for
 from tests.training.rig import MAX_LEN, VOCAB_SIZE, make_chat, make_composer, make_runner
 from training.args import MT_BENCH, DataArgs
 from training.chat_format import ChatFormat, Message
@@ -30,7 +31,6 @@ from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages, docstrings, documents, is_prose
 from training.data.quality import is_sensible
 from training.data.store import DataFolder, read_examples, read_facts, shard_paths
-from training.memory import memory_for
 
 FACTS = {"format": 1, "seed": 0, "target": "tiny", "vocab_size": VOCAB_SIZE}
 
@@ -364,7 +364,7 @@ def test_data_that_does_not_fit_in_memory_is_told_with_its_flags() -> None:
         OSError(errno.ENOMEM, "no"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ):
-        with pytest.raises(StartupError, match="not enough memory for --batch-size 5"), memory_for("--batch-size 5"):
+        with pytest.raises(StartupError, match="no memory for --batch-size 5"), memory_for("--batch-size 5"):
             raise error
     with pytest.raises(RuntimeError, match="something else"), memory_for("--batch-size 5"):
         raise RuntimeError("something else")
@@ -415,7 +415,7 @@ def test_a_step_holds_a_row_of_every_conversation_and_prompts(
 
     monkeypatch.setattr(ModelRunner, "load", load)
     for count in (4, 4000):
-        with pytest.raises(StartupError, match="not enough memory"):
+        with pytest.raises(StartupError, match="no memory for"):
             build.main(DataArgs(model_path=str(target), output=str(tmp_path), batch_size=count, max_len=256))
     assert held == [DEFAULT_MAX_BATCH_TOKENS, 4000 + PREFILL_TOKENS]
 

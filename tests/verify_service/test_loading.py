@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +35,16 @@ def test_limits_that_no_memory_holds(tmp_path: Path, limit: str) -> None:
     args = VerifyArgs(model_path=str(tmp_path), device="cpu", threads=1, max_total_tokens=64, **huge)
     with pytest.raises(StartupError, match=f"no memory for .*--{limit.replace('_', '-')} 2147483647"):
         load_engine(args)
+
+
+def test_a_pool_that_the_system_gives_no_memory_for(tmp_path: Path) -> None:
+    write_small_model(tmp_path)
+    args = VerifyArgs(model_path=str(tmp_path), device="cpu", threads=1, max_total_tokens=2**21)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, limits[1]))  # the pool takes 2**30
+    try:
+        with pytest.raises(StartupError, match=r"no memory for --max-total-tokens 2097152, .* 512 MiB at once: Cannot"):
+            load_engine(args)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from engine.feature_spec import FeatureSpec
 from engine.loader import resolve_model
 from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
+from outrider.room import memory_for
 from outrider.telemetry import announce
 from training.args import DataArgs
 from training.chat_format import ChatFormat
@@ -25,7 +26,6 @@ from training.data.overlap import OverlapFilter, read_prompts
 from training.data.passages import Passages
 from training.data.store import DataFolder
 from training.data.templates import Composer
-from training.memory import memory_for
 from training.state_store import StateFiles, stored_layers
 from training.stopping import Stopping
 from training.target_states import target_id, trainable_config

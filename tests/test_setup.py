@@ -1,0 +1,76 @@
+"""`make setup` with Pythons that only say what they were told: which of them a .venv is made with, and when anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STAND_IN = """#!/bin/sh
+for last; do :; done
+case "$*" in
+    *_base_executable*) echo NAME ;;
+    *ensurepip*) echo 100 ;;
+    "-m venv "*)
+        case "$*" in *--clear*) rm -rf "$last" ;; esac
+        mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
+    "-m pip install "*) echo "NAME $LC_ALL $*" >>pip.log ;;
+esac
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Its Makefile and scripts, and below `pythons` the two that there are."""
+    folder = tmp_path / "ö"
+    shutil.copytree(ROOT / "scripts", folder / "scripts")
+    shutil.copy(ROOT / "Makefile", folder)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (folder / name).touch()
+    for name in ("first", "second"):
+        python = folder / "pythons" / name
+        python.parent.mkdir(exist_ok=True)
+        python.write_text(STAND_IN.replace("NAME", name))
+        python.chmod(0o755)
+    make_setup(folder, PYTHON="pythons/first")
+    assert maker(folder) == "first"
+    (folder / ".venv" / "kept").touch()
+    (folder / ".venv" / ".set-up").unlink()
+    (folder / "pythons" / "python3.12").symlink_to("second")  # what is found where none is named
+    return folder
+
+
+def make_setup(folder: Path, **variables: str) -> None:
+    known = {"PATH": f"{folder}/pythons:{os.environ['PATH']}", "LC_ALL": "C", **variables}
+    subprocess.run(["make", "setup"], cwd=folder, env=known, check=True, capture_output=True)
+
+
+def maker(folder: Path) -> str:
+    """The Python that packages were installed for last."""
+    return (folder / "pip.log").read_text().splitlines()[-1].split()[0]
+
+
+@pytest.mark.parametrize("variables", [{}, {"PYTHON": "pythons/first"}])
+def test_a_venv_that_works_stays(checkout: Path, variables: dict[str, str]) -> None:
+    make_setup(checkout, **variables)
+    assert (maker(checkout), (checkout / ".venv" / "kept").exists()) == ("first", True)
+
+
+def test_another_python_makes_it_anew(checkout: Path) -> None:
+    make_setup(checkout, PYTHON="pythons/second")
+    assert (maker(checkout), (checkout / ".venv" / "kept").exists()) == ("second", False)
+
+
+def test_one_whose_python_is_gone_is_made_anew(checkout: Path) -> None:
+    (checkout / ".venv" / "bin" / "python").unlink()
+    make_setup(checkout, PYTHON="pythons/second")
+    assert (maker(checkout), (checkout / ".venv" / "kept").exists()) == ("second", False)
+
+
+def test_the_path_is_written_in_letters_that_it_has(checkout: Path) -> None:
+    lines = (checkout / "pip.log").read_text().splitlines()
+    assert [line.split()[1] for line in lines if "--editable" in line] == ["C.UTF-8"]
