@@ -17,7 +17,7 @@ case "$*" in
     *ensurepip*) echo 100 ;;
     "-m venv "*)
         case "$*" in *--clear*) rm -rf "$last" ;; esac
-        mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
+        mkdir -p "$last/bin" && touch "$last/pyvenv.cfg" && cp "$0" "$last/bin/python" ;;
     "-m pip install "*) echo "NAME $LC_ALL $*" >>pip.log ;;
 esac
 """
@@ -69,6 +69,17 @@ def test_one_whose_python_is_gone_is_made_anew(checkout: Path) -> None:
     (checkout / ".venv" / "bin" / "python").unlink()
     make_setup(checkout, PYTHON="pythons/second")
     assert (maker(checkout), (checkout / ".venv" / "kept").exists()) == ("second", False)
+
+
+def test_a_folder_that_is_none_is_not_emptied(checkout: Path) -> None:
+    mine = checkout / "mine"
+    mine.mkdir()
+    (mine / "letter").touch()
+    known = {"PATH": f"{checkout}/pythons:{os.environ['PATH']}", "PYTHON": "pythons/first"}
+    refused = subprocess.run(["make", "setup", "VENV=mine"], cwd=checkout, env=known, capture_output=True, text=True)
+    assert refused.returncode
+    assert "mine is no virtual environment" in refused.stderr
+    assert (mine / "letter").exists()
 
 
 def test_the_path_is_written_in_letters_that_it_has(checkout: Path) -> None:
