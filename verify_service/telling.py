@@ -40,10 +40,16 @@ class Teller:
         working = {work.session.session_id: work for work in works}
         told: list[Assignment] = []
         for drafter in self._drafters:
-            begun = [(one, working.get(one.session.session_id)) for one in drafter.assignments.values()]
-            for assignment, work in begun:
-                self._begin(assignment, work)
-            own = [(assignment, work) for assignment, work in begun if assignment.verdict is not None]
+            own: list[tuple[Assignment, Work | None]] = []
+            for assignment in drafter.assignments.values():
+                work = working.get(assignment.session.session_id)
+                if work is not None and work.match is not None:
+                    assignment.book.begin(work.match)
+                # Only a session that decodes has the rows of all that was not told: a preempted one makes them anew.
+                if assignment.untold is not None and work is not None and work.decodes and assignment.brake.asks:
+                    self._take_untold(assignment)
+                if assignment.verdict is not None:
+                    own.append((assignment, work))
             self._features.fill_verdicts([assignment for assignment, _ in own])
             for assignment, work in own:
                 self._tell(assignment, _next(assignment, work))
@@ -56,17 +62,11 @@ class Teller:
         self._drafters.bound_outboxes()
         return bool(told)
 
-    def _begin(self, assignment: Assignment, work: Work | None) -> None:
-        """Takes what is matched as being verified; a verdict of all that was not told, where its drafter is heard."""
-        if work is None:
-            return
-        if work.match is not None:
-            assignment.book.begin(work.match)
-        # Only a session that decodes has the rows of all that was not told: a preempted one makes them anew.
-        if work.decodes and assignment.untold is not None and assignment.brake.asks:
-            assignment.verdict = verdict = assignment.take_untold()
-            self._features.send(assignment, verdict.base_len - 1)
-            self._features.prepare([assignment])
+    def _take_untold(self, assignment: Assignment) -> None:
+        """Prepares a verdict of all that was not told."""
+        assignment.verdict = verdict = assignment.take_untold()
+        self._features.send(assignment, verdict.base_len - 1)
+        self._features.prepare([assignment])
 
     def _tell(self, assignment: Assignment, following: verify_pb2.Next) -> None:
         verdict = assignment.verdict
