@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from engine.config import read_json
 from outrider.errors import StartupError
 from outrider.model_file import check_file
+from outrider.text_files import read_json
 
 WEIGHTS_NAME, PICKLED_NAME = "model.safetensors", "pytorch_model.bin"
 INDEX_NAME = f"{WEIGHTS_NAME}.index.json"

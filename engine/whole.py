@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import sys
@@ -31,6 +32,7 @@ def written(path: Path, write: Callable[[Path], object]) -> None:
     if (path.exists() and not path.is_file()) or not os.access(target.parent, os.W_OK):
         write(path)  # a pipe, or in a folder that takes no other file
         return
+    _remove_left_behind(target)
     beside = target.with_name(f"{target.name}.{os.getpid()}.partial")  # several processes may write it at once
     try:
         write(beside)
@@ -39,6 +41,14 @@ def written(path: Path, write: Callable[[Path], object]) -> None:
         put_in_place(beside, target)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _remove_left_behind(target: Path) -> None:
+    """Removes what processes wrote of the file that were killed before it was whole."""
+    for partial in target.parent.glob(f"{glob.escape(target.name)}.*.partial"):
+        number = partial.name.removesuffix(".partial").rpartition(".")[2]
+        if number.isdecimal() and not Path(f"/proc/{number}").exists():
+            partial.unlink(missing_ok=True)
 
 
 def put_in_place(ready: Path, final: Path) -> None:

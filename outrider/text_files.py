@@ -57,11 +57,15 @@ def find_templates(folder: Path, given: Path | None = None) -> dict[str, str]:
     tokenizer_config.json's; TOOL_USE, where there is one, takes its place for who offers tools."""
     if given is not None:
         return {DEFAULT: _read_text(given)}
-    if (beside := folder / "chat_template.jinja").is_file():
+    beside, more = folder / "chat_template.jinja", folder / "additional_chat_templates" / f"{TOOL_USE}.jinja"
+    for path in (beside, more):
+        if os.path.lexists(path):
+            check_file(path)
+    if beside.exists():
         found: dict[str, Any] = {DEFAULT: _read_text(beside)}
     else:
         found = _by_name(read_json(folder / "tokenizer_config.json", missing_ok=True).get("chat_template"))
-    if (more := folder / "additional_chat_templates" / f"{TOOL_USE}.jinja").is_file():
+    if more.exists():
         found[TOOL_USE] = _read_text(more)
     return {name: found[name] for name in (DEFAULT, TOOL_USE) if isinstance(found.get(name), str)}
 

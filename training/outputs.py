@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +24,10 @@ def made_folder(path: Path, what: str) -> Path:
 
 def check_file(path: Path, what: str) -> None:
     """Makes the folder of a file that is to be written. StartupError when it cannot be."""
-    made_folder(path.parent, what)
     if path.is_dir():
         raise StartupError(f"{what} cannot be written to {path}: it is a folder; it must be a file")
+    if not (path.exists() and os.access(path, os.W_OK)):  # else it may be a pipe, in a folder that takes no other file
+        made_folder(Path(os.path.realpath(path)).parent, what)
 
 
 def write_file(path: Path, what: str, write: Callable[[Path], object]) -> None:

@@ -45,7 +45,7 @@ class Assignment:
     book: ProposalBook
     brake: SessionBrake
     hindsight: Hindsight = field(default_factory=Hindsight)
-    features_sent: int = 0  # positions whose rows were sent or announced
+    features_sent: int = 0  # positions whose rows were sent, announced, or noted for the verdict
     match: Match | None = None  # verified in the step under way
     verdict: verify_pb2.Verdict | None = None  # committed, not yet told
     rows: RowsWanted | None = None  # of the target's states, which that verdict is to carry

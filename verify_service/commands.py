@@ -151,6 +151,7 @@ class Inbox:
         self._commands: collections.deque[Command] = collections.deque()
         self._bell = threading.Lock()  # free once it has rung
         self._bell.acquire()
+        self._ended: OutriderError | None = None  # nobody takes commands any more
         self._calls_put = 0  # by the event loop alone
         self._calls_taken = 0  # by whoever runs the engine alone
 
@@ -168,8 +169,22 @@ class Inbox:
         """Hands a command over; any thread may. ring: whether who waits is to wake up."""
         self._calls_put += isinstance(command, Submit | Cancel)
         self._commands.append(command)
+        if self._ended is not None:
+            self.end(self._ended)
         if ring:
             self.ring()
+
+    def end(self, error: OutriderError) -> list[Command]:
+        """Nobody takes commands from here on: those that are there, and come later, are answered so, where they can be.
+
+        Returns the former.
+        """
+        self._ended = error
+        commands = self.take()
+        for command in commands:
+            if isinstance(command, ReadFeatures | FlushCache | Administer):
+                command.answer.fail(error)
+        return commands
 
     def ring(self) -> None:
         """Wakes who waits, or the next one who will."""

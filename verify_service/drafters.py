@@ -42,7 +42,7 @@ class Drafters:
         self._by_session: dict[int, Assignment] = {}
         self._generations: dict[int, int] = {}
         self._barred: dict[int, set[str]] = {}  # by session id: drafters (by id) that will not get it again
-        self._moved: set[int] = set()  # ids of sessions that were named as misplaced
+        self._moved: set[int] = set()  # ids of sessions that went over from a drafter that gains nothing
 
     def __iter__(self) -> Iterator[Drafter]:
         return iter(self._drafters)
@@ -87,7 +87,7 @@ class Drafters:
         row_ms: what a row of its text may cost a drafter with a model; while its sessions gain nothing, few are opened.
         None opens it whatever it costs.
         """
-        fitting = self._fitting(session)
+        fitting = [drafter for drafter in self._open() if self._fits(drafter, session)]
         drafter = self._choose(session, fitting, row_ms) if session.speculation.enabled and fitting else None
         if drafter is None:
             return None
@@ -103,35 +103,43 @@ class Drafters:
         return assignment
 
     def misplaced(self) -> Session | None:
-        """A session whose drafter gains nothing while another, which does or may, has room for it; each once.
+        """A session whose drafter gains nothing while another, which does or may, has room for it; none goes twice.
 
         One that is with it as a try stays: it shows what that drafter is worth now.
         """
         poor = [drafter for drafter in self._drafters if drafter.record.gains_nothing]
-        if not poor or len(poor) == len(self._drafters):
+        others = [drafter for drafter in self._open() if not drafter.record.gains_nothing] if poor else []
+        if not others:
             return None
         for drafter in poor:
             for number, assignment in drafter.assignments.items():
                 if number in self._moved or drafter.record.tries(number):
                     continue
-                if any(not other.record.gains_nothing for other in self._fitting(assignment.session)):
-                    self._moved.add(number)
+                if any(self._fits(other, assignment.session) for other in others):
                     return assignment.session
         return None
 
-    def _fitting(self, session: Session) -> list[Drafter]:
-        """Who may be given a session, for what the request asks, and has room for it."""
-        wanted = session.speculation.algorithm
-        barred = self._barred.get(session.session_id, ())
+    def move(self, session: Session) -> Assignment | None:
+        """Opens a misplaced session to a drafter that gains, or may, in place of its own."""
+        self._moved.add(session.session_id)
+        self.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
+        return self.assign(session)
+
+    def _open(self) -> list[Drafter]:
+        """Who may be given sessions, and has room for one more."""
         return [
             drafter
             for drafter in self._drafters
-            if wanted in (common_pb2.ALGORITHM_UNSPECIFIED, drafter.algorithm)
-            and len(drafter.assignments) < drafter.max_sessions
-            and drafter.drafter_id not in barred
+            if len(drafter.assignments) < drafter.max_sessions
             and drafter.mode is Mode.ENABLED
             and drafter.algorithm not in self.disabled_algorithms
         ]
+
+    def _fits(self, drafter: Drafter, session: Session) -> bool:
+        """Whether a drafter matches what the request asks for, and may have the session."""
+        wanted = session.speculation.algorithm
+        is_barred = drafter.drafter_id in self._barred.get(session.session_id, ())
+        return wanted in (common_pb2.ALGORITHM_UNSPECIFIED, drafter.algorithm) and not is_barred
 
     def _choose(self, session: Session, fitting: list[Drafter], row_ms: float | None) -> Drafter | None:
         fitting = sorted(fitting, key=lambda drafter: len(drafter.assignments))

@@ -50,6 +50,7 @@ from verify_service.weighing import Seen, Weigher
 log = get_logger(__name__)
 
 _IDLE = Wait(None)
+_MOVE_EVERY = 8  # steps, after which a session that another drafter might gain is looked for
 _MANY = 8  # sessions of a step, whose trees it pays to have linked by the clerk
 _DRAFT_ROW = 0.05  # of a plain step: what a row of a prompt takes a draft model on the same cores, about
 
@@ -120,6 +121,7 @@ class StepLoop:
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
         self.turns = Turns(self._steps(), inbox, most_ms=lent_ms, later=later)
+        self._steps_to_look = 0  # for a session that another drafter might gain
         self._failed_steps = 0  # in a row, of those that failed for every session
 
     def run(self) -> None:
@@ -254,8 +256,6 @@ class StepLoop:
             return
         count = len(self.scheduler.running)
         paused = self._weigher.begin(count)
-        if len(self.drafters) > 1 and not paused and (session := self.drafters.misplaced()) is not None:
-            self.drafters.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
         room: int | None = None
         for session in self.scheduler.running:
             has_drafter = self.drafters.of(session) is not None
@@ -270,6 +270,18 @@ class StepLoop:
                     assignment = self.drafters.assign(session, row_ms=None if fixed else _DRAFT_ROW * self._costs.ms(1))
                     self._teller.opened(assignment)
                     room -= assignment is not None and not fixed
+        if len(self.drafters) > 1 and not paused:
+            self._move_misplaced(count)
+
+    def _move_misplaced(self, count: int) -> None:
+        """Now and then has a session go over from a drafter that gains nothing, where another may be given one more."""
+        self._steps_to_look -= 1
+        if self._steps_to_look > 0:
+            return
+        self._steps_to_look = _MOVE_EVERY
+        session = self.drafters.misplaced()
+        if session is not None and (self._planner.is_fixed(session) or self._weigher.room(count)):
+            self._teller.opened(self.drafters.move(session))
 
     def _obey(self, commands: list[Command]) -> bool:
         """Does what they say; whether the loop goes on."""
@@ -309,14 +321,9 @@ class StepLoop:
             self._committer.finish_resumed(sessions)
 
     def _end_all(self, error: OutriderError) -> None:
-        for command in self.inbox.take():
-            match command:
-                case Submit(sessions):
-                    self._responses.extend((session, error) for session in sessions)
-                case ReadFeatures(answer=answer) | FlushCache(answer) | Administer(answer=answer):
-                    answer.fail(error)
-                case _:
-                    pass
+        for command in self.inbox.end(error):
+            if isinstance(command, Submit):
+                self._responses.extend((session, error) for session in command.sessions)
         for session in list(self.scheduler.sessions()):
             self._committer.end(session, verify_pb2.CLOSE_REASON_ERROR)
             self._responses.append((session, error))

@@ -66,6 +66,9 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     assert find_templates(tmp_path, tmp_path / "mine.jinja") == {"default": "m"}
     with pytest.raises(StartupError, match=r"absent\.jinja cannot be read: "):
         find_templates(tmp_path, tmp_path / "absent.jinja")
+    (tmp_path / "chat_template.jinja").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(StartupError, match=r"chat_template\.jinja is a Git LFS pointer"):
+        find_templates(tmp_path)
 
 
 def test_special_tokens_are_those_of_both_files(tmp_path: Path) -> None:

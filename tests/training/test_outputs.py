@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from outrider.errors import StartupError
-from training.outputs import write_file
+from training.outputs import check_file, write_file
 
 
 def test_a_link_stays_one_and_a_pipe_gets_what_is_written(tmp_path: Path) -> None:
@@ -24,6 +26,21 @@ def test_a_link_stays_one_and_a_pipe_gets_what_is_written(tmp_path: Path) -> Non
     assert (tmp_path / "far" / "file").read_text() == "{}"
     assert os.read(reader, 9) == b"{}"
     os.close(reader)
+
+
+def test_a_pipe_is_taken_where_no_other_file_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: pytest.fail(f"a file in {dir}"))
+    check_file(tmp_path / "pipe", "the figures")
+
+
+def test_what_killed_processes_left_of_a_file_is_removed(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (tmp_path / f"last.pt.{gone.pid}.partial").touch()
+    (tmp_path / "last.pt.1.partial").touch()  # of one that runs
+    write_file(tmp_path / "last.pt", "the checkpoint", lambda path: path.write_text("new"))
+    assert {each.name for each in tmp_path.iterdir()} == {"last.pt", "last.pt.1.partial"}
 
 
 def test_nothing_stays_of_what_could_not_be_written(tmp_path: Path) -> None:

@@ -335,8 +335,7 @@ def test_a_session_goes_over_once_from_who_gains_nothing_to_who_may() -> None:
     assert everybody.misplaced() is None  # there is nobody else
     everybody.enlist(good := drafter("good", max_sessions=1))
     assert everybody.misplaced() is one
-    everybody.close(one, verify_pb2.CLOSE_REASON_REASSIGNED)
-    moved = everybody.assign(one, row_ms=0.5)
+    moved = everybody.move(one)
     assert moved is not None
     assert moved.drafter is good
     for _ in range(12):

@@ -231,3 +231,7 @@ async def test_stopping_answers_who_asked_too_late() -> None:
     for answer in late:
         with pytest.raises(Unavailable, match="shutting down"):
             await asyncio.wait_for(answer, 5)
+    later: Answer[tuple[int, int]] = Answer()
+    rig.inbox.put(FlushCache(later))
+    with pytest.raises(Unavailable, match="shutting down"):
+        await asyncio.wait_for(later, 5)

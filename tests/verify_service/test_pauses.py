@@ -113,3 +113,24 @@ def test_a_long_session_goes_over_to_a_drafter_that_comes_later() -> None:
     assert session.stats.accepted_tokens > 100
     check_outputs(rig, session)
     rig.check_whole()
+
+
+def test_sessions_stay_with_a_useless_drafter_until_another_has_room() -> None:
+    costs = FixedCosts({1: PLAIN_MS, 16: 1.1 * PLAIN_MS})
+    rig, truth = build_rig(MODEL, brake=True, costs=costs, context=800, pages=4000), Truth()
+    useless = rig.join(wrong(truth, MODEL.vocab_size), name="useless")
+    sessions = [s for token in range(4) for s in rig.submit(request([1, token], LONG))]
+    learn(truth, rig, *sessions)
+    for _ in range(40):
+        rig.step()
+    had = len(useless.drafter.assignments)
+    for _ in range(12):
+        useless.drafter.record.trees.observe(0)
+    good = rig.join(perfect(truth), name="good", max_sessions=1)
+    for _ in range(60):
+        rig.step()
+        assert len(useless.drafter.assignments) >= had - 1
+    assert len(good.drafter.assignments) == 1
+    rig.run()
+    check_outputs(rig, *sessions)
+    rig.check_whole()

@@ -72,21 +72,26 @@ def test_rows_stay_until_a_drafter_that_reads_late_has_them(seed: int) -> None:
     sim.drafter.ring, sim.view.ring = ring, reader
     coming: collections.deque[verify_pb2.Round] = collections.deque()
 
-    def act() -> None:
+    def take() -> None:  # as soon as there is something
         if (frame := taken(sim.drafter.outbox)) is not None:
             coming.append(frame)
+
+    def act() -> None:
+        take()
         while coming and (len(coming) > 4 or rng.random() < 0.5):
             told = sim.view.apply(coming.popleft())
             answered = [seen for seen in told if rng.random() < 0.7]  # the others are waited for
             rig.send(sim, *(sim.view.propose(seen, draft) for seen in answered for draft in one_draft(seen)))
 
-    rig.act = act
+    rig.act, sim.drafter.wake = act, take
     sessions, prefix = list[Session](), prompt_of(5, 16)  # whose rows are there when a session is opened
     for number in range(12):
         params = SamplingParams(temperature=0.0, max_tokens=rng.randint(5, 60), ignore_eos=True)
         sessions += rig.submit(request([*prefix, number], params))
-        for _ in range(rng.randint(1, 12)):
-            rig.step()
+        rig.step()
+        for _ in range(rng.randint(0, 11)):
+            if not rig.is_idle:
+                rig.step()
     rig.run()
     assert sim.view.num_shared > 100
     for session in sessions:

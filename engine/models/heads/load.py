@@ -126,7 +126,11 @@ def load_head(
     place, kind = torch.device(device), compute_dtype(dtype, target)
 
     def ready(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        check_numbers(f"{folder}: tensor {opened.names.stored.get(name, name)}", tensor, kind)
+        # A vocabulary's may be the target's.
+        whose = (
+            f"{folder}: tensor {opened.names.stored[name]}" if name in opened.names.stored else f"the target's {name}"
+        )
+        check_numbers(whose, tensor, kind)
         return tensor.to(device=place, dtype=kind)
 
     vocabulary = _vocabulary(opened, target, target_load_format, token_map)
