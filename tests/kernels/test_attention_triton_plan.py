@@ -171,7 +171,7 @@ def test_a_bucket_refuses_what_does_not_fit(pieces: list[Piece], bucket: Bucket,
     [
         ((6, 4, 64, torch.bfloat16), "cannot share"),
         ((65, 1, 64, torch.bfloat16), "at most 64"),
-        ((8, 8, 320, torch.bfloat16), "head_dim 320"),
+        ((8, 8, 320, torch.bfloat16), "head_dim is 320"),
         ((8, 8, 64, torch.float64), "float64"),
     ],
 )
