@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import glob
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_LEFT_S = 3600.0  # without a write, after which nobody is thought to write a file any more
 
 
 @contextmanager
@@ -44,11 +48,16 @@ def written(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _remove_left_behind(target: Path) -> None:
-    """Removes what processes wrote of the file that were killed before it was whole."""
+    """Removes what processes wrote of the file that were killed before it was whole.
+
+    Another host or container that writes there has process ids of its own: what is new stays.
+    """
     for partial in target.parent.glob(f"{glob.escape(target.name)}.*.partial"):
         number = partial.name.removesuffix(".partial").rpartition(".")[2]
         if number.isdecimal() and not Path(f"/proc/{number}").exists():
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - partial.stat().st_mtime > _LEFT_S:
+                    partial.unlink()
 
 
 def put_in_place(ready: Path, final: Path) -> None:

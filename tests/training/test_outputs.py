@@ -38,6 +38,7 @@ def test_what_killed_processes_left_of_a_file_is_removed(tmp_path: Path) -> None
     gone = subprocess.Popen(["true"])
     gone.wait()
     (tmp_path / f"last.pt.{gone.pid}.partial").touch()
+    os.utime(tmp_path / f"last.pt.{gone.pid}.partial", (1, 1))
     (tmp_path / "last.pt.1.partial").touch()  # of one that runs
     write_file(tmp_path / "last.pt", "the checkpoint", lambda path: path.write_text("new"))
     assert {each.name for each in tmp_path.iterdir()} == {"last.pt", "last.pt.1.partial"}
