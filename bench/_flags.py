@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider.flags import MAX_THREADS, flag_named, is_text
 
-SERVE_EPILOG = "Other flags go to `outrider serve`."
+SERVE_EPILOG = "Other flags, and all after --, go to `outrider serve`."
 
 
 def parser_of(name: str, doc: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
@@ -19,6 +20,14 @@ def parser_of(name: str, doc: str | None, epilog: str | None = None) -> argparse
     return argparse.ArgumentParser(
         prog=f"outrider bench {name}", description=(doc or "").partition("\n")[0], epilog=epilog
     )
+
+
+def own_and_other(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The benchmark's own flags, and those of the command that it starts: all that it does not know, or after `--`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    cut = words.index("--") if "--" in words else len(words)
+    args, other = parser.parse_known_args(words[:cut])
+    return args, other + words[cut + 1 :]
 
 
 def _whole(text: str) -> int:

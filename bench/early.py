@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass
 
-from bench._flags import SERVE_EPILOG, output_file, parser_of, positive
+from bench._flags import SERVE_EPILOG, output_file, own_and_other, parser_of, positive
 from bench._main import as_command
 from bench._metered import metered
 from bench._output import write_json
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--per-category", type=positive, default=1, help="questions of each of the eight categories")
     parser.add_argument("--tokens", type=answer_tokens, default=96, help="most tokens of an answer")
     parser.add_argument("--output", type=output_file, help="file for the figures, as JSON")
-    args, serve_flags = parser.parse_known_args(argv)
+    args, serve_flags = own_and_other(parser, argv)
     check_serve_flags(serve_flags, "speculative_algorithm")
     every = [
         found(algorithm, *_measured(args, algorithm, serve_flags))

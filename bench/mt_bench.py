@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from bench._flags import SERVE_EPILOG, output_file, parser_of, positive
+from bench._flags import SERVE_EPILOG, output_file, own_and_other, parser_of, positive
 from bench._load import failures_told
 from bench._main import as_command
 from bench._output import write_json
@@ -205,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=answer_tokens, default=128, help="most tokens of an answer")
     parser.add_argument("--alone", action="store_true", help="leave transformers out")
     parser.add_argument("--output", type=output_file, help="file for all results, as JSON")
-    args, serve_flags = parser.parse_known_args(argv)
+    args, serve_flags = own_and_other(parser, argv)
     check_serve_flags(serve_flags)
     questions = choose(args.per_category)
     with (

@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from bench._flags import SERVE_EPILOG, output_file, parser_of, positive
+from bench._flags import SERVE_EPILOG, output_file, own_and_other, parser_of, positive
 from bench._main import as_command
 from bench._output import write_json
 from bench._serve_flags import check_serve_flags
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=output_file, default=str(SPEEDS), help="file for the table (default: %(default)s)"
     )
-    args, serve_flags = parser.parse_known_args(argv)
+    args, serve_flags = own_and_other(parser, argv)
     served = check_serve_flags(serve_flags, "speculative_algorithm")
     measured = {
         algorithm: of_rows(_measured(args, algorithm, serve_flags))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._figures import accept_length_of, percentile
-from bench._flags import SERVE_EPILOG, natural, output_file, parser_of, positive, refuse_given
+from bench._flags import SERVE_EPILOG, natural, output_file, own_and_other, parser_of, positive, refuse_given
 from bench._grid import BATCH_SIZES, DRAFT_TOKENS, STEPS, TOPKS, Setting, best, grid
 from bench._load import Load, Run, failures_told, model_of, open_client, run
 from bench._main import as_command
@@ -51,7 +51,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     add("--max-tokens", type=positive, default=512, help="tokens of an answer, at least 16")
     add("--output", type=output_file, default="output.jsonl", help="JSON Lines, a line added for each setting")
     add("--plot", type=output_file, help="file for a picture of them (.png, .svg or .pdf)")
-    args, rest = parser.parse_known_args(argv)
+    args, rest = own_and_other(parser, argv)
     check_plot(args.plot, args.output)
     check_prompts(args.prompts, args.output)
     if args.speculative_algorithm.upper() == "NONE":

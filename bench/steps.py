@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench._flags import counts, output_file, parser_of
+from bench._flags import counts, output_file, own_and_other, parser_of
 from bench._main import as_command
 from bench._output import write_json
 from outrider.args import VerifyArgs
@@ -128,11 +128,11 @@ def _request(prompt: np.ndarray, max_tokens: int) -> verify_pb2.GenerateRequest:
 
 def main(argv: Sequence[str]) -> int:
     """Measures, prints a table, and writes JSON where asked to. Other flags are those of `outrider verify`."""
-    parser = parser_of("steps", __doc__, epilog="Other flags go to `outrider verify`.")
+    parser = parser_of("steps", __doc__, epilog="Other flags, and all after --, go to `outrider verify`.")
     parser.add_argument("--batch", type=counts, default=(1, 8, 32), help="sessions; default: 1,8,32")
     parser.add_argument("--context", type=counts, default=(128, 1024), help="tokens of each; default: 128,1024")
     parser.add_argument("--output", type=output_file, default=None, help="file for the figures as JSON")
-    options, verify_flags = parser.parse_known_args(argv)
+    options, verify_flags = own_and_other(parser, argv)
     batch, context = max(options.batch), max(options.context)
     tokens = batch * (context + 3 * STEPS + 2 * batch * -(-context // _CHUNK))  # who was read first goes on meanwhile
     args = VerifyArgs.parse([f"--max-total-tokens={tokens}", *verify_flags])

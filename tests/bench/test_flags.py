@@ -20,6 +20,8 @@ from bench._flags import (
     not_below_zero,
     output_file,
     output_folder,
+    own_and_other,
+    parser_of,
     rates,
     setting,
     shapes,
@@ -35,6 +37,14 @@ def test_a_time_is_above_zero(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=text):
         above_zero(text)
     assert above_zero("0.5") == 0.5
+
+
+def test_flags_of_the_command_that_is_started_are_those_unknown_and_all_after_two_dashes() -> None:
+    parser = parser_of("mt_bench", "Some.")
+    parser.add_argument("--tokens", type=natural, default=8)
+    args, other = own_and_other(parser, ["--threads", "1", "--tokens", "4", "--", "--tokens", "5"])
+    assert (args.tokens, other) == (4, ["--threads", "1", "--tokens", "5"])
+    assert own_and_other(parser, ["--", "--threads", "1"]) == (argparse.Namespace(tokens=8), ["--threads", "1"])
 
 
 def test_zero_may_be_told_where_nothing_may_be_wanted() -> None:

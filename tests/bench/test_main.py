@@ -50,7 +50,7 @@ def shown(name: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.mark.parametrize("name", ["early", "mt_bench", "shipped", "speculative", "theory"])
 def test_help_says_where_other_flags_go(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(name, capsys).endswith("Other flags go to `outrider serve`.")
+    assert shown(name, capsys).endswith("Other flags, and all after --, go to `outrider serve`.")
 
 
 def test_help_has_defaults(capsys: pytest.CaptureFixture[str]) -> None:
