@@ -48,8 +48,9 @@ class ChatFormat:
         source = find_templates(folder).get(DEFAULT)
         if source is None:
             raise StartupError(f"{folder} has no chat template; heads are trained on conversations")
-        stops = frozenset(ModelConfig.from_folder(folder).eos_token_ids)
-        return cls(load_tokenizer(path), TemplateProcess(f"of {folder}", source, token_variables(folder)), stops)
+        config = ModelConfig.from_folder(folder)
+        template = TemplateProcess(f"of {folder}", source, token_variables(folder))
+        return cls(load_tokenizer(path, config.vocab_size), template, frozenset(config.eos_token_ids))
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it stands."""
