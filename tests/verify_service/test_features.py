@@ -257,6 +257,24 @@ async def test_memory_for_drafters_that_do_not_show_that_they_see_it_is_bounded(
 
 
 @pytest.mark.asyncio
+async def test_those_drafters_get_small_rings_once_theirs_come_to_much(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = (await serve(MODEL, feature_width=WIDE)).servicer._feature_calls
+    large = 2 * SMALL_RING_BYTES
+    monkeypatch.setattr(feature_calls, "MAX_UNPROVEN_BYTES", large)
+    rings = [ring for _ in range(2) if (ring := calls.ring(large)) is not None]
+    assert [ring.num_slots * ring.row_bytes for ring in rings] == [large, SMALL_RING_BYTES]
+    for ring in rings:
+        ring.prove(ring._nonce)
+    third = calls.ring(large)
+    assert third is not None
+    assert third.num_slots * third.row_bytes == large
+    for ring in (*rings, third):
+        ring.unlink()
+
+
+@pytest.mark.asyncio
 async def test_rows_too_many_for_a_frame_are_announced_and_fetched_in_pieces(serve: Serve) -> None:
     service, drafter, task = await held_session(serve, width=WIDE)
     seen = next(iter(drafter.view.sessions.values()))
