@@ -158,7 +158,7 @@ def _num_choices(
 def check_total(num_outputs: int, info: ServerInfo, field: str, code: str = "integer_above_max_value") -> None:
     """InvalidArgument when one HTTP request asks, by `field`, for more outputs than the server runs and queues."""
     limits = info.limits
-    most = max(limits.max_running_requests + limits.max_queued_requests, limits.max_choices, 1)
+    most = max(limits.max_running_requests + limits.max_queued_requests, 1)
     if num_outputs > most:
         raise _above_max(f"The request asks for {num_outputs} outputs; this server takes {most} at once.", field, code)
 

@@ -201,7 +201,7 @@ def build_servicer(
         new_boot_id(), model, features, feature_bytes, sizes.context_length, outbox_bytes(args, feature_bytes)
     )  # fmt: skip
     thresholds = args.speculative_accept_threshold_single, max(args.speculative_accept_threshold_acc, _LEAST_THRESHOLD)
-    bounds = RequestBounds(sizes.context_length, args.max_choices, args.max_verify_nodes, thresholds)
+    bounds = RequestBounds(sizes.context_length, args.most_choices, args.max_verify_nodes, thresholds)
     compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
     return VerifyServicer(
         args, config, target, SessionFactory(config, bounds, compiler), step_loop, inbox,

@@ -15,7 +15,7 @@ from outrider.statuses import details_of, told_error
 from outrider.tracing import TRACEPARENT
 from outrider.v1 import verify_pb2
 from outrider.wire import MAX_ENTRIES
-from verify_service.calls import Call, Calls
+from verify_service.calls import Call, Calls, how_ended
 
 MAX_WAITING = 4096  # outputs; while more wait to be written, nothing is read
 CALLS_PER_TURN = 64  # of one message; then other streams have theirs
@@ -173,7 +173,7 @@ class CallStream:
         """A call ends with a status."""
         told: OutriderError = told_error(error, _METHOD)
         end = verify_pb2.CallEnd(code=told.status.value[0], message=told.message, details=details_of(told))
-        self._end(number, "error")
+        self._end(number, how_ended(told))
         self._outputs.append(verify_pb2.CallOutput(call=number, end=end))
         self._news.set()
 

@@ -37,7 +37,7 @@ class Call:
     tell: Tell
     running: dict[int, Session] = field(init=False)  # those that have not finished, by session id
     started: set[int] = field(default_factory=set)
-    how: str = "finished"  # it ended: or cancelled, or error
+    how: str = "finished"  # it ended: or cancelled, refused, or error
 
     def __post_init__(self) -> None:
         self.running = {session.session_id: session for session in self.sessions}
@@ -127,8 +127,8 @@ class Calls:
             call.tell(response)
 
     def give_up(self, call: Call, how: str) -> None:
-        """What still runs of the call is wanted no more, since it was `cancelled`, or one of its choices had an
-        `error`: its pages are free within one step."""
+        """What still runs of the call is wanted no more, since it was `cancelled`, or by an error (`how_ended`): its
+        pages are free within one step."""
         if not call.running:
             return
         call.how = how
@@ -170,6 +170,11 @@ class Calls:
         if response.HasField("finish"):
             self._totals.ended(response.finish)
             del call.running[session.session_id], self._by_session[session.session_id]
+
+
+def how_ended(error: Exception) -> str:
+    """What is counted of sessions that end so: they failed, or there was no room for them."""
+    return "refused" if isinstance(error, ResourceExhausted) else "error"
 
 
 def _has_grammar(request: verify_pb2.GenerateRequest) -> bool:

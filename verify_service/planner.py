@@ -175,13 +175,17 @@ class Planner:
         without: ids of sessions that the step leaves out.
         """
         budget = self._scheduler.chunk
+        kept = self._kept_for_short(without)
         works: list[Work] = []
         for session in list(self._scheduler.running):
             if session.session_id in without or session.table_row < 0:
                 continue  # the latter: preempted by an older one just now
             count = session.num_uncomputed
             if count > 1:
-                count = min(count, budget)
+                if count <= kept:
+                    kept -= count
+                else:
+                    count = min(count, budget - kept)
                 budget -= count
             if count == 0:
                 continue
@@ -201,6 +205,18 @@ class Planner:
                 work.slots = [*work.slots, *spare[: len(match.tree)]]
                 work.match = match
         return works
+
+    def _kept_for_short(self, without: Collection[int]) -> int:
+        """Rows of the chunk for prompts that end with it: up to half, so that none waits for all long ones before it."""
+        chunk, running = self._scheduler.chunk, self._scheduler.running
+        if len(running) < 2 or sum([session.num_uncomputed for session in running]) <= chunk:
+            return 0
+        kept = 0
+        for session in running:
+            count = session.num_uncomputed
+            if count > 1 and session.session_id not in without and kept + count <= chunk // 2:
+                kept += count
+        return kept
 
     def _may_wait(self, assignment: Assignment) -> bool:
         session = assignment.session

@@ -8,6 +8,7 @@ younger one, and the pool holds at least one whole session, so there is always p
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -22,6 +23,8 @@ Slots = NDArray[np.int32]
 
 # Longer queues are served in order of arrival: matching every prompt each step would cost more than it saves.
 _MOST_MATCHED = 128
+# Later ones that may be admitted before a session whose prefix is cached less; then it goes in its turn.
+_MOST_OVERTAKING = 32
 
 
 class Scheduler:
@@ -66,7 +69,8 @@ class Scheduler:
         """Queues the choices of one request. ResourceExhausted (and nothing queued) when too many wait."""
         if len(self.waiting) + len(sessions) > self._max_queued + len(self._rows):
             raise ResourceExhausted(
-                f"{len(self.waiting)} requests wait and at most {self._max_queued} may; try again later",
+                f"{len(self.waiting)} sessions wait, {len(self._rows)} could begin, and {len(sessions)} more would have "
+                f"more than {self._max_queued} wait; try again later",
                 retry_after_s=RETRY_SOON_S,
             )
         for session in sessions:
@@ -89,7 +93,7 @@ class Scheduler:
             if self.running and need > self.num_available * self.pool.page_size:
                 self._let_go(session)
                 break
-            self.waiting.remove(session)
+            self._leave_queue(session)
             promised += session.num_uncomputed
             self._start(session)
             admitted.append(session)
@@ -199,10 +203,19 @@ class Scheduler:
         assert self.cache is not None
         cache = self.cache
 
-        def unmatched(session: Session) -> int:
+        def unmatched(session: Session) -> float:
+            if session.num_overtaking >= _MOST_OVERTAKING:
+                return -math.inf
             return -len(cache.match(session.committed, session.cache_salt).pages)
 
         return sorted(self.waiting, key=lambda session: (_order(session), unmatched(session)))
+
+    def _leave_queue(self, session: Session) -> None:
+        at = self.waiting.index(session)
+        if self._longest_prefix_first:
+            for earlier in self.waiting[:at]:
+                earlier.num_overtaking += 1
+        del self.waiting[at]
 
     def _awaits_sibling(self, session: Session) -> bool:
         """Whether another choice of the same request is just computing the prompt that both share."""
@@ -231,7 +244,7 @@ class Scheduler:
         self.slot_table[session.table_row, : session.kv_len] = self._expand(np.array(session.pages, np.int32))
         session.phase = Phase.RUNNING
         if not session.admitted:
-            session.cached_len = session.kv_len
+            session.cached_len = min(session.kv_len, session.prompt_len)
         self._admissions += 1
         session.admitted = self._admissions
         self.running.append(session)

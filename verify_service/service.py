@@ -21,7 +21,7 @@ from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
 from verify_service.call_stream import CallStream
-from verify_service.calls import Calls
+from verify_service.calls import Calls, how_ended
 from verify_service.commands import Answer, FlushCache, Inbox
 from verify_service.counting import CallTotals
 from verify_service.feature_calls import FeatureCalls
@@ -88,7 +88,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             while call.running or not responses.empty():
                 response = await responses.get()
                 if isinstance(response, Exception):
-                    self.calls.give_up(call, "error")
+                    self.calls.give_up(call, how_ended(response))
                     raise response
                 yield response
         finally:
@@ -156,7 +156,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 context_length=self._target.context_length,
                 max_running_requests=self._args.max_running_requests,
                 max_queued_requests=self._args.max_queued_requests,
-                max_choices=self._args.max_choices,
+                max_choices=self._args.most_choices,
                 max_total_tokens=scheduler.pool.num_pages * scheduler.pool.page_size,
             ),
             state=verify_pb2.EngineState(

@@ -136,6 +136,11 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     shutdown_grace_s: float = arg(30.0, "network", "Time that running requests get to finish on SIGTERM.")
     decode_log_interval: int = arg(40, "observing", "Steps between log lines about decoding; 0: none.")
 
+    @property
+    def most_choices(self) -> int:
+        """Of one request: no more than run and wait at once."""
+        return min(self.max_choices, self.max_running_requests + self.max_queued_requests)
+
     def check(self) -> None:
         """Bounds."""
         ObservingArgs.check(self)

@@ -17,7 +17,7 @@ from outrider.wire import pack_ids
 from tests.fakes import toy_config
 from tests.verify_service.rig import build_factory
 from verify_service.requests import SessionFactory
-from verify_service.scheduler import Scheduler
+from verify_service.scheduler import _MOST_OVERTAKING, Scheduler
 from verify_service.session import Phase, Session
 
 VOCAB, CONTEXT, MAX_RUNNING, MAX_QUEUED, CHUNK = 3, 24, 3, 4, 5
@@ -269,3 +269,58 @@ def test_the_longest_cached_prefix_goes_first_where_that_is_the_policy() -> None
     (nearest,) = make_sessions(factory, [0, 1, 2, 0])
     scheduler.submit([other, near, nearest])
     assert scheduler.admit() == [nearest, near, other]
+
+
+def test_who_was_overtaken_often_enough_goes_before_longer_prefixes() -> None:
+    scheduler, factory = make_scheduler(200, lpm=True), make_factory()
+
+    def ran(session: Session) -> None:
+        slots = scheduler.take_slots(session, session.num_uncomputed)
+        assert slots is not None
+        scheduler.keep(session, slots, list(range(len(slots))))
+        scheduler.settle()
+        scheduler.remove(session)
+
+    def near() -> Session:
+        (session,) = make_sessions(factory, [0, 1, 2, 0])
+        scheduler.submit([session])
+        return session
+
+    near()
+    ran(*scheduler.admit())
+    running = [near() for _ in range(MAX_RUNNING)]
+    assert scheduler.admit() == running
+    (other,) = make_sessions(factory, [2, 2, 2])
+    scheduler.submit([other])
+    overtaken = 0
+    while True:
+        latest = near()
+        ran(running.pop(0))
+        (admitted,) = scheduler.admit()
+        running.append(admitted)
+        if admitted is other:
+            break
+        assert admitted is latest
+        overtaken += 1
+    assert overtaken == _MOST_OVERTAKING
+
+
+def test_a_resumed_answers_tokens_are_no_prompt_that_was_cached() -> None:
+    scheduler, factory = make_scheduler(200), make_factory()
+    (first,) = make_sessions(factory, [0, 1, 2, 0, 1, 2])
+    scheduler.submit([first])
+    scheduler.admit()
+    slots = scheduler.take_slots(first, 6)
+    assert slots is not None
+    scheduler.keep(first, slots, list(range(6)))
+    scheduler.settle()
+    scheduler.remove(first)
+    (resumed,) = factory.build(
+        verify_pb2.GenerateRequest(
+            prompt_tokens=pack_ids([0, 1]), resumed_tokens=pack_ids([2, 0, 1]),
+            sampling=SamplingParams(max_tokens=9).to_proto(),
+        )
+    )  # fmt: skip
+    scheduler.submit([resumed])
+    scheduler.admit()
+    assert (resumed.kv_len, resumed.cached_len) == (4, 2)

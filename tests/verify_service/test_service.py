@@ -147,8 +147,20 @@ async def test_a_full_queue_says_when_to_come_again(serve: Serve) -> None:
     error = await refused
     assert isinstance(error, ResourceExhausted)
     assert error.retry_after_s == 1.0
+    assert error.message.startswith("1 sessions wait, 0 could begin, and 1 more would have more than 1 wait")
+    assert service.servicer.totals.finished["refused"] == 1
     for n, task in enumerate(running):
         assert tokens_of(await task) == MODEL.greedy([n], 20)
+
+
+@pytest.mark.asyncio
+async def test_more_choices_than_run_and_wait_are_never_taken(serve: Serve) -> None:
+    service = await serve(MODEL, max_running_requests=1, max_queued_requests=1)
+    info = await service.stub.GetServerInfo(verify_pb2.VerifyServiceGetServerInfoRequest())
+    assert info.limits.max_choices == 2
+    error = await error_of(service.generate(request([1], GREEDY, choices=3)))
+    assert isinstance(error, InvalidArgument)
+    assert error.message == "num_choices is 3; it must be from 1 to 2"
 
 
 @pytest.mark.asyncio

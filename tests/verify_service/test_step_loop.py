@@ -393,6 +393,40 @@ def test_a_long_prompt_holds_running_streams_up_by_one_chunk_a_step_at_most() ->
     assert max(rows) <= 16 + 1
 
 
+def test_a_short_prompt_does_not_wait_for_all_long_ones_before_it() -> None:
+    rig = build_rig(MODEL, pages=2000, context=600, chunk=32)
+    greedy = SamplingParams(temperature=0.0, max_tokens=4)
+    long = [*rig.submit(request(prompt_of(200, VOCAB), greedy)), *rig.submit(request(prompt_of(201, VOCAB), greedy))]
+    short = [*rig.submit(request([1, 2, 3], greedy)), *rig.submit(request(prompt_of(14, VOCAB), greedy))]
+    steps_to_first: dict[int, int] = {}
+    steps = 0
+    while len(steps_to_first) < 4:
+        rig.step()
+        for session in (*long, *short):
+            if rig.output(session):
+                steps_to_first.setdefault(session.session_id, steps)
+        steps += 1
+    rig.run()
+    first, second, third, fourth = (steps_to_first[session.session_id] for session in (*long, *short))
+    assert third <= 1
+    assert fourth <= 2
+    assert first <= 8  # of 32 rows at least half in two steps, all of them in the others
+    assert second <= 14
+    check_outputs(rig, *long, *short)
+    rig.check_whole()
+
+
+def test_long_prompts_go_on_however_many_short_ones_come() -> None:
+    rig = build_rig(MODEL, pages=2000, context=600, chunk=32, max_running=40, cache=False)
+    greedy = SamplingParams(temperature=0.0, max_tokens=1)
+    (long,) = rig.submit(request(prompt_of(200, VOCAB), greedy))
+    for step in range(13):  # 16 rows each
+        for n in range(4):
+            rig.submit(request([step, n, *prompt_of(6, VOCAB)], greedy))
+        rig.step()
+    assert len(rig.output(long)) == 1
+
+
 def test_a_step_is_not_lent_while_a_verdict_waits_to_be_sent() -> None:
     """The event loop would run it first, and the drafter hear of the step before when this one has ended."""
     rig, truth = build_rig(MODEL), Truth()
