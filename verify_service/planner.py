@@ -207,7 +207,7 @@ class Planner:
         return works
 
     def _kept_for_short(self, without: Collection[int]) -> int:
-        """Rows of the chunk for prompts that end with it: up to half, so that none waits for all long ones before it."""
+        """Rows of the chunk for prompts that end with it: up to half, lest they wait for all long ones before them."""
         chunk, running = self._scheduler.chunk, self._scheduler.running
         if len(running) < 2 or sum([session.num_uncomputed for session in running]) <= chunk:
             return 0
