@@ -15,7 +15,7 @@ from outrider.wire import Ids
 from verify_service.proposals import Match
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Judged:
     """A tree whose walk has ended. scores: uint8 [n]; path: the nodes that came true."""
 

@@ -44,7 +44,7 @@ from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
 from verify_service.telling import Teller
-from verify_service.turns import LOOK, Compute, Later, Steps, Turns, Wait
+from verify_service.turns import Compute, Later, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher
 
 log = get_logger(__name__)
@@ -144,8 +144,8 @@ class StepLoop:
 
         Drafters are told of a step before all else: the next one waits for them, not for clients or accounts.
         """
-        self.counters.is_idle = not (self.scheduler.running or self.scheduler.waiting)
-        commands = yield _IDLE if self.counters.is_idle else LOOK
+        self.counters.is_idle = is_idle = not (self.scheduler.running or self.scheduler.waiting)
+        commands = (yield _IDLE) if is_idle else self.inbox.take()
         self.counters.is_idle = False
         self.counters.lap(IDLE)
         self._obey(commands)

@@ -129,7 +129,7 @@ def test_a_malformed_proposal_costs_the_drafter_that_session_for_ever_even_when_
     everybody.enlist(again)
     assert everybody.assign(one) is None
     assert everybody.assign(other) is not None
-    assert (bad.counts["invalid"], bad.counts["kept"]) == (1, 1)
+    assert (bad.counts["malformed"], bad.counts["kept"]) == (1, 1)
     frame = taken(bad.outbox)
     assert frame is not None
     assert [(c.session, c.reason) for c in frame.closed] == [(one.session_id, verify_pb2.CLOSE_REASON_QUARANTINED)]
