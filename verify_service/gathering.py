@@ -53,7 +53,8 @@ class Gatherer:
         wait_ms = self._planner.wait_ms(late)
         if wait_ms <= 0.0:
             self.left_out = self._leave_out(late) or self._leave_out_fixed(late)
-            self._teller.tell_waiting([one for one in late if one.session.session_id in self.left_out])
+            if self.left_out:
+                self._teller.tell_waiting([one for one in late if one.session.session_id in self.left_out])
             return 0.0, []
         self._counters.lap(PLAN)
         self._counters.waits += 1

@@ -147,7 +147,7 @@ class DrafterStream:
                 raise
             self._writing.uncancel()
         finally:
-            self._writing = None
+            task = self._writing = None
 
     async def _first_frame(self, requests: AsyncIterator[verify_pb2.SpeculateRequest]) -> verify_pb2.Enlist:
         try:
