@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,27 +31,29 @@ class Acceptance:
             self._accepted = array("d", [8.0 * 0.5 * math.exp(-bin) for bin in range(_BINS)] * _DEPTHS)
         self._chances: list[float] | None = None if shared is None else self._rates_falling()
 
-    def probabilities(self, scores: NDArray[np.uint8], depths: NDArray[np.integer]) -> NDArray[np.float64]:
-        """float64 [n]: estimated probability that each node comes true; it rises with neither score nor depth.
+    def probabilities(self, scores: NDArray[np.uint8], depths: NDArray[np.integer]) -> list[float]:
+        """[n]: estimated probability that each node comes true; it rises with neither score nor depth.
 
         depths: from 1.
         """
         chances = self._rates_falling() if self._chances is None else self._chances
-        return np.array([chances[cell] for cell in _cells(scores, depths)], np.float64)
+        return [chances[cell] for cell in _cells(scores, depths)]
 
-    def observe(self, scores: NDArray[np.uint8], accepted: NDArray[np.bool_], depths: NDArray[np.integer]) -> None:
-        """Takes in what became of a tree's nodes; old ones fade."""
-        cells, hits = _cells(scores, depths), accepted.tolist()
+    def observe(self, scores: NDArray[np.uint8], depths: NDArray[np.integer], true: Sequence[int]) -> None:
+        """Takes in which of a tree's nodes came true; old trees fade."""
+        cells = _cells(scores, depths)
+        hits = [cells[node] for node in true]
         self._count(cells, hits)
         if self._shared is not None:
             self._shared._count(cells, hits)
             self._chances = self._rates_falling()  # here, where no step waits for it
 
-    def _count(self, cells: list[int], hits: list[bool]) -> None:
+    def _count(self, cells: list[int], hits: list[int]) -> None:
         verified, accepted, window = self._verified, self._accepted, self._window
-        for cell, hit in zip(cells, hits, strict=True):
+        for cell in hits:
+            accepted[cell] += 1.0
+        for cell in cells:
             verified[cell] = count = verified[cell] + 1.0
-            accepted[cell] += hit
             if count > window:
                 verified[cell] *= 0.5
                 accepted[cell] *= 0.5
@@ -69,4 +72,4 @@ class Acceptance:
 def _cells(scores: NDArray[np.uint8], depths: NDArray[np.integer]) -> list[int]:
     """Places in the tables."""
     both = zip(scores.tolist(), depths.tolist(), strict=True)
-    return [(min(depth, _DEPTHS) - 1) * _BINS + (score >> 4) for score, depth in both]
+    return [(depth if depth < _DEPTHS else _DEPTHS) * _BINS + (score >> 4) - _BINS for score, depth in both]

@@ -77,22 +77,24 @@ class Assignment:
         """The verdict of all steps that were left out."""
         untold, self.untold = self.untold, None
         assert untold is not None
-        return verify_pb2.Verdict(
-            session=self.session.session_id,
-            generation=self.generation,
-            base_len=untold.base_len,
-            tokens=self.session.tokens[untold.base_len : self.session.committed_len].tolist(),
-            verify_us=untold.verify_us,
-            batch_tokens=untold.batch_tokens,
-            steps=untold.steps,
-        )
+        tokens = self.session.tokens[untold.base_len : self.session.committed_len].tolist()
+        return self.verdict_of(untold.base_len, tokens, untold.verify_us, untold.batch_tokens, untold.steps)
 
-    def verdict_of(self, base_len: int, tokens: list[int], step_us: int, batch_tokens: int) -> verify_pb2.Verdict:
-        """The verdict of one step."""
-        return verify_pb2.Verdict(
-            session=self.session.session_id, generation=self.generation, base_len=base_len, tokens=tokens,
-            verify_us=step_us, batch_tokens=batch_tokens, steps=1,
-        )  # fmt: skip
+    def verdict_of(
+        self, base_len: int, tokens: list[int], verify_us: int, batch_tokens: int, steps: int = 1
+    ) -> verify_pb2.Verdict:
+        """The verdict of one step, or of several. Field by field: by keywords it takes twice as long."""
+        verdict = verify_pb2.Verdict()
+        verdict.session, verdict.generation = self.session.session_id, self.generation
+        verdict.base_len = base_len
+        verdict.tokens.extend(tokens)
+        verdict.verify_us, verdict.batch_tokens, verdict.steps = verify_us, batch_tokens, steps
+        return verdict
+
+    def tell_last(self, verdict: verify_pb2.Verdict) -> None:
+        """Has the drafter told of a verdict that no step follows."""
+        verdict.next.kind, verdict.next.base_len = verify_pb2.NEXT_KIND_NONE, self.session.committed_len
+        self.drafter.outbox.verdict(verdict)
 
     def asked(self, committed_len: int, now_ns: int) -> None:
         """Notes that the drafter is told of a length."""

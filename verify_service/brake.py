@@ -66,8 +66,8 @@ class SessionBrake:
         """Whether drafts are wanted for each step, and worth a wait."""
         return self.fixed or not (self.silent or self.record.hushed)
 
-    def probabilities(self, scores: NDArray[np.uint8], depths: NDArray[np.integer]) -> NDArray[np.float64]:
-        """float64 [n]: estimated probability that each node comes true in this session."""
+    def probabilities(self, scores: NDArray[np.uint8], depths: NDArray[np.integer]) -> list[float]:
+        """[n]: estimated probability that each node comes true in this session."""
         return self.acceptance.probabilities(scores, depths)
 
     @property
@@ -94,23 +94,23 @@ class SessionBrake:
         return asks
 
     def judged(
-        self, scores: NDArray[np.uint8], true: NDArray[np.bool_], depths: NDArray[np.integer], *,
+        self, scores: NDArray[np.uint8], depths: NDArray[np.integer], true: Sequence[int], *,
         value_ms: float, node_ms: float,
     ) -> None:  # fmt: skip
         """Takes in which of a tree's nodes came true. value_ms, node_ms: what a token is worth, and a row costs."""
-        self.acceptance.observe(scores, true, depths)
-        self.record.trees.observe(int(true.sum()))
+        self.acceptance.observe(scores, depths, true)
+        self.record.trees.observe(len(true))
         if self.fixed or not self.silent:
             return
         # With what has just been learnt: too much hope costs a few rounds, too little another probe.
-        worth_it = self.probabilities(scores, depths) * value_ms > node_ms
-        gained = float(true[worth_it].sum())
-        net_ms = gained * value_ms - float(worth_it.sum()) * node_ms - self.record.tax_ms
+        worth_it = [chance * value_ms > node_ms for chance in self.probabilities(scores, depths)]
+        nodes, gained = float(sum(worth_it)), float(sum([worth_it[node] for node in true]))
+        net_ms = gained * value_ms - nodes * node_ms - self.record.tax_ms
         self.record.worth.observe(net_ms / value_ms)
         if net_ms > 0.0:
             self.silent = self.probing = self.asked = False
             self.saved_ms, self.rounds = net_ms, _SETTLED
-            self.expected_accepted, self.expected_nodes = gained, float(worth_it.sum())
+            self.expected_accepted, self.expected_nodes = gained, nodes
         elif self.probing:
             self._probe_failed()
 
@@ -173,19 +173,17 @@ class SessionBrake:
         self.probe_after = max(self.probe_after, min(2 * self.probe_after, _LAST_PROBE))
 
 
-def choose_nodes(
-    costs: CostTable, base_rows: int, base_tokens: float, likely: Sequence[NDArray[np.float64]]
-) -> list[int]:
+def choose_nodes(costs: CostTable, base_rows: int, base_tokens: float, likely: Sequence[list[float]]) -> list[int]:
     """How many of each session's nodes, likeliest first, to verify: the most tokens per ms of the whole step.
 
     base_rows and base_tokens: what the step has without them; likely[i]: acceptance probabilities in falling order.
     """
     if len(likely) == 1 and len(likely[0]) <= _FEW:
-        return [_choose_of_one(costs, base_rows, base_tokens, likely[0].tolist())]
+        return [_choose_of_one(costs, base_rows, base_tokens, likely[0])]
     counts = [0] * len(likely)
-    owners = np.concatenate([np.full(len(p), i) for i, p in enumerate(likely)]) if likely else np.empty(0, int)
-    if not owners.size:
+    if not any(likely):
         return counts
+    owners = np.repeat(np.arange(len(likely)), [len(chances) for chances in likely])
     gains = np.concatenate(likely)
     order = np.argsort(-gains, kind="stable")
     tokens = base_tokens + np.concatenate([[0.0], np.cumsum(gains[order])])

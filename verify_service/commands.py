@@ -87,7 +87,7 @@ class Arrived:
     proposal: Proposal | InvalidArgument | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class ProposalsArrived:
     """A frame of proposals. read: the last row of the drafter's ring that it has read, where it says so."""
 
@@ -167,7 +167,7 @@ class Inbox:
 
     def put(self, command: Command, *, ring: bool = True) -> None:
         """Hands a command over; any thread may. ring: whether who waits is to wake up."""
-        self._calls_put += isinstance(command, Submit | Cancel)
+        self._calls_put += isinstance(command, (Submit, Cancel))
         self._commands.append(command)
         if self._ended is not None:
             self.end(self._ended)
@@ -202,5 +202,5 @@ class Inbox:
         """All commands that are there."""
         commands = [self._commands.popleft() for _ in range(len(self._commands))]
         for command in commands:
-            self._calls_taken += isinstance(command, Submit | Cancel)
+            self._calls_taken += isinstance(command, (Submit, Cancel))
         return commands

@@ -30,19 +30,20 @@ class Committed:
 
     session: Session
     tokens: list[int]
-    num_accepted: int = 0
+    accepted: Sequence[int] = ()  # nodes of the draft
     num_drafted: int | None = None
     algorithm: common_pb2.Algorithm | None = None
     finished: bool = False
     tree: verify_pb2.VerifiedTree | None = None
     logprobs: Sequence[verify_pb2.TokenLogprob] = ()
     prompt_logprobs: Sequence[verify_pb2.TokenLogprob] | None = None
+    work: Work | None = None  # where the step is to be counted
 
     def response(self) -> verify_pb2.GenerateResponse:
         """The message."""
         session = self.session
         response = verify_pb2.GenerateResponse(
-            choice_index=session.choice_index, tokens=self.tokens, num_accepted=self.num_accepted,
+            choice_index=session.choice_index, tokens=self.tokens, num_accepted=len(self.accepted),
             num_drafted=self.num_drafted, algorithm=self.algorithm, tree=self.tree, logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )  # fmt: skip
@@ -78,7 +79,6 @@ class Committer:
         self._stats = stats
         self._by_algorithm = by_algorithm
         self._responses = responses
-        self._uncounted: list[tuple[Work, common_pb2.Algorithm | None, list[int], int]] = []
         self._judged: list[Assignment] = []  # whose verdicts have no rows yet
 
     def commit(self, works: list[Work], outcomes: list[Accepted | None], *, step_us: int, batch_tokens: int) -> int:
@@ -108,15 +108,14 @@ class Committer:
         return committed
 
     def count(self) -> None:
-        """Counts what was committed since the last call; no drafter waits for that."""
-        for work, algorithm, accepted, committed in self._uncounted:
-            drafted = len(work.match.tree) if work.match is not None else 0
-            for stats in (work.session.stats, self._stats, self._by_algorithm[algorithm or 0]):
-                stats.count(drafted=drafted, accepted=len(accepted), committed=committed)
-            if work.match is not None and work.assignment is not None:
-                self._count_used(work.match, work.assignment.drafter, len(accepted))
-                self._count_prediction(work, work.match, accepted)
-        self._uncounted.clear()
+        """Counts what clients are about to be sent; no drafter waits for that."""
+        for _, said in self._responses:
+            if isinstance(said, Committed) and (work := said.work) is not None:
+                for stats in (said.session.stats, self._stats, self._by_algorithm[said.algorithm or 0]):
+                    stats.count(said.num_drafted or 0, len(said.accepted), len(said.tokens))
+                if work.match is not None and work.assignment is not None:
+                    self._count_used(work.match, work.assignment.drafter, len(said.accepted))
+                    self._count_prediction(work, work.match, said.accepted)
 
     def finish_resumed(self, sessions: list[Session]) -> None:
         """Ends sessions whose resumed tokens are already a whole output."""
@@ -157,19 +156,18 @@ class Committer:
             return 0
         accepted = outcome.nodes[: len(taken)]
         chunk_rows = work.num_rows - drafted
-        rows = [*range(chunk_rows), *(chunk_rows + node for node in accepted[: len(taken) - 1])]
+        rows = [*range(chunk_rows), *[chunk_rows + node for node in accepted[: len(taken) - 1]]]
         self._scheduler.keep(session, work.slots, rows)
         session.sampler.commit(taken)
         session.first_token_ns = session.first_token_ns or time.monotonic_ns()
         algorithm = work.assignment.drafter.algorithm if drafted and work.assignment is not None else None
         if first_output:
             self._scheduler.share(session)
-        else:
-            self._uncounted.append((work, algorithm, accepted, len(taken)))
         said = Committed(
-            session, taken, len(accepted), None if first_output else drafted, algorithm, session.finish is not None,
+            session, taken, accepted, None if first_output else drafted, algorithm, session.finish is not None,
             tree=self._verified_tree(work, accepted, step_us) if session.include_trees and drafted else None,
             logprobs=work.logprobs[: len(taken)], prompt_logprobs=session.prompt_logprobs if first_output else None,
+            work=None if first_output else work,
         )  # fmt: skip
         self._responses.append((session, said))
         assignment = self._drafters.of(session)
@@ -202,9 +200,9 @@ class Committer:
             verdict = assignment.take_untold()
             base_len = verdict.base_len
         if match is not None:
-            credit = verdict.credits.add(
-                proposal_id=match.proposal.proposal_id, root_node=match.root_node, nodes_verified=len(match.tree)
-            )
+            credit = verdict.credits.add()
+            credit.proposal_id, credit.root_node = match.proposal.proposal_id, match.root_node
+            credit.nodes_verified = len(match.tree)
             credit.accepted_nodes.extend([int(match.nodes[node]) for node in accepted])
         if session.finish is None:
             if assignment.features_sent < base_len - 1:
@@ -223,10 +221,7 @@ class Committer:
     def _finish(self, session: Session) -> None:
         assignment = self._drafters.of(session)
         if assignment is not None and assignment.verdict is not None:
-            assignment.verdict.next.CopyFrom(
-                verify_pb2.Next(kind=verify_pb2.NEXT_KIND_NONE, base_len=session.committed_len)
-            )
-            assignment.drafter.outbox.verdict(assignment.verdict)
+            assignment.tell_last(assignment.verdict)
             assignment.verdict = None
         self.end(session, verify_pb2.CLOSE_REASON_FINISHED)
 
@@ -238,11 +233,11 @@ class Committer:
         drafter.counts["drafted_tokens"] += len(match.tree)
         drafter.counts["accepted_tokens"] += accepted
 
-    def _count_prediction(self, work: Work, match: Match, accepted: list[int]) -> None:
+    def _count_prediction(self, work: Work, match: Match, accepted: Sequence[int]) -> None:
         if not len(match.proposal.from_prediction):
             return
         predicted = match.proposal.from_prediction[match.nodes]
-        hits = int(predicted[accepted].sum())
+        hits = int(predicted[list(accepted)].sum())
         for stats in (work.session.stats, self._stats):
             stats.accepted_prediction_tokens += hits
             stats.rejected_prediction_tokens += int(predicted.sum()) - hits

@@ -41,11 +41,12 @@ class Counters:
     _window_ns: int = 0
     _window_tokens: int = 0
 
-    def lap(self, phase: int) -> None:
-        """The time since the last lap was spent in `phase`."""
+    def lap(self, phase: int) -> int:
+        """The time since the last lap was spent in `phase`; returns what it is now, in monotonic nanoseconds."""
         now_ns = time.monotonic_ns()
         self.phase_ns[phase] += now_ns - self._lap_ns
         self._lap_ns = now_ns
+        return now_ns
 
     def spent_ns(self) -> list[int]:
         """What phase_ns says, and the idle time since the last lap; never less than was read before."""

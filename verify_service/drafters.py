@@ -175,10 +175,7 @@ class Drafters:
         if bar:
             self._bar(session, drafter)
         if assignment.untold is not None:
-            verdict = assignment.take_untold()
-            verdict.next.CopyFrom(verify_pb2.Next(kind=verify_pb2.NEXT_KIND_NONE, base_len=session.committed_len))
-            verdict.node_budget = 0
-            drafter.outbox.verdict(verdict)
+            assignment.tell_last(assignment.take_untold())
         drafter.outbox.close(session.session_id, assignment.generation, reason)
         drafter.wake()
 

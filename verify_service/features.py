@@ -103,13 +103,13 @@ class FeatureSender:
 
     def fill_verdicts(self, assignments: Sequence[Assignment]) -> None:
         """Puts noted rows in verdicts, which are told next: a ring's rows are named in the order of their numbers."""
-        by_drafter: dict[int, tuple[Drafter, list[Message]]] = {}
+        by_drafter: dict[Drafter, list[Message]] = {}
         for assignment in assignments:
             if assignment.rows is not None and assignment.verdict is not None:
-                own = by_drafter.setdefault(id(assignment.drafter), (assignment.drafter, []))[1]
+                own = by_drafter.setdefault(assignment.drafter, [])
                 own.append((assignment.verdict.features, assignment.rows))
                 assignment.rows = None
-        for drafter, own in by_drafter.values():
+        for drafter, own in by_drafter.items():
             self._put_many(own, drafter)
 
     def _slots(self, assignment: Assignment, first: int, end: int) -> list[int]:

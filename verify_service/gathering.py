@@ -6,7 +6,7 @@ Between two steps nothing stands before the drafters: they are told first, and w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 
 from outrider.cost_table import CostTable
 from verify_service.assignment import Assignment
@@ -34,7 +34,7 @@ class Gatherer:
         costs: CostTable, counters: Counters, obey: Callable[[list[Command]], bool], rest: Callable[[], object],
     ) -> None:  # fmt: skip
         self.halves = Halves()
-        self.left_out: set[int] = set()
+        self.left_out: Collection[int] = ()
         self._scheduler = scheduler
         self._drafters = drafters
         self._planner = planner
@@ -47,22 +47,21 @@ class Gatherer:
     def gather(self) -> Generator[Pause, list[Command], tuple[float, list[Assignment]]]:
         """Matches proposals and waits for late ones as long as that pays: the time waited, and for whom."""
         late = self._give_up_on(self._planner.match())
-        self.left_out = set()
         if not late:
             self.left_out = self._leave_out(late)
             return 0.0, []
         wait_ms = self._planner.wait_ms(late)
         if wait_ms <= 0.0:
             self.left_out = self._leave_out(late) or self._leave_out_fixed(late)
-            self._teller.tell_waiting([one for one in late if one.session.session_id in self.left_out])
+            if self.left_out:
+                self._teller.tell_waiting([one for one in late if one.session.session_id in self.left_out])
             return 0.0, []
         self._counters.lap(PLAN)
         self._counters.waits += 1
         waited_for, start_ns = late, time.monotonic_ns()
         deadline_ns = start_ns + int(wait_ms * 1e6)
         self._teller.tell_waiting(late)
-        if len(late) < len(self._scheduler.running):
-            self.left_out = self._leave_out(late)
+        self.left_out = self._leave_out(late)
         goes_on = True
         if not self.left_out:
             if commands := (yield Settle(min(start_ns + int(BREATH_S * 1e9), deadline_ns), deadline_ns)):
@@ -77,8 +76,9 @@ class Gatherer:
             goes_on = self._obey(commands)
             late = self._planner.match()
             self.left_out = self._leave_out(late)
-        self.left_out = self.left_out or self._leave_out_fixed(late)
-        self._missed([one for one in late if one.session.session_id not in self.left_out])
+        if late:
+            self.left_out = self.left_out or self._leave_out_fixed(late)
+            self._missed([one for one in late if one.session.session_id not in self.left_out])
         self._counters.lap(WAIT)
         return ms_since(start_ns), waited_for
 
@@ -86,17 +86,17 @@ class Gatherer:
         """Takes in which sessions the step runs."""
         self.halves.ran(sessions, num_late=num_late, num_left_out=len(self.left_out))
 
-    def _leave_out(self, late: list[Assignment]) -> set[int]:
+    def _leave_out(self, late: list[Assignment]) -> Collection[int]:
         """Ids of sessions that the step is better without (halves.py)."""
         running = self._scheduler.running
         if len(running) < 2 or len(late) == len(running) or not (late or self.halves.expects_waits):
-            return set()
+            return ()
         parts: list[Part] = []
-        reply_ms, is_late, now_ns = 0.0, set(map(id, late)), time.monotonic_ns()
+        reply_ms, waits_for, now_ns = 0.0, set(late), time.monotonic_ns()
         for session in running:
             assignment = self._drafters.of(session)
             rows = session.num_uncomputed
-            if assignment is not None and id(assignment) in is_late:
+            if assignment is not None and assignment in waits_for:
                 reply_ms = max(reply_ms, assignment.due_ms(assignment.drafter.replies.mean_ms, now_ns))
                 rows += round(assignment.brake.expected_nodes)
                 parts.append(Part(session.session_id, rows, late=True, deadline_ns=self._deadline_ns(assignment)))
@@ -106,18 +106,18 @@ class Gatherer:
             elif late:
                 parts.append(Part(session.session_id, rows))
             else:
-                return set()  # who decodes plainly runs in every step
+                return ()  # who decodes plainly runs in every step
         return self.halves.leave_out(parts, self._costs.ms, reply_ms=reply_ms, now_ns=now_ns)
 
-    def _leave_out_fixed(self, late: list[Assignment]) -> set[int]:
+    def _leave_out_fixed(self, late: list[Assignment]) -> Collection[int]:
         """Ids of late sessions whose users fixed their trees: others do not wait for them, and they keep their drafts.
 
         None for whom the step of the others would outlast what a late session may wait.
         """
-        fixed = {one.session.session_id: one for one in late if self._planner.is_fixed(one.session)}
+        fixed = {one.session.session_id: one for one in late if one.brake.fixed}
         running = self._scheduler.running
         if not fixed or len(fixed) == len(running):
-            return set()
+            return ()
         rows = 0
         for session in running:
             if session.session_id not in fixed:

@@ -34,7 +34,7 @@ def halves_pay(step_ms: StepMs, *, rows: int, reply_ms: float) -> bool:
     return max(first + second, first + reply_ms) < _MARGIN * (step_ms(rows) + reply_ms)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Part:
     """One session that could run. rows: of its root and draft; deadline_ns: until when it may be left out, if late."""
 

@@ -15,25 +15,13 @@ from outrider.wire import Ids
 from verify_service.proposals import Match
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Judged:
-    """A tree whose walk has ended. scores: uint8 [n]; path: the nodes that came true."""
+    """A tree whose walk has ended. scores: uint8 [n]; true: the nodes that came true, a path."""
 
     tree: TokenTree
     scores: NDArray[np.uint8]
-    path: list[int]
-
-    @property
-    def depths(self) -> NDArray[np.integer]:
-        """[n]: from 1."""
-        return self.tree.depths
-
-    @property
-    def true(self) -> NDArray[np.bool_]:
-        """bool [n]: whether a node came true."""
-        true = np.zeros(len(self.tree), np.bool_)
-        true[self.path] = True
-        return true
+    true: list[int]
 
 
 class Hindsight:

@@ -83,7 +83,7 @@ def _take(drafters: Drafters, drafter: Drafter, arrived: Arrived) -> None:
     elif not refused and proposal.tree_len > assignment.forgiven_len:
         assignment.forgiven_len = proposal.tree_len
         drafter.refusals = max(0, drafter.refusals - REFUSALS_FORGIVEN)
-    if all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
+    if not refused or all(proposal_id != arrived.proposal_id for proposal_id, _ in refused):
         drafter.counts["kept"] += 1
         drafter.totals.proposed_tokens += len(proposal.tree)
     if not proposal.is_early:

@@ -1,8 +1,8 @@
 """Rounds waiting for one drafter: joined while it reads slowly, bounded in bytes. Pure state, no sockets.
 
-The engine adds, the event loop takes; a lock keeps the two apart. A session's pending verdicts coalesce: the
-first base_len, tokens joined, credits in order, times summed, steps counted, the last `next` and node_budget. Verdicts
-with a node budget of 0 after one that said so are withheld, without rows, until the budget is above 0 again.
+Whoever runs the engine adds, the event loop takes, often from another thread: a lock keeps the two apart. A session's
+pending verdicts coalesce: the first base_len, tokens joined, credits in order, times summed, steps counted, the last
+`next` and node_budget.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _ABOUT_BYTES = 128  # of a message beside its rows
 FRAME_BYTES = MAX_MESSAGE_BYTES // 2  # a frame is ended by the message that goes over it
 
 Key = tuple[int, int]  # session, generation
+Sized = tuple[Any, int]  # a message, and its size as it was measured when it was added
 
 
 class RoundOutbox:
@@ -28,13 +29,11 @@ class RoundOutbox:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._opened: dict[Key, verify_pb2.Opened] = {}
-        self._features: dict[Key, list[verify_pb2.SessionFeatures]] = {}
-        self._verdicts: dict[Key, verify_pb2.Verdict] = {}
-        self._withheld: dict[Key, verify_pb2.Verdict] = {}
-        self._silent: set[Key] = set()
-        self._closed: collections.deque[verify_pb2.Closed] = collections.deque()
-        self._rejected: collections.deque[verify_pb2.Rejected] = collections.deque()
+        self._opened: dict[Key, Sized] = {}
+        self._features: dict[Key, list[Sized]] = {}
+        self._verdicts: dict[Key, Sized] = {}
+        self._closed: collections.deque[Sized] = collections.deque()
+        self._rejected: collections.deque[Sized] = collections.deque()
         self._bytes = 0
         self.most_with_rows: float = math.inf
         """Bytes pending up to which rows are put in messages; beyond, they are announced."""
@@ -54,59 +53,43 @@ class RoundOutbox:
     def has_unread_slow(self) -> bool:
         """Whether a notice that a session was closed for slow reading waits to be read."""
         with self._lock:
-            return any(closed.reason == verify_pb2.CLOSE_REASON_SLOW for closed in self._closed)
+            return any(closed.reason == verify_pb2.CLOSE_REASON_SLOW for closed, _ in self._closed)
 
     def sessions_by_size(self) -> list[Key]:
         """Sessions with something pending, the largest first."""
         with self._lock:
             sizes: dict[Key, int] = {}
-            for pending in (self._opened, self._verdicts, self._withheld):
-                for key, message in pending.items():
-                    sizes[key] = sizes.get(key, 0) + size_of(message)
+            for pending in (self._opened, self._verdicts):
+                for key, (_, size) in pending.items():
+                    sizes[key] = sizes.get(key, 0) + size
             for key, chunks in self._features.items():
-                sizes[key] = sizes.get(key, 0) + sum(size_of(chunk) for chunk in chunks)
+                sizes[key] = sizes.get(key, 0) + sum(size for _, size in chunks)
         return sorted(sizes, key=lambda key: -sizes[key])
 
     def open(self, opened: verify_pb2.Opened) -> None:
         """A session is now the drafter's."""
         with self._lock:
-            self._opened[opened.session, opened.generation] = opened
-            self._bytes += size_of(opened)
+            self._opened[opened.session, opened.generation] = self._sized(opened)
 
     def feature_rows(self, features: verify_pb2.SessionFeatures) -> None:
         """Rows of a prompt, or of recomputed text."""
         with self._lock:
-            self._features.setdefault((features.session, features.generation), []).append(features)
-            self._bytes += size_of(features)
+            self._features.setdefault((features.session, features.generation), []).append(self._sized(features))
 
     def verdict(self, verdict: verify_pb2.Verdict) -> None:
         """What a step committed."""
         key = verdict.session, verdict.generation
         with self._lock:
-            budget_is_zero = verdict.HasField("node_budget") and verdict.node_budget == 0
-            if budget_is_zero and key in self._silent:
-                _announce_rows(verdict)
-                self._join(self._withheld, key, verdict)
-                return
-            if budget_is_zero:
-                self._silent.add(key)
-            else:
-                self._silent.discard(key)
-            earlier = self._withheld.pop(key, None)
-            if earlier is not None:
-                self._bytes -= size_of(earlier)
-                self._join(self._verdicts, key, earlier)
-            self._join(self._verdicts, key, verdict)
+            if (pending := self._verdicts.get(key)) is not None:
+                earlier, size = pending
+                self._bytes -= size
+                join_verdicts(earlier, verdict)
+                verdict = earlier
+            self._verdicts[key] = self._sized(verdict)
 
     def close(self, session: int, generation: int, reason: verify_pb2.CloseReason) -> None:
-        """A session is no longer the drafter's; a withheld verdict goes out with the notice."""
-        key = session, generation
+        """A session is no longer the drafter's."""
         with self._lock:
-            self._silent.discard(key)
-            withheld = self._withheld.pop(key, None)
-            if withheld is not None:
-                self._bytes -= size_of(withheld)
-                self._join(self._verdicts, key, withheld)
             self._add_closed(session, generation, reason)
 
     def close_slow(self, session: int, generation: int) -> None:
@@ -119,18 +102,14 @@ class RoundOutbox:
         """Drops what is pending of a session that is closed, or about to be; the notice of it stays."""
         key = session, generation
         with self._lock:
-            for pending in (self._opened, self._verdicts, self._withheld):
-                message = pending.pop(key, None)
-                if message is not None:
-                    self._bytes -= size_of(message)
-            self._bytes -= sum(size_of(chunk) for chunk in self._features.pop(key, ()))
-            self._silent.discard(key)
+            dropped = [*self._features.pop(key, ())]
+            dropped += [pending.pop(key) for pending in (self._opened, self._verdicts) if key in pending]
+            self._bytes -= sum(size for _, size in dropped)
 
     def reject(self, rejected: verify_pb2.Rejected) -> None:
         """A proposal was refused."""
         with self._lock:
-            self._rejected.append(rejected)
-            self._bytes += size_of(rejected)
+            self._rejected.append(self._sized(rejected))
 
     def name_no_slots_before(self, end: int) -> None:
         """No message that is added from now on names slots of the ring before number `end`."""
@@ -141,7 +120,8 @@ class RoundOutbox:
         """Moves what is pending to an empty frame, or as much of it as a message may hold; whether there was any."""
         room = FRAME_BYTES
         with self._lock:
-            before = self._bytes
+            if not self._bytes:
+                return False
             while self._opened and room > 0:
                 room -= self._put(frame.opened, self._opened.pop(next(iter(self._opened))))
             while self._features and room > 0:
@@ -155,33 +135,26 @@ class RoundOutbox:
                 room -= self._put(frame.closed, self._closed.popleft())
             while self._rejected and room > 0:
                 room -= self._put(frame.rejected, self._rejected.popleft())
-            if self._bytes == before:
-                return False
             if self._slot_seq_end is not None and not (self._features or self._verdicts):
                 frame.slot_seq_end, self._slot_seq_end = self._slot_seq_end, None
             return True
 
-    def _put(self, field: Any, message: Any) -> int:
-        """Moves a message into a repeated field of a frame; returns its size."""
-        field.append(message)
+    def _sized(self, message: Any) -> Sized:
+        """Counts a message that waits from now on."""
         size = size_of(message)
+        self._bytes += size
+        return message, size
+
+    def _put(self, field: Any, sized: Sized) -> int:
+        """Moves a message into a repeated field of a frame; returns its size."""
+        message, size = sized
+        field.append(message)
         self._bytes -= size
         return size
 
     def _add_closed(self, session: int, generation: int, reason: verify_pb2.CloseReason) -> None:
         closed = verify_pb2.Closed(session=session, generation=generation, reason=reason)
-        self._closed.append(closed)
-        self._bytes += size_of(closed)
-
-    def _join(self, pending: dict[Key, verify_pb2.Verdict], key: Key, verdict: verify_pb2.Verdict) -> None:
-        earlier = pending.get(key)
-        if earlier is None:
-            pending[key] = verdict
-            self._bytes += size_of(verdict)
-            return
-        self._bytes -= size_of(earlier)
-        join_verdicts(earlier, verdict)
-        self._bytes += size_of(earlier)
+        self._closed.append(self._sized(closed))
 
 
 def size_of(message: Any) -> int:
@@ -225,8 +198,3 @@ def _join_rows(earlier: verify_pb2.Verdict, later: verify_pb2.Verdict) -> None:
     else:
         joined = common_pb2.FeatureRows(first_pos=first.first_pos, count=total, announced=True)
     earlier.features.CopyFrom(joined)
-
-
-def _announce_rows(verdict: verify_pb2.Verdict) -> None:
-    if verdict.HasField("features"):
-        verdict.features.announced = True

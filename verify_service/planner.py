@@ -10,7 +10,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.batch import Segment
 from outrider.cost_table import CostTable
@@ -37,29 +36,28 @@ class Work:
     decodes: bool = True  # it runs no more than the newest token and drafts
     assignment: Assignment | None = None
     match: Match | None = None
-    probabilities: list[float] = field(default_factory=list)  # the target's, per node, where trees are shown
-    logprobs: list[verify_pb2.TokenLogprob] = field(default_factory=list)  # of the path and the bonus, where wanted
+    probabilities: Sequence[float] = ()  # the target's, per node, where trees are shown
+    logprobs: Sequence[verify_pb2.TokenLogprob] = ()  # of the path and the bonus, where wanted
+    num_rows: int = field(init=False)  # in the batch
+    num_logits: int = field(init=False)  # rows at the end whose logits are wanted
 
-    @property
-    def num_rows(self) -> int:
-        """Rows in the batch."""
-        return len(self.slots)
+    def __post_init__(self) -> None:
+        self.num_rows = len(self.slots)
+        self.num_logits = self.num_rows if self.session.wants_prompt_rows else int(self.samples)
 
-    @property
-    def num_logits(self) -> int:
-        """Rows at the end whose logits are wanted."""
-        if self.match is not None or self.session.wants_prompt_rows:
-            return self.num_rows
-        return int(self.samples)
+    def verify(self, match: Match, slots: Sequence[int]) -> None:
+        """Adds a tree, whose nodes have these slots; all rows' logits are wanted then."""
+        self.match, self.slots = match, [*self.slots, *slots]
+        self.num_rows = self.num_logits = len(self.slots)
 
     def segment(self) -> Segment:
         """The rows: a chunk of known tokens, or the newest token and the tree below it."""
         session = self.session
-        num_known = self.num_rows - (0 if self.match is None else len(self.match.tree))
-        known = session.tokens[session.kv_len : session.kv_len + num_known]
         if self.match is None:
+            known = session.tokens[session.kv_len : session.kv_len + self.num_rows]
             return Segment(session.table_row, session.kv_len, known, self.slots, num_logits=self.num_logits)
         tree = self.match.tree
+        known = session.tokens[session.kv_len : session.kv_len + self.num_rows - len(tree)]
         tokens = np.concatenate([known, tree.tokens])
         return Segment(
             session.table_row, session.kv_len, tokens, self.slots, depths=tree.row_depths, mask=tree.ancestor_mask(),
@@ -68,7 +66,10 @@ class Work:
 
 
 class Planner:
-    """Chooses; changes nothing but the pages that it takes for the step."""
+    """Chooses; notes what it chose in the assignments, and takes the step's pages.
+
+    By the way it has brakes learn, of trees that are followed, which of their nodes came true.
+    """
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Planner:
     def match(self) -> list[Assignment]:
         """Sets each decoding session's match, trimmed to what pays; returns the assignments still waited for."""
         late: list[Assignment] = []
-        matched: list[Assignment] = []
+        free: list[Assignment] = []  # matched, and may be trimmed
         for session in self._scheduler.running:
             assignment = self._drafters.of(session)
             if assignment is None:
@@ -104,20 +105,22 @@ class Planner:
             if assignment.is_silenced and not len(assignment.book):
                 continue  # of many silent sessions each costs every step
             assignment.brake.fixed = self.is_fixed(session)
-            if session.num_uncomputed != 1 or session.output_len == 0:
+            remaining = session.remaining
+            if session.num_uncomputed != 1 or session.output_len == 0 or remaining <= 1:
                 continue
-            found = assignment.book.match() if session.remaining > 1 else None
+            found = assignment.book.match()
             if found is not None:
                 if session.grammar is not None:
                     found = found.allowed_by(session.grammar)
                 limit = min(self._max_nodes, (session.speculation.num_draft_tokens or self._max_nodes + 1) - 1)
-                assignment.match = found.kept(limit, session.remaining - 1)
+                assignment.match = match = found.kept(limit, remaining - 1)
                 self._follow(assignment)
-                assignment.hindsight.watch(assignment.match, session.committed_len)
-                matched.append(assignment)
+                assignment.hindsight.watch(match, session.committed_len)
+                if not assignment.brake.fixed:
+                    free.append(assignment)
             elif self._may_wait(assignment):
                 late.append(assignment)
-        if free := [assignment for assignment in matched if not self.is_fixed(assignment.session)]:
+        if free:
             self._trim(free)
         return late
 
@@ -136,7 +139,8 @@ class Planner:
             return
         value_ms, node_ms = self._worths()
         for assignment, judged in self._judged:
-            assignment.brake.judged(judged.scores, judged.true, judged.depths, value_ms=value_ms, node_ms=node_ms)
+            depths = judged.tree.depths
+            assignment.brake.judged(judged.scores, depths, judged.true, value_ms=value_ms, node_ms=node_ms)
         self._judged.clear()
 
     def _follow(self, assignment: Assignment) -> None:
@@ -156,7 +160,7 @@ class Planner:
         bound = due_ms = nodes = accepted = 0.0
         now_ns, all_fixed = time.monotonic_ns(), all(map(self.is_fixed, self._scheduler.running))
         for assignment in late:
-            if not all_fixed and self.is_fixed(assignment.session):
+            if not all_fixed and assignment.brake.fixed:
                 continue
             bound = max(bound, self.bound_ms(assignment))
             due_ms = max(due_ms, assignment.due_ms(assignment.drafter.replies.least_ms, now_ns))
@@ -180,7 +184,7 @@ class Planner:
         for session in list(self._scheduler.running):
             if session.session_id in without or session.table_row < 0:
                 continue  # the latter: preempted by an older one just now
-            count = session.num_uncomputed
+            uncomputed = count = session.num_uncomputed
             if count > 1:
                 if count <= kept:
                     kept -= count
@@ -193,7 +197,7 @@ class Planner:
             if slots is None:
                 continue
             assignment = self._drafters.of(session)
-            samples = count == session.num_uncomputed
+            samples = count == uncomputed
             works.append(Work(session, slots, samples, decodes=samples and count == 1, assignment=assignment))
         for work in works:
             match = work.assignment.match if work.assignment is not None else None
@@ -202,8 +206,7 @@ class Planner:
             spare = self._scheduler.take_spare_slots(work.session, 1, len(match.tree))
             match = match.kept(len(spare), work.session.remaining)
             if len(match.tree):
-                work.slots = [*work.slots, *spare[: len(match.tree)]]
-                work.match = match
+                work.verify(match, spare[: len(match.tree)])
         return works
 
     def _kept_for_short(self, without: Collection[int]) -> int:
@@ -221,8 +224,7 @@ class Planner:
     def _may_wait(self, assignment: Assignment) -> bool:
         session = assignment.session
         return (
-            session.remaining > 1
-            and assignment.brake.listens
+            assignment.brake.listens
             and not assignment.drafter.stalled
             and assignment.waited_len != session.committed_len
             and not assignment.book.declined()
@@ -235,28 +237,26 @@ class Planner:
         return plain_ms / sessions, (self._costs.ms(sessions + _FEW_NODES) - plain_ms) / _FEW_NODES
 
     def _trim(self, matched: list[Assignment]) -> None:
-        likely: list[NDArray[np.float64]] = []
+        likely: list[list[float]] = []
         for assignment in matched:
             assert assignment.match is not None
             probabilities = assignment.brake.probabilities(assignment.match.scores, assignment.match.tree.depths)
-            likely.append(np.sort(probabilities)[::-1])
-        rows, tokens = self._ready(without=matched)
+            likely.append(sorted(probabilities, reverse=True))
+        rows, tokens = self._ready(without=set(matched))
         for assignment, count in zip(matched, choose_nodes(self._costs, rows, tokens, likely), strict=True):
             assert assignment.match is not None
             assignment.match = assignment.match.kept(count, assignment.session.remaining)
 
-    def _ready(self, without: list[Assignment] | None = None) -> tuple[int, float]:
+    def _ready(self, without: Collection[Assignment] = ()) -> tuple[int, float]:
         """Rows, and tokens to be expected, of a step that starts now; `without` the drafts of those."""
         rows, tokens = 0, 0.0
         for session in self._scheduler.running:
             rows += min(session.num_uncomputed, self._scheduler.chunk)
             tokens += 1.0
             assignment = self._drafters.of(session)
-            if assignment is not None and assignment.match is not None and not (without and assignment in without):
-                rows += len(assignment.match.tree)
-                tokens += float(
-                    assignment.brake.probabilities(assignment.match.scores, assignment.match.tree.depths).sum()
-                )
+            if assignment is not None and (match := assignment.match) is not None and assignment not in without:
+                rows += len(match.tree)
+                tokens += sum(assignment.brake.probabilities(match.scores, match.tree.depths))
         return max(rows, 1), max(tokens, 1.0)
 
 

@@ -25,7 +25,7 @@ class Refusal(enum.Enum):
     STALE = "stale"
     REPLAYED = "replayed"
     FOREIGN = "foreign"
-    MALFORMED = "invalid"
+    MALFORMED = "malformed"
     CROWDED = "crowded"
 
 

@@ -55,7 +55,7 @@ class Stats:
     rejected_prediction_tokens: int = 0
     histogram: list[int] = field(default_factory=list)
 
-    def count(self, *, drafted: int, accepted: int, committed: int) -> None:
+    def count(self, drafted: int, accepted: int, committed: int) -> None:
         """Counts one verify step."""
         self.verify_steps += 1
         self.drafts += drafted > 0

@@ -20,7 +20,6 @@ from verify_service.drafter import Drafter
 from verify_service.enlisting import check_enlist
 from verify_service.feature_calls import FeatureCalls
 from verify_service.parsing import parse_proposals
-from verify_service.proposals import Proposal
 from verify_service.target import Target
 from verify_service.turns import Turns
 
@@ -108,21 +107,10 @@ class DrafterStream:
             log.info("drafter enlisted", drafter=drafter.drafter_id, algorithm=algorithm)
             reader = asyncio.create_task(self._read(requests, drafter))
             reader.add_done_callback(lambda _: self._ready.set())
-            while not reader.done():
-                await self._ready.wait()
-                self._ready.clear()
-                frame = verify_pb2.SpeculateResponse()
-                while self._ended_because is None and drafter.outbox.take(frame.round):
-                    await self._write(write, frame)
-                    if frame.round.verdicts:
-                        self._poll.asked(len(frame.round.verdicts))
-                    frame = verify_pb2.SpeculateResponse()
-                self._turns.settled()
-                if self._ended_because is not None:
-                    raise ResourceExhausted(self._ended_because)
-            await reader
+            await self._write_rounds(write, drafter, reader)
             if self._ended_because is not None:
                 raise ResourceExhausted(self._ended_because)
+            await reader
         except ResourceExhausted:
             self._on_expelled()
             raise
@@ -138,17 +126,28 @@ class DrafterStream:
             # An error holds on to this frame, and a drafter to its stream: they go now, and wait for no collector.
             reader = self.drafter = None
 
-    async def _write(self, write: Write, frame: verify_pb2.SpeculateResponse) -> None:
-        """One frame; a drafter that reads nothing holds it up until the stream is ended, and no longer."""
-        self._writing = asyncio.current_task()
+    async def _write_rounds(self, write: Write, drafter: Drafter, reader: asyncio.Task[None]) -> None:
+        """Until the reader ends, or the stream is ended: a drafter that reads nothing holds it up no longer."""
+        task = asyncio.current_task()
         try:
-            await write(frame)
+            while self._ended_because is None and not reader.done():
+                await self._ready.wait()
+                self._ready.clear()
+                frame = verify_pb2.SpeculateResponse()
+                while self._ended_because is None and drafter.outbox.take(frame.round):
+                    self._writing = task
+                    await write(frame)
+                    self._writing = None
+                    if frame.round.verdicts:
+                        self._poll.asked(len(frame.round.verdicts))
+                    frame = verify_pb2.SpeculateResponse()
+                self._turns.settled()
         except asyncio.CancelledError:
             if self._ended_because is None or self._writing is None:
                 raise
             self._writing.uncancel()
         finally:
-            self._writing = None
+            task = self._writing = None
 
     async def _first_frame(self, requests: AsyncIterator[verify_pb2.SpeculateRequest]) -> verify_pb2.Enlist:
         try:
@@ -209,15 +208,17 @@ class DrafterStream:
                 return
             match frame.WhichOneof("message"):
                 case "proposals":
-                    proposals = frame.proposals.proposals
+                    proposed = frame.proposals
+                    proposals = proposed.proposals
                     if len(proposals) > MAX_ENTRIES:
                         raise ResourceExhausted(
                             f"a frame has {len(proposals)} proposals; at most {MAX_ENTRIES} are taken"
                         )
-                    if drafter.ring is not None and frame.proposals.HasField("shared_memory_nonce"):
-                        drafter.ring.prove(frame.proposals.shared_memory_nonce)
-                    read = frame.proposals.consumed_slot_seq if frame.proposals.HasField("consumed_slot_seq") else None
-                    self._hand_over(ProposalsArrived(drafter, await self._parse(proposals, drafter), read))
+                    if drafter.ring is not None and proposed.HasField("shared_memory_nonce"):
+                        drafter.ring.prove(proposed.shared_memory_nonce)
+                    read = proposed.consumed_slot_seq if proposed.HasField("consumed_slot_seq") else None
+                    arrived, brings_early = await self._parse(proposals, drafter)
+                    self._hand_over(ProposalsArrived(drafter, arrived, read), brings_early=brings_early)
                     await asyncio.sleep(0)  # what that led to is sent first: asking gRPC for the next one takes a while
                 case "releases":
                     releases = frame.releases.releases
@@ -231,18 +232,18 @@ class DrafterStream:
                 case _:
                     raise InvalidArgument("a frame must carry a message", field="message")
 
-    def _hand_over(self, arrived: ProposalsArrived) -> None:
+    def _hand_over(self, arrived: ProposalsArrived, *, brings_early: bool) -> None:
         """Where early proposals come, which is while a step runs, they must not wait for its end to be read."""
-        brings_early = any(isinstance(one.proposal, Proposal) and one.proposal.is_early for one in arrived.proposals)
         self._fresh_frames = 0 if brings_early else self._fresh_frames + 1
         if self._fresh_frames > FRESH_FRAMES:
             self._turns.bring(arrived)
         else:
             self._inbox.put(arrived)
 
-    async def _parse(self, proposals: Sequence[verify_pb2.Proposal], drafter: Drafter) -> list[Arrived]:
-        """Of a session that the drafter has not, nothing is looked at."""
+    async def _parse(self, proposals: Sequence[verify_pb2.Proposal], drafter: Drafter) -> tuple[list[Arrived], bool]:
+        """The proposals, and whether any is early. Of a session that the drafter has not, nothing is looked at."""
         arrived: list[Arrived] = []
+        has_early = False
         for first in range(0, len(proposals), PROPOSALS_PER_TURN):
             if first:
                 await asyncio.sleep(0)
@@ -251,13 +252,14 @@ class DrafterStream:
             for pb in piece:
                 if drafter.find(pb.session, pb.generation) is not None:
                     own.append(pb)
+                    has_early = has_early or len(pb.assumed) > 0
                 else:
                     arrived.append(Arrived(pb.session, pb.generation, pb.proposal_id, None))
             if own:
                 arrived += parse_proposals(
                     own, vocab_size=self._target.model.vocab_size, max_nodes=self._args.max_proposal_nodes
                 )
-        return arrived
+        return arrived, has_early
 
     def _wake(self) -> None:
         if threading.get_ident() == self._thread:

@@ -16,6 +16,7 @@ from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
 from outrider.placement import Placement
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
+from verify_service.assigning import Assigner
 from verify_service.assignment import Assignment
 from verify_service.commands import (
     Administer,
@@ -44,15 +45,13 @@ from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session, Stats
 from verify_service.telling import Teller
-from verify_service.turns import LOOK, Compute, Later, Steps, Turns, Wait
+from verify_service.turns import Compute, Later, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher
 
 log = get_logger(__name__)
 
 _IDLE = Wait(None)
-_MOVE_EVERY = 8  # steps, after which a session that another drafter might gain is looked for
 _MANY = 8  # sessions of a step, whose trees it pays to have linked by the clerk
-_DRAFT_ROW = 0.05  # of a plain step: what a row of a prompt takes a draft model on the same cores, about
 
 Responses = list[tuple[Session, verify_pb2.GenerateResponse | Exception]]
 
@@ -110,6 +109,7 @@ class StepLoop:
         self._placement = placement or Placement(None)
         self._busy: Future[None] | None = None  # the clerk's work
         self._later: Callable[[], object] | None = None  # the account of the last step
+        self._assigner = Assigner(scheduler, drafters, self._planner, self._weigher, self._teller, costs)
         self._gatherer = Gatherer(
             scheduler, drafters, self._planner, self._teller, costs=costs, counters=self.counters, obey=self._obey,
             rest=self.flush,
@@ -121,7 +121,6 @@ class StepLoop:
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
         self.turns = Turns(self._steps(), inbox, most_ms=lent_ms, later=later)
-        self._steps_to_look = 0  # for a session that another drafter might gain
         self._failed_steps = 0  # in a row, of those that failed for every session
 
     def run(self) -> None:
@@ -144,15 +143,15 @@ class StepLoop:
 
         Drafters are told of a step before all else: the next one waits for them, not for clients or accounts.
         """
-        self.counters.is_idle = not (self.scheduler.running or self.scheduler.waiting)
-        commands = yield _IDLE if self.counters.is_idle else LOOK
+        self.counters.is_idle = is_idle = not (self.scheduler.running or self.scheduler.waiting)
+        commands = (yield _IDLE) if is_idle else self.inbox.take()
         self.counters.is_idle = False
         self.counters.lap(IDLE)
         self._obey(commands)
         for session in self.scheduler.admit():
             if not session.started_ns:  # else it was preempted
                 self._begin(session)
-        self._assign()
+        self._assigner.assign()
         waited_ms, late = yield from self._gatherer.gather()
         works = self._planner.plan(self._gatherer.left_out)
         self.counters.lap(PLAN)
@@ -188,13 +187,11 @@ class StepLoop:
             return
         self._await_clerk()
         self._failed_steps = 0
-        step_ms = ms_since(start_ns)
-        self.counters.lap(FORWARD)
+        step_ms = (self.counters.lap(FORWARD) - start_ns) / 1e6
         wall_ms, told = self._weigher.ended(works)
         running = {session.session_id for session in self.scheduler.running}
         sent = self._committer.commit(works, outcomes, step_us=int(step_ms * 1000), batch_tokens=rows)
-        self.counters.lap(COMMIT)
-        elapsed_ns = time.monotonic_ns() - start_ns
+        elapsed_ns = self.counters.lap(COMMIT) - start_ns
 
         def account() -> None:
             seen = Seen(works, outcomes, step_ms, waited_ms, wall_ms, late, running, told)
@@ -250,43 +247,14 @@ class StepLoop:
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error
 
-    def _assign(self) -> None:
-        """Opens running sessions that have no drafter to one that fits, or takes them back where drafts do not pay."""
-        if not len(self.drafters):
-            return
-        count = len(self.scheduler.running)
-        paused = self._weigher.begin(count)
-        room: int | None = None
-        for session in self.scheduler.running:
-            has_drafter = self.drafters.of(session) is not None
-            if (has_drafter and not paused) or not session.speculation.enabled:
-                continue
-            fixed = self._planner.is_fixed(session)
-            if has_drafter and not fixed:
-                self.drafters.close(session, verify_pb2.CLOSE_REASON_REASSIGNED)
-            elif not has_drafter:
-                room = self._weigher.room(count) if room is None else room
-                if fixed or room:
-                    assignment = self.drafters.assign(session, row_ms=None if fixed else _DRAFT_ROW * self._costs.ms(1))
-                    self._teller.opened(assignment)
-                    room -= assignment is not None and not fixed
-        if len(self.drafters) > 1 and not paused:
-            self._move_misplaced(count)
-
-    def _move_misplaced(self, count: int) -> None:
-        """Now and then has a session go over from a drafter that gains nothing, where another may be given one more."""
-        self._steps_to_look -= 1
-        if self._steps_to_look > 0:
-            return
-        self._steps_to_look = _MOVE_EVERY
-        session = self.drafters.misplaced()
-        if session is not None and (self._planner.is_fixed(session) or self._weigher.room(count)):
-            self._teller.opened(self.drafters.move(session))
-
     def _obey(self, commands: list[Command]) -> bool:
         """Does what they say; whether the loop goes on."""
         for command in commands:
             match command:
+                case ProposalsArrived(drafter, proposals, read):
+                    if read is not None and drafter.ring is not None:
+                        drafter.ring.read(read)
+                    take_proposals(self.drafters, drafter, proposals)
                 case Submit(sessions):
                     self._submit(sessions)
                 case Cancel(sessions):
@@ -296,10 +264,6 @@ class StepLoop:
                     self.drafters.enlist(drafter)
                 case DrafterLeft(drafter):
                     self.drafters.leave(drafter)
-                case ProposalsArrived(drafter, proposals, read):
-                    if read is not None and drafter.ring is not None:
-                        drafter.ring.read(read)
-                    take_proposals(self.drafters, drafter, proposals)
                 case Released(drafter, releases):
                     take_releases(self.drafters, drafter, releases)
                 case ReadFeatures():

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from verify_service.commands import Command, Inbox
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Wait:
-    """For commands, until so many monotonic nanoseconds (None: for ever; 0: those that are there)."""
+    """For commands, until so many monotonic nanoseconds (None: for ever)."""
 
     until_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Settle:
     """Drafters were told: until that is on its way, or so many nanoseconds, nothing else is done.
 
@@ -35,7 +35,7 @@ class Settle:
     deadline_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Compute:
     """A forward pass is next, of so many milliseconds about; inf: it is not to be lent."""
 
@@ -49,8 +49,6 @@ Steps = Generator[Pause, list[Command], None]
 
 Later = Callable[[float, Callable[[], object]], object]
 """Has something called on the event loop, in so many seconds, about."""
-
-LOOK = Wait(0)
 
 
 class Turns:

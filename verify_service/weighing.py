@@ -45,7 +45,7 @@ class Seen:
     wall_ms: float  # since the step before it ended
     late: list[Assignment]
     running: set[int]  # ids of all sessions before it, those that it left out too
-    told: set[int]  # ids of assignments that were asked for drafts before it
+    told: set[Assignment]  # those that were asked for drafts before it
 
     @property
     def decodes(self) -> bool:
@@ -92,18 +92,18 @@ class Weigher:
         all_heard = not any(one.is_unheard and one.unheard_steps < _TRIAL_STEPS for one in assignments)
         return self._account.may_open(sessions, len(assignments), all_heard=all_heard)
 
-    def ended(self, works: list[Work]) -> tuple[float, set[int]]:
-        """A step has ended: milliseconds since the one before it did, and ids of those asked for drafts before it.
+    def ended(self, works: list[Work]) -> tuple[float, set[Assignment]]:
+        """A step has ended: milliseconds since the one before it did, and who was asked for drafts before it.
 
         `weigh` follows, which can wait until drafters are told of the step.
         """
         now_ns = self._clock()
         wall_ms, self._last_ns = (now_ns - self._last_ns) / 1e6, now_ns
-        told: set[int] = set()
+        told: set[Assignment] = set()
         for work in works:
             assignment = work.assignment
             if assignment is not None and assignment.brake.told:
-                told.add(id(assignment))
+                told.add(assignment)
                 assignment.brake.told = False
         return wall_ms, told
 
@@ -113,7 +113,7 @@ class Weigher:
         decodes = seen.decodes
         steady, self._sessions = seen.running <= self._sessions, seen.running
         assignments = [work.assignment for work in works if work.assignment is not None]
-        told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if id(a) in seen.told)
+        told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if a in seen.told)
         if told or not (self._linger and any(a.asked_ns for a in assignments)):
             self._linger = _LINGER_STEPS if told else 0
         if decodes:
@@ -211,7 +211,7 @@ class Weigher:
             if assignment is None or assignment.brake.fixed:
                 continue
             brake, drafted = assignment.brake, work.num_rows - 1
-            waited, told = assignment in late, id(assignment) in seen.told
+            waited, told = assignment in late, assignment in seen.told
             if _is_reading(assignment):
                 assignment.unheard_steps += 1
                 continue

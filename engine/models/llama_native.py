@@ -62,6 +62,8 @@ class NativeLlama:
         top = weights.top()
         embedding = self._stored(top.embedding)
         self._num_outputs = len(top.head)
+        self._ids = (ctypes.c_int32 * 1)()  # grows to the most rows of a step
+        self._found = CLikeliest(None, ctypes.addressof(self._ids), 1, self._num_outputs)
         model = CModel(
             hidden=config.hidden_size, ffn=config.intermediate_size, num_layers=config.num_layers,
             vocab=len(top.head),
@@ -100,16 +102,17 @@ class NativeLlama:
     def _forward(self, batch: Batch, seconds: int | None) -> torch.Tensor:
         num_logits = len(batch.logit_rows)
         logits = torch.empty((num_logits, self._num_outputs))
-        ids = torch.empty(num_logits, dtype=torch.int32)
-        likeliest = CLikeliest(None, ids.data_ptr(), 1, self._num_outputs)
+        if num_logits > len(self._ids):
+            self._ids = (ctypes.c_int32 * num_logits)()
+            self._found.ids = ctypes.addressof(self._ids)
         done = self._library.outrider_decoder_forward(
             self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, None, None, None,
-            batch.num_tokens, batch.logit_rows_address, num_logits, logits.data_ptr(), None, ctypes.byref(likeliest),
+            batch.num_tokens, batch.logit_rows_address, num_logits, logits.data_ptr(), None, ctypes.byref(self._found),
             seconds,
         )  # fmt: skip
         if not done:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")
-        self.likeliest = ids.tolist()
+        self.likeliest = self._ids[:num_logits]
         return logits
 
     def _layer(self, weights: LayerWeights, k_pool: torch.Tensor, v_pool: torch.Tensor, window: int) -> CLayer:

@@ -51,17 +51,21 @@ MAX_NODES, MAX_PROPOSAL_NODES, MAX_ASSUMED, MAX_KEPT, MAX_CHOICES = 8, 32, 8, 4,
 
 
 class ActingInbox(Inbox):
-    """Lets others act whenever the engine looks; never blocks, so an engine with nothing to do is an error."""
+    """Lets others act whenever the engine takes; never blocks, so an engine with nothing to do is an error."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__()
         self._act = act
 
+    def take(self) -> list[Command]:
+        """All commands that are there by then."""
+        self._act()
+        return super().take()
+
     def look(self, pause: Pause) -> list[Command]:
         """What the engine gets where it paused."""
         if isinstance(pause, Compute):
             return []
-        self._act()
         commands = self.take()
         if pause.until_ns is None and not commands:
             raise AssertionError("the engine waits, and nothing will come")

@@ -81,9 +81,8 @@ def make_work(seed: int) -> Work:
     if rng.random() < 0.8:
         tree = random_draft([rng.randrange(VOCAB) for _ in range(4)], VOCAB, rng, 9).tree
         nodes = np.arange(len(tree), dtype=np.int32)
-        work.slots = range(1 + len(tree))
         proposal = Proposal(1, session.committed_len, np.empty(0, np.int32), tree)
-        work.match = Match(proposal, -1, tree, nodes, np.zeros(len(tree), np.uint8))
+        work.verify(Match(proposal, -1, tree, nodes, np.zeros(len(tree), np.uint8)), range(1, 1 + len(tree)))
     return work
 
 

@@ -129,7 +129,7 @@ def test_a_malformed_proposal_costs_the_drafter_that_session_for_ever_even_when_
     everybody.enlist(again)
     assert everybody.assign(one) is None
     assert everybody.assign(other) is not None
-    assert (bad.counts["invalid"], bad.counts["kept"]) == (1, 1)
+    assert (bad.counts["malformed"], bad.counts["kept"]) == (1, 1)
     frame = taken(bad.outbox)
     assert frame is not None
     assert [(c.session, c.reason) for c in frame.closed] == [(one.session_id, verify_pb2.CLOSE_REASON_QUARANTINED)]
@@ -258,10 +258,10 @@ def test_the_next_of_an_algorithm_begins_from_what_the_last_one_showed() -> None
     """Under whatever name it comes; else one that leaves in time is listened to as if it were new for ever."""
     bad = drafter("bad")
     everybody = drafters(bad, drafter("other", algorithm=common_pb2.ALGORITHM_MTP))
-    nothing, scores, depths = np.zeros(4, np.bool_), np.zeros(4, np.uint8), np.ones(4, np.int32)
+    scores, depths = np.zeros(4, np.uint8), np.ones(4, np.int32)
     for _ in range(12):
         bad.record.trees.observe(0)
-        bad.record.acceptance.observe(scores, nothing, depths)
+        bad.record.acceptance.observe(scores, depths, [])
     assert bad.record.gains_nothing
     everybody.leave(bad)
     again, fresh = drafter("again"), drafter("fresh", algorithm=common_pb2.ALGORITHM_MTP)
@@ -272,7 +272,7 @@ def test_the_next_of_an_algorithm_begins_from_what_the_last_one_showed() -> None
     assert again.record.acceptance.probabilities(scores, depths)[0] == known < 0.4
     for _ in range(64):  # it is its own from here on
         again.record.trees.observe(4)
-        again.record.acceptance.observe(scores, ~nothing, depths)
+        again.record.acceptance.observe(scores, depths, range(4))
     assert not again.record.gains_nothing
     assert again.record.acceptance.probabilities(scores, depths)[0] > 0.5
     assert bad.record.gains_nothing

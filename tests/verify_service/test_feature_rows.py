@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,10 +38,20 @@ class FarPlane:
         return self.rows.index_select(dim, index)
 
 
+@dataclass(eq=False)
+class FakeDrafter:
+    """What features are sent to."""
+
+    ring: RowRing | None
+    outbox: RoundOutbox
+    needs_features: bool = True
+    wake: Callable[[], object] = lambda: None
+
+
 def drafter(ring: RowRing | None, room: float = math.inf) -> Any:
     outbox = RoundOutbox()
     outbox.most_with_rows = room
-    return SimpleNamespace(needs_features=True, ring=ring, outbox=outbox)
+    return FakeDrafter(ring, outbox)
 
 
 def assigned(whose: Any, table_row: int) -> Any:
@@ -100,7 +112,6 @@ def test_rows_over_what_may_wait_for_a_drafter_are_announced() -> None:
         served.outbox.verdict(verdict)
     session = SimpleNamespace(session_id=9, table_row=3)
     prompt: Any = SimpleNamespace(drafter=served, session=session, features_sent=0, generation=1)
-    served.wake = lambda: None
     FeatureSender(runner).send(prompt, end_pos=4)
     frame = verify_pb2.Round()
     assert served.outbox.take(frame)
@@ -114,7 +125,6 @@ def test_a_rings_rows_are_numbered_in_the_order_in_which_they_are_told() -> None
     ring = RowRing(WIDTH * 4, 64)
     ring.prove(bytes(ring._nonce))
     served, sender = drafter(ring), FeatureSender(runner)
-    served.wake = lambda: None
     first, late = (assigned(served, row) for row in range(2))
     for assignment in (first, late):
         assignment.verdict = verify_pb2.Verdict(base_len=3, tokens=range(2))

@@ -88,7 +88,6 @@ class Outbox(RuleBasedStateMachine):
         self.outbox = RoundOutbox()
         self.reader = Reader()
         self.sent: list[verify_pb2.Verdict] = []
-        self.silent_since: int | None = None  # verdicts sent when the last word was "stay silent"
         self.rejected = 0
 
     @property
@@ -103,16 +102,11 @@ class Outbox(RuleBasedStateMachine):
         kept.CopyFrom(made)
         self.sent.append(kept)
         self.outbox.verdict(made)
-        if budget != 0:
-            self.silent_since = None
-        elif self.silent_since is None:
-            self.silent_since = len(self.sent)
 
     @rule()
     def read(self) -> None:
         self.reader.read(taken(self.outbox))
-        told = self.sent if self.silent_since is None or self.reader.closed else self.sent[: self.silent_since]
-        self.check(told)
+        self.check()
 
     @precondition(lambda self: not self.reader.closed)
     @rule()
@@ -120,7 +114,7 @@ class Outbox(RuleBasedStateMachine):
         self.outbox.close(SESSION, GENERATION, verify_pb2.CLOSE_REASON_FINISHED)
         self.reader.read(taken(self.outbox))
         assert self.reader.closed == [verify_pb2.CLOSE_REASON_FINISHED]
-        self.check(self.sent)
+        self.check()
 
     @rule()
     def reject(self) -> None:
@@ -128,13 +122,17 @@ class Outbox(RuleBasedStateMachine):
 
     @invariant()
     def what_waits_is_counted(self) -> None:
-        pending = (self.outbox._opened, self.outbox._verdicts, self.outbox._withheld)
-        size = sum(size_of(message) for kind in pending for message in kind.values())
-        size += sum(size_of(message) for message in (*self.outbox._closed, *self.outbox._rejected))
-        assert self.outbox.num_bytes == size
+        pending = (
+            self.outbox._opened.values(),
+            self.outbox._verdicts.values(),
+            self.outbox._closed,
+            self.outbox._rejected,
+        )
+        sizes = [(size_of(message), size) for kind in pending for message, size in kind]
+        assert self.outbox.num_bytes == sum(measured for measured, _ in sizes) == sum(kept for _, kept in sizes)
 
-    def check(self, told: list[verify_pb2.Verdict]) -> None:
-        reader = self.reader
+    def check(self) -> None:
+        reader, told = self.reader, self.sent
         assert reader.tokens == [token for one in told for token in one.tokens]
         assert reader.credits == [credit.proposal_id for one in told for credit in one.credits]
         assert reader.verify_us == sum(one.verify_us for one in told)
@@ -158,34 +156,6 @@ def take(outbox: RoundOutbox) -> verify_pb2.Round:
 
 def test_nothing_pending_is_no_frame() -> None:
     assert taken(RoundOutbox()) is None
-
-
-def test_a_silent_drafter_hears_once_then_nothing_until_the_probe_whose_withheld_rows_are_announced() -> None:
-    outbox = RoundOutbox()
-    outbox.verdict(verdict(3, [1, 2], budget=0))
-    assert take(outbox).verdicts[0].node_budget == 0
-    outbox.verdict(verdict(5, [3], budget=0))
-    outbox.verdict(verdict(6, [4], budget=0))
-    assert taken(outbox) is None
-    assert outbox.num_bytes > 0
-    outbox.verdict(verdict(7, [5], budget=8))
-    (probe,) = take(outbox).verdicts
-    assert list(probe.tokens) == [3, 4, 5]
-    assert (probe.base_len, probe.steps, probe.node_budget) == (5, 3, 8)
-    assert probe.features == common_pb2.FeatureRows(first_pos=4, count=3, announced=True)
-    outbox.verdict(verdict(8, [6]))
-    assert take(outbox).verdicts[0].features.HasField("rows")
-    assert outbox.num_bytes == 0
-
-
-def test_a_withheld_verdict_goes_out_with_the_notice_of_closing() -> None:
-    outbox = RoundOutbox()
-    for base_len in (3, 4, 5):
-        outbox.verdict(verdict(base_len, [base_len], budget=0))
-    outbox.close(SESSION, GENERATION, verify_pb2.CLOSE_REASON_FINISHED)
-    frame = take(outbox)
-    assert [list(one.tokens) for one in frame.verdicts] == [[3, 4, 5]]
-    assert [closed.reason for closed in frame.closed] == [verify_pb2.CLOSE_REASON_FINISHED]
 
 
 def test_joined_rows_over_the_inline_limit_are_announced() -> None:

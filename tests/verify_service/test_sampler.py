@@ -172,8 +172,7 @@ def make_work(
         prepare(session)
         proposal = Proposal(1, session.committed_len, np.empty(0, np.int32), draft.tree)
         nodes = np.arange(len(draft.tree), dtype=np.int32)
-        work.slots = range(1 + len(nodes))
-        work.match = Match(proposal, -1, draft.tree, nodes, np.zeros(len(nodes), np.uint8))
+        work.verify(Match(proposal, -1, draft.tree, nodes, np.zeros(len(nodes), np.uint8)), range(1, 1 + len(nodes)))
     return work
 
 

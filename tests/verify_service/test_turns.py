@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from outrider.errors import Unavailable
 from verify_service.commands import Administer, Answer, Command, Inbox, Stop
 from verify_service.drafters import Drafters
-from verify_service.turns import LOOK, Compute, Pause, Settle, Steps, Turns, Wait
+from verify_service.turns import Compute, Pause, Settle, Steps, Turns, Wait
 
 FOREVER = Wait(None)
 SHORT, LONG, NEVER = Compute(1.0), Compute(99.0), Compute(math.inf)
@@ -165,10 +165,10 @@ def test_of_steps_that_follow_one_another_the_first_alone_is_lent() -> None:
     """Else the event loop would decode, and nobody would hear of it."""
     second = Compute(2.0)
     script = Script()
-    thread = script.begin(lambda command: [] if isinstance(command, Stop) else [SHORT, LOOK, second, second])
+    thread = script.begin(lambda command: [] if isinstance(command, Stop) else [SHORT, second, second])
     script.bring(note(1))
     script.until(lambda: script.at is FOREVER and len(script.ran_by) > 3)
-    assert script.threads_after(SHORT) == script.threads_after(LOOK) == {script.looping.ident}
+    assert script.threads_after(SHORT) == {script.looping.ident}
     assert script.threads_after(second) == {thread.ident}
     end(script, thread)
 
@@ -264,7 +264,7 @@ def test_a_stop_that_is_met_on_the_event_loop_ends_the_thread() -> None:
     script.close()
 
 
-PAUSES = st.sampled_from(["short", "long", "never", "look", "wait", "settle"])
+PAUSES = st.sampled_from(["short", "long", "never", "wait", "settle"])
 
 
 @given(plans=st.lists(st.tuples(st.booleans(), st.booleans(), st.lists(PAUSES, max_size=4)), max_size=12))
@@ -276,7 +276,7 @@ def test_every_command_arrives_once_and_in_order_however_turns_fall(
     def pause_of(kind: str) -> Pause:
         now_ns = time.monotonic_ns()
         return {
-            "short": SHORT, "long": LONG, "never": NEVER, "look": LOOK, "wait": Wait(now_ns + 100_000),
+            "short": SHORT, "long": LONG, "never": NEVER, "wait": Wait(now_ns + 100_000),
             "settle": Settle(now_ns + 100_000, now_ns + 200_000),
         }[kind]  # fmt: skip
 
