@@ -150,7 +150,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             model=self._target.model,
             features=self._target.features,
             limits=verify_pb2.RequestLimits(
-                context_length=self._target.context_length,
+                context_length=self._target.model.context_length,
                 max_running_requests=self._args.max_running_requests,
                 max_queued_requests=self._args.max_queued_requests,
                 max_choices=self._args.max_choices,
