@@ -35,11 +35,8 @@ from engine.tensors import EMBEDDING
 from kernels.dispatch import triton_version
 from kernels.native.build import build_key
 from outrider.errors import StartupError
-from outrider.telemetry import get_logger
 
 DEFAULT_MAX_BATCH_TOKENS = 4096
-
-log = get_logger(__name__)
 
 
 class Decoder(Protocol):

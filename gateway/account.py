@@ -10,7 +10,8 @@ from typing import Any
 
 from gateway.callers import Caller
 from gateway.metrics import Metrics, Stopwatch
-from gateway.text_stream import Delta, SpeculationCount
+from gateway.text_stream import Delta
+from outrider.speculation_count import SpeculationCount
 
 
 class Account:

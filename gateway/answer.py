@@ -11,8 +11,9 @@ from typing import Literal
 from gateway.account import Account
 from gateway.merge import merge
 from gateway.prediction import PredictionCount
-from gateway.text_stream import ChoiceText, Delta, OutputRules, Piece, SpeculationCount, total_speculation
+from gateway.text_stream import ChoiceText, Delta, OutputRules, Piece
 from outrider.errors import OutriderError
+from outrider.speculation_count import SpeculationCount, total_speculation
 from outrider.v1 import verify_pb2
 
 _SCHEMAS = ("tools", "response_format", "text.format")  # fields of the client's that hold them

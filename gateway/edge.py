@@ -45,16 +45,39 @@ _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(slots=True)
 class _Exchange:
-    """What is noted of one exchange for its headers and its log line."""
+    """What is noted of one exchange, on its way through here, for its headers and its log line."""
 
     request_id: str
     began: float
+    receive: Receive
+    send: Send
+    body_left: bool  # whoever is answered before its body came does not go on sending it
     status: int | None = None
     caller: Caller | None = None
 
     @property
     def elapsed_ms(self) -> int:
         return round((time.monotonic() - self.began) * 1000)
+
+    async def receive_noted(self) -> Message:
+        """Notes whether more of the body follows."""
+        message = await self.receive()
+        self.body_left = self.body_left and message.get("more_body", False)
+        return message
+
+    async def send_named(self, message: Message) -> None:
+        """Notes the status, and adds our headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            named = [
+                (b"x-request-id", self.request_id.encode()),
+                (b"openai-processing-ms", str(self.elapsed_ms).encode()),
+                *(self.caller.headers() if self.caller is not None else ()),
+            ]
+            if self.body_left or message["status"] in _CLOSING:
+                named.append((b"connection", b"close"))
+            message = {**message, "headers": [*message.get("headers", ()), *named]}
+        await self.send(message)
 
 
 class Edge:
@@ -77,32 +100,10 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        exchange = _Exchange(_request_id(headers), time.monotonic())
+        exchange = _Exchange(_request_id(headers), time.monotonic(), receive, send, _large_body(headers))
         state = scope.setdefault("state", {})
         state["request_id"], state["began"] = exchange.request_id, exchange.began
         structlog.contextvars.bind_contextvars(request_id=exchange.request_id)  # in every line of this task
-
-        body_left = _large_body(headers)  # whoever is answered before its body came does not go on sending it
-
-        async def receive_noted() -> Message:
-            nonlocal body_left
-            message = await receive()
-            body_left = body_left and message.get("more_body", False)
-            return message
-
-        async def send_named(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                exchange.status = message["status"]
-                named = [
-                    (b"x-request-id", exchange.request_id.encode()),
-                    (b"openai-processing-ms", str(exchange.elapsed_ms).encode()),
-                    *(exchange.caller.headers() if exchange.caller is not None else ()),
-                ]
-                if body_left or message["status"] in _CLOSING:
-                    named.append((b"connection", b"close"))
-                message = {**message, "headers": [*message.get("headers", ()), *named]}
-            await send(message)
-
         span = self._begin_span(scope, headers, exchange.request_id)
         self._metrics.in_flight.inc()
         try:
@@ -110,10 +111,10 @@ class Edge:
                 exchange.caller = state["caller"] = self._callers.find(headers)
                 if scope["path"] in LIMITED_PATHS:
                     exchange.caller.admit()
-            await self._app(scope, receive_noted, send_named)
+            await self._app(scope, exchange.receive_noted, exchange.send_named)
         except asyncio.CancelledError:  # the server's grace is over
             if exchange.status is None:
-                await _send_failure(Unavailable("The server is shutting down."), send_named)
+                await _send_failure(Unavailable("The server is shutting down."), exchange.send_named)
         except (ClientGone, ClientDisconnect) as gone:
             exchange.status = CLIENT_GONE
             log.info("client gone", slow=isinstance(gone, SlowReader))
@@ -123,7 +124,7 @@ class Edge:
             if exchange.status is not None:
                 state["finish_reason"] = "error"
                 raise  # half an answer is sent: the connection is closed
-            await _send_failure(self._as_ours(error, scope["path"]), send_named)
+            await _send_failure(self._as_ours(error, scope["path"]), exchange.send_named)
         finally:
             self._metrics.in_flight.dec()
             self._count(scope, exchange)

@@ -15,9 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.replicas import ReplicaSet
-from gateway.text_stream import SpeculationCount
 from outrider.algorithms import algorithm_name
 from outrider.metrics import SECONDS, Buckets, Families, Family, Reading, new_registry, reached, text
+from outrider.speculation_count import SpeculationCount
 
 _EACH_TOKEN = (
     Family("outrider_generation_tokens_total", "counter", "Tokens given to clients."),

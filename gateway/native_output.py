@@ -10,8 +10,8 @@ from gateway.answer import Answer, Collected
 from gateway.logprobs import PieceOf, sglang_entries, sglang_top
 from gateway.plan import Report
 from gateway.schemas import GenerateRequest
-from gateway.text_stream import SpeculationCount
 from outrider.errors import InvalidArgument
+from outrider.speculation_count import SpeculationCount
 
 ValueT = TypeVar("ValueT")
 

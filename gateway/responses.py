@@ -9,8 +9,8 @@ from msgspec import UNSET, Struct, UnsetType
 from gateway.answer import Answer
 from gateway.logprobs import ChatLogprobs, TextLogprobs
 from gateway.prediction import PredictionCount
-from gateway.text_stream import SpeculationCount, total_speculation
 from gateway.tool_schemas import ToolCall
+from outrider.speculation_count import SpeculationCount, total_speculation
 
 
 class SpeculationUsage(Struct):

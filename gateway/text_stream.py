@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.detokenizer import Detokenizer
 from gateway.prediction import PredictionMatch
 from gateway.stop import StopMatcher
+from outrider.speculation_count import SpeculationCount
 from outrider.v1 import common_pb2, verify_pb2
 
 Origin = Literal["accepted", "bonus", "target"]
@@ -63,52 +64,6 @@ class Delta:
     step: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     matched: str | int | None = None  # the stop string or id
-
-
-@dataclass(slots=True)
-class SpeculationCount:
-    """What speculation did."""
-
-    verify_steps: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    committed_tokens: int = 0
-    accepted_histogram: list[int] = field(default_factory=list)
-
-    @property
-    def accept_length(self) -> float | None:
-        """Tokens committed per verify step; None before the first."""
-        return self.committed_tokens / self.verify_steps if self.verify_steps else None
-
-    def add(self, other: SpeculationCount) -> None:
-        """Adds another choice's, or another call's, counts."""
-        self.verify_steps += other.verify_steps
-        self.draft_tokens += other.draft_tokens
-        self.accepted_tokens += other.accepted_tokens
-        self.committed_tokens += other.committed_tokens
-        for index, steps in enumerate(other.accepted_histogram):
-            self._count_steps(index, steps)
-
-    def count_step(self, *, drafted: int, accepted: int, committed: int) -> None:
-        """Counts one step as it is seen in the stream."""
-        self.verify_steps += 1
-        self.draft_tokens += drafted
-        self.accepted_tokens += accepted
-        self.committed_tokens += committed
-        self._count_steps(accepted, 1)
-
-    def _count_steps(self, accepted: int, steps: int) -> None:
-        missing = accepted + 1 - len(self.accepted_histogram)
-        self.accepted_histogram += [0] * missing
-        self.accepted_histogram[accepted] += steps
-
-    @classmethod
-    def from_wire(cls, stats: common_pb2.SpeculationStats) -> SpeculationCount:
-        """Verify's own count for a call."""
-        return cls(
-            stats.verify_steps, stats.draft_tokens, stats.accepted_tokens, stats.committed_tokens,
-            list(stats.accepted_histogram),
-        )  # fmt: skip
 
 
 class ChoiceText:
@@ -247,16 +202,8 @@ class ChoiceText:
         """Until verify tells its own count; what a stop string cut off is not counted."""
         if num_tokens and response.HasField("num_drafted"):
             accepted = min(response.num_accepted, num_tokens)
-            self._seen.count_step(drafted=response.num_drafted, accepted=accepted, committed=num_tokens)
+            self._seen.count(drafted=response.num_drafted, accepted=accepted, committed=num_tokens)
 
     def _end(self, told: SpeculationCount | None) -> None:
         self.finished = True
         self.speculation.add(told or self._seen)
-
-
-def total_speculation(counts: Iterable[SpeculationCount]) -> SpeculationCount:
-    """Counts added up."""
-    total = SpeculationCount()
-    for count in counts:
-        total.add(count)
-    return total

@@ -22,7 +22,7 @@ import torch
 
 from kernels.sampling import NO_TOKEN, sample
 
-_LEAST_THRESHOLD = 1e-9
+_LEAST_THRESHOLD = 1e-9  # SGLang's, where the flag is 0
 
 
 class Accepted(NamedTuple):

@@ -1,7 +1,7 @@
 """Conversations as ids, in the target's own chat template, and the marks between turns.
 
 The template is code from a model folder: a process of its own renders it; templates that need more than messages are
-refused.
+refused. One that refuses a user's message alone gets a plain system message before it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from tokenizers import Tokenizer
 from engine.config import ModelConfig
 from outrider.errors import StartupError
 from outrider.text_files import DEFAULT, find_templates, load_tokenizer, token_variables
-from training.template_process import TemplateProcess
+from training.template_process import Refused, TemplateProcess
 
 _MARK = "\u2402turn\u2403"
 Message = dict[str, str]
+_SYSTEM: Message = {"role": "system", "content": "You are a helpful assistant."}
 
 
 class ChatFormat:
@@ -30,9 +31,8 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.stops = stops
         self._template = template
-        before, _, after = self._render([{"role": "user", "content": _MARK}], add_generation_prompt=False).partition(
-            _MARK
-        )
+        self._needs_system = False
+        before, _, after = self._of_lone_user().partition(_MARK)
         # What stands after a user's words ends them: its first id is what the model says when the user is done.
         closing = self.encode(after)
         self.user_stops = frozenset({*stops, *closing[:1]})
@@ -69,6 +69,14 @@ class ChatFormat:
         text = self._render([*messages, {"role": "user", "content": _MARK}], add_generation_prompt=False)
         return self.encode(text.partition(_MARK)[0] + opener)
 
+    def _of_lone_user(self) -> str:
+        lone = [{"role": "user", "content": _MARK}]
+        try:
+            return self._render(lone, add_generation_prompt=False)
+        except Refused:
+            self._needs_system = True
+            return self._render(lone, add_generation_prompt=False)
+
     def _takes_system(self) -> bool:
         messages = [{"role": "system", "content": _MARK}, {"role": "user", "content": "Hello."}]
         try:
@@ -77,4 +85,6 @@ class ChatFormat:
             return False
 
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        if self._needs_system and messages[0]["role"] != "system":
+            messages = [_SYSTEM, *messages]
         return self._template.render({"messages": list(messages), "add_generation_prompt": add_generation_prompt})

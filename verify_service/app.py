@@ -52,7 +52,6 @@ log = get_logger(__name__)
 SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
 SERVICES = SERVICE, admin.SERVICE
 LENT_MS = 20.0  # a step of the C kernels that the event loop may run itself: what clients and drafters notice no more
-_LEAST_THRESHOLD = 1e-9  # SGLang's
 
 
 def main(args: VerifyArgs) -> int:
@@ -197,10 +196,8 @@ def build_servicer(
     )
     features = feature_layout(FeatureSpec.parse(args.features), runner.features)
     feature_bytes = row_bytes(runner.features)
-    target = Target(
-        new_boot_id(), model, features, feature_bytes, sizes.context_length, outbox_bytes(args, feature_bytes)
-    )  # fmt: skip
-    thresholds = args.speculative_accept_threshold_single, max(args.speculative_accept_threshold_acc, _LEAST_THRESHOLD)
+    target = Target(new_boot_id(), model, features, feature_bytes, outbox_bytes(args, feature_bytes))
+    thresholds = args.speculative_accept_threshold_single, args.speculative_accept_threshold_acc
     bounds = RequestBounds(sizes.context_length, args.most_choices, args.max_verify_nodes, thresholds)
     compiler = GrammarCompiler(runner.model_path, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
     return VerifyServicer(

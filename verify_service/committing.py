@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from kernels.acceptance import Accepted
 from outrider.errors import Internal, OutriderError
+from outrider.speculation_count import SpeculationCount
 from outrider.tree import ROOT
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.assignment import Assignment
@@ -21,7 +22,7 @@ from verify_service.features import FeatureSender
 from verify_service.planner import Work
 from verify_service.proposals import Match, Refusal
 from verify_service.scheduler import Scheduler
-from verify_service.session import Session, Stats
+from verify_service.session import Session
 
 
 @dataclass(slots=True)
@@ -69,9 +70,9 @@ class Committer:
     """Applies a step's outcomes."""
 
     def __init__(
-        self, scheduler: Scheduler, drafters: Drafters, features: FeatureSender, stats: Stats,
+        self, scheduler: Scheduler, drafters: Drafters, features: FeatureSender, stats: SpeculationCount,
         responses: list[tuple[Session, Unsent]],
-        *, by_algorithm: defaultdict[int, Stats],
+        *, by_algorithm: defaultdict[int, SpeculationCount],
     ) -> None:  # fmt: skip
         self._scheduler = scheduler
         self._drafters = drafters
@@ -111,8 +112,9 @@ class Committer:
         """Counts what clients are about to be sent; no drafter waits for that."""
         for _, said in self._responses:
             if isinstance(said, Committed) and (work := said.work) is not None:
+                drafted, accepted, committed = said.num_drafted or 0, len(said.accepted), len(said.tokens)
                 for stats in (said.session.stats, self._stats, self._by_algorithm[said.algorithm or 0]):
-                    stats.count(said.num_drafted or 0, len(said.accepted), len(said.tokens))
+                    stats.count(drafted=drafted, accepted=accepted, committed=committed)
                 if work.match is not None and work.assignment is not None:
                     self._count_used(work.match, work.assignment.drafter, len(said.accepted))
                     self._count_prediction(work, work.match, said.accepted)

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.metrics import Buckets
+from outrider.speculation_count import SpeculationCount
 from outrider.v1 import verify_pb2
 from verify_service.grammar import GrammarTotals
-from verify_service.session import Session, Stats
+from verify_service.session import Session
 
 # Phases of the loop, in the order in which a step goes through them.
 PHASES = ("idle", "plan", "wait", "tell", "forward", "commit")
@@ -34,7 +35,8 @@ class Counters:
     phase_ns: list[int] = field(default_factory=lambda: [0] * len(PHASES))
     decode_s: Buckets = field(default_factory=Buckets)  # forward passes without prompts' chunks
     prefill_s: Buckets = field(default_factory=Buckets)  # those with some
-    by_algorithm: defaultdict[int, Stats] = field(default_factory=lambda: defaultdict(Stats))  # 0: plain steps
+    # Of 0: plain steps.
+    by_algorithm: defaultdict[int, SpeculationCount] = field(default_factory=lambda: defaultdict(SpeculationCount))
     is_idle: bool = False  # the loop waits for a command
     _lap_ns: int = field(default_factory=time.monotonic_ns)
     _most_idle_ns: int = 0  # that was read
@@ -119,7 +121,7 @@ _STAGE_BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
 class DecodeLog:
     """SGLang's line about decoding, once in `interval` steps; 0: never."""
 
-    def __init__(self, interval: int, counters: Counters, stats: Stats, say: Callable[..., object]) -> None:
+    def __init__(self, interval: int, counters: Counters, stats: SpeculationCount, say: Callable[..., object]) -> None:
         self._interval = interval
         self._counters, self._stats, self._say = counters, stats, say
         self._last = (0, 0, 0)  # verify steps, drafted, accepted at the last line

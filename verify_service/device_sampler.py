@@ -8,7 +8,6 @@ All rows of a tree are drawn, where the host would draw only those that it visit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -19,37 +18,17 @@ from kernels import acceptance, sampling_torch
 from kernels.acceptance import Accepted, AcceptedBatch, settled
 from kernels.dispatch import has_triton
 from kernels.logprobs import token_logprobs
-from kernels.penalties import RowEdits
 from kernels.sampling import Filters
 from kernels.sampling_torch import RowFilters, filtered_probs_rows
 from kernels.shaping import apply_bitmasks, apply_edits
 from kernels.transfer import Readback, to_device
-from outrider.tree import TokenTree
 from outrider.v1 import verify_pb2
+from verify_service.device_layout import Drawn, PromptChunk, TreeBatch, lay_out, padded_width
 
 if TYPE_CHECKING:
     from verify_service.planner import Work
 
-_EMPTY = TokenTree.empty()
-_GREEDY = Filters(temperature=0.0)
 _BIASED_ROWS = 128  # of float64 over the vocabulary, several times over: 131 MB each of Llama 3's
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """What a device needs to draw along one session's tree of n nodes; rows hold the root first."""
-
-    filters: Filters
-    coins: list[float]
-    """[n + 1]: of each row; with thresholds, of each depth."""
-    finals: list[float]
-    """[n + 1], of each depth, with thresholds; else empty."""
-    thresholds: tuple[float, float] | None
-    """single and acc; None: coupled."""
-    edits: list[RowEdits]
-    """Of each row; empty where nothing is penalised."""
-    masks: NDArray[np.int32] | None
-    """[n + 1, ceil(V / 32)]: bits of the tokens that a grammar allows."""
 
 
 class Kernels(NamedTuple):
@@ -91,7 +70,7 @@ class DeviceSampler:
         filters = RowFilters.of([Filters(top_k=2, top_p=0.5)], self._device)
         logits, one = zeros(1, vocab_size, dtype=torch.float32), zeros(1, dtype=torch.float64)
         self._kernels.draw_rows(logits, zeros(1), filters, one)
-        for width in sorted({_padded_width(count) for count in range(max_nodes + 1)}):
+        for width in sorted({padded_width(count) for count in range(max_nodes + 1)}):
             tree = (zeros(1, width), zeros(1, width), zeros(1))
             self._kernels.accept_coupled(*tree, zeros(1, width + 1))
             probs, u = (zeros(1, width + 1, size, dtype=torch.float64) for size in (vocab_size, 1))
@@ -100,10 +79,10 @@ class DeviceSampler:
     @torch.inference_mode()
     def accept(self, works: Sequence[Work], logits: torch.Tensor) -> list[Accepted | None]:
         """As Sampler.accept; logits [L, V] are shaped in place."""
-        drawn, prompts = _lay_out(works)
+        drawn, prompts = lay_out(works)
         read = Readback()
         prompt_marks = [self._score_prompt(each, logits, read) for each in prompts]
-        batch = _Batch(drawn, self._device) if drawn else None
+        batch = TreeBatch(drawn, self._device) if drawn else None
         tree_marks = self._score_nodes(drawn, logits, read)
         mark, score_marks = None, {}
         if batch is not None:
@@ -129,7 +108,7 @@ class DeviceSampler:
                 each.work.logprobs = _path_logprobs(each, outcome, arrays, score_marks[index])
         return outcomes
 
-    def _shape(self, drawn: list[_Drawn], logits: torch.Tensor) -> None:
+    def _shape(self, drawn: list[Drawn], logits: torch.Tensor) -> None:
         edited = [each for each in drawn if each.plan.edits]
         if edited:
             rows = np.concatenate([each.rows for each in edited])
@@ -138,7 +117,7 @@ class DeviceSampler:
         if masks:
             apply_bitmasks(logits, np.concatenate([r for r, _ in masks]), np.concatenate([mask for _, mask in masks]))
 
-    def _walk(self, batch: _Batch, logits: torch.Tensor) -> AcceptedBatch:
+    def _walk(self, batch: TreeBatch, logits: torch.Tensor) -> AcceptedBatch:
         """Draws at all rows, and each session's path and bonus."""
         filters = RowFilters.of(batch.draw_filters, self._device)
         tokens = self._kernels.draw_rows(logits, batch.flat_rows, filters, batch.draw_u)
@@ -151,7 +130,7 @@ class DeviceSampler:
         return accepted
 
     def _walk_biased(
-        self, batch: _Batch, indices: list[int], logits: torch.Tensor, accepted: AcceptedBatch
+        self, batch: TreeBatch, indices: list[int], logits: torch.Tensor, accepted: AcceptedBatch
     ) -> None:  # fmt: skip
         """Writes what the sessions at these indices accept into `accepted`."""
         plans = [batch.drawn[index].plan for index in indices]
@@ -171,7 +150,7 @@ class DeviceSampler:
         for whole, part in zip(accepted, by_threshold, strict=True):
             whole[chosen] = part
 
-    def _score_nodes(self, drawn: list[_Drawn], logits: torch.Tensor, read: Readback) -> dict[int, int]:
+    def _score_nodes(self, drawn: list[Drawn], logits: torch.Tensor, read: Readback) -> dict[int, int]:
         """ln p of each node's token given its path, before anything is shaped, where trees are shown."""
         marks: dict[int, int] = {}
         for index, each in enumerate(drawn):
@@ -182,7 +161,7 @@ class DeviceSampler:
         return marks
 
     def _score_paths(
-        self, batch: _Batch, accepted: AcceptedBatch, logits: torch.Tensor, read: Readback
+        self, batch: TreeBatch, accepted: AcceptedBatch, logits: torch.Tensor, read: Readback
     ) -> dict[int, int]:
         """Log-probabilities along the paths, where requests ask; the first of three arrays for each session."""
         scored = [index for index, each in enumerate(batch.drawn) if each.work.session.logprobs]
@@ -198,7 +177,7 @@ class DeviceSampler:
             marks[index] = read.add_all(scores)
         return marks
 
-    def _score_prompt(self, prompt: _Prompt, logits: torch.Tensor, read: Readback) -> int | None:
+    def _score_prompt(self, prompt: PromptChunk, logits: torch.Tensor, read: Readback) -> int | None:
         """Log-probabilities of the prompt's tokens that follow a chunk's rows; the first of three arrays."""
         if not len(prompt.tokens):
             return None
@@ -211,75 +190,7 @@ class DeviceSampler:
         return to_device(np.ascontiguousarray(array), self._device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A session that draws in this step."""
-
-    index: int
-    work: Work
-    tree: TokenTree
-    rows: NDArray[np.int64]
-    """[n + 1]: of the step's logits."""
-    plan: RowPlan
-
-
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """A chunk of a prompt whose tokens' log-probabilities are wanted."""
-
-    work: Work
-    first: int
-    tokens: NDArray[np.int32]
-    """That follow the rows from `first` on."""
-
-
-def _lay_out(works: Sequence[Work]) -> tuple[list[_Drawn], list[_Prompt]]:
-    drawn: list[_Drawn] = []
-    prompts: list[_Prompt] = []
-    first = 0
-    for index, work in enumerate(works):
-        session, end = work.session, first + work.num_logits
-        if session.wants_prompt_rows:
-            last = min(session.kv_len + 1 + work.num_logits, session.prompt_len)
-            prompts.append(_Prompt(work, first, session.tokens[session.kv_len + 1 : last]))
-        if work.samples:
-            tree = work.match.tree if work.match is not None else _EMPTY
-            plan = session.sampler.plan(tree, session.output_len)
-            drawn.append(_Drawn(index, work, tree, np.arange(end - len(tree) - 1, end), plan))
-        first = end
-    return drawn, prompts
-
-
-class _Batch:
-    """B sessions' trees of at most n nodes, padded, on the device."""
-
-    def __init__(self, drawn: list[_Drawn], device: torch.device) -> None:
-        width = _padded_width(max(len(each.tree) for each in drawn))
-        self.drawn = drawn
-        self.biased = [index for index, each in enumerate(drawn) if each.plan.thresholds is not None]
-        counts = np.array([len(each.tree) for each in drawn])
-        starts = np.cumsum(counts + 1) - (counts + 1)
-        parents, tokens = (np.zeros((len(drawn), width), np.int64) for _ in range(2))
-        for index, each in enumerate(drawn):
-            parents[index, : counts[index]], tokens[index, : counts[index]] = each.tree.parents, each.tree.tokens
-        flat_of = starts[:, None] + np.minimum(np.arange(width + 1), counts[:, None])
-        flat_rows = np.concatenate([each.rows for each in drawn])
-        # Those with thresholds draw from distributions instead; greedy costs least.
-        self.draw_filters = [
-            _GREEDY if each.plan.thresholds is not None else each.plan.filters for each in drawn for _ in each.rows
-        ]
-        u = np.concatenate([each.plan.coins for each in drawn])
-        sent = (parents, tokens, counts, flat_rows, flat_of, flat_rows[flat_of], u)
-        there = [to_device(np.ascontiguousarray(array), device) for array in sent]
-        self.parents, self.tokens, self.num_nodes, self.flat_rows, self.flat_of, self.rows, self.draw_u = there
-
-
-def _padded_width(num_nodes: int) -> int:
-    """Kernels are compiled for the width of a batch: a power of two, so that there are few of them."""
-    return 1 << (num_nodes - 1).bit_length() if num_nodes else 0
-
-
-def _tell_prompt(prompt: _Prompt, arrays: list[NDArray[np.generic]], mark: int | None) -> None:
+def _tell_prompt(prompt: PromptChunk, arrays: list[NDArray[np.generic]], mark: int | None) -> None:
     session = prompt.work.session
     assert session.prompt_logprobs is not None
     if not session.prompt_logprobs:
@@ -290,7 +201,7 @@ def _tell_prompt(prompt: _Prompt, arrays: list[NDArray[np.generic]], mark: int |
 
 
 def _path_logprobs(
-    drawn: _Drawn, outcome: Accepted, arrays: list[NDArray[np.generic]], mark: int
+    drawn: Drawn, outcome: Accepted, arrays: list[NDArray[np.generic]], mark: int
 ) -> list[verify_pb2.TokenLogprob]:
     tokens = [*drawn.tree.tokens[outcome.nodes].tolist(), outcome.bonus]
     return [_token_logprob(token, arrays, mark, place) for place, token in enumerate(tokens)]

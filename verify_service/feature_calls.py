@@ -116,9 +116,9 @@ class FeatureCalls:
         target = self._target
         if request.boot_id != target.boot_id:
             raise NotFound(f"boot_id is not this process's, {target.boot_id}", field="boot_id")
-        if not 1 <= request.count <= target.context_length:
+        if not 1 <= request.count <= target.model.context_length:
             raise InvalidArgument(
-                f"count is {request.count}; it must be from 1 to {target.context_length}", field="count"
+                f"count is {request.count}; it must be from 1 to {target.model.context_length}", field="count"
             )
         if not target.row_bytes:
             raise NotFound("this server keeps no features", field="session")

@@ -137,7 +137,7 @@ def _read_speculation(reading: Reading, engine: StepLoop) -> None:
         reading.add("outrider_spec_draft_tokens_total", stats.draft_tokens, name)
         reading.add("outrider_spec_accepted_tokens_total", stats.accepted_tokens, name)
         reading.add("outrider_spec_committed_tokens_total", stats.committed_tokens, name)
-        for position, steps in reached(list(stats.histogram)):
+        for position, steps in reached(list(stats.accepted_histogram)):
             reading.add("outrider_spec_accepted_tokens_per_position_total", steps, name, str(position))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,18 @@ class RequestBounds:
     accept_thresholds: tuple[float, float] = 1.0, 1.0  # single and acc, of requests that name none
 
 
+class _Wanted(NamedTuple):
+    """What a request asks for, checked; its grammar aside."""
+
+    prompt: Ids
+    resumed: Ids
+    hint: bytes
+    num_choices: int
+    params: SamplingParams
+    max_len: int
+    speculation: Speculation
+
+
 class SessionFactory:
     """Makes checked sessions; ids are unique in this process."""
 
@@ -47,6 +60,35 @@ class SessionFactory:
 
         Compiling a grammar takes up to a fraction of a second, so a request that has one is not for the event loop.
         """
+        wanted = self._check(request)
+        params, prompt, resumed, speculation = wanted.params, wanted.prompt, wanted.resumed, wanted.speculation
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        own_ends = () if params.ignore_eos else self._config.eos_token_ids
+        stop_ids = frozenset((*params.stop_token_ids, *own_ends))
+        committed = np.concatenate([prompt, resumed])
+        sessions: list[Session] = []
+        for choice in range(request.first_choice_index, request.first_choice_index + wanted.num_choices):
+            grammar = self._grammar(request, resumed)
+            sampler = SessionSampler(
+                params, grammar=grammar, seed=seed, choice_index=choice, stop_ids=stop_ids, prompt=prompt,
+                resumed=resumed, threshold_single=speculation.accept_threshold_single,
+                threshold_acc=speculation.accept_threshold_acc,
+            )  # fmt: skip
+            session = Session(
+                session_id=next(self._ids), prompt_len=len(prompt), params=params, seed=seed, choice_index=choice,
+                max_len=wanted.max_len, stop_ids=stop_ids, speculation=speculation, sampler=sampler,
+                tokens=token_buffer(committed, wanted.max_len), committed_len=len(committed),
+                resumed_len=len(resumed), prediction=wanted.hint, corpus_scope=request.corpus_scope,
+                cache_salt=request.cache_salt.encode(), priority=request.priority,
+                include_trees=request.include_trees, grammar=grammar, logprobs=request.logprobs,
+                num_top_logprobs=request.top_logprobs,
+                prompt_logprobs=[] if request.prompt_logprobs and not len(resumed) else None,
+                shares_prefix_with=sessions[0].session_id if sessions else None,
+            )  # fmt: skip
+            sessions.append(session)
+        return sessions
+
+    def _check(self, request: verify_pb2.GenerateRequest) -> _Wanted:
         prompt = self._ids_of(request.prompt_tokens, "prompt_tokens")
         if not len(prompt):
             raise InvalidArgument("prompt_tokens is empty; at least one token is needed", field="prompt_tokens")
@@ -58,52 +100,7 @@ class SessionFactory:
         self._check_prompt_logprobs(request, len(prompt))
         params = SamplingParams.from_proto(request.sampling, vocab_size=self._config.vocab_size)
         max_len = self._max_len(params, len(prompt), len(resumed))
-        speculation = self._speculation(request.speculative)
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
-        own_ends = () if params.ignore_eos else self._config.eos_token_ids
-        stop_ids = frozenset((*params.stop_token_ids, *own_ends))
-        committed = np.concatenate([prompt, resumed])
-        sessions: list[Session] = []
-        for choice in range(request.first_choice_index, request.first_choice_index + num_choices):
-            grammar = self._grammar(request, resumed)
-            sampler = SessionSampler(
-                params,
-                grammar=grammar,
-                seed=seed,
-                choice_index=choice,
-                stop_ids=stop_ids,
-                prompt=prompt,
-                resumed=resumed,
-                threshold_single=speculation.accept_threshold_single,
-                threshold_acc=speculation.accept_threshold_acc,
-            )
-            sessions.append(
-                Session(
-                    session_id=next(self._ids),
-                    prompt_len=len(prompt),
-                    params=params,
-                    seed=seed,
-                    choice_index=choice,
-                    max_len=max_len,
-                    stop_ids=stop_ids,
-                    speculation=speculation,
-                    sampler=sampler,
-                    tokens=token_buffer(committed, max_len),
-                    committed_len=len(committed),
-                    resumed_len=len(resumed),
-                    prediction=hint,
-                    corpus_scope=request.corpus_scope,
-                    cache_salt=request.cache_salt.encode(),
-                    priority=request.priority,
-                    include_trees=request.include_trees,
-                    grammar=grammar,
-                    logprobs=request.logprobs,
-                    num_top_logprobs=request.top_logprobs,
-                    prompt_logprobs=[] if request.prompt_logprobs and not len(resumed) else None,
-                    shares_prefix_with=sessions[0].session_id if sessions else None,
-                )
-            )
-        return sessions
+        return _Wanted(prompt, resumed, hint, num_choices, params, max_len, self._speculation(request.speculative))
 
     def _ids_of(self, data: bytes, field: str) -> Ids:
         if len(data) > 4 * self._bounds.context_length:
@@ -203,7 +200,7 @@ class SessionFactory:
         names = ("accept_threshold_single", True), ("accept_threshold_acc", False)
         for (name, with_zero), usual in zip(names, self._bounds.accept_thresholds, strict=True):
             value = getattr(pb, name) if pb.HasField(name) else usual
-            if not 0.0 <= value <= 1.0 or (value == 0.0 and not with_zero):
+            if pb.HasField(name) and (not 0.0 <= value <= 1.0 or (value == 0.0 and not with_zero)):
                 bounds = "from 0 to 1" if with_zero else "above 0, and at most 1"
                 raise InvalidArgument(
                     f"speculative.{name} is {value}; it must be {bounds}", field=f"speculative.{name}"

@@ -23,7 +23,8 @@ from outrider.sampling import SamplingParams
 from outrider.tree import TokenTree
 from outrider.v1 import verify_pb2
 from outrider.wire import Ids
-from verify_service.device_sampler import DeviceSampler, RowPlan
+from verify_service.device_layout import RowPlan
+from verify_service.device_sampler import DeviceSampler
 from verify_service.grammar import GrammarState
 from verify_service.logprobs import token_logprob
 

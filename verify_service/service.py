@@ -16,7 +16,6 @@ from outrider import __version__
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
 from outrider.errors import RETRY_SOON_S, ResourceExhausted
-from outrider.telemetry import get_logger
 from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
@@ -30,8 +29,6 @@ from verify_service.requests import SessionFactory
 from verify_service.speculate import DrafterStream
 from verify_service.step_loop import StepLoop
 from verify_service.target import Target
-
-log = get_logger(__name__)
 
 MAX_DRAFTERS = 1024  # who asks what is served is told of them all
 
@@ -153,7 +150,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             model=self._target.model,
             features=self._target.features,
             limits=verify_pb2.RequestLimits(
-                context_length=self._target.context_length,
+                context_length=self._target.model.context_length,
                 max_running_requests=self._args.max_running_requests,
                 max_queued_requests=self._args.max_queued_requests,
                 max_choices=self._args.most_choices,

@@ -16,6 +16,7 @@ import numpy as np
 
 from engine.radix_cache import Prefix
 from outrider.sampling import SamplingParams
+from outrider.speculation_count import SpeculationCount
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
 from verify_service.grammar import GrammarState
@@ -40,43 +41,6 @@ class Speculation:
     accept_threshold_single: float = 1.0
     accept_threshold_acc: float = 1.0
     wire: common_pb2.SpeculativeParams = field(default_factory=common_pb2.SpeculativeParams)
-
-
-@dataclass(slots=True)
-class Stats:
-    """What speculation did for one session, or all of them together."""
-
-    verify_steps: int = 0
-    drafts: int = 0  # steps that verified a tree
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    committed_tokens: int = 0
-    accepted_prediction_tokens: int = 0
-    rejected_prediction_tokens: int = 0
-    histogram: list[int] = field(default_factory=list)
-
-    def count(self, drafted: int, accepted: int, committed: int) -> None:
-        """Counts one verify step."""
-        self.verify_steps += 1
-        self.drafts += drafted > 0
-        self.draft_tokens += drafted
-        self.accepted_tokens += accepted
-        self.committed_tokens += committed
-        if len(self.histogram) <= accepted:
-            self.histogram += [0] * (accepted + 1 - len(self.histogram))
-        self.histogram[accepted] += 1
-
-    def to_proto(self) -> common_pb2.SpeculationStats:
-        """For the wire."""
-        return common_pb2.SpeculationStats(
-            verify_steps=self.verify_steps,
-            draft_tokens=self.draft_tokens,
-            accepted_tokens=self.accepted_tokens,
-            committed_tokens=self.committed_tokens,
-            accepted_histogram=self.histogram,
-            accepted_prediction_tokens=self.accepted_prediction_tokens,
-            rejected_prediction_tokens=self.rejected_prediction_tokens,
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -115,7 +79,7 @@ class Session:
     cached_len: int = 0  # positions of the prompt that the prefix cache had at admission
     num_overtaking: int = 0  # sessions behind it in the queue that were admitted before it
     admitted: int = 0  # order of admission; the latest is preempted first
-    stats: Stats = field(default_factory=Stats)
+    stats: SpeculationCount = field(default_factory=SpeculationCount)
     arrived_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
     first_token_ns: int = 0

@@ -14,6 +14,7 @@ from concurrent.futures import Executor, Future
 from outrider.cost_table import CostTable
 from outrider.errors import ENGINE_FAILED, Internal, OutriderError, Unavailable
 from outrider.placement import Placement
+from outrider.speculation_count import SpeculationCount
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
 from verify_service.assigning import Assigner
@@ -43,7 +44,7 @@ from verify_service.planner import Planner, Work, ms_since
 from verify_service.runner import Runner
 from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
-from verify_service.session import Session, Stats
+from verify_service.session import Session
 from verify_service.telling import Teller
 from verify_service.turns import Compute, Later, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher
@@ -91,7 +92,7 @@ class StepLoop:
         self.scheduler = scheduler
         self.drafters = drafters
         self.inbox = inbox
-        self.stats = Stats()
+        self.stats = SpeculationCount()
         self.counters = Counters()
         self._runner = runner
         self._deliver = deliver

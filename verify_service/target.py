@@ -15,5 +15,4 @@ class Target:
     model: common_pb2.ModelInfo
     features: common_pb2.FeatureLayout
     row_bytes: int  # of a feature row; 0: none are kept
-    context_length: int
     outbox_bytes: int  # that may wait for one of them

@@ -7,7 +7,6 @@ decoding gives. Weights are held in bf16 wherever that loses nothing, in fp32 mo
 from __future__ import annotations
 
 import ctypes
-import weakref
 
 import numpy as np
 import torch
@@ -17,12 +16,12 @@ from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.llama_weights import LayerWeights, LlamaWeights
+from engine.models.native_decoder import NativeDecoder
 from engine.quantization import head_method
 from kernels.attention.cpu import POOL_DTYPES
 from kernels.linear import interleave_gates, pack_tiles
-from kernels.native.library import PARTS, WIDTH_UNIT, CHeads, CLayer, CLikeliest, CMatrix, CModel, address, c_layout
+from kernels.native.library import PARTS, WIDTH_UNIT, CHeads, CLayer, CLikeliest, CMatrix, CModel, c_layout
 from kernels.native.memory import Arena
-from kernels.native.streaming import choose_streaming
 from kernels.native_linear import BF16, FP32
 from kernels.quantize import FORMATS, pack_quantized
 from kernels.rope import rope_table
@@ -41,7 +40,7 @@ def is_supported(config: ModelConfig, dtype: torch.dtype, quantization: str | No
     )
 
 
-class NativeLlama:
+class NativeLlama(NativeDecoder):
     """A whole decoder over a pool, by the C kernels."""
 
     likeliest: list[int] | None = None
@@ -50,13 +49,11 @@ class NativeLlama:
         self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, num_positions: int,
         frequencies: torch.Tensor, library: ctypes.CDLL, num_threads: int, quantization: str | None = None,
     ) -> None:  # fmt: skip
+        super().__init__(library, pool)
         self.config = config
         self._method = quantization
-        self._library = library
         self._dtype = pool.k.dtype
         self._arena = Arena()
-        # What C points into.
-        self._alive: list[object] = [pool]
         windows = config.windows or (0,) * config.num_layers
         layers = [self._layer(layer, pool.k[i], pool.v[i], windows[i]) for i, layer in enumerate(weights.layers())]
         top = weights.top()
@@ -80,14 +77,7 @@ class NativeLlama:
             head=self._matrix(top.head, None, head_method(quantization)),
         )  # fmt: skip
         self._add_features(model, features, pool)
-        if self._arena.outgrows_caches:
-            choose_streaming(model, library, num_threads)
-        decoder = library.outrider_decoder_create(ctypes.byref(model), num_threads)
-        if not decoder:
-            raise MemoryError("no memory for the decoder")
-        self._alive.append(model)
-        self._decoder = decoder
-        weakref.finalize(self, destroy_decoder, library, decoder, self._alive)
+        self._create(model, num_threads, self._arena)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Logits, fp32 [len(batch.logit_rows), outputs]."""
@@ -105,8 +95,8 @@ class NativeLlama:
         if num_logits > len(self._ids):
             self._ids = (ctypes.c_int32 * num_logits)()
             self._found.ids = ctypes.addressof(self._ids)
-        done = self._library.outrider_decoder_forward(
-            self._decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, None, None, None,
+        done = self.library.outrider_decoder_forward(
+            self.decoder, ctypes.byref(c_layout(batch.layout)), batch.tokens_address, None, None, None,
             batch.num_tokens, batch.logit_rows_address, num_logits, logits.data_ptr(), None, ctypes.byref(self._found),
             seconds,
         )  # fmt: skip
@@ -149,15 +139,3 @@ class NativeLlama:
         if self._dtype is torch.bfloat16 or weight.dtype is torch.bfloat16 or torch.equal(narrow.to(weight), weight):
             return narrow
         return weight.float()
-
-    def _floats(self, tensor: torch.Tensor | None) -> int | None:
-        return None if tensor is None else self._keep(tensor.float().contiguous())
-
-    def _keep(self, tensor: torch.Tensor) -> int | None:
-        self._alive.append(tensor)
-        return address(tensor)
-
-
-def destroy_decoder(library: ctypes.CDLL, decoder: int, _alive: list[object]) -> None:
-    """Frees a decoder; what it pointed into is kept until then."""
-    library.outrider_decoder_destroy(decoder)

@@ -177,13 +177,6 @@ int outrider_attention(const Heads *heads, const Layout *layout, float *q, void 
     return 1;
 }
 
-/* A product alone, on the calling thread: x as the matrix's kernels want it, y [num_rows, n] fp32. */
-void outrider_linear(const Matrix *w, void *x, int wide, int num_rows, float *y) {
-    for (int tile = 0; tile < tiles(w); tile++)
-        linear_tile(w, (Rows){x, w->k, wide}, (Rows){y, w->n, 1}, num_rows, PLAIN, tile);
-    amx_end();
-}
-
 /* The instructions this was compiled for: results differ between them in the last bits. */
 const char *outrider_instructions(void) {
     if (amx_is_lent()) return "amx";

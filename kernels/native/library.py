@@ -119,7 +119,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "outrider_grow": (c_int, [c_void_p, POINTER(CGrowth), c_int, c_int]),
     "outrider_attention": (c_int, [POINTER(CHeads), POINTER(CLayout), c_void_p, c_void_p, c_void_p, c_void_p]),
-    "outrider_linear": (None, [POINTER(CMatrix), c_void_p, c_int, c_int, c_void_p]),
     "outrider_product_team": (c_void_p, [c_int]),
     "outrider_team_destroy": (None, [c_void_p]),
     "outrider_product": (

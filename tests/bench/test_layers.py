@@ -9,14 +9,9 @@ import pytest
 
 from bench import layers
 from outrider.errors import StartupError
-from tests.engine.tiny import save_model
+from tests.engine.tiny import saved_model
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    save_model("llama", path)
-    return path
+folder = saved_model("llama")
 
 
 def test_without_kernels_products_are_not_timed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from engine.execution import Execution, GraphSizes
 from engine.runner import ModelRunner
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError
-from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, sessions
+from tests.engine.tiny import SHAPE, VOCAB_SIZE, saved_model, sessions
 from verify_service.loading import execution_of
 
 # What torch's own compiler warns of when it is imported.
@@ -27,12 +27,7 @@ WITH_INDUCTOR = pytest.mark.skipif(
 )
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    save_model("llama", path)
-    return path
+folder = saved_model("llama")
 
 
 def load(folder: Path, **settings: Any) -> ModelRunner:

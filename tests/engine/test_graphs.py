@@ -27,19 +27,14 @@ from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_plan import Bucket
 from kernels.rope import rope_frequencies
 from outrider.errors import StartupError
-from tests.engine.tiny import VOCAB_SIZE, Session, save_model, sessions
+from tests.engine.tiny import VOCAB_SIZE, Session, saved_model, sessions
 from tests.kernels.attention_cases import random_tree
 
 CPU = torch.device("cpu")
 SIZES = GraphSizes(max_batch=4, max_rows=6)
 NUM_SLOTS, MAX_LEN = 400, 64
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    save_model("qwen3", path)
-    return path
+folder = saved_model("qwen3")
 
 
 def build(folder: Path, wrap: Callable[[TorchLlama], Decoder] = lambda decoder: decoder) -> ModelRunner:

@@ -15,14 +15,9 @@ from safetensors.torch import load_file, save_file
 from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from kernels.native import build
-from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, sessions
+from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, saved_model, sessions
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("qwen3")
-    save_model("qwen3", path)
-    return path
+folder = saved_model("qwen3")
 
 
 def load(folder: Path, **options: Any) -> ModelRunner:

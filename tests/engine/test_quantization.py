@@ -16,7 +16,7 @@ from engine.quantization import check_quantization, draft_quantization
 from engine.runner import ModelRunner
 from outrider.args.quantization import METHODS
 from outrider.errors import StartupError
-from tests.engine.tiny import VOCAB_SIZE, Session, save_model, sessions
+from tests.engine.tiny import VOCAB_SIZE, Session, saved_model, sessions
 
 ON_CPU = ("int8", "int8_dynamic", "int4")
 TEXT = (
@@ -27,12 +27,7 @@ TEXT = (
     "inside it slows down and leaves sand behind, so that every bend becomes wider over the years."
 )
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("qwen2")
-    save_model("qwen2", path)
-    return path
+folder = saved_model("qwen2")
 
 
 def load(folder: Path, quantization: str | None, **options: Any) -> ModelRunner:

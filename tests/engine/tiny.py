@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import transformers
 
@@ -62,6 +63,18 @@ def save_model(name: str, folder: Path, *, vocab_size: int = VOCAB_SIZE) -> tran
             assert parameter.isfinite().all(), parameter_name
     model.save_pretrained(folder)
     return model
+
+
+def saved_model(name: str) -> Any:
+    """A fixture for a module: the folder of such a model."""
+
+    @pytest.fixture(scope="module")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        save_model(name, path)
+        return path
+
+    return folder
 
 
 class Session:

@@ -10,6 +10,7 @@ import torch
 from kernels.linear import TILE, Linear, can_pack, interleave_gates, pack_tiles
 from kernels.native.build import CannotBuild
 from kernels.native.library import CMatrix, open_library
+from kernels.native_linear import ProductTeam
 from outrider import env
 
 SHAPES = [(1, 32, 16), (3, 100, 48), (8, 64, 576), (13, 33, 30), (40, 96, 64)]
@@ -56,9 +57,10 @@ def by_c(
     streams: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     packed, y = pack_tiles(weight), torch.empty(len(x), len(weight))
-    wide = weight.dtype is torch.float32
-    matrix = CMatrix(packed.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape, wide, streams)
-    library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), x.dtype is torch.float32, len(x), y.data_ptr())
+    layout = weight.dtype is torch.float32
+    matrix = CMatrix(packed.data_ptr(), None if bias is None else bias.data_ptr(), *weight.shape, layout, streams)
+    wide = x.dtype is torch.float32
+    ProductTeam(library, 1).multiply(matrix, x, y, wide=wide, narrow=not wide)
     return y
 
 

@@ -16,6 +16,7 @@ from kernels.attention import cpu, reference
 from kernels.linear import pack_tiles
 from kernels.native.build import CannotBuild, compile_library, find_compiler
 from kernels.native.library import CMatrix, open_library, with_signatures
+from kernels.native_linear import ProductTeam
 from outrider import env
 from tests.kernels.attention_cases import Piece, make_case, random_tree
 from tests.kernels.test_attention import RNG, by_definition, run
@@ -67,11 +68,12 @@ def check_products(library: ctypes.CDLL, x: torch.Tensor, weight: torch.Tensor) 
     (rows, k), n, wide = x.shape, len(weight), x.dtype is torch.float32
     packed, together = pack_tiles(weight), torch.empty(rows, n)
     matrix = CMatrix(packed.data_ptr(), None, n, k, weight.dtype is torch.float32)
-    library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), wide, rows, together.data_ptr())
+    team = ProductTeam(library, 1)
+    team.multiply(matrix, x, together, wide=wide, narrow=not wide)
     torch.testing.assert_close(together, (x.double() @ weight.double().T).float(), atol=1e-4, rtol=0)
     for count in range(1, rows):
         alone = torch.empty(count, n)
-        library.outrider_linear(ctypes.byref(matrix), x.data_ptr(), wide, count, alone.data_ptr())
+        team.multiply(matrix, x[:count], alone, wide=wide, narrow=not wide)
         assert torch.equal(alone, together[:count])
 
 

@@ -104,6 +104,20 @@ def test_a_template_that_works_only_at_first_is_told_too(target: Path, tmp_path:
     assert chat.prompt(MESSAGES) == first
 
 
+def test_a_template_that_needs_a_system_message_gets_one(target: Path, tmp_path: Path) -> None:
+    source = (
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system message') }}{% endif %}"
+        "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    )
+    chat = ChatFormat.of_model(with_template(target, tmp_path, source))
+    plain = "<You are a helpful assistant.>"
+    assert chat.takes_system
+    assert chat.opening == chat.encode(f"{plain}<")
+    assert chat.prompt(MESSAGES) == chat.encode(f"{plain}<Hi>")
+    assert chat.user_turn([], "So") == chat.encode(f"{plain}<So")
+    assert chat.prompt([{"role": "system", "content": "Be brief."}, *MESSAGES]) == chat.encode("<Be brief.><Hi>")
+
+
 def test_a_process_that_was_ended_is_started_again(target: Path) -> None:
     chat = make_chat(target)
     first = chat.prompt(MESSAGES)

@@ -8,14 +8,16 @@ import json
 import random
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
+from engine.batch import Segment
 from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
 from kernels.sampling import Filters
 from outrider.errors import StartupError
@@ -23,7 +25,7 @@ from outrider.room import memory_for
 from tests.training.rig import MAX_LEN, VOCAB_SIZE, make_chat, make_composer, make_runner
 from training.args import MT_BENCH, DataArgs
 from training.chat_format import ChatFormat, Message
-from training.data import build
+from training.data import build, completer
 from training.data.completer import PREFILL_TOKENS, Completed, Completer, Completion, Conversation, is_looping
 from training.data.conversations import COMPOSED, GIVEN, Mix, Record, Script, given_number, prompt_key
 from training.data.material import Material
@@ -46,31 +48,39 @@ def once(completion: Completion) -> Conversation:
 # ---- The completer
 
 
-def test_a_completion_is_the_same_alone_and_among_others(target: Path) -> None:
+def test_a_completion_is_the_same_alone_and_among_others(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
     wanted = [
         asked(rng.choices(range(3, VOCAB_SIZE), k=rng.randint(1, 30)), 20, filters=Filters(0.7 * (i % 2)), seed=i)
         for i in range(9)
     ]
     alone = [next(Completer(make_runner(target, 1)).run(iter([once(one)]))) for one in wanted]
-    together = Completer(make_runner(target, 4), prefill_tokens=13)
+    monkeypatch.setattr(completer, "PREFILL_TOKENS", 13)
+    together = Completer(make_runner(target, 4))
     assert sorted(together.run(once(one) for one in wanted)) == sorted(alone)
 
 
-def test_turns_go_on_from_what_is_computed_already(target: Path) -> None:
-    shared = [5, 6, 7, 8, 9]
+def test_turns_go_on_from_what_is_computed_already(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, computed = [5, 6, 7, 8, 9], [0]
+    forward = ModelRunner.forward
+
+    def counted(runner: ModelRunner, segments: Sequence[Segment]) -> torch.Tensor:
+        computed[-1] += sum(len(segment.tokens) for segment in segments)
+        return forward(runner, segments)
 
     def two_turns(begin: list[int]) -> Conversation:
         first = yield asked([*begin, 20, 21], 6)
         second = yield asked([*begin, 20, 21, *first.tokens, 30, 31], 6)
         return first.tokens, second.tokens
 
+    monkeypatch.setattr(ModelRunner, "forward", counted)
     plain = Completer(make_runner(target, 2))
-    kept = Completer(make_runner(target, 2), shared=shared)
     starts = [shared, [4, 4, 4, 4, 4], shared[:3], shared, [5, 6, 7, 8, 1]]
     expected = sorted(plain.run(two_turns(start) for start in starts))
+    computed.append(0)
+    kept = Completer(make_runner(target, 2), shared=shared)
     assert sorted(kept.run(two_turns(start) for start in starts)) == expected
-    assert kept.num_prefilled < plain.num_prefilled
+    assert computed[1] < computed[0]
 
 
 def test_a_completion_ends_at_its_limit_and_at_the_context(target: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from outrider.sampling import SamplingParams
+from outrider.speculation_count import SpeculationCount
 from outrider.v1 import common_pb2
 from tests.fake_drafters import FakeDrafter, Truth, perfect, silent, wrong
 from tests.verify_service.conftest import Serve, Service
@@ -16,7 +17,6 @@ from tests.verify_service.rig import request
 from tests.verify_service.test_service import tokens_of
 from verify_service.counting import Counters, DecodeLog
 from verify_service.metrics import make_registry
-from verify_service.session import Stats
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
@@ -126,7 +126,7 @@ def samples(registry: CollectorRegistry, name: str) -> list[Any]:
 
 
 def test_the_decode_line_says_what_sglangs_does() -> None:
-    counters, stats, said = Counters(), Stats(), []
+    counters, stats, said = Counters(), SpeculationCount(), []
     log = DecodeLog(2, counters, stats, lambda event, **fields: said.append((event, fields)))
     for accepted in (3, 1, 0, 0):
         stats.count(drafted=4, accepted=accepted, committed=accepted + 1)

@@ -207,7 +207,7 @@ def test_resumed_tokens_count_as_output() -> None:
 
 def test_thresholds_of_requests_that_name_none_are_the_flags() -> None:
     made = factory()
-    made._bounds = replace(made._bounds, accept_thresholds=(0.5, 1e-9))
+    made._bounds = replace(made._bounds, accept_thresholds=(0.5, 0.0))
     requests = make(), speculative(accept_threshold_acc=0.75)
     told = [session.speculation for each in requests for session in made.build(each)]
-    assert [(one.accept_threshold_single, one.accept_threshold_acc) for one in told] == [(0.5, 1e-9), (0.5, 0.75)]
+    assert [(one.accept_threshold_single, one.accept_threshold_acc) for one in told] == [(0.5, 0.0), (0.5, 0.75)]

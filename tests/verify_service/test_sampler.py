@@ -148,7 +148,7 @@ def test_lower_thresholds_accept_more_than_the_coin_does_but_greedy_ignores_them
     assert make_sampler(sampled, [0], []).accept(rows, tree, 0).nodes == []
     eager = make_sampler(sampled, [0], [], threshold_single=0.05)
     assert eager.accept(rows, tree, 0).nodes == [0, 1, 2]
-    scaled = make_sampler(sampled, [0], [], threshold_acc=1e-9)
+    scaled = make_sampler(sampled, [0], [], threshold_acc=0.0)
     assert scaled.accept(rows, tree, 0).nodes == [0, 1, 2]
     assert make_sampler(greedy, [0], [], threshold_single=0.05).accept(rows, tree, 0).nodes == []
 

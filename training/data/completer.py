@@ -85,15 +85,12 @@ class Completer:
     The pool needs max_len slots for each row and as many for the shared start.
     """
 
-    def __init__(
-        self, runner: ModelRunner, *, shared: Sequence[int] = (), prefill_tokens: int = PREFILL_TOKENS
-    ) -> None:
+    def __init__(self, runner: ModelRunner, *, shared: Sequence[int] = ()) -> None:
         num_rows, max_len = runner.slot_table.shape
         if runner.pool.num_slots < (num_rows + 1) * max_len:
             raise ValueError(f"{num_rows} rows of {max_len} need {(num_rows + 1) * max_len} slots")
         self.runner = runner
         self.max_len = max_len
-        self._prefill_tokens = prefill_tokens
         self._shared = list(shared)
         self._shared_slots = np.arange(num_rows * max_len, num_rows * max_len + len(shared), dtype=np.int32)
         self._own_slots = np.arange(num_rows * max_len, dtype=np.int32).reshape(num_rows, max_len)
@@ -102,7 +99,6 @@ class Completer:
             runner.slot_table[0, : len(shared)] = self._shared_slots
             runner.forward([Segment(0, 0, np.array(shared, np.int32), self._shared_slots)])
         self.num_generated = 0
-        self.num_prefilled = 0
 
     def run(self, conversations: Iterator[Conversation]) -> Iterator[Any]:
         """What the conversations return, in the order in which they end."""
@@ -148,7 +144,7 @@ class Completer:
 
     def _step(self, active: list[_Row]) -> list[tuple[_Row, int]]:
         """One forward pass: a token of every row that decodes, and prompts as far as the step's budget goes."""
-        budget, segments, drawing = self._prefill_tokens, [], []
+        budget, segments, drawing = PREFILL_TOKENS, [], []
         for row in active:
             count = row.pending
             if count > 1:
@@ -162,7 +158,6 @@ class Completer:
             slots = self.runner.slot_table[row.index, start : start + count].copy()
             segments.append(Segment(row.index, start, np.array(tokens, np.int32), slots, num_logits=int(is_last)))
             row.cached += tokens
-            self.num_prefilled += count
             if is_last:
                 drawing.append(row)
         logits = self.runner.forward(segments)

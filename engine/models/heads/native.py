@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 
 import torch
 
@@ -13,27 +12,20 @@ from engine.kv_pool import KVPool
 from engine.models.heads.base import Head, HeadParts, Rows
 from engine.models.heads.block import Block
 from engine.models.heads.step import HeadStep
-from engine.models.llama_native import destroy_decoder
+from engine.models.native_decoder import NativeDecoder
 from kernels.attention.cpu import POOL_DTYPES
-from kernels.native.library import WIDTH_UNIT, CHeads, CLayer, CMatrix, CModel, address, c_layout
-from kernels.native.streaming import choose_streaming
+from kernels.native.library import WIDTH_UNIT, CHeads, CLayer, CMatrix, CModel, c_layout
 from kernels.native_linear import FP32, NativeLinear
 
 
-class NativeHead:
+class NativeHead(NativeDecoder):
     """Steps of a head over its pool; make one with `of`."""
 
     def __init__(self, head: Head, parts: HeadParts, pool: KVPool, library: ctypes.CDLL) -> None:
         """Every linear layer of `parts` is a NativeLinear."""
         block, wide = head.config.block, head.dtype is torch.float32
-        self.library, self.hidden, self.num_logits, self.dtype = (
-            library,
-            block.hidden_size,
-            head.num_drafted,
-            head.dtype,
-        )
-        # What C points into.
-        self._alive: list[object] = [head, pool]
+        super().__init__(library, head, pool)
+        self.hidden, self.num_logits, self.dtype = block.hidden_size, head.num_drafted, head.dtype
         layers = [self._layer(*of_layer) for of_layer in zip(parts.layers, pool.k, pool.v, strict=True)]
         is_quantised = any(_matrix(linear).format > FP32 for linear in _linears(parts))
         model = CModel(
@@ -53,16 +45,10 @@ class NativeHead:
             num_fuse_norms=0 if parts.fuse_norms is None else len(parts.fuse_norms),
         )  # fmt: skip
         assert isinstance(parts.output, NativeLinear)
-        if parts.output.team.arena.outgrows_caches:
-            choose_streaming(model, library, parts.output.team.num_threads)
-        self.decoder = library.outrider_decoder_create(ctypes.byref(model), parts.output.team.num_threads)
-        if not self.decoder:
-            raise MemoryError("no memory for the draft head")
+        self._create(model, parts.output.team.num_threads, parts.output.team.arena)
         self.fuses = parts.fuse is not None
         """Whether trees can go on from features that are not fused yet."""
         self.input_width = head.config.feature_width if self.fuses else self.hidden
-        self._alive.append(model)
-        weakref.finalize(self, destroy_decoder, library, self.decoder, self._alive)
 
     @classmethod
     def of(cls, head: Head, pool: KVPool) -> NativeHead | None:
@@ -99,13 +85,6 @@ class NativeHead:
             output=_matrix(layer.output), gate_up=_matrix(layer.gate_up), down=_matrix(layer.down),
             k_pool=k_pool.data_ptr(), v_pool=v_pool.data_ptr(),
         )  # fmt: skip
-
-    def _floats(self, tensor: torch.Tensor | None) -> int | None:
-        return None if tensor is None else self._keep(tensor.float().contiguous())
-
-    def _keep(self, tensor: torch.Tensor) -> int | None:
-        self._alive.append(tensor)
-        return address(tensor)
 
 
 def _linears(parts: HeadParts) -> list[Rows]:

@@ -31,9 +31,6 @@ from kernels.attention.pool import store
 from kernels.attention.triton_blocks import Heads
 from kernels.native.library import WIDTH_UNIT
 from kernels.rope import apply_rope
-from outrider.telemetry import get_logger
-
-log = get_logger(__name__)
 
 
 class HeadRunner:
