@@ -184,7 +184,8 @@ def test_a_better_model_is_asked_sooner() -> None:
 
 def _propose(session: Session, draft: Draft) -> None:
     session.last_proposal_id = 0
-    table().propose(session, draft.tokens, draft.parents, b"", NO_IDS, np.empty(0, np.bool_), 0, draft.memo)
+    nothing = NO_IDS, np.empty(0, np.bool_)
+    table().propose(pb.Proposal(), session, draft.tokens, draft.parents, b"", *nothing, 0, draft.memo)
 
 
 def _extension(session: Session, base_len: int, *credits: pb.Credit) -> Extension:
