@@ -185,10 +185,10 @@ class Drafting:
         if changes.opened:
             news.append(Call(changes.opened, self.drafter.open, changes.opened))
         if changes.features:
-            sessions = [session for session, _ in changes.features]
+            sessions = (session for session, _ in changes.features)
             news.append(Call(sessions, self.drafter.add_features, changes.features))
         if changes.extended:
-            sessions = [extension.session for extension in changes.extended]
+            sessions = (extension.session for extension in changes.extended)
             news.append(Call(sessions, self.drafter.extend, changes.extended))
         if changes.closed:
             if news:
@@ -197,7 +197,7 @@ class Drafting:
             await self.forget(closed)
             news = []
         result = None
-        if news or call.sessions:
+        if news or call.argument:
             *_, result = await self._guarded(table, changes, [*news, call], here=here)
         if self._given_up:
             self._release_given_up(table, changes)
@@ -296,7 +296,7 @@ class Drafting:
                 continue
             call, outcomes[index] = calls[index], None
             gone = gone or Changes(releases=changes.releases)
-            log.error("the drafter failed", call=call.run.__name__, sessions=len(call.sessions), exc_info=outcome)
+            log.error("the drafter failed", call=call.run.__name__, sessions=len(call.argument), exc_info=outcome)
             for session in call.sessions:
                 if session in table:
                     detail = "the drafter failed; its log says why"
