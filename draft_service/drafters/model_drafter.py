@@ -119,7 +119,7 @@ class ModelDrafter(ABC, Generic[StateT]):
             if None in starts:
                 late = [request.session for request, start in zip(requests, starts, strict=True) if start is None]
                 with torch.inference_mode():
-                    self._catch_up([state for session in late if (state := self._served.get(session)) is not None])
+                    self._catch_up(list(filter(None, map(self._served.get, late))))
                 starts = self._starts(requests)
             return self._trees(requests, starts)
 
@@ -138,7 +138,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def is_brief(self, sessions: Sequence[Session]) -> bool:
         """See base.Drafter: whether what was committed last is all that was not run yet."""
-        states = [state for session in sessions if (state := self._served.get(session)) is not None]
+        states = filter(None, map(self._served.get, sessions))
         behind = [self._num_committed(state) - state.rows.num_rows for state in states]
         return max(behind, default=0) <= MAX_ROWS_BESIDE and not self._lock.locked()
 

@@ -81,5 +81,7 @@ class TreeGrower:
         return drafts
 
     def _parts(self, members: list[int], slots: int) -> list[list[int]]:
+        if len(members) == 1:
+            return [members]
         size = max(1, min(self.model.max_batch_tokens, self.model.cache.num_free) // max(1, slots))
         return [members[first : first + size] for first in range(0, len(members), size)]
