@@ -33,7 +33,7 @@ class CopyRates:
         self._hits = [tries * length / (length + 1) for length, tries in enumerate(self._tries)]
 
     def chances(self, match_len: int, count: int, least: float) -> list[float]:
-        """That a copy after such a match comes true up to each of at most `count` tokens; while it is `least` or more."""
+        """That a copy after such a match comes true up to each of at most `count` tokens, while `least` or more."""
         chances: list[float] = []
         chance = 1.0
         for length in range(match_len, match_len + count):
@@ -89,6 +89,9 @@ class Text:
 
     def following(self, first: int, count: int) -> Ids:
         """Tokens first..first+count-1 of what follows the match, int32: over and over, where it goes up to now."""
+        begin = self._source + first
+        if begin + count <= len(self._tokens):
+            return self._tokens[begin : begin + count]
         return self._tokens[self._places(first, count)]
 
     def from_prediction(self, first: int, count: int) -> NDArray[np.bool_]:
