@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from draft_service.session import Session
+from outrider.answer import Answer
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One of a drafter's calls, and the sessions that it is about; for none it is left out."""
+    """One of a drafter's calls, left out where its argument is empty. sessions: that it is about, gone through once."""
 
-    sessions: Sequence[Session]
+    sessions: Iterable[Session]
     run: Callable[[Any], Any]
-    argument: Any
+    argument: Sequence[Any]
 
 
 class Caller:
@@ -35,16 +35,15 @@ class Caller:
         if self._executor is None:
             return call(argument)
         # As loop.run_in_executor, but with one way back to the loop instead of two: a round waits for it.
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
+        answer: Answer[T] = Answer(self._came_back)
 
         def work() -> None:
             try:
                 result = call(argument)
             except BaseException as error:
-                loop.call_soon_threadsafe(self._fail, answer, error)
+                answer.fail(error)
             else:
-                loop.call_soon_threadsafe(self._settle, answer, result)
+                answer.set(result)
 
         self._executor.submit(work)
         self.num_away += 1
@@ -54,22 +53,15 @@ class Caller:
         """In one visit: results, or the exceptions that came instead. here: on the loop, whatever there is."""
         return _attempt(calls) if here else await self.call(_attempt, calls)
 
-    def _settle(self, answer: asyncio.Future[T], result: T) -> None:
+    def _came_back(self) -> None:
         self.num_away -= 1  # not when it is awaited no more: the thread goes on
-        if not answer.done():
-            answer.set_result(result)
-
-    def _fail(self, answer: asyncio.Future[Any], error: BaseException) -> None:
-        self.num_away -= 1
-        if not answer.done():
-            answer.set_exception(error)
 
 
 def _attempt(calls: Sequence[Call]) -> list[Any]:
     outcomes: list[Any] = []
     for call in calls:
         try:
-            outcomes.append(call.run(call.argument) if call.sessions else None)
+            outcomes.append(call.run(call.argument) if call.argument else None)
         except Exception as error:  # told, and its sessions released, by who asked
             outcomes.append(error)
     return outcomes

@@ -115,8 +115,8 @@ class Copier:
                 assumed = assumed[:count]
                 break
             node = child
-        chance = known.text.rates.chances(known.text.match_len, len(assumed))[-1]
-        if len(assumed) > max_assumed or chance < _LIKELY:
+        likely = known.text.rates.chances(known.text.match_len, len(assumed), _LIKELY)
+        if len(assumed) > max_assumed or len(likely) < len(assumed):
             return None
         most = min(num_nodes, session.max_depth(len(assumed)))
         draft = self._chain(known, len(assumed), most, known.from_model)
@@ -170,14 +170,13 @@ class Copier:
         if not text.match_len or count < 1:
             return None
         match_len = text.match_len + num_assumed
-        chances = text.rates.chances(match_len, count)
-        chances = chances[: np.count_nonzero(chances >= _LEAST_CHANCE)]
-        if chances.sum() <= least:
+        chances = text.rates.chances(match_len, count, _LEAST_CHANCE)
+        if sum(chances) <= least:
             return None
         count = len(chances)
         self.num_copies += 1
         self.num_nodes += count
         return Draft(
-            text.following(num_assumed, count), np.arange(-1, count - 1, dtype=np.int32), chances,
+            text.following(num_assumed, count), np.arange(-1, count - 1, dtype=np.int32), np.array(chances),
             text.from_prediction(num_assumed, count), memo=Copied(match_len),
         )  # fmt: skip

@@ -88,18 +88,19 @@ class Drafting:
             copies, fresh = self.copier.drafts(table, fresh, extended, is_asked=plan.speculate)
             if copies:
                 copied_for += copies
-                proposals, copied = self._proposals(table, copied_for, list(copies.values()), 0)
-                await _say(send, table, Changes(), proposals)
-                known += copied
+                frame = verify_pb2.SpeculateRequest()
+                known += self._propose(frame, table, copied_for, list(copies.values()), 0)
+                await _say(send, table, [], frame)
         # Whoever is not drafted for is declined, so that verify does not wait.
         left_out = [] if plan.speculate else [session for session in fresh if not session.wishes.has_any]
         fresh = [session for session in fresh if session not in left_out] if left_out else fresh
         if fresh or left_out or not (early and known):
             drafts, took_ms = await self._take_in(table, changes, fresh)
-            proposals, drafted = self._proposals(table, fresh, drafts, _us_each(took_ms, len(fresh)))
+            frame = verify_pb2.SpeculateRequest()
+            drafted = self._propose(frame, table, fresh, drafts, _us_each(took_ms, len(fresh)))
             if left_out:
-                proposals += self._proposals(table, left_out, [NO_DRAFT] * len(left_out), 0)[0]
-            await _say(send, table, changes, proposals)
+                self._propose(frame, table, left_out, [NO_DRAFT] * len(left_out), 0)
+            await _say(send, table, changes.releases, frame)
             if fresh:
                 self._account(fresh, drafts, took_ms, extended)
             changes = Changes()
@@ -107,14 +108,17 @@ class Drafting:
         if early and known:
             if self.copier is not None:
                 ahead, known = self.copier.drafts_ahead(table, known)
-                await _say(send, table, Changes(), self._said(table, ahead, 0))
+                frame = verify_pb2.SpeculateRequest()
+                self._write(frame, table, ahead, 0)
+                await _say(send, table, [], frame)
                 copied_for += [session for session, _ in ahead]
-            await _say(send, table, changes, await self._draft_ahead(table, changes, known))
+            frame = await self._draft_ahead(table, changes, known)
+            await _say(send, table, changes.releases, frame)
             changes = Changes()
         self.planner.plan(extended)  # for the next round: this one's trees are waited for
         if copied_for:
             await self._read_copies(table, changes, copied_for)
-            await _say(send, table, changes, [])
+            await _say(send, table, changes.releases)
 
     async def _read_copies(self, table: SessionTable, changes: Changes, sessions: Iterable[Session]) -> None:
         """Has the drafter read, now and then, what was committed of copies."""
@@ -181,10 +185,10 @@ class Drafting:
         if changes.opened:
             news.append(Call(changes.opened, self.drafter.open, changes.opened))
         if changes.features:
-            sessions = [session for session, _ in changes.features]
+            sessions = (session for session, _ in changes.features)
             news.append(Call(sessions, self.drafter.add_features, changes.features))
         if changes.extended:
-            sessions = [extension.session for extension in changes.extended]
+            sessions = (extension.session for extension in changes.extended)
             news.append(Call(sessions, self.drafter.extend, changes.extended))
         if changes.closed:
             if news:
@@ -193,16 +197,17 @@ class Drafting:
             await self.forget(closed)
             news = []
         result = None
-        if news or call.sessions:
+        if news or call.argument:
             *_, result = await self._guarded(table, changes, [*news, call], here=here)
         if self._given_up:
             self._release_given_up(table, changes)
         return result
 
-    def _proposals(
-        self, table: SessionTable, sessions: Sequence[Session], drafts: Sequence[Draft], draft_us: int
-    ) -> tuple[list[verify_pb2.Proposal], list[InVerification]]:
-        """Proposals at the committed states, and of those the trees that a waiting verify service takes at once."""
+    def _propose(
+        self, frame: verify_pb2.SpeculateRequest, table: SessionTable, sessions: Sequence[Session],
+        drafts: Sequence[Draft], draft_us: int,
+    ) -> list[InVerification]:  # fmt: skip
+        """Adds proposals at the committed states; of those the trees that a waiting verify service takes at once."""
         said: list[tuple[Session, Draft]] = []
         taken: list[InVerification] = []
         early = self.planner.current.outcomes > 0
@@ -216,11 +221,12 @@ class Drafting:
             said.append((session, draft))
             if early and len(draft) and session.following.kind == verify_pb2.NEXT_KIND_WAITING:
                 taken.append(InVerification.whole(session, draft.tree, draft.probabilities, draft.memo))
-        return self._said(table, said, draft_us), taken
+        self._write(frame, table, said, draft_us)
+        return taken
 
     async def _draft_ahead(
         self, table: SessionTable, changes: Changes, verifying: Sequence[InVerification]
-    ) -> list[verify_pb2.Proposal]:
+    ) -> verify_pb2.SpeculateRequest:
         """Tells the drafter what changed, and has it draft below the likely outcomes of what is being verified."""
         requests = [
             AheadRequest(
@@ -246,24 +252,24 @@ class Drafting:
             if session in table
             for draft in drafts
         ]
-        return self._said(table, found, draft_us)
+        frame = verify_pb2.SpeculateRequest()
+        self._write(frame, table, found, draft_us)
+        return frame
 
-    def _said(
-        self, table: SessionTable, drafts: Sequence[tuple[Session, Draft]], draft_us: int
-    ) -> list[verify_pb2.Proposal]:
-        """As proposals, noted as sent."""
-        if not drafts:
-            return []
+    def _write(
+        self, frame: verify_pb2.SpeculateRequest, table: SessionTable, drafts: Sequence[tuple[Session, Draft]],
+        draft_us: int,
+    ) -> None:  # fmt: skip
+        """Adds proposals, noted as sent."""
         # A model's is for drafting ahead, and large: kept for nothing, it would drive all else out of the caches.
         early = self.planner.current.outcomes > 0
         scores = pack_scores_of([draft.probabilities for _, draft in drafts])
-        return [
+        for (session, draft), packed in zip(drafts, scores, strict=True):
             table.propose(
-                session, draft.tokens, draft.parents, packed, draft.assumed, draft.from_prediction, draft_us,
-                draft.memo if early or isinstance(draft.memo, Copied) else None, draft.grown,
-            )
-            for (session, draft), packed in zip(drafts, scores, strict=True)
-        ]  # fmt: skip
+                frame.proposals.proposals.add(), session, draft.tokens, draft.parents, packed, draft.assumed,
+                draft.from_prediction, draft_us, draft.memo if early or isinstance(draft.memo, Copied) else None,
+                draft.grown,
+            )  # fmt: skip
 
     def _num_nodes(self, table: SessionTable, session: Session) -> int:
         return min(table.node_limit(session), self.drafter.num_nodes(session.wishes))
@@ -290,7 +296,7 @@ class Drafting:
                 continue
             call, outcomes[index] = calls[index], None
             gone = gone or Changes(releases=changes.releases)
-            log.error("the drafter failed", call=call.run.__name__, sessions=len(call.sessions), exc_info=outcome)
+            log.error("the drafter failed", call=call.run.__name__, sessions=len(call.argument), exc_info=outcome)
             for session in call.sessions:
                 if session in table:
                     detail = "the drafter failed; its log says why"
@@ -301,9 +307,10 @@ class Drafting:
 
 
 async def _say(
-    send: Send, table: SessionTable, changes: Changes, proposals: Sequence[verify_pb2.Proposal]
+    send: Send, table: SessionTable, releases: Sequence[verify_pb2.Release],
+    said: verify_pb2.SpeculateRequest | None = None,
 ) -> None:  # fmt: skip
-    for frame in framed(table, changes, proposals):
+    for frame in framed(table, releases, said):
         await send(frame)
 
 

@@ -111,9 +111,8 @@ class VerifyLink:
         changes = table.release_all(verify_pb2.RELEASE_REASON_DRAINING, "the drafter is shutting down")
         await self.drafting.forget(changes.closed)
         try:
-            frame = released(changes)
-            if frame is not None:
-                await self._send(call, frame)
+            if changes.releases:
+                await self._send(call, released(changes.releases))
             async with self._sending:
                 self._draining = True
                 await call.done_writing()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Protocol, runtime_checkable
 
 from draft_service import repetition
@@ -15,8 +14,8 @@ from draft_service.planning import CostPlanner, FixedPlanner, Planner
 from draft_service.tiers import first_steps, read_tiers
 from outrider import env
 from outrider.args import DraftArgs
+from outrider.placement import FEW_CORES, allowed_cores
 
-_FEW_CORES = 4  # on which drafts made during a step mostly slow it down
 _NODES_A_STEP = 2  # of trees with branches; verify takes those that pay
 
 
@@ -42,7 +41,9 @@ class Shaped(Protocol):
 def make_planner(args: DraftArgs, drafter: Drafter) -> Planner:
     """For a drafter that is loaded. StartupError for an adaptive configuration that is no good."""
     early = env.early_proposals()
-    overlap: Overlap = OverlapRule(first=_num_cores() > _FEW_CORES) if early is None else FixedOverlap(on=early)
+    # On few cores drafts made during a step mostly slow it down.
+    many_cores = len(allowed_cores()) > FEW_CORES
+    overlap: Overlap = OverlapRule(first=many_cores) if early is None else FixedOverlap(on=early)
     if not isinstance(drafter, Shaped):
         return FixedPlanner(overlap)
     if args.speculative_adaptive:
@@ -63,11 +64,6 @@ def make_copier(args: DraftArgs, drafter: Drafter) -> Copier | None:
         return None
     repetition.warm_up()
     return Copier(most)
-
-
-def _num_cores() -> int:
-    """Those that this process may use, where the system tells."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _most(drafter: Shaped) -> TreeShape:

@@ -68,12 +68,12 @@ class Planner(Protocol):
 
 
 class FixedPlanner:
-    """Leaves trees as the flags have them, and speculates as it is told; only overlap may be decided."""
+    """Leaves trees as the flags have them, and speculates; only overlap may be decided."""
 
-    def __init__(self, overlap: Overlap = NO_OVERLAP, *, speculate: bool = True) -> None:
+    def __init__(self, overlap: Overlap = NO_OVERLAP) -> None:
         self.decisions: Counter[str] = Counter()
         self._overlap = overlap
-        self.current = Plan(speculate=speculate, outcomes=overlap.outcomes([]))
+        self.current = Plan(outcomes=overlap.outcomes([]))
 
     def meet(self, sessions: int) -> Plan:
         """Always the same."""

@@ -29,14 +29,19 @@ class CopyRates:
 
     def __init__(self, shared: CopyRates | None = None) -> None:
         self._shared = shared
-        lengths = np.arange(_MOST_MATCH + 1)
-        self._tries = np.zeros(_MOST_MATCH + 1) if shared else np.full(_MOST_MATCH + 1, _PRIOR_WEIGHT)
-        self._hits = self._tries * lengths / (lengths + 1)
+        self._tries = [0.0 if shared else _PRIOR_WEIGHT] * (_MOST_MATCH + 1)
+        self._hits = [tries * length / (length + 1) for length, tries in enumerate(self._tries)]
 
-    def chances(self, match_len: int, count: int) -> NDArray[np.float64]:
-        """float64 [count]: that a copy after such a match comes true up to each of its tokens."""
-        lengths = np.minimum(np.arange(match_len, match_len + count), _MOST_MATCH)
-        return np.cumprod(self._rates()[lengths], dtype=np.float64)
+    def chances(self, match_len: int, count: int, least: float) -> list[float]:
+        """That a copy after such a match comes true up to each of at most `count` tokens, while `least` or more."""
+        chances: list[float] = []
+        chance = 1.0
+        for length in range(match_len, match_len + count):
+            chance *= self._rate(min(length, _MOST_MATCH))
+            if chance < least:
+                break
+            chances.append(chance)
+        return chances
 
     def observe(self, match_len: int, hits: int, *, missed: bool) -> None:
         """After such a match so many tokens were the copy's, and then, if it missed, one was not."""
@@ -50,10 +55,10 @@ class CopyRates:
         if self._shared is not None:
             self._shared.observe(match_len, hits, missed=missed)
 
-    def _rates(self) -> NDArray[np.float64]:
+    def _rate(self, at: int) -> float:
         if self._shared is None:
-            return self._hits / self._tries
-        return (_SHARED_WEIGHT * self._shared._rates() + self._hits) / (_SHARED_WEIGHT + self._tries)
+            return self._hits[at] / self._tries[at]
+        return (_SHARED_WEIGHT * self._shared._rate(at) + self._hits[at]) / (_SHARED_WEIGHT + self._tries[at])
 
 
 class Text:
@@ -84,6 +89,9 @@ class Text:
 
     def following(self, first: int, count: int) -> Ids:
         """Tokens first..first+count-1 of what follows the match, int32: over and over, where it goes up to now."""
+        begin = self._source + first
+        if begin + count <= len(self._tokens):
+            return self._tokens[begin : begin + count]
         return self._tokens[self._places(first, count)]
 
     def from_prediction(self, first: int, count: int) -> NDArray[np.bool_]:

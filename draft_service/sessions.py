@@ -1,7 +1,7 @@
 """What one verify service has told this drafter about its sessions: a state machine without sockets.
 
 Everything is keyed by (session, generation). A Round is applied in the order opened, features, verdicts, closed,
-rejected; what does not fit is counted and dropped, and a session whose length differs is released, never guessed at.
+rejected; what does not fit is dropped, and a session whose length differs is released, never guessed at.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from outrider.errors import InvalidArgument
 from outrider.row_ring import RowReader
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2, verify_pb2
-from outrider.wire import INT31_MAX, Ids, check_token_ids, pack_ids
+from outrider.wire import INT31_MAX, MAX_DETAIL_CHARS, Ids, check_token_ids, pack_ids
 
-MAX_DETAIL = 256
 _REASONS = {number: name.removeprefix("REJECT_REASON_").lower() for name, number in verify_pb2.RejectReason.items()}
 _uids = count(1)
 
@@ -61,7 +60,7 @@ class InVerification:
 
 
 class SessionTable:
-    """All sessions of one stream. Counters: `foreign`, `replayed`, `refused`, rejections by reason, credits' sums."""
+    """All sessions of one stream. Counters: rejections by reason, credits' sums."""
 
     def __init__(
         self, enlisted: verify_pb2.Enlisted, *, max_sessions: int, counters: Counter[str] | None = None,
@@ -100,7 +99,7 @@ class SessionTable:
             for opened in round.opened:
                 self._open(opened, changes)
             for rows in round.features:
-                session = self._find(rows.session, rows.generation)
+                session = self.get(rows.session, rows.generation)
                 if session is not None:
                     changes.features.append((session, rows.rows))
                     # Rows that come late may be what a tree waited for.
@@ -109,7 +108,7 @@ class SessionTable:
             for verdict in round.verdicts:
                 self._extend(verdict, changes)
             for closed in round.closed:
-                session = self._find(closed.session, closed.generation)
+                session = self.get(closed.session, closed.generation)
                 if session is not None:
                     self._forget(session, changes)
             for rejected in round.rejected:
@@ -195,31 +194,31 @@ class SessionTable:
         return None
 
     def propose(
-        self, session: Session, tokens: Ids, parents: Ids, scores: bytes, assumed: Ids,
+        self, proposal: verify_pb2.Proposal, session: Session, tokens: Ids, parents: Ids, scores: bytes, assumed: Ids,
         from_prediction: NDArray[np.bool_], draft_us: int, memo: object = None, grown: Grown | None = None,
-    ) -> verify_pb2.Proposal:  # fmt: skip
-        """The next proposal of an open session: its id is drawn, and it is remembered as sent. scores: packed."""
+    ) -> None:  # fmt: skip
+        """Writes the next proposal of an open session: its id is drawn, and it is remembered as sent. scores: packed.
+
+        proposal: empty, where it goes out from: a copy takes as long as all of this.
+        """
         session.last_proposal_id = number = session.last_proposal_id + 1
         base_len, sent = len(session.tokens), session.sent
         sent[number] = Sent(number, base_len, assumed, tokens, parents, scores, memo, grown)
         while len(sent) > self._max_kept:
             del sent[next(iter(sent))]
-        proposal = verify_pb2.Proposal(
-            session=session.session, generation=session.generation, proposal_id=number, base_len=base_len,
-            tokens=pack_ids(tokens), parents=pack_ids(parents), scores=scores, draft_us=draft_us,
-        )  # fmt: skip
+        proposal.session, proposal.generation = session.session, session.generation
+        proposal.proposal_id, proposal.base_len, proposal.draft_us = number, base_len, draft_us
+        proposal.tokens, proposal.parents, proposal.scores = pack_ids(tokens), pack_ids(parents), scores
         if len(assumed):
             proposal.assumed = pack_ids(assumed)
             session.hoped_len = max(session.hoped_len, base_len + len(assumed))
         if len(from_prediction) and from_prediction.any():
             proposal.from_prediction = np.packbits(from_prediction, bitorder="little").tobytes()
-        return proposal
 
     def _open(self, opened: verify_pb2.Opened, changes: Changes) -> None:
         present = self._sessions.get(opened.session)
         if present is not None and opened.generation <= present.generation:
-            self.counters["replayed"] += 1
-            return
+            return  # said again
         if present is not None:
             self._forget(present, changes)
         try:
@@ -243,7 +242,7 @@ class SessionTable:
         changes.opened.append(session)
 
     def _extend(self, verdict: verify_pb2.Verdict, changes: Changes) -> None:
-        session = self._find(verdict.session, verdict.generation)
+        session = self.get(verdict.session, verdict.generation)
         if session is None:
             return
         base_len = len(session.tokens)
@@ -275,17 +274,11 @@ class SessionTable:
         if session is not None:
             session.sent.pop(rejected.proposal_id, None)
 
-    def _find(self, session: int, generation: int) -> Session | None:
-        found = self.get(session, generation)
-        self.counters["foreign"] += found is None
-        return found
-
     def _refuse(
         self, session: int, generation: int, reason: verify_pb2.ReleaseReason, detail: str, changes: Changes
     ) -> None:
-        self.counters["refused"] += 1
         changes.releases.append(
-            verify_pb2.Release(session=session, generation=generation, reason=reason, detail=detail[:MAX_DETAIL])
+            verify_pb2.Release(session=session, generation=generation, reason=reason, detail=detail[:MAX_DETAIL_CHARS])
         )
 
     def _forget(self, session: Session, changes: Changes) -> None:

@@ -68,25 +68,10 @@ def walk(children: Mapping[int, Mapping[int, int]], draw: Callable[[int], int]) 
     return Accepted(nodes, wanted)
 
 
-def links(parents: Sequence[int], tokens: Sequence[int]) -> dict[int, dict[int, int]]:
-    """For tests: as `walk` takes them."""
-    found: dict[int, dict[int, int]] = {}
-    for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
-        found.setdefault(parent, {})[token] = node
-    return found
-
-
-def accept_coupled(parents: Sequence[int], tokens: Sequence[int], target_tokens: Sequence[int]) -> Accepted:
-    """For tests: the coupled rule for n nodes when the target's token is known at all n + 1 rows."""
-    if len(target_tokens) != len(tokens) + 1:
-        raise ValueError(f"{len(tokens)} nodes need {len(tokens) + 1} target tokens, got {len(target_tokens)}")
-    return walk(links(parents, tokens), target_tokens.__getitem__)
-
-
 def accept_coupled_batch(
     parents: torch.Tensor, tokens: torch.Tensor, num_nodes: torch.Tensor, target_tokens: torch.Tensor
 ) -> AcceptedBatch:
-    """`accept_coupled` for B trees of at most n nodes, without a look at the values on the host.
+    """The coupled rule for B trees of at most n nodes, without a look at the values on the host.
 
     parents, tokens: integer [B, n], of which the first num_nodes [B] count; target_tokens: integer [B, n + 1].
     """

@@ -1,6 +1,7 @@
-"""Growing a draft tree from top-k probabilities, for the evaluation of heads (training/accept_length.py).
+"""Growing a draft tree from top-k probabilities: the steps, and the whole tree of them.
 
-Services grow trees by kernels.tree_growth.
+On a device kernels.tree_growth and a drafter's own loop expand by these steps; the whole tree is for the evaluation of
+heads (training/accept_length.py), and the reference of all that grow trees.
 
 EAGLE-2's dynamic tree (Li et al., 2024) as SGLang runs it: each step keeps the K likeliest of K * K paths and goes on
 from them, and at the end the likeliest nodes of all steps are verified. Shapes depend on batch size B, K = topk,

@@ -17,11 +17,10 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from outrider.statuses import details_of, told_error
+from outrider.statuses import DETAILS_KEY, details_of, told_error
 from outrider.stopping import cancelled
 
 _MAX_WAITING = 16  # messages of one direction
-_DETAILS_KEY = "grpc-status-details-bin"
 _EOF: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
 _NOTHING = grpc.aio.Metadata()
 
@@ -268,5 +267,5 @@ class _Call:
     def _check(self) -> None:
         context = self._context
         if context.code is not grpc.StatusCode.OK:
-            trailing = ((_DETAILS_KEY, context.details),) if context.details else ()
+            trailing = ((DETAILS_KEY, context.details),) if context.details else ()
             raise grpc.aio.AioRpcError(context.code, _NOTHING, grpc.aio.Metadata(*trailing), context.message, None)

@@ -58,10 +58,10 @@ class RowRing:
     Used by one thread, but for `prove` and `unlink`, which any may call.
     """
 
-    def __init__(self, row_bytes: int, num_slots: int) -> None:
+    def __init__(self, slot_bytes: int, num_slots: int) -> None:
         self.name = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.num_slots = num_slots
-        self.row_bytes = row_bytes
+        self.slot_bytes = slot_bytes
         self.proven = False  # the reader sees it
         self.was_full = False  # since somebody last set it to False
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -70,14 +70,14 @@ class RowRing:
         self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            size = HEADER_BYTES + num_slots * row_bytes
+            size = HEADER_BYTES + num_slots * slot_bytes
             os.posix_fallocate(self._file, 0, size)  # a page that is not there when it is written ends the process
             memory = mmap.mmap(self._file, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         except OSError:
             self.unlink()
             raise
         memory[:_NONCE_BYTES] = self._nonce
-        self._slots: Rows = np.frombuffer(memory, np.uint8, offset=HEADER_BYTES).reshape(num_slots, row_bytes)
+        self._slots: Rows = np.frombuffer(memory, np.uint8, offset=HEADER_BYTES).reshape(num_slots, slot_bytes)
 
     @property
     def end(self) -> int:
@@ -101,7 +101,7 @@ class RowRing:
             os.close(file)
 
     def put(self, count: int, fill: Callable[[Rows], object]) -> int | None:
-        """Has `fill` write rows uint8 [count, row_bytes]; the first one's number, or None where there is no room."""
+        """Has `fill` write rows uint8 [count, slot_bytes]; the first one's number, or None where there is no room."""
         first = self._head
         place = first % self.num_slots
         if place + count > self.num_slots:
@@ -140,12 +140,12 @@ class RowReader:
         self.nonce = memory[:_NONCE_BYTES]
         self.dtype = dtype
         self.last: int | None = None
-        self.row_bytes, self._num_slots = slot_bytes, num_slots
+        self.slot_bytes, self._num_slots = slot_bytes, num_slots
         self._slots: Rows = np.frombuffer(memory, np.uint8, offset=header_bytes).reshape(num_slots, slot_bytes)
         self._address: int = self._slots.ctypes.data
 
     def rows(self, first: int, count: int) -> Rows:
-        """The rows from number `first` on, uint8 [count, row_bytes], to be copied before the writer is told of `last`.
+        """The rows from number `first` on, uint8 [count, slot_bytes], to be copied before the writer is told of `last`.
 
         ValueError for rows over the ring's end.
         """
@@ -158,7 +158,7 @@ class RowReader:
 
     def address(self, first: int, count: int) -> int:
         """Where `rows` lie."""
-        return self._address + self._read(first, count) * self.row_bytes
+        return self._address + self._read(first, count) * self.slot_bytes
 
     def _read(self, first: int, count: int) -> int:
         place = first % self._num_slots

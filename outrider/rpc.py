@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from outrider.args.links import is_socket
 from outrider.errors import OutriderError, StartupError, Unavailable
 from outrider.health_service import Health
-from outrider.statuses import details_of, error_of, told_error
+from outrider.statuses import DETAILS_KEY, details_of, error_of, told_error
 from outrider.telemetry import Throttle, get_logger
 from outrider.wire import MAX_MESSAGE_BYTES
 
@@ -30,7 +30,6 @@ _unread_lines = Throttle()
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
-_DETAILS_KEY = "grpc-status-details-bin"
 _LOST = "Internal error from Core"  # what grpc.aio says of a write that fails
 _ENDED = "the call ended while it was written to; why, gRPC does not say"
 
@@ -149,7 +148,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
     if is_lost(error):
         return Unavailable(_ENDED)
     trailing: Any = error.trailing_metadata() or ()
-    details = next((value for key, value in trailing if key == _DETAILS_KEY and isinstance(value, bytes)), b"")
+    details = next((value for key, value in trailing if key == DETAILS_KEY and isinstance(value, bytes)), b"")
     return error_of(error.code(), error.details() or error.code().name, details)
 
 
@@ -266,4 +265,4 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception, method: st
     details = details_of(told)
     # What gRPC raises holds on to the error and to itself: what a broken stream held would wait for a collector.
     error.__traceback__ = None
-    await context.abort(told.status, told.message, trailing_metadata=((_DETAILS_KEY, details),) if details else ())
+    await context.abort(told.status, told.message, trailing_metadata=((DETAILS_KEY, details),) if details else ())

@@ -16,6 +16,7 @@ from outrider.telemetry import get_logger
 
 log = get_logger(__name__)
 
+DETAILS_KEY = "grpc-status-details-bin"  # of the trailing metadata that has google.rpc.Status
 _ERROR_DOMAIN = "outrider"
 _INTERNAL_CODE = "internal_error"  # tells our INTERNAL, whose message is meant for callers, from gRPC's and proxies'
 # A message travels three times among headers, of which gRPC takes 8 KiB, and at up to three bytes for one.

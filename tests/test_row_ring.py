@@ -19,14 +19,14 @@ ROW_BYTES = 12
 
 def reader_of(ring: RowRing) -> RowReader:
     return RowReader(
-        ring.name, num_slots=ring.num_slots, slot_bytes=ring.row_bytes, header_bytes=HEADER_BYTES,
+        ring.name, num_slots=ring.num_slots, slot_bytes=ring.slot_bytes, header_bytes=HEADER_BYTES,
         dtype=common_pb2.DTYPE_BFLOAT16,
     )  # fmt: skip
 
 
 def put(ring: RowRing, values: list[int]) -> int | None:
     def fill(rows: Rows) -> None:
-        assert rows.shape == (len(values), ring.row_bytes)
+        assert rows.shape == (len(values), ring.slot_bytes)
         rows[:] = np.array(values, np.uint8)[:, None]
 
     return ring.put(len(values), fill)

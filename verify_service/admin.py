@@ -7,10 +7,11 @@ from typing import TypeVar
 
 import grpc.aio
 
+from outrider.answer import Answer
 from outrider.errors import InvalidArgument, NotFound, OutriderError, Unauthenticated
 from outrider.telemetry import get_logger
 from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
-from verify_service.commands import Administer, Answer, Inbox
+from verify_service.commands import Administer, Inbox
 from verify_service.drafter import Drafter, Mode
 from verify_service.drafters import Drafters
 

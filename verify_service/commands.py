@@ -2,51 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from outrider.answer import Answer
 from outrider.errors import InvalidArgument, OutriderError
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.drafter import Drafter
 from verify_service.drafters import Drafters
 from verify_service.proposals import Proposal
 from verify_service.session import Session
-
-ValueT = TypeVar("ValueT")
-
-
-class Answer(Generic[ValueT]):
-    """What the event loop awaits, and another thread gives once.
-
-    when_given: runs on the event loop once it is given, whether or not somebody still waits.
-    """
-
-    def __init__(self, when_given: Callable[[], object] = lambda: None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[ValueT] = self._loop.create_future()
-        self._when_given = when_given
-
-    def __await__(self) -> Generator[Any, None, ValueT]:
-        return self._future.__await__()
-
-    def set(self, value: ValueT) -> None:
-        """Any thread may."""
-        self._loop.call_soon_threadsafe(self._settle, self._future.set_result, value)
-
-    def fail(self, error: OutriderError) -> None:
-        """Raises the error where it is awaited. Any thread may."""
-        self._loop.call_soon_threadsafe(self._settle, self._future.set_exception, error)
-
-    def _settle(self, settle: Callable[[Any], None], outcome: Any) -> None:
-        self._when_given()
-        if not self._future.done():  # else the caller has gone
-            settle(outcome)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ import weakref
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
+from outrider.answer import Answer
 from outrider.errors import RETRY_SOON_S, InvalidArgument, NotFound, ResourceExhausted
 from outrider.row_ring import RowRing
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
-from verify_service.commands import Answer, Inbox, ReadFeatures
+from verify_service.commands import Inbox, ReadFeatures
 from verify_service.drafter import Drafter
 from verify_service.target import Target
 
@@ -64,7 +65,7 @@ class FeatureCalls:
         if sum(not ring.proven for ring in self._rings) >= MAX_UNPROVEN_RINGS:
             return None
         row_bytes, num_bytes = self._target.row_bytes, min(num_bytes, LARGEST_RING_BYTES)
-        unproven = sum(ring.num_slots * ring.row_bytes for ring in self._rings if not ring.proven)
+        unproven = sum(ring.num_slots * ring.slot_bytes for ring in self._rings if not ring.proven)
         if unproven + num_bytes > MAX_UNPROVEN_BYTES:
             num_bytes = min(num_bytes, SMALL_RING_BYTES)
         try:

@@ -13,6 +13,7 @@ import grpc.aio
 
 from engine.config import ModelConfig
 from outrider import __version__
+from outrider.answer import Answer
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
 from outrider.errors import RETRY_SOON_S, ResourceExhausted
@@ -21,7 +22,7 @@ from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
 from verify_service.call_stream import CallStream
 from verify_service.calls import Calls, how_ended
-from verify_service.commands import Answer, FlushCache, Inbox
+from verify_service.commands import FlushCache, Inbox
 from verify_service.counting import CallTotals
 from verify_service.feature_calls import FeatureCalls
 from verify_service.hosts import Hosts

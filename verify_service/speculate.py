@@ -194,7 +194,7 @@ class DrafterStream:
             shared_memory=None
             if drafter.ring is None
             else verify_pb2.SharedMemoryRing(
-                name=drafter.ring.name, num_slots=drafter.ring.num_slots, slot_bytes=drafter.ring.row_bytes,
+                name=drafter.ring.name, num_slots=drafter.ring.num_slots, slot_bytes=drafter.ring.slot_bytes,
                 header_bytes=HEADER_BYTES,
             ),
             features_token=features_token,

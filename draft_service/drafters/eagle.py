@@ -93,8 +93,7 @@ class HeadDrafter(ModelDrafter[HeadStateT]):
 
     def _note(self, news: Sequence[tuple[HeadStateT, Extension]]) -> None:
         super()._note(news)
-        verdicts = [(state, extension.verdict) for state, extension in news]
-        self._take([(state, verdict.features) for state, verdict in verdicts if verdict.HasField("features")])
+        self._take([(state, found.verdict.features) for state, found in news if found.verdict.HasField("features")])
 
     def _take(self, found: Sequence[tuple[HeadStateT, common_pb2.FeatureRows]]) -> list[HeadStateT]:
         """The states whose rows could be used; the sessions of the others are given up."""

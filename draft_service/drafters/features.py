@@ -56,8 +56,8 @@ def read_shared(
     dtype = TORCH_DTYPES.get(ring.dtype)
     if dtype is None:
         raise UnusableFeatures(f"feature rows of dtype {ring.dtype}")
-    if ring.row_bytes != width * dtype.itemsize:
-        raise UnusableFeatures(f"feature rows of {ring.row_bytes / dtype.itemsize:g} numbers; {width} are needed")
+    if ring.slot_bytes != width * dtype.itemsize:
+        raise UnusableFeatures(f"feature rows of {ring.slot_bytes / dtype.itemsize:g} numbers; {width} are needed")
     try:
         address = ring.address(first, count)
     except ValueError as error:

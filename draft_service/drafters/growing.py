@@ -9,7 +9,6 @@ Depth d sits d - 1 positions after the sequence's last row.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -83,23 +82,21 @@ def _grow_native(
     slots: list[int], num_steps: int, topk: int, counts: list[int], num_top: int, least_reach: float,
     check: Check | None,
 ) -> list[Draft]:  # fmt: skip
-    begin = partial(
-        grower.begin, sequences, slots, num_steps=num_steps, topk=topk, counts=counts, num_drafted=model.num_drafted,
-        least_reach=least_reach,
+    behind = () if isinstance(tips, Tips) else tips
+    trees = grower.begin(
+        sequences, slots, num_steps=num_steps, topk=topk, counts=counts, num_drafted=model.num_drafted,
+        least_reach=least_reach, behind=[own.words for own in behind], num_tips=num_top if behind else 0,
     )  # fmt: skip
     if isinstance(tips, Tips):
-        trees = begin()
         assert tips.states is not None
         trees.go_on_from((tips.probabilities, tips.tokens, tips.states))
-        num_run = grower.run(trees, num_steps, check)
     else:
-        trees = begin(behind=[behind.words for behind in tips], num_tips=num_top)
-        inputs = joined([own for behind in tips if (own := behind.inputs()) is not None])
+        inputs = joined([piece for own in behind if (piece := own.inputs()) is not None])
         grower.run_first(trees, inputs, are_states=tips[0].are_states)
-        num_run = grower.run(trees, num_steps, check)
-        found = _tips_of(trees.given)
-        for row, behind in enumerate(tips):
-            behind.done(Tip(found, row))
+    num_run = grower.run(trees, num_steps, check)
+    found = _tips_of(trees.given)
+    for row, own in enumerate(behind):
+        own.done(Tip(found, row))
     drafts: list[Draft] = []
     grown = Grown(topk, num_run, num_run < num_steps)
     for index, wanted in enumerate(counts):

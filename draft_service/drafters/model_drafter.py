@@ -102,7 +102,7 @@ class ModelDrafter(ABC, Generic[StateT]):
                     (state, extension)
                     for extension in extensions
                     if (state := self._served.get(extension.session)) is not None
-                    and self._served.can_read(state, extension.session.tokens[extension.base_len :])
+                    and self._served.can_read(state, extension.base_len)
                 ]
             )
 
@@ -115,12 +115,13 @@ class ModelDrafter(ABC, Generic[StateT]):
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """A tree for each; none for a session that is not caught up, or has no room left."""
         with self._lock:
-            states = [s for request in requests if (s := self._served.get(request.session)) is not None]
-            late = [state for state in states if not self._runs_with_its_tree(state)]
-            if late:
+            starts = self._starts(requests)
+            if None in starts:
+                late = [request.session for request, start in zip(requests, starts, strict=True) if start is None]
                 with torch.inference_mode():
-                    self._catch_up(late)
-            return self._trees(requests)
+                    self._catch_up(list(filter(None, map(self._served.get, late))))
+                starts = self._starts(requests)
+            return self._trees(requests, starts)
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         """Below the likeliest outcomes of each, with the model's own guess at the bonus."""
@@ -137,7 +138,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     def is_brief(self, sessions: Sequence[Session]) -> bool:
         """See base.Drafter: whether what was committed last is all that was not run yet."""
-        states = [state for session in sessions if (state := self._served.get(session)) is not None]
+        states = filter(None, map(self._served.get, sessions))
         behind = [self._num_committed(state) - state.rows.num_rows for state in states]
         return max(behind, default=0) <= MAX_ROWS_BESIDE and not self._lock.locked()
 
@@ -238,32 +239,33 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     # ---- trees
 
-    def _trees(self, requests: Sequence[DraftRequest], check: Check | None = None) -> list[Draft]:
+    def _trees(
+        self, requests: Sequence[DraftRequest], starts: Sequence[Start | None], check: Check | None = None
+    ) -> list[Draft]:
         drafts = [NO_DRAFT] * len(requests)
         wanted: dict[int, Wanted] = {}
         most = 0  # slots of one of them
-        for index, request in enumerate(requests):
-            state, session = self._served.get(request.session), request.session
-            if state is None or (state.tip is None and not self._runs_with_its_tree(state)):
+        for index, (request, start) in enumerate(zip(requests, starts, strict=True)):
+            if start is None:
                 continue
-            tree = self._grower.plan(
-                self._start_of(state), session.wishes, max_depth=session.max_depth(), num_nodes=request.num_nodes
-            )
-            if tree is not None and self._has_room(session, tree, most):
-                most = max(most, tree.slots)
-                if tree.start.num_behind:
-                    self.model.cache.append(state.rows, tree.start.num_behind)
-                wanted[index] = tree
+            session = request.session
+            tree = self._grower.plan(start, session.wishes, max_depth=session.max_depth(), num_nodes=request.num_nodes)
+            if tree is None:
+                continue
+            slots, behind = max(most, tree.slots), start.num_behind
+            if self._has_room(session, slots + behind):
+                most, wanted[index] = slots, tree
+                if behind:
+                    self.model.cache.append(start.rows, behind)
         for index, draft in zip(wanted, self._grower.grow(list(wanted.values()), check), strict=True):
             drafts[index] = draft
         return drafts
 
-    def _has_room(self, session: Session, tree: Wanted, most: int) -> bool:
+    def _has_room(self, session: Session, slots: int) -> bool:
         """Whether the pool can hold a tree while it grows; if not, the session makes room for the others.
 
-        most: slots of another one's tree, which must fit as well once the rows that this one is behind with lie there.
+        slots: of the rows that it is behind with, and of its tree or another's, which must fit as well beside them.
         """
-        slots = max(most, tree.slots) + tree.start.num_behind
         if slots <= self.model.cache.num_free:
             return True
         detail = f"{slots} slots for a tree, {self.model.cache.num_free} free in the drafter's pool"
@@ -273,7 +275,8 @@ class ModelDrafter(ABC, Generic[StateT]):
     def _trees_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
         states = [self._served.get(request.verifying.session) for request in requests]
         self._catch_up([state for state in states if state is not None and not self._near_end(state)])
-        return trees_ahead(self._grower, requests, [self._start(state) for state in states])
+        starts = [self._start(request.verifying.session, self.model.cache.max_len) for request in requests]
+        return trees_ahead(self._grower, requests, starts)
 
     def _near_end(self, state: StateT) -> int:
         """Rows of all committed tokens, where those not run are so few that they go with the tree's likeliest path.
@@ -284,25 +287,26 @@ class ModelDrafter(ABC, Generic[StateT]):
         is_near = 0 < end - state.rows.num_rows <= MAX_ROWS_BESIDE and self._num_runnable(state) == end
         return end if is_near else 0
 
-    def _runs_with_its_tree(self, state: StateT) -> bool:
-        """Whether what a session is behind with is run in the call that grows its tree."""
-        return self.model.grower is not None and 0 < self._near_end(state) <= self.model.cache.max_len
+    def _starts(self, requests: Sequence[DraftRequest]) -> list[Start | None]:
+        """Where they stand; None for those that are neither caught up nor will be in the call that grows their tree."""
+        most_rows = 0 if self.model.grower is None else self.model.cache.max_len
+        return [self._start(request.session, most_rows) for request in requests]
 
-    def _start(self, state: StateT | None) -> Start | None:
-        if state is None or state.session not in self._served or (state.tip is None and not self._near_end(state)):
+    def _start(self, session: Session, most_rows: int) -> Start | None:
+        """Where one stands that is caught up, or near that and then has no more than `most_rows`; else None."""
+        state = self._served.get(session)
+        if state is None:
             return None
-        return self._start_of(state)
-
-    def _start_of(self, state: StateT) -> Start:
-        """Of one that is caught up, or near."""
         if state.tip is not None:
             return Start(state.rows, state.tip)
-        first, end = state.rows.num_rows, self._num_committed(state)
+        first, end = state.rows.num_rows, self._near_end(state)
+        if not 0 < end <= most_rows:
+            return None
 
         def done(tip: Tip) -> None:
             state.tip = tip
 
-        words = self._tokens(state.session, first, end)
+        words = self._tokens(session, first, end)
         return Start(state.rows, None, Behind(words, lambda: self._input(state, first, end), done))
 
     # ---- without a session
@@ -323,7 +327,8 @@ class ModelDrafter(ABC, Generic[StateT]):
                 if check is not None:
                     check()
                 self._catch_up([state])
-            draft = self._trees([DraftRequest(session, self.num_nodes(request.wishes))], check)[0]
+            wanted = [DraftRequest(session, self.num_nodes(request.wishes))]
+            draft = self._trees(wanted, self._starts(wanted), check)[0]
         finally:
             self._served.forget(session)
         refused = self._served.take_given_up_of(session)

@@ -21,6 +21,7 @@ from draft_service.drafters.growing import Check
 from draft_service.drafters.kv import CacheRows, NoRoom
 from draft_service.drafters.model_drafter import MAX_ROWS_PER_CALL
 from draft_service.drafters.models import Tips
+from draft_service.drafters.paths import Start
 from draft_service.session import Extension, Grown, Session
 from engine.batch import Segment
 from outrider.v1 import verify_pb2
@@ -113,7 +114,9 @@ class MultiLayerDrafter(HeadDrafter[StagedState]):
             state.drafted.append(token)
             state.chances.append(chance)
 
-    def _trees(self, requests: Sequence[DraftRequest], check: Check | None = None) -> list[Draft]:
+    def _trees(
+        self, requests: Sequence[DraftRequest], starts: Sequence[Start | None], check: Check | None = None
+    ) -> list[Draft]:
         grown = Grown(1, self._grower.shape.num_steps)  # together, whatever each takes of it
         return [self._chain(request, grown) for request in requests]
 

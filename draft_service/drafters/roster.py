@@ -15,7 +15,6 @@ from draft_service.drafters.models import DraftModel, Tip
 from draft_service.session import Session
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
-from outrider.wire import Ids
 
 log = get_logger(__name__)
 
@@ -63,13 +62,13 @@ class Roster(Generic[StateT]):
             return None
         self._states[session.uid] = state
         self._model.limit_vocabulary(session.vocab_size)
-        return state if self.can_read(state, session.tokens) else None
+        return state if self.can_read(state, 0) else None
 
-    def can_read(self, state: StateT, tokens: Ids) -> bool:
-        """Whether the model's embedding has all of them; if not, the session is given up."""
+    def can_read(self, state: StateT, first: int) -> bool:
+        """Whether the model's embedding has the tokens from this one on; if not, the session is given up."""
         if state.session.vocab_size <= self._model.num_read:
             return True  # they were checked against the target's vocabulary
-        highest = int(tokens.max(initial=0))
+        highest = int(state.session.tokens[first:].max(initial=0))
         if highest < self._model.num_read:
             return True
         self.give_up(

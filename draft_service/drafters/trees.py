@@ -69,10 +69,10 @@ class TreeGrower:
         for (num_steps, topk, least_reach, _), members in groups.items():
             for part in self._parts(members, slots_needed(num_steps, topk)):
                 starts = [trees[index].start for index in part]
-                tips = [start.tip for start in starts if start.tip is not None]
+                behind = [start.behind for start in starts if start.behind is not None]
                 grown = grow(
                     self.model, [start.rows for start in starts],
-                    Tips.joined(tips) if tips else [start.behind for start in starts if start.behind is not None],
+                    behind or Tips.joined([start.tip for start in starts if start.tip is not None]),
                     num_steps=num_steps, topk=topk, num_nodes=[trees[index].num_nodes for index in part],
                     num_top=min(self.num_top, self.model.num_drafted), least_reach=least_reach, check=check,
                 )  # fmt: skip
@@ -81,5 +81,7 @@ class TreeGrower:
         return drafts
 
     def _parts(self, members: list[int], slots: int) -> list[list[int]]:
+        if len(members) == 1:
+            return [members]
         size = max(1, min(self.model.max_batch_tokens, self.model.cache.num_free) // max(1, slots))
         return [members[first : first + size] for first in range(0, len(members), size)]

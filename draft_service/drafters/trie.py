@@ -146,14 +146,6 @@ class NgramTrie:
         """The first start whose path reaches past `counted` tokens."""
         return max(0, counted - self.branch_length + 1)
 
-    def insert(self, root: int, tokens: Ids, counted: int = 0) -> None:
-        """For tests: inserts all paths of `tokens` that reach past `counted`, growing as needed."""
-        tokens, start = plain(tokens), self.first_start(counted)
-        while start < len(tokens):
-            start = self.insert_some(root, tokens, start, len(tokens), counted)
-            if start < len(tokens):
-                self.adopt(self.grown())
-
     def growth_due(self) -> bool:
         """Whether the rows may still double."""
         return len(self._nodes) < self.capacity + 1

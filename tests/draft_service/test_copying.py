@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,8 @@ from draft_service.drafters.trie import MatchRules, NgramTrie
 from draft_service.drafting import Drafting
 from draft_service.evidence import Evidence
 from draft_service.overlap import FixedOverlap
-from draft_service.planning import FixedPlanner
-from draft_service.repetition import MIN_MATCH, CopyRates
+from draft_service.planning import FixedPlanner, Plan
+from draft_service.repetition import MIN_MATCH, CopyRates, Text
 from draft_service.session import Copied, Extension, Grown, Sent, Session
 from draft_service.sessions import InVerification
 from outrider.tree import TokenTree
@@ -106,16 +107,11 @@ def test_every_copy_is_of_the_text(tokens: list[int]) -> None:
 @given(TOKENS, st.lists(st.integers(1, 9), max_size=20))
 def test_told_bit_by_bit_it_finds_no_less(tokens: list[int], steps: list[int]) -> None:
     """However the text came; of a text that came whole only the newest place is known."""
-    told, copier = session_of(tokens[:2], remaining=200), Copier()
-    found = None
-    for step in [*steps, len(tokens)]:
-        told.commit(tokens[len(told.tokens) : len(told.tokens) + step])
-        found = copier.draft(told, 32)
-    whole = Copier().draft(session_of(tokens, remaining=200), 32)
-    if found is not None and whole is not None:
-        assert isinstance(found.memo, Copied)
-        assert isinstance(whole.memo, Copied)
-        assert found.memo.match_len >= whole.memo.match_len
+    text, told, whole = np.array(tokens, np.int32), *(Text(CopyRates(), NO_IDS, 1) for _ in range(2))
+    for end in accumulate([2, *steps, len(tokens)]):
+        told.look(text[:end])
+    whole.look(text)
+    assert told.match_len >= whole.match_len
 
 
 def test_long_texts_are_searched_whole() -> None:
@@ -175,16 +171,29 @@ def test_text_that_only_seems_to_repeat_is_left_to_the_model() -> None:
 def test_a_better_model_is_asked_sooner() -> None:
     copier, told = Copier(), session_of([*LINE, 1, 2, *LINE[:3]])
     assert copier.draft(told, 32) is not None
-    credit = pb.Credit(proposal_id=1, root_node=-1, nodes_verified=7, accepted_nodes=range(7))
-    for base_len in range(11, 31):
-        _propose(told, Draft(np.arange(7, dtype=np.int32), np.arange(-1, 6, dtype=np.int32), np.ones(7)))
-        copier.drafts(table(), [], [_extension(told, base_len, credit)], is_asked=True)
+    for _ in range(20):
+        _accept_all(copier, told, 7)
     assert copier.draft(told, 32) is None
+
+
+def _accept_all(copier: Copier, told: Session, count: int) -> None:
+    """A chain of the model's is proposed, and accepted."""
+    credit = pb.Credit(proposal_id=1, root_node=-1, nodes_verified=count, accepted_nodes=range(count))
+    tree = TokenTree.chain(np.arange(count, dtype=np.int32))
+    _propose(told, Draft(tree.tokens, tree.parents, np.ones(count)))
+    copier.drafts(table(), [], [_extension(told, len(told.tokens), credit)], is_asked=True)
+
+
+def _paused() -> FixedPlanner:
+    planner = FixedPlanner()
+    planner.current = Plan(speculate=False)
+    return planner
 
 
 def _propose(session: Session, draft: Draft) -> None:
     session.last_proposal_id = 0
-    table().propose(session, draft.tokens, draft.parents, b"", NO_IDS, np.empty(0, np.bool_), 0, draft.memo)
+    nothing = NO_IDS, np.empty(0, np.bool_)
+    table().propose(pb.Proposal(), session, draft.tokens, draft.parents, b"", *nothing, 0, draft.memo)
 
 
 def _extension(session: Session, base_len: int, *credits: pb.Credit) -> Extension:
@@ -193,18 +202,19 @@ def _extension(session: Session, base_len: int, *credits: pb.Credit) -> Extensio
 
 def test_rates_are_learnt_by_length() -> None:
     rates = CopyRates()
-    before = rates.chances(3, 4)
+    before = rates.chances(3, 4, 0.0)
     for _ in range(50):
         rates.observe(3, 0, missed=True)
         rates.observe(8, 4, missed=False)
-    after = rates.chances(3, 4)
+    after = rates.chances(3, 4, 0.0)
     assert after[0] < 0.3 < before[0]
-    assert rates.chances(8, 4)[-1] > 0.9
+    assert rates.chances(3, 4, 0.3) == []
+    assert rates.chances(8, 4, 0.9) == rates.chances(8, 4, 0.0)
     own = CopyRates(rates)
-    assert own.chances(3, 1) == pytest.approx(rates.chances(3, 1))
+    assert own.chances(3, 1, 0.0) == pytest.approx(rates.chances(3, 1, 0.0))
     for _ in range(50):
         own.observe(3, 1, missed=False)
-    assert own.chances(3, 1)[0] > rates.chances(3, 1)[0]
+    assert own.chances(3, 1, 0.0)[0] > rates.chances(3, 1, 0.0)[0]
 
 
 # ---- below a step that runs
@@ -299,7 +309,7 @@ async def test_the_model_reads_now_and_then_what_was_copied() -> None:
 
 @pytest.mark.asyncio
 async def test_copies_are_made_while_the_model_does_not_pay() -> None:
-    rounds = Rounds(LINE * 2, FixedPlanner(speculate=False))
+    rounds = Rounds(LINE * 2, _paused())
     (copied,) = await rounds.verdict(LINE[:4])
     assert len(copied.tokens) > 4
     (declined,) = await rounds.verdict([70, 71])
@@ -311,9 +321,13 @@ async def test_copies_are_made_while_the_model_does_not_pay() -> None:
 @pytest.mark.asyncio
 async def test_a_pause_leaves_all_copies_in() -> None:
     """Though the model had more accepted before it was paused: it is not asked."""
-    rounds = Rounds(LINE * 2, FixedPlanner(speculate=False))
-    assert rounds.drafting.copier is not None
-    rounds.drafting.copier._from_model = 99.0
+    rounds = Rounds(LINE * 2, _paused())
+    copier, told = rounds.drafting.copier, session_of([*LINE, 1, 2, *LINE[:3]])
+    assert copier is not None
+    copier.draft(told, 32)  # makes it known
+    for _ in range(300):
+        _accept_all(copier, told, 20)
+    copier.forget([told])
     (copied,) = await rounds.verdict(LINE[:4])
     assert len(copied.tokens) > 4
     rounds.model.close_down()

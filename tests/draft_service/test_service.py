@@ -155,10 +155,10 @@ async def test_a_corpus_whose_caller_goes_goes_in_and_out_all_the_same(
 ) -> None:
     monkeypatch.setattr("draft_service.service.MAX_CALLS", 1)
     async with serving(tmp_path) as service:
-        corpus = service.drafter.corpus
+        corpus, corpora = service.drafter.corpus, service.drafter.corpora
 
-        async def given_up(call: Any) -> None:
-            await until(lambda: corpus._corpora)
+        async def given_up(call: Any, *, comes: bool) -> None:
+            await until(lambda: bool(corpora.sizes()) == comes)
             call.cancel()
             assert await call.code() is grpc.StatusCode.CANCELLED
 
@@ -167,13 +167,13 @@ async def test_a_corpus_whose_caller_goes_goes_in_and_out_all_the_same(
             await asyncio.Event().wait()
 
         with corpus._lock:  # what is queued waits
-            await given_up(service.stub.AddCorpus(one_text()))
+            await given_up(service.stub.AddCorpus(one_text()), comes=True)
             with pytest.raises(grpc.aio.AioRpcError, match="1 AddCorpus calls are under way"):
                 await service.add(text(1, 2, corpus_id="two"))  # nor does it make room for another
         await asyncio.to_thread(corpus.flush)
         assert (await service.propose([5, 6]))[0][:1] == [7]
         with corpus._lock:
-            await given_up(service.stub.RemoveCorpus(draft_pb2.RemoveCorpusRequest(corpus_id="one")))
+            await given_up(service.stub.RemoveCorpus(draft_pb2.RemoveCorpusRequest(corpus_id="one")), comes=False)
         await asyncio.to_thread(corpus.flush)
         assert corpus.num_nodes == 0
         assert (await service.add(text(5, 9, corpus_id="one"))).tokens_added == 2

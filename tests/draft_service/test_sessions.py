@@ -57,10 +57,12 @@ def send(
     assumed: list[int] | None = None,
 ) -> pb.Proposal:  # fmt: skip
     probabilities = np.exp(-np.array(scores if scores is not None else [0] * len(tree)) / 16.0)
-    return sessions.propose(
-        session, tree.tokens, tree.parents, pack_scores(probabilities), np.array(assumed or [], np.int32),
+    proposal = pb.Proposal()
+    sessions.propose(
+        proposal, session, tree.tokens, tree.parents, pack_scores(probabilities), np.array(assumed or [], np.int32),
         np.zeros(len(tree), np.bool_), draft_us=5,
     )  # fmt: skip
+    return proposal
 
 
 def reasons(changes: Changes) -> list[tuple[int, int, int]]:
@@ -163,10 +165,8 @@ def test_a_newer_generation_takes_the_session_over_and_an_older_one_is_dropped()
     assert second.uid != first.uid
     changes = sessions.apply([pb.Round(opened=[opened(generation=1), opened(generation=2)])])
     assert changes == Changes()
-    assert sessions.counters["replayed"] == 2
     sessions.apply([pb.Round(verdicts=[verdict(generation=1)], closed=[pb.Closed(session=1, generation=1)])])
     assert second.tokens.tolist() == [5, 6]
-    assert sessions.counters["foreign"] == 2
 
 
 @pytest.mark.parametrize("wrong", [{"base_len": 2}, {"base_len": 4}, {"tokens": [100]}, {"tokens": [2**32 - 1]}])
@@ -238,7 +238,8 @@ def test_prediction_bits_are_packed_least_significant_first() -> None:
     bits = np.zeros(9, np.bool_)
     bits[[0, 2, 8]] = True
     tree = TokenTree.chain(np.arange(9, dtype=np.int32))
-    proposal = sessions.propose(session, tree.tokens, tree.parents, bytes(9), NO_IDS, bits, 0)
+    proposal = pb.Proposal()
+    sessions.propose(proposal, session, tree.tokens, tree.parents, bytes(9), NO_IDS, bits, 0)
     assert proposal.from_prediction == b"\x05\x01"
 
 
@@ -419,9 +420,10 @@ def test_slots_that_no_message_names_are_consumed_once_the_rows_that_came_with_t
     ring.prove(reader.nonce)
     sessions = SessionTable(pb.Enlisted(), max_sessions=1, ring=reader)
     sessions.apply([pb.Round(opened=[opened()], slot_seq_end=5), pb.Round()])
-    assert not framed(sessions, Changes(), [pb.Proposal()])[0].proposals.HasField("consumed_slot_seq")
+    said = pb.SpeculateRequest(proposals=pb.Proposals(proposals=[pb.Proposal()]))
+    assert not framed(sessions, [], said)[0].proposals.HasField("consumed_slot_seq")
     sessions.rows_were_taken()
-    assert framed(sessions, Changes(), [pb.Proposal()])[0].proposals.consumed_slot_seq == 4
+    assert framed(sessions, [], said)[0].proposals.consumed_slot_seq == 4
     reader.rows(6, 1)
     sessions.rows_were_taken()
-    assert framed(sessions, Changes(), [pb.Proposal()])[0].proposals.consumed_slot_seq == 6
+    assert framed(sessions, [], said)[0].proposals.consumed_slot_seq == 6

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.acceptance import accept_coupled
 from kernels.tree_build import (
     DraftTree,
     Expansion,
@@ -18,6 +17,7 @@ from kernels.tree_build import (
     select_nodes,
 )
 from tests.kernels import oracles
+from tests.kernels.test_acceptance import accept_coupled
 
 
 def worked_expansions() -> list[Expansion]:

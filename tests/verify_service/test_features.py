@@ -225,10 +225,10 @@ async def test_nobody_is_offered_memory_who_is_elsewhere_or_needs_no_rows(serve:
 
 @pytest.mark.asyncio
 async def test_where_memory_is_short_a_small_ring_is_offered(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scarce(row_bytes: int, num_slots: int) -> RowRing:
-        if row_bytes * num_slots > SMALL_RING_BYTES:
+    def scarce(slot_bytes: int, num_slots: int) -> RowRing:
+        if slot_bytes * num_slots > SMALL_RING_BYTES:
             raise OSError(errno.ENOSPC, "no space left")
-        return RowRing(row_bytes, num_slots)
+        return RowRing(slot_bytes, num_slots)
 
     monkeypatch.setattr(feature_calls, "RowRing", scarce)
     service = await serve(MODEL, feature_width=WIDE, drafter_outbox_bytes=3 * SMALL_RING_BYTES)
@@ -264,12 +264,12 @@ async def test_those_drafters_get_small_rings_once_theirs_come_to_much(
     large = 2 * SMALL_RING_BYTES
     monkeypatch.setattr(feature_calls, "MAX_UNPROVEN_BYTES", large)
     rings = [ring for _ in range(2) if (ring := calls.ring(large)) is not None]
-    assert [ring.num_slots * ring.row_bytes for ring in rings] == [large, SMALL_RING_BYTES]
+    assert [ring.num_slots * ring.slot_bytes for ring in rings] == [large, SMALL_RING_BYTES]
     for ring in rings:
         ring.prove(ring._nonce)
     third = calls.ring(large)
     assert third is not None
-    assert third.num_slots * third.row_bytes == large
+    assert third.num_slots * third.slot_bytes == large
     for ring in (*rings, third):
         ring.unlink()
 

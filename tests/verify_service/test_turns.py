@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.answer import Answer
 from outrider.errors import Unavailable
-from verify_service.commands import Administer, Answer, Command, Inbox, Stop
+from verify_service.commands import Administer, Command, Inbox, Stop
 from verify_service.drafters import Drafters
 from verify_service.turns import Compute, Pause, Settle, Steps, Turns, Wait
 

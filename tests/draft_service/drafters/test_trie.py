@@ -25,14 +25,23 @@ def match(trie: NgramTrie, root: int, suffix: np.ndarray, rules: MatchRules, num
     return trie.match(ids(root), suffix, rules, num_nodes=num_nodes, **bounds)
 
 
+def insert(trie: NgramTrie, root: int, tokens: np.ndarray, counted: int = 0) -> None:
+    """All paths of `tokens` that reach past `counted`, growing as needed."""
+    start = trie.first_start(counted)
+    while start < len(tokens):
+        start = trie.insert_some(root, tokens, start, len(tokens), counted)
+        if start < len(tokens):
+            trie.adopt(trie.grown())
+
+
 @pytest.fixture
 def worked() -> tuple[NgramTrie, int]:
     """The corpus of the published example."""
     trie = NgramTrie(10_000, branch_length=12, min_match=1)
     root = trie.new_root()
     assert root is not None
-    trie.insert(root, np.arange(1, 11, dtype=np.int32))
-    trie.insert(root, ids(1, 2, 3, 44, 55, 66, 77, 88, 99, 100))
+    insert(trie, root, np.arange(1, 11, dtype=np.int32))
+    insert(trie, root, ids(1, 2, 3, 44, 55, 66, 77, 88, 99, 100))
     return trie, root
 
 
@@ -60,7 +69,7 @@ def test_the_whole_text_is_inserted_not_only_its_end() -> None:
     trie = NgramTrie(100_000)
     root = trie.new_root()
     assert root is not None
-    trie.insert(root, np.arange(2_000, dtype=np.int32))
+    insert(trie, root, np.arange(2_000, dtype=np.int32))
     found = match(trie, root, ids(3, 4, 5), MatchRules())
     assert found.tokens.tolist() == list(range(6, 13))
 
@@ -71,10 +80,10 @@ def test_an_incremental_insertion_counts_every_occurrence_once() -> None:
     root = whole.new_root()
     assert root is not None
     assert parts.new_root() == root
-    whole.insert(root, text)
+    insert(whole, root, text)
     counted = 0
     for upto in [*range(7, 300, 3), 300]:
-        parts.insert(root, text[:upto], counted)
+        insert(parts, root, text[:upto], counted)
         counted = upto
     assert counted == 300
     rules = MatchRules(1, 5, 10, 10)
@@ -95,8 +104,8 @@ def test_probabilities_follow_counts_and_context() -> None:
     root = trie.new_root()
     assert root is not None
     for _ in range(3):
-        trie.insert(root, ids(1, 2, 3))
-    trie.insert(root, ids(1, 2, 4))
+        insert(trie, root, ids(1, 2, 3))
+    insert(trie, root, ids(1, 2, 4))
     found = paths_of(match(trie, root, ids(1, 2), MatchRules(1, 3)))
     assert found[(3,)] == pytest.approx(3 * 2 / (4 * 2 + 1))  # two tokens matched
     assert found[(4,)] == pytest.approx(1 * 2 / (4 * 2 + 1))
@@ -119,8 +128,8 @@ def test_roots_are_apart_and_merge_by_path() -> None:
     one, two = trie.new_root(), trie.new_root()
     assert one is not None
     assert two is not None
-    trie.insert(one, ids(1, 2, 3, 4))
-    trie.insert(two, ids(1, 2, 3, 5))
+    insert(trie, one, ids(1, 2, 3, 4))
+    insert(trie, two, ids(1, 2, 3, 5))
     alone = match(trie, one, ids(1, 2), MatchRules())
     assert alone.tokens.tolist() == [3, 4]
     both = trie.match(ids(two, one), ids(1, 2), MatchRules(), num_nodes=7, max_depth=99, vocab_size=VOCAB)
@@ -133,9 +142,9 @@ def test_a_dropped_root_returns_its_nodes_in_pieces() -> None:
     kept, dropped = trie.new_root(), trie.new_root()
     assert kept is not None
     assert dropped is not None
-    trie.insert(kept, ids(1, 2, 3, 4))
+    insert(trie, kept, ids(1, 2, 3, 4))
     before = trie.num_nodes - 1
-    trie.insert(dropped, np.arange(100, dtype=np.int32))
+    insert(trie, dropped, np.arange(100, dtype=np.int32))
     pieces = 1
     while not trie.drop_some(dropped, 50):
         pieces += 1
@@ -150,7 +159,7 @@ def test_arrays_start_small_and_stop_at_the_capacity() -> None:
     root = trie.new_root()
     assert root is not None
     assert trie.num_bytes < 64 * 1024
-    trie.insert(root, np.random.default_rng(0).integers(0, VOCAB, 3_000).astype(np.int32))
+    insert(trie, root, np.random.default_rng(0).integers(0, VOCAB, 3_000).astype(np.int32))
     assert trie.num_nodes == 5_000
     assert trie.num_bytes <= 5_001 * 32 + 4 * 16_384
 
@@ -253,9 +262,9 @@ def test_many_rare_continuations_do_not_hide_the_frequent_one() -> None:
     root = trie.new_root()
     assert root is not None
     for _ in range(500):
-        trie.insert(root, ids(1, 2, 3))
+        insert(trie, root, ids(1, 2, 3))
     for other in range(100, 300):
-        trie.insert(root, ids(1, other, 3))
+        insert(trie, root, ids(1, other, 3))
     found = match(trie, root, ids(9, 1), MatchRules(match_type="PROB"), 2)
     assert found.tokens.tolist() == [2, 3]
     assert found.probabilities[0] == pytest.approx(500 / 701)
@@ -282,7 +291,7 @@ def test_the_most_frequent_of_any_number_of_children_are_proposed(
         text[1::2] = names[np.minimum(random.zipf(steepness, len(text) // 2), 400) - 1]
         for below in (corpus, root):
             if below == root or not kept or trie.num_kept + trie.most_nodes(len(text)) <= trie.max_kept:
-                trie.insert(below, text, int(random.integers(0, 3)))
+                insert(trie, below, text, int(random.integers(0, 3)))
             check_proposed(trie, below, rules)
     check_links(trie)
     while not trie.drop_some(corpus, 50):
@@ -340,7 +349,7 @@ class TrieMachine(RuleBasedStateMachine):
         root = data.draw(st.sampled_from(sorted(self.texts)))
         if not self.has_room(root, text):
             return
-        self.trie.insert(root, ids(*text))
+        insert(self.trie, root, ids(*text))
         self.oracle.insert(root, text, 0)
 
     @rule(data=st.data(), more=tokens)
@@ -351,7 +360,7 @@ class TrieMachine(RuleBasedStateMachine):
         if not self.has_room(root, self.texts[root] + more):
             return
         self.texts[root] += more
-        self.trie.insert(root, ids(*self.texts[root]), counted)
+        insert(self.trie, root, ids(*self.texts[root]), counted)
         self.oracle.insert(root, self.texts[root], counted)
 
     @rule(data=st.data(), limit=st.integers(1, 9))
