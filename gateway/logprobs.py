@@ -58,7 +58,7 @@ def told(logprob: float) -> float:
 
 
 def chat_logprobs(pieces: Iterable[Piece], piece_of: PieceOf) -> ChatLogprobs:
-    """Those of a chunk, or of a whole message."""
+    """Those of a chunk, or of a whole message; what ended the output is no part of that."""
     found = (piece.logprob for piece in pieces if piece.logprob is not None and not piece.ends)
     return ChatLogprobs([_of_token(logprob, piece_of) for logprob in found])
 
@@ -100,10 +100,8 @@ class TextScores:
             self._add(logprob, length)
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """The output's tokens."""
+        """The output's tokens, those that end it included: without text, where the text ends."""
         for piece in pieces:
-            if piece.ends:
-                continue
             if piece.logprob is None:
                 self.offset += len(piece.text)
             else:

@@ -32,6 +32,11 @@ def _to_template(message: Message, path: str) -> dict[str, Any]:
         raise InvalidArgument(
             "Only the assistant's messages have tool_calls.", field=f"{path}.tool_calls", code="invalid_value"
         )
+    if message.function_call is not None:
+        raise InvalidArgument(
+            f"This server does not support '{path}.function_call'. Use `tool_calls`.",
+            field=f"{path}.function_call", code="unsupported_value",
+        )  # fmt: skip
     made: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
     made["content"] = _content(message, path)
     for name in ("name", "tool_call_id", "reasoning_content"):

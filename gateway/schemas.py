@@ -139,6 +139,7 @@ class Message(Struct, kw_only=True):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=256)] | None = None
     tool_call_id: str | None = None
+    function_call: dict[str, Any] | None = None  # before there were tool_calls; refused
     refusal: str | None = None
     reasoning_content: str | None = None
 

@@ -1,10 +1,11 @@
 // Talks to the server: which model there is, and a chat as a stream of chunks. Knows nothing of the page.
 
 export class ApiError extends Error {
-  constructor(message, { status = 0, retryAfterS = null } = {}) {
+  constructor(message, { status = 0, retryAfterS = null, isAway = status === 503 } = {}) {
     super(message);
     this.status = status;
     this.retryAfterS = retryAfterS;
+    this.isAway = isAway; // the server is not there, or not yet
   }
 }
 
@@ -46,7 +47,7 @@ async function call(path, options) {
   try {
     response = await fetch(path, options);
   } catch (error) {
-    throw error.name === "AbortError" ? error : new ApiError(UNREACHABLE);
+    throw error.name === "AbortError" ? error : new ApiError(UNREACHABLE, { isAway: true });
   }
   if (response.ok) return response;
   const wait = response.headers.get("retry-after");

@@ -19,23 +19,24 @@ const conversation = new Conversation(log, (view, step) => {
   inspector.showStep(run, view, other, step);
 });
 
-let model = "default";
+let model = "default"; // until its name is known
 let messages = []; // the conversation as it is sent
 let running = null; // AbortController of what streams now
 let key = readKey();
-let waiting = 0; // for a server that is not ready
+let waiting = 0; // for a server that is away
 
-// Asks which model there is, again and again while the server does not serve yet.
+// Asks which model there is, again and again while the server is away.
 async function begin() {
   clearTimeout(waiting);
   try {
-    model = await fetchModel(key);
-    byId("model").textContent = model;
+    const name = await fetchModel(key);
+    if (model !== "default" && model !== name) byId("status").textContent = `The server now serves ${name}.`;
+    byId("model").textContent = model = name;
     byId("key-form").hidden = true;
     keepKey();
     return true;
   } catch (error) {
-    if (error.status === 503) {
+    if (error.isAway) {
       byId("model").textContent = error.message;
       waiting = setTimeout(begin, 1000 * (error.retryAfterS || 1));
     } else {
@@ -72,6 +73,7 @@ async function answer() {
   }
   answers.forEach((view) => view.end()); // one may never have begun
   setRunning(null);
+  if (failure?.isAway) void begin(); // it may come back with another model
   if (messages !== before) return; // a new chat has begun meanwhile
   if (first.run.content || !failure) { // what is shown is sent on, an empty answer too
     messages = [...asked, { role: "assistant", content: first.run.content }];
@@ -98,7 +100,7 @@ async function compare(first, view, settings, asked) {
 async function stream({ run, view }, settings, asked) {
   let ending = "";
   try {
-    for await (const chunk of streamChat(chatBody(settings, asked, model, run.speculation), key, running.signal)) {
+    for await (const chunk of chunksOf(settings, asked, run.speculation)) {
       const pieces = run.add(chunk, performance.now());
       if (pieces.length) view.show(pieces);
       inspector.update();
@@ -110,6 +112,18 @@ async function stream({ run, view }, settings, asked) {
   } finally {
     view.end([summaryOf(run), ending].filter(Boolean).join("; "));
     inspector.update({ finished: true });
+  }
+}
+
+// The chunks of an answer, by the model that is served now where it is not the one that was.
+async function* chunksOf(settings, asked, speculation) {
+  const chunks = () => streamChat(chatBody(settings, asked, model, speculation), key, running.signal);
+  const before = model;
+  try {
+    yield* chunks();
+  } catch (error) {
+    if (error.status !== 404 || !(await begin()) || model === before) throw error;
+    yield* chunks();
   }
 }
 

@@ -21,7 +21,9 @@ EXAMPLES = ROOT / "examples"
 SAYS = [11, 12, 13, 14, 15, 16, 17]
 FIRST = "11"  # from the prompt's prefill; then two drafts and the target's own
 REST = ["[12] [13] 14", "[15] [16] 17", "7 tokens in 2 steps"]
-GO_SOURCES = Path("/usr/share/gocode/src/google.golang.org")  # where Debian's golang-google-grpc-dev has them
+GO_SOURCES = Path("/usr/share/gocode/src/google.golang.org")  # where Debian's packages have them
+GO_FOLDERS = [GO_SOURCES / "grpc", GO_SOURCES / "protobuf"]  # the package of the one may come without the other
+HAS_GO = all(map(shutil.which, ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc")))
 
 
 @pytest.fixture
@@ -67,8 +69,9 @@ def test_python(served: tuple[LoopThread, Replica]) -> None:
 
 
 @pytest.mark.skipif(
-    not all(map(shutil.which, ("go", "protoc", "protoc-gen-go", "protoc-gen-go-grpc"))) or not GO_SOURCES.is_dir(),
-    reason="needs Debian's golang-go, protobuf-compiler, protoc-gen-go, protoc-gen-go-grpc and golang-google-grpc-dev",
+    not (HAS_GO and all(folder.is_dir() for folder in GO_FOLDERS)),
+    reason="needs Debian's golang-go, protobuf-compiler, protoc-gen-go, protoc-gen-go-grpc, golang-google-grpc-dev and "
+    "golang-google-protobuf-dev (golang-github-golang-protobuf-1-5-dev has it)",
 )
 def test_go(served: tuple[LoopThread, Replica], tmp_path: Path) -> None:
     """Built from Debian's sources of gRPC, as go builds what lies below GOPATH: no module is fetched."""

@@ -206,6 +206,16 @@ def test_what_this_server_does_not_do(http: httpx.Client, fields: dict[str, Any]
     check_error(http.post(CHAT, json={"messages": USER, **fields}), 400, "unsupported_value", param)
 
 
+def test_calls_of_messages_as_they_were_before_tool_calls(http: httpx.Client) -> None:
+    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    param = "messages[1].function_call"
+    reply = http.post(CHAT, json={"messages": [*USER, called]})
+    check_error(reply, 400, "unsupported_value", param)
+    assert "Use `tool_calls`" in reply.json()["error"]["message"]
+    said = {"role": "assistant", "content": "x", "function_call": None}
+    assert http.post(CHAT, json={"messages": [*USER, said, *USER]}).status_code == 200
+
+
 @pytest.mark.parametrize(
     "fields",
     [

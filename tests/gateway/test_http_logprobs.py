@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from typing import Any
 
 import httpx
@@ -76,7 +78,7 @@ def test_completion_with_echo(
     logprobs = made.choices[0].logprobs
     assert logprobs is not None
     scores = logprobs.token_logprobs or []
-    assert (scores[0], scores[1:]) == (None, pytest.approx([-token / 1000 for token in [*prompt[1:], *ids]]))
+    assert (scores[0], scores[1:]) == (None, pytest.approx([-token / 1000 for token in [*prompt[1:], *ids, 2]]))
     assert (logprobs.top_logprobs or [])[0] is None
     assert (logprobs.top_logprobs or [])[1] == {(logprobs.tokens or [])[1]: pytest.approx(-prompt[1] / 1000)}
     offsets = logprobs.text_offset or []
@@ -154,8 +156,63 @@ def test_completion_stream(client: openai.OpenAI, ids: list[int]) -> None:
             scores += choice.logprobs.token_logprobs or []
             offsets += choice.logprobs.text_offset or []
     assert text == "Say: " + ANSWER
-    assert scores[-len(ids) :] == pytest.approx([-token / 1000 for token in ids])
+    assert scores[-len(ids) - 1 :] == pytest.approx([-token / 1000 for token in [*ids, 2]])
     assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_token_that_ends_a_completion_has_its_logprob(
+    gateway: RunningGateway, tokenizer: Tokenizer, stream: bool
+) -> None:
+    """As lm-evaluation-harness asks whether a text ends: with one token after it, whichever that is."""
+    (verify,) = gateway.verify
+    verify.say = lambda request, choice: [verify.eos]
+    prompt, end = tokenizer.encode("Say: ", add_special_tokens=False).ids, tokenizer.id_to_token(verify.eos)
+    body = {"prompt": "Say: ", "echo": True, "logprobs": 1, "max_tokens": 1}
+    (text,), (told,), _ = completion(gateway, body, stream=stream)
+    assert text == "Say: "
+    assert [len(values) for values in told.values()] == [len(prompt) + 1] * 4
+    assert (told["tokens"][-1], told["text_offset"][-1]) == (end, len(text)) == ("<|im_end|>", 5)
+    assert told["token_logprobs"][-1] == told["top_logprobs"][-1][end] == pytest.approx(-verify.eos / 1000)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {}, {"max_tokens": 3}, {"n": 2}, {"n": 2, "prompt": ["Say: ", "é"]}, {"stop": ANSWER[3:6]}, {"stop": "o, 東"},
+        {"stop": "🚀"}, {"stop": [ANSWER[-1], "never"]}, {"stop": ["." + "x" * 9]}, {"stop": "H"}, {"ignore_eos": True},
+        {"stop_token_ids": [5], "min_tokens": 2}, {"skip_special_tokens": False},
+    ],
+)  # fmt: skip
+def test_completions_tell_of_every_token_that_usage_counts(
+    gateway: RunningGateway, fields: dict[str, Any], echo: bool, stream: bool
+) -> None:
+    body = {"prompt": "Say: ", "max_tokens": 99, "logprobs": 1, "echo": echo, **fields}
+    texts, told, usage = completion(gateway, body, stream=stream)
+    num_told = sum(len(one["tokens"]) for one in told)
+    assert num_told == usage["completion_tokens"] + (usage["prompt_tokens"] * fields.get("n", 1) if echo else 0)
+    for text, one in zip(texts, told, strict=True):
+        assert {len(values) for values in one.values()} == {len(one["tokens"])}
+        assert [*one["text_offset"], len(text)] == sorted([*one["text_offset"], len(text)])
+
+
+def completion(
+    gateway: RunningGateway, body: dict[str, Any], *, stream: bool
+) -> tuple[list[str], list[dict[str, list[Any]]], dict[str, int]]:
+    """Each choice's text and lists of log-probabilities, put together from a stream's chunks; the usage."""
+    options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    reply = httpx.post(f"{gateway.url}/v1/completions", json={**body, **options})
+    lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line] if stream else [reply.text]
+    chunks = [json.loads(line) for line in lines if line != "[DONE]"]
+    texts: defaultdict[int, str] = defaultdict(str)
+    told: defaultdict[int, defaultdict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        texts[choice["index"]] += choice["text"]
+        for name, values in choice["logprobs"].items():
+            told[choice["index"]][name] += values
+    return [texts[index] for index in sorted(texts)], [told[index] for index in sorted(told)], chunks[-1]["usage"]
 
 
 def test_sglang(gateway: RunningGateway, ids: list[int]) -> None:

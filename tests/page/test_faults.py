@@ -126,6 +126,51 @@ def test_a_server_that_is_gone_is_told(open_page: OpenPage) -> None:
     expect(visit.page.get_by_label("Message")).to_have_value("Hello?")
 
 
+MODELS, API = "**/v1/models", "**/v1/**"
+
+
+@pytest.fixture
+def outdated(gateway: RunningGateway, open_page: OpenPage) -> Visit:
+    """The page as it was when the server had another model; /v1/models says that still."""
+    visit = open_page("about:blank")
+    visit.page.route(MODELS, lambda route: route.fulfill(json={"data": [{"id": "another"}]}))
+    visit.page.goto(gateway.url)
+    expect(visit.page.locator("#model")).to_have_text("another")
+    return visit
+
+
+def test_a_model_that_is_not_served_any_more_is_told_or_replaced(outdated: Visit) -> None:
+    page = outdated.page
+    outdated.ask("Hello?")
+    outdated.wait_done()
+    expect(page.get_by_role("alert")).to_have_text('The model "another" does not exist; small does.')
+    page.unroute(MODELS)
+    page.keyboard.press("Enter")
+    outdated.wait_done()
+    expect(page.locator("#model")).to_have_text("small")
+    expect(page.get_by_role("alert")).to_be_empty()
+    expect(page.locator(".turn.user")).to_have_count(1)
+    expect(page.locator(".answer .text:not(.reasoning)")).to_have_text(ANSWER)
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_server_that_comes_back_with_another_model(outdated: Visit, loads: bool) -> None:
+    page, error = outdated.page, {"error": {"message": "The model is being loaded."}}
+    page.route(API, lambda route: route.fulfill(status=503, json=error) if loads else route.abort())
+    outdated.ask("Hello?")
+    outdated.wait_done()
+    told = "The model is being loaded." if loads else "The server cannot be reached."
+    expect(page.get_by_role("alert")).to_have_text(told)
+    expect(page.locator("#model")).to_have_text(told)
+    page.unroute(MODELS)
+    page.unroute(API)
+    expect(page.locator("#model")).to_have_text("small")
+    expect(page.get_by_role("status")).to_have_text("The server now serves small.")
+    page.keyboard.press("Enter")
+    outdated.wait_done()
+    expect(page.locator(".answer .text:not(.reasoning)")).to_have_text(ANSWER)
+
+
 def test_reasoning_is_shown_apart(open_page: OpenPage) -> None:
     token = '{"id": 5, "text": "Hm.", "origin": "target", "step": 0, "depth": null, "drafter": null}'
     events = (
