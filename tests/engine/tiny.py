@@ -31,7 +31,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 64}
 
 
 def configs() -> dict[str, transformers.PretrainedConfig]:

@@ -203,8 +203,9 @@ def test_yarn_turns_rows_as_transformers_does(
     target = make.write_target(tmp_path / "target")
     written, kind = FAMILIES[name](tmp_path / "head", target)
     written = make.rewrite(written, rope_scaling=yarn)
+    rope = yarn | {"rope_theta": 10000.0}
     rotary = LlamaRotaryEmbedding(
-        transformers.LlamaConfig(head_dim=make.HEAD_DIM, rope_parameters=yarn | {"rope_theta": 10000.0})
+        transformers.LlamaConfig(head_dim=make.HEAD_DIM, max_position_embeddings=256, rope_parameters=rope)
     )
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
