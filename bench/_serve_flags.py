@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from argparse import Namespace
 from collections.abc import Sequence
 
 from outrider.args import ServeArgs
 from outrider.errors import StartupError
-from outrider.flags import flag_named, parser_for
+from outrider.flags import flag_named, flag_of, parser_for
 
 _OWN = ("host", "port", "api_key", "api_key_file", "ssl_certfile")
 
@@ -28,3 +29,20 @@ def check_serve_flags(words: Sequence[str], *own: str) -> ServeArgs:
     if not served.drafts:
         raise StartupError("--speculative-algorithm NONE leaves nothing to compare")
     return served
+
+
+def without_drafts(words: Sequence[str]) -> list[str]:
+    """Those flags, with their values, that go with --speculative-algorithm NONE too."""
+    of_drafts = {
+        flag
+        for spec in dataclasses.fields(ServeArgs)
+        if spec.metadata["group"].startswith("speculation: ") or spec.name.startswith("speculative_")
+        for flag in (flag_of(spec), *spec.metadata["aliases"])
+    } | {flag_named("colocate")}
+    kept: list[str] = []
+    is_kept = True
+    for word in words:
+        if word.startswith("--"):
+            is_kept = word.partition("=")[0] not in of_drafts
+        kept += [word] * is_kept
+    return kept

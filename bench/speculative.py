@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from bench._main import as_command
 from bench._output import writing
 from bench._plot import check_plot, plot_grid
 from bench._prompts import Deck, Prompt, check_prompts, from_file, mt_bench
-from bench._serve_flags import check_serve_flags
+from bench._serve_flags import check_serve_flags, without_drafts
 from bench._server import ours_serving
 from bench._stream import Asked
 from outrider.errors import StartupError
@@ -80,6 +81,12 @@ def server_flags(args: argparse.Namespace, settings: Sequence[Setting], rest: Se
     words += rest
     check_serve_flags(words)
     return words
+
+
+def to_paste(setting: Setting, algorithm: str, rest: Sequence[str]) -> str:
+    """What to give `outrider serve`: the server's own words, and after them the setting, whose flags count then."""
+    own = rest if setting.speculates else without_drafts(rest)
+    return shlex.join([*own, *shlex.split(setting.flags(algorithm))])
 
 
 def line(setting: Setting, done: Run) -> dict[str, Any]:
@@ -136,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
     for batch, row in best(rows).items():
         setting = Setting(batch, row["steps"], row["topk"], row["num_draft_tokens"])
         cells = [batch, *(row[key] for key in ("steps", "topk", "num_draft_tokens", "acc_length", "speed"))]
-        print("| " + " | ".join(map(str, [*cells, f"`{setting.flags(args.speculative_algorithm)}`"])) + " |")
+        print("| " + " | ".join(map(str, [*cells, f"`{to_paste(setting, args.speculative_algorithm, rest)}`"])) + " |")
     return 0
 
 

@@ -5,6 +5,7 @@ Knows no tensors. Anything that would change the arithmetic and is not understoo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,13 +38,18 @@ _LEFT_OUT = {
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Stretching of rotary frequencies: `linear` divides all by factor; `llama3` only the slow ones (Llama 3.1)."""
+    """Stretching of rotary frequencies: `linear` divides all by factor; `llama3` and `yarn` only the slow ones.
+
+    attention_factor: what cos and sin are multiplied by; truncate: yarn's bounds are rounded to whole pairs.
+    """
 
     kind: str
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    attention_factor: float = 1.0
+    truncate: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,21 +232,19 @@ class _Reader(Fields):
             self.fail(f"rope_type is {kind!r}; it must be a name")
         if kind == "default":
             return theta, None
-        if kind not in {"linear", "llama3"}:
-            self._leave(f"rope scaling {kind!r} is not supported; linear and llama3 are")
+        if kind not in {"linear", "llama3", "yarn"}:
+            self._leave(f"rope scaling {kind!r} is not supported; linear, llama3 and yarn are")
         if rope.number("partial_rotary_factor", 1.0) != 1.0:
             self._leave("partial_rotary_factor other than 1 is not supported")
-        factor = rope.number("factor")
         if kind == "linear":
-            return theta, RopeScaling("linear", factor)
-        low = rope.number("low_freq_factor", 1.0)
-        high = rope.number("high_freq_factor", 4.0)
-        if high <= low:
-            self.fail(f"rope scaling: high_freq_factor {high} must be above low_freq_factor {low}")
+            return theta, RopeScaling("linear", rope.number("factor"))
         key = "original_max_position_embeddings"
         longest = self.count("max_position_embeddings")
         original = self.number(key, rope.number(key, longest))
-        return theta, RopeScaling("llama3", factor, low, high, int(original))
+        if kind == "yarn":
+            return theta, _yarn(rope, theta, original, longest)
+        low, high = _bounds(rope, ("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
+        return theta, RopeScaling("llama3", rope.number("factor"), low, high, int(original))
 
     def _eos_token_ids(self, generation: dict[str, Any]) -> tuple[int, ...]:
         """End ids: generation_config.json's where it has any, else config.json's; one id or a list."""
@@ -254,6 +258,28 @@ class _Reader(Fields):
 
     def _leave(self, message: str) -> NoReturn:
         raise NotOursError(f"{self.path}: {message}")
+
+
+def _yarn(rope: Fields, theta: float, original: float, longest: int) -> RopeScaling:
+    """As transformers has it; `original` and `longest` are numbers of positions."""
+    if theta <= 1:
+        rope.fail(f"rope_theta is {theta}; with yarn it must be above 1")
+    factor = rope.number("factor", longest / original)
+    low, high = _bounds(rope, ("beta_slow", 1.0), ("beta_fast", 32.0))
+    # Either of these may be 0, which is as if it were left out.
+    both = [rope.number(name) for name in ("mscale", "mscale_all_dim") if rope.values.get(name)]
+    steepness = both if len(both) == 2 else [1.0, 0.0]
+    above, below = (0.1 * each * math.log(max(factor, 1.0)) + 1.0 for each in steepness)
+    attention = rope.number("attention_factor", above / below)
+    return RopeScaling("yarn", factor, low, high, int(original), attention, rope.flag("truncate", True))
+
+
+def _bounds(rope: Fields, slow: tuple[str, float], fast: tuple[str, float]) -> tuple[float, float]:
+    """Turns over the original length: pairs below the first are stretched, those above the second are not."""
+    low, high = rope.number(*slow), rope.number(*fast)
+    if high <= low:
+        rope.fail(f"rope scaling: {fast[0]} {high} must be above {slow[0]} {low}")
+    return low, high
 
 
 def _token_id(value: object, key: str, path: Path) -> int:

@@ -8,16 +8,12 @@ from engine.config import ModelConfig, RopeScaling
 from kernels.rope import rope_frequencies, rope_table
 
 
-def frequencies_of(config: ModelConfig) -> torch.Tensor:
-    """Radians per position, fp32 [head_dim / 2]."""
+def rope_rows(config: ModelConfig, max_len: int) -> torch.Tensor:
+    """cos and sin of every position, yarn's factor of attention in both, fp32 [max_len, 2, head_dim / 2]."""
     scaling = config.rope_scaling or RopeScaling("default", 1.0)
-    return rope_frequencies(
+    frequencies = rope_frequencies(
         config.head_dim, config.rope_theta, kind=scaling.kind, factor=scaling.factor,
         low_freq_factor=scaling.low_freq_factor, high_freq_factor=scaling.high_freq_factor,
-        original_max_position=scaling.original_max_position,
+        original_max_position=scaling.original_max_position, truncate=scaling.truncate,
     )  # fmt: skip
-
-
-def rope_rows(config: ModelConfig, max_len: int) -> torch.Tensor:
-    """cos and sin of every position, fp32 [max_len, 2, head_dim / 2]."""
-    return rope_table(frequencies_of(config), max_len)
+    return rope_table(frequencies, max_len, scaling.attention_factor)

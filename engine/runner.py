@@ -29,7 +29,6 @@ from engine.models.llama import TorchLlama
 from engine.models.llama_native import NativeLlama, is_supported
 from engine.models.llama_weights import LlamaWeights, tensor_shapes
 from engine.quantization import check_quantization, kernels_used, warn_of_rounding
-from engine.rope import frequencies_of
 from engine.smoothing import SmoothedWeights
 from engine.tensors import EMBEDDING
 from kernels.dispatch import triton_version
@@ -190,25 +189,23 @@ def _build_decoder(
             "--enable-torch-compile does not go with --quantization: quantised products are kernels of their own, "
             "which torch.compile cannot see into; leave one of the two out"
         )
-    device, frequencies = pool.k.device, frequencies_of(config)
+    device = pool.k.device
     library = None
     if device.type == "cpu":
         library = _cpu_kernels(config, dtype, quantization, _torch_only(dtype, pool, execution))
     held = dtype if library is None else None
     weights = LlamaWeights(config, tensors, held, device, output_rows)
     if quantization == "int8_dynamic":
-        weights = SmoothedWeights(config, tensors, held, device, output_rows, frequencies)
+        weights = SmoothedWeights(config, tensors, held, device, output_rows)
     if library is not None:
         threads = torch.get_num_threads()
-        decoder: Decoder = NativeLlama(
-            config, weights, pool, features, max_len, frequencies, library, threads, quantization
-        )
+        decoder: Decoder = NativeLlama(config, weights, pool, features, max_len, library, threads, quantization)
         facts = [f"native {library.outrider_instructions().decode()} {build_key(library)}"]
         return decoder, " ".join(facts + _digest(weights))
     check_heads(execution.attention, config, dtype, device)
     attention = build_attention(execution.attention, device, page_size=execution.page_size)
     decoder = TorchLlama(
-        config, weights, pool, features, attention, max_len, frequencies, quantization,
+        config, weights, pool, features, attention, max_len, quantization,
         compile_max_batch=execution.compile_max_batch,
         rope_and_store=fused_rope(execution.attention, device, pool.k.dtype),
     )  # fmt: skip

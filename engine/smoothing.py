@@ -17,7 +17,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from engine.config import ModelConfig
 from engine.models.llama import Layer
 from engine.models.llama_weights import LayerWeights, LlamaWeights
-from kernels.rope import rope_table
+from engine.rope import rope_rows
 
 # Which channels are large hardly depends on the text: tokens spread over the first eighth of the vocabulary, where
 # those lie that are seen often, find them as well as prose does.
@@ -33,11 +33,11 @@ class SmoothedWeights(LlamaWeights):
 
     def __init__(
         self, config: ModelConfig, tensors: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype | None,
-        device: torch.device, output_rows: torch.Tensor | None, frequencies: torch.Tensor,
+        device: torch.device, output_rows: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """As LlamaWeights; frequencies: of the rotary embedding (kernels.rope)."""
+        """As LlamaWeights."""
         super().__init__(config, tensors, dtype, device, output_rows)
-        self._rope = rope_table(frequencies, _TOKENS).to(device)
+        self._rope = rope_rows(config, _TOKENS).to(device)
         self._digest = hashlib.sha256()
 
     @property

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from outrider import stopping
 from outrider.args.links import is_socket
 from outrider.errors import OutriderError, StartupError, Unavailable
 from outrider.health_service import Health
@@ -207,9 +208,9 @@ class _Unread:
 
     def __del__(self) -> None:
         if not self.read and _unread_lines.allows():
-            log.warning(
-                "a call ended before its request was read: it was over a limit, or given up", method=self._method
-            )
+            # At an end in good order peers give calls up.
+            tell = log.debug if stopping.has_begun() else log.warning
+            tell("a call ended before its request was read: it was over a limit, or given up", method=self._method)
 
 
 def _take(

@@ -12,6 +12,7 @@ from outrider.telemetry import get_logger
 log = get_logger(__name__)
 
 _counted_once: set[signal.Signals] = set()
+_heard: set[signal.Signals] = set()
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:
@@ -44,6 +45,11 @@ class Stopping:
         (self.hurry if self.asked.is_set() else self.asked).set()
 
 
+def has_begun() -> bool:
+    """Whether a signal has asked this process to end."""
+    return bool(_heard)
+
+
 def on_signals(stop: Callable[[], object]) -> None:
     """Has the signals to end call `stop` in the running loop, each time that they come."""
     taken: set[signal.Signals] = set()
@@ -52,6 +58,7 @@ def on_signals(stop: Callable[[], object]) -> None:
         if number in taken & _counted_once:
             return
         taken.add(number)
+        _heard.add(number)
         log.info("asked to stop", signal=number.name)
         stop()
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from outrider.flags import flag_named
 from training.checkpoints import Checkpoint
+from training.data.store import MADE_WITH
 
 # Which of a training's facts are no flags.
-_NOT_FLAGS = {"target"}
+_NOT_FLAGS = {"target", MADE_WITH}
 _SHAPES = ("chain", "tree")
-# Which say the target, so that its data needs them too.
+# Which say the target, so that its data needs them too; all that is known where data.json does not say more.
 _OF_TARGET = ("model_path", "revision", "load_format", "dtype")
 
 
@@ -44,17 +45,18 @@ def card(checkpoint: Checkpoint, target: str, figures: Figures | None = None) ->
         "",
         "## Making it again",
         "",
-        f"{_weights(facts)}Data by `{_data_command(facts)}`, then",
-        "",
+        *_weights(facts),
+        *([] if facts.get(MADE_WITH) else ["What else the data was made with is not known.", ""]),
         "```console",
+        *(f"$ {command}" for command in _data_commands(facts)),
         f"$ {_command(facts, checkpoint.seen)}",
         "```",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _weights(facts: dict[str, Any]) -> str:
-    return f"Target weights `{facts['target']}`. " if "target" in facts else ""
+def _weights(facts: dict[str, Any]) -> list[str]:
+    return [f"Target weights `{facts['target']}`.", ""] if "target" in facts else []
 
 
 def _by_category(figures: Figures) -> list[str]:
@@ -79,9 +81,9 @@ def _history(history: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _data_command(facts: dict[str, Any]) -> str:
-    of_target = {name: facts[name] for name in _OF_TARGET if name in facts}
-    return shlex.join(["outrider", "train", "data", "--output", "data", *_flags(of_target)])
+def _data_commands(facts: dict[str, Any]) -> list[str]:
+    calls = facts.get(MADE_WITH) or [{name: facts[name] for name in _OF_TARGET if name in facts}]
+    return [shlex.join(["outrider", "train", "data", "--output", "data", *_flags(call)]) for call in calls]
 
 
 def _command(facts: dict[str, Any], seen: int) -> str:
@@ -93,5 +95,6 @@ def _flags(facts: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in facts.items():
         if name not in _NOT_FLAGS and value is not None and value is not False:
-            words += [flag_named(name), *([] if value is True else [str(value)])]
+            for each in value if isinstance(value, list) else [value]:
+                words += [flag_named(name), *([] if each is True else [str(each)])]
     return words

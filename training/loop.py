@@ -25,7 +25,7 @@ from training.args import HeadArgs
 from training.averages import Averages
 from training.batches import Batch, Dataset
 from training.checkpoints import BEST, EXPORT_FOLDER, LAST, Checkpoint
-from training.data.store import check_target
+from training.data.store import MADE_WITH, check_target, read_facts
 from training.evaluation import Evaluation
 from training.export import check_replaceable, export
 from training.exported import exported_tensors, initial_folder
@@ -98,6 +98,7 @@ class Trainer:
         check_target(self.dataset.folder, facts["target"], self.target.config.vocab_size)
         self.store = StateStore(Path(stored), self.target) if stored else None
         self.checkpoint = self._begin_or_resume(facts)
+        self.checkpoint.facts[MADE_WITH] = read_facts(self.dataset.folder).get(MADE_WITH, [])
         self.network = _network(self.kind, self.checkpoint, self.target, args)
         self._loss = _LossModule(self.network, args)
         self.module = ranks.wrapped(self._loss)

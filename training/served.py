@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import json
 import sys
+import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +16,16 @@ from tqdm import tqdm
 
 from outrider.args import ServeArgs
 from outrider.direct import open_url
-from outrider.errors import StartupError
+from outrider.errors import StartupError, Unavailable
 from outrider.launcher import Served, serve
+from outrider.scrape import Scrape, Span, fetch
 from outrider.telemetry import get_logger
 from training.accept_length import Rounds
 from training.args import EvalArgs
 
 _TIMEOUT_S = 600.0
 _MOST_ROUNDS = 0.9
+_BY_POSITION = "outrider_spec_accepted_tokens_per_position_total"
 
 log = get_logger(__name__)
 
@@ -37,7 +40,7 @@ async def ask_all(
     async def when_ready(served: Served) -> None:
         try:
             await asyncio.to_thread(_ask_each, served, args.answer_tokens, prompts, found, in_time)
-        except (OSError, http.client.HTTPException, LookupError, TypeError, ValueError) as error:
+        except (OSError, http.client.HTTPException, LookupError, TypeError, ValueError, Unavailable) as error:
             raise StartupError(f"a question to {served.url} failed: {error!r}") from error
         finally:
             served.stop()
@@ -65,12 +68,27 @@ def _ask_each(
     served: Served, max_tokens: int, prompts: Sequence[tuple[str, str]], found: list[tuple[str, Rounds]],
     in_time: list[int],
 ) -> None:  # fmt: skip
+    before = _counted(served)
     for category, text in tqdm(prompts, desc="Questions", disable=not sys.stderr.isatty()):
         usage = _ask(served, text, max_tokens)["speculation"]
         steps = usage["verify_steps"]
         committed = round((usage["accept_length"] or 1.0) * steps)
-        found.append((category, Rounds(steps, committed)))
+        now = _counted(served)
+        found.append((category, Rounds(steps, committed, accepted_between(before, now))))
+        before = now
         in_time.append(usage["draft_tokens"])
+
+
+def _counted(served: Served) -> Scrape:
+    return fetch(f"{served.url}/metrics", time.monotonic())
+
+
+def accepted_between(before: Scrape, now: Scrape) -> list[int]:
+    """Rounds' `accepted_by_step` of the answers between two scrapes of a gateway."""
+    span = Span(before, now)
+    positions = sorted(map(int, now.values("position", _BY_POSITION)))
+    counts = (int(span.change(_BY_POSITION, position=str(position))) for position in positions)
+    return [count for count in counts if count]  # no position without the one before it
 
 
 def _ask(served: Served, text: str, max_tokens: int) -> dict[str, Any]:

@@ -21,11 +21,12 @@ from engine.feature_spec import FeatureSpec
 from engine.kv_pool import KVPool
 from engine.models.llama_weights import LayerWeights, LlamaWeights
 from engine.quantization import MakeLinear, head_maker, linear_maker
+from engine.rope import rope_rows
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.pool import store
 from kernels.gating import gated
 from kernels.norm import add_rms_norm, rms_norm
-from kernels.rope import apply_rope, rope_table
+from kernels.rope import apply_rope
 from kernels.transfer import to_device
 
 Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -105,7 +106,7 @@ class TorchLlama:
 
     def __init__(
         self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, attention: Attention,
-        num_positions: int, frequencies: torch.Tensor, quantization: str | None = None, *, compile_max_batch: int = 0,
+        num_positions: int, quantization: str | None = None, *, compile_max_batch: int = 0,
         rope_and_store: Callable[..., torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.config = config
@@ -129,7 +130,7 @@ class TorchLlama:
         self.norm = top.norm
         self.num_outputs = len(top.head)
         self.head = head_maker(quantization)(top.head, None)
-        self.rope = rope_table(frequencies, num_positions).to(self.embedding.device)
+        self.rope = rope_rows(config, num_positions).to(self.embedding.device)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -18,13 +18,13 @@ from engine.kv_pool import KVPool
 from engine.models.llama_weights import LayerWeights, LlamaWeights
 from engine.models.native_decoder import NativeDecoder
 from engine.quantization import head_method
+from engine.rope import rope_rows
 from kernels.attention.cpu import POOL_DTYPES
 from kernels.linear import interleave_gates, pack_tiles
 from kernels.native.library import PARTS, WIDTH_UNIT, CHeads, CLayer, CLikeliest, CMatrix, CModel, c_layout
 from kernels.native.memory import Arena
 from kernels.native_linear import BF16, FP32
 from kernels.quantize import FORMATS, pack_quantized
-from kernels.rope import rope_table
 
 # Sums of INT8_DYNAMIC are whole numbers of 32 bits, of products up to 255 * 127.
 MAX_DYNAMIC_INPUTS = 65_536
@@ -47,7 +47,7 @@ class NativeLlama(NativeDecoder):
 
     def __init__(
         self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, num_positions: int,
-        frequencies: torch.Tensor, library: ctypes.CDLL, num_threads: int, quantization: str | None = None,
+        library: ctypes.CDLL, num_threads: int, quantization: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(library, pool)
         self.config = config
@@ -70,7 +70,7 @@ class NativeLlama(NativeDecoder):
             heads=CHeads(
                 num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
                 wide=self._dtype is torch.float32, scale=config.head_dim**-0.5, eps=config.rms_eps,
-                rope=self._floats(rope_table(frequencies, num_positions)),
+                rope=self._floats(rope_rows(config, num_positions)),
             ),
             layers=(CLayer * len(layers))(*layers),
             embedding=self._keep(embedding), final_norm=self._floats(top.norm),

@@ -69,6 +69,19 @@ def test_settings_as_requests_and_flags() -> None:
     ]  # fmt: skip
 
 
+def test_what_was_passed_on_is_among_the_flags_to_paste() -> None:
+    words = ["--model-path", "a b", "--speculative-draft-model", "head's", "--quantization=int8", "--colocate"]
+    args, rest = speculative.parse(["--speculative-algorithm", "NEXTN", *words, "--enable-multi-layer-eagle"])
+    tree, plain = (
+        ServeArgs.parse(shlex.split(speculative.to_paste(setting, args.speculative_algorithm, rest)))
+        for setting in (Setting(1, 2, 2, 4), Setting(1, 0, 0, 0))
+    )
+    assert (tree.speculative_num_steps, tree.speculative_eagle_topk, tree.speculative_num_draft_tokens) == (2, 2, 4)
+    assert (tree.speculative_draft_model_path, tree.enable_multi_layer_eagle, tree.colocate) == ("head's", True, True)
+    assert (plain.algorithm, plain.speculative_draft_model_path) == ("NONE", None)
+    assert (tree.model_path, tree.quantization) == (plain.model_path, plain.quantization) == ("a b", "int8")
+
+
 @pytest.mark.parametrize(
     "words", [["--port=8000"], ["--port=1"], ["--host", "0.0.0.0"], ["--api-key", "k"], ["--api-key-file", "f"]]
 )
@@ -112,6 +125,7 @@ def test_an_empty_grid_is_refused() -> None:
 def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "output.jsonl"
     words = ["--batch-size", "1", "--num-draft-tokens", "0", "4", "--num-prompts", "1", "--max-tokens", "16"]
+    words += ["--threads", "1"]
     assert speculative.main([*words, "--output", str(output), "--plot", str(tmp_path / "grid.svg")]) == 0
     rows = [json.loads(row) for row in output.read_text().splitlines()]
     assert [row["num_draft_tokens"] for row in rows] == [0, 4]
@@ -122,5 +136,5 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert row["completion_tokens"] == 16
         assert row["speed"] == pytest.approx(row["acc_length"] / row["step_time"], rel=0.01)
     assert rows[0]["acc_length"] == 1.0
-    assert "--speculative-algorithm" in capsys.readouterr().out
+    assert "`--threads 1 --speculative-algorithm N" in capsys.readouterr().out
     assert "<svg" in (tmp_path / "grid.svg").read_text()

@@ -25,7 +25,6 @@ from engine.runner import Decoder, ModelRunner
 from kernels.attention import torch_native
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_plan import Bucket
-from kernels.rope import rope_frequencies
 from outrider.errors import StartupError
 from tests.engine.tiny import VOCAB_SIZE, Session, saved_model, sessions
 from tests.kernels.attention_cases import random_tree
@@ -42,9 +41,8 @@ def build(folder: Path, wrap: Callable[[TorchLlama], Decoder] = lambda decoder: 
     config, features = ModelConfig.from_folder(folder), FeatureSpec.parse("aux:1,3")
     _, tensors = load_checkpoint(folder, tensor_shapes(config))
     pool = KVPool(config, features, NUM_SLOTS, torch.float32, CPU, with_padding=True)
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta)
     weights = LlamaWeights(config, tensors, torch.float32, CPU)
-    decoder = TorchLlama(config, weights, pool, features, torch_native.attention, MAX_LEN, frequencies)
+    decoder = TorchLlama(config, weights, pool, features, torch_native.attention, MAX_LEN)
     table = np.zeros((4, MAX_LEN), np.int32)
     buffers = BatchBuffers(table, vocab_size=VOCAB_SIZE, num_slots=NUM_SLOTS, num_positions=MAX_LEN, max_tokens=99)
     return ModelRunner(

@@ -17,7 +17,6 @@ from engine.models.llama_weights import LlamaWeights, tensor_shapes
 from engine.runner import ModelRunner
 from engine.smoothing import SmoothedWeights
 from kernels.attention import torch_native
-from kernels.rope import rope_frequencies
 from tests.engine.tiny import VOCAB_SIZE, save_model, sessions
 
 CPU = torch.device("cpu")
@@ -42,8 +41,7 @@ def tensors_of(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> t
 def weights_of(config: ModelConfig, tensors: Tensors, *, smooth: bool) -> LlamaWeights:
     if not smooth:
         return LlamaWeights(config, iter(tensors.items()), None, CPU)
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta)
-    return SmoothedWeights(config, iter(tensors.items()), None, CPU, None, frequencies)
+    return SmoothedWeights(config, iter(tensors.items()), None, CPU, None)
 
 
 def logits_of(config: ModelConfig, tensors: Tensors, *, smooth: bool, quantization: str | None = None) -> torch.Tensor:
@@ -51,7 +49,7 @@ def logits_of(config: ModelConfig, tensors: Tensors, *, smooth: bool, quantizati
     pool = KVPool(config, FeatureSpec(), NUM_SLOTS, dtype, CPU)
     decoder = TorchLlama(
         config, weights_of(config, tensors, smooth=smooth), pool, FeatureSpec(), torch_native.attention, MAX_LEN,
-        rope_frequencies(config.head_dim, config.rope_theta), quantization,
+        quantization,
     )  # fmt: skip
     table = np.zeros((1, MAX_LEN), np.int32)
     buffers = BatchBuffers(table, vocab_size=VOCAB_SIZE, num_slots=NUM_SLOTS, num_positions=MAX_LEN, max_tokens=99)

@@ -23,7 +23,6 @@ from kernels.attention import torch_native
 from kernels.attention.layout import AttentionLayout
 from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_plan import Bucket
-from kernels.rope import rope_frequencies
 from tests.engine.tiny import VOCAB_SIZE, save_model, sessions
 from tests.kernels.interpreted import INTERPRETED, kernel_device, run_under_the_interpreter
 
@@ -40,7 +39,6 @@ def build(folder: Path, device: torch.device, kv: torch.dtype, *, triton: bool, 
     _, tensors = load_checkpoint(folder, tensor_shapes(config))
     pool = KVPool(config, features, NUM_SLOTS, torch.float32, device, kv=kv, with_padding=True)
     weights = LlamaWeights(config, tensors, torch.float32, device)
-    frequencies = rope_frequencies(config.head_dim, config.rope_theta)
     if triton:
         from kernels.attention.triton import TritonAttention
         from kernels.attention.triton_rope import rope_and_store
@@ -52,7 +50,7 @@ def build(folder: Path, device: torch.device, kv: torch.dtype, *, triton: bool, 
             attention.prepare(layout, heads, bucket)
 
         inner = TorchLlama(
-            config, weights, pool, features, attention, MAX_LEN, frequencies,
+            config, weights, pool, features, attention, MAX_LEN,
             rope_and_store=None if kv.itemsize == 1 else rope_and_store,
         )  # fmt: skip
         graphs = GraphedDecoder(
@@ -62,7 +60,7 @@ def build(folder: Path, device: torch.device, kv: torch.dtype, *, triton: bool, 
         graphs.capture()
         decoder: Decoder = graphs
     else:
-        decoder = TorchLlama(config, weights, pool, features, torch_native.attention, MAX_LEN, frequencies)
+        decoder = TorchLlama(config, weights, pool, features, torch_native.attention, MAX_LEN)
     table = np.zeros((2, MAX_LEN), np.int32)
     buffers = BatchBuffers(table, vocab_size=VOCAB_SIZE, num_slots=NUM_SLOTS, num_positions=MAX_LEN, max_tokens=64)
     return ModelRunner(

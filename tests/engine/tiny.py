@@ -32,6 +32,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 64}
+
 
 def configs() -> dict[str, transformers.PretrainedConfig]:
     """A config of each family and variant that the engine claims."""
@@ -43,6 +45,7 @@ def configs() -> dict[str, transformers.PretrainedConfig]:
         "llama-linear-rope": transformers.LlamaConfig(
             **SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
         ),
+        "llama-yarn-rope": transformers.LlamaConfig(**SHAPE, rope_parameters=YARN),
         "mistral": transformers.MistralConfig(**SHAPE, sliding_window=None),
         "qwen2": transformers.Qwen2Config(**SHAPE),
         "qwen3": transformers.Qwen3Config(**SHAPE),

@@ -60,5 +60,5 @@ def test_the_dtype_is_kept_and_position_0_does_nothing() -> None:
 
 
 def test_unknown_scaling_is_refused() -> None:
-    with pytest.raises(ValueError, match="'yarn'"):
-        rope_frequencies(64, 1e4, kind="yarn")
+    with pytest.raises(ValueError, match="'dynamic'"):
+        rope_frequencies(64, 1e4, kind="dynamic")

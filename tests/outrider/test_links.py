@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
-from outrider import rpc, serving
+from outrider import rpc, serving, stopping
 from outrider.args import DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.auth import TokenFile
 from outrider.dialing import Dialer, common_name, dialer_of
@@ -221,6 +222,31 @@ async def test_a_request_over_the_limits_is_refused_and_logged() -> None:
             assert logs
             assert {log["method"] for log in logs} == {f"/{SERVICE}/Echo"}
             assert all("before its request was read" in log["event"] for log in logs)
+            assert {log["log_level"] for log in logs} == {"warning"}
+
+
+@pytest.fixture
+def untold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That this process was asked to end is forgotten after the test."""
+    monkeypatch.setattr(stopping, "_heard", set())
+    monkeypatch.setattr(rpc, "_unread_lines", Throttle())
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("untold")
+async def test_calls_given_up_at_an_end_in_good_order_are_no_warning() -> None:
+    asked = asyncio.Event()
+    stopping.on_signals(asked.set)
+    async with echoing(VerifyArgs(listen="127.0.0.1:0")) as address:
+        signal.raise_signal(signal.SIGTERM)
+        await asked.wait()
+        options = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            with capture_logs() as logs:
+                await refused(channel, bytes(MAX_MESSAGE_BYTES + 1))
+                for _ in range(1000):
+                    await asyncio.sleep(0)
+            assert [log["log_level"] for log in logs] == ["debug"]
 
 
 @pytest.mark.asyncio

@@ -324,7 +324,16 @@ def test_data_of_another_seed_or_target_is_not_added_to(tmp_path: Path) -> None:
         DataFolder(tmp_path, FACTS | {"seed": 1})
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", "5", '{"target": "x"}', "{", "[" * 100_000])
+def test_an_older_folder_keeps_to_what_it_knew(tmp_path: Path) -> None:
+    (tmp_path / "data.json").write_text(json.dumps(FACTS))
+    DataFolder(tmp_path, FACTS, asked={"tokens": 5})
+    assert read_facts(tmp_path) == FACTS
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{}", "5", json.dumps(FACTS | {"made_with": [{"tokens": "9"}]}), '{"target": "x"}', "{", "[" * 100_000],
+)
 def test_a_folder_that_does_not_say_what_made_its_data_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "data.json").write_text(text)
     with pytest.raises(StartupError, match=f"{tmp_path}"):

@@ -10,6 +10,7 @@ import pytest
 
 from outrider.cli import main as outrider
 from outrider.errors import StartupError
+from outrider.scrape import Scrape, parse
 from tests.training.rig import head_args
 from training.args import EvalArgs, PackArgs
 from training.evaluate import main
@@ -18,6 +19,7 @@ from training.kinds import ALGORITHMS
 from training.loop import Trainer
 from training.packing import main as pack_main
 from training.ranks import Ranks
+from training.served import accepted_between
 
 
 def trained(algorithm: str, target: Path, data: Path, output: Path) -> Trainer:
@@ -75,6 +77,32 @@ def test_the_services_commit_what_was_computed(target: Path, data: Path, prompts
     served = json.loads((tmp_path / "figures.json").read_text())["all"]["chain"]
     assert served["num_rounds"] >= computed["num_rounds"]
     assert served["num_committed"] == pytest.approx(computed["num_committed"], abs=2)
+
+
+@pytest.mark.slow
+def test_the_services_tell_how_far_drafts_were_accepted(target: Path, prompts: Path, tmp_path: Path) -> None:
+    output = tmp_path / "figures.json"
+    args = eval_args(target, target, prompts, serve=True, tree_tokens=0, output=str(output))  # it drafts for itself
+    assert main(args) == 0
+    figures = json.loads(output.read_text())
+    for category in figures.values():
+        served = category["chain"]
+        assert sum(served["accepted_by_step"]) == served["num_committed"] - served["num_rounds"]
+        assert served["accepted_by_step"] == sorted(served["accepted_by_step"], reverse=True)
+    assert len(figures["all"]["chain"]["accepted_by_step"]) == args.steps
+
+
+def test_what_was_accepted_is_counted_by_step_between_two_scrapes() -> None:
+    def scrape(*counts: int) -> Scrape:
+        name = "outrider_spec_accepted_tokens_per_position_total"
+        samples = (f'{name}{{position="{i}"}} {count}\n' for i, count in enumerate(counts, 1))
+        return parse(f"# TYPE {name.removesuffix('_total')} counter\n" + "".join(samples), 0.0)
+
+    ten = (9, 8, 7, 6, 5, 4, 3, 2, 1, 1)
+    assert accepted_between(scrape(), scrape(*ten)) == list(ten)
+    assert accepted_between(scrape(2, 1), scrape(*ten)) == [7, 7, *ten[2:]]
+    assert accepted_between(scrape(*ten), scrape(11, 9, *ten[2:])) == [2, 1]
+    assert accepted_between(scrape(*ten), scrape(*ten)) == []
 
 
 def test_figures_that_cannot_be_written_are_refused_before_anything_is_measured(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tests.training.rig import VOCAB_SIZE, head_args, with_other_weights
 from training.args import DataArgs, ExportArgs, HeadArgs, TokenMapArgs
 from training.batches import Batch
 from training.card import card
+from training.data.build import asked
+from training.data.store import DataFolder, read_facts
 from training.export import export
 from training.export import main as export_main
 from training.frequencies import main as token_map_main
@@ -29,6 +32,7 @@ from training.losses import unrolled
 from training.ranks import Ranks
 from training.target_states import target_id
 
+FACTS = ("format", "seed", "target", "vocab_size")
 # Six heads as the target has, and three that copy, of 16.
 HIDDEN, FFN, QUERY, DRAFTED = 96, 160, 144, 200
 ATTENTION = {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "self_attn.o_proj.weight"}
@@ -131,16 +135,36 @@ def test_a_card_tells_how_to_make_a_head_again(target: Path, data: Path, tmp_pat
     assert text.startswith("# EAGLE draft head for tiny\n")
     assert "| 30,000 | 1.300 |" in text
     assert text.count("\n| ") == 1 + 8
-    (line,) = [line for line in text.splitlines() if line.startswith("$ ")]
+    of_data, line = [line for line in text.splitlines() if line.startswith("$ ")]
     words = shlex.split(line)[1:]
     assert words[:3] == ["outrider", "train", "head"]
     again = HeadArgs.parse(words[3:])
-    assert facts_of(again, target) | told_of(again) == at.facts
+    assert facts_of(again, target) | told_of(again) | {"made_with": []} == at.facts
     assert (again.model_path, again.tokens, again.dtype) == (str(target), 4000, "float32")
-    (of_data,) = re.findall(r"Data by `outrider train data (.*)`, then", text)
-    made = DataArgs.parse(shlex.split(of_data))
+    assert "What else the data was made with is not known." in text  # an older data.json says no more
+    made = DataArgs.parse(shlex.split(of_data)[4:])
     assert (made.model_path, made.dtype, made.load_format) == (str(target), "float32", "auto")
     assert (tmp_path / "published" / "README.md").is_file()
+
+
+def test_a_card_tells_how_to_make_its_data_again(target: Path, data: Path, tmp_path: Path) -> None:
+    exported("NEXTN", target, data, tmp_path / "head")
+    settings: dict[str, Any] = {"model_path": str(target), "dtype": "float32", "output": "data", "batch_size": 8}
+    calls = [
+        DataArgs(**settings, tokens=400, seed=3, sampled_share=0.2, prompts=("a b.jsonl", "c"), exclude=("none",)),
+        DataArgs(**settings, tokens=900, seed=3, quantization="int8"),
+    ]
+    facts = read_facts(data)
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    (folder / "data.json").unlink()
+    for call in (calls[0], calls[1], replace(calls[1], tokens=800, share="1/2", threads=1, device="cpu")):
+        DataFolder(folder, {name: facts[name] for name in FACTS}, asked=asked(call))
+    trainer = Trainer(head_args("NEXTN", target, folder, tmp_path / "head"), Ranks(0, 1, "cpu"))
+    text = card(trainer.checkpoint, "tiny")
+    made = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("$ outrider train data ")]
+    assert [DataArgs.parse(words[3:]) for words in made] == calls
+    assert "not known" not in text
 
 
 def test_a_card_tells_what_a_head_began_from_and_training_goes_on_without(

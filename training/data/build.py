@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 import time
@@ -32,6 +33,8 @@ from training.target_states import target_id, trainable_config
 
 SHARD_TOKENS = 50_000
 SHARD_SECONDS = 300.0
+# Settings that make no other data.
+_FREE = frozenset({"output", "store_states", "share", "device", "threads"})
 
 
 def main(args: DataArgs) -> int:
@@ -49,7 +52,7 @@ def main(args: DataArgs) -> int:
         )  # fmt: skip
     output, kept = Path(args.output), args.store_states
     states = None if kept is None else StateFiles(Path(kept), runner, layers)
-    folder = DataFolder(output, data_facts(args, model_path, runner.config.vocab_size), states)
+    folder = DataFolder(output, data_facts(args, model_path, runner.config.vocab_size), states, asked(args))
     script = make_script(args, chat, folder)
     completer = Completer(runner, shared=chat.opening)
     report = _Report(folder, args.tokens, completer)
@@ -80,6 +83,12 @@ def data_facts(args: DataArgs, model_path: Path, vocab_size: int) -> dict[str, A
     """What must stay the same when data is added to."""
     target = target_id(model_path, args.load_format)
     return {"format": 1, "seed": args.seed, "target": target, "vocab_size": vocab_size}
+
+
+def asked(args: DataArgs) -> dict[str, Any]:
+    """What the data follows from, as JSON has it."""
+    values = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name not in _FREE}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def _numbered(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 SOURCES: Final = (SAMPLED, COMPOSED, PASSAGE, GIVEN)
 META = "data.json"
+MADE_WITH: Final = "made_with"
+"""In META, which older ones lack: what `train data` was asked for, each time that it was something else."""
 _FACTS: Final = {"format": int, "seed": int, "target": str, "vocab_size": int}
 _TENSORS: Final = {"tokens": 1, "offsets": 1, "answers": 2, "sources": 1, "temperatures": 1, "keys": 1, "ended": 1}
 """Of a shard, and how many dimensions each has."""
@@ -79,20 +81,20 @@ class Example:
 class DataFolder:
     """A folder of shards, which several processes may fill. `facts` must be those that it was begun with.
 
-    states: takes the states of the records that have them.
+    states: takes the states of the records that have them. asked: what is kept under MADE_WITH, `tokens` in it.
     """
 
-    def __init__(self, folder: Path, facts: dict[str, Any], states: StateFiles | None = None) -> None:
+    def __init__(
+        self, folder: Path, facts: dict[str, Any], states: StateFiles | None = None,
+        asked: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
         self._states = states
         self._facts = facts
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / META
-            if path.exists():
-                self._check(path)
-            else:
-                written(path, lambda file: file.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
+            with locked(folder / ".lock"):
+                self._begin_or_go_on(folder / META, asked)
         except OSError as error:
             raise StartupError(f"training data cannot be kept in {folder}: {error}") from error
         self.ended: set[int] = set()
@@ -170,13 +172,29 @@ class DataFolder:
             "ended": np.array(self._new_ended, np.int64),
         }
 
-    def _check(self, path: Path) -> None:
+    def _begin_or_go_on(self, path: Path, asked: dict[str, Any] | None) -> None:
+        found = self._checked(path) if path.exists() else None
+        facts = self._facts | {MADE_WITH: []} if found is None else found
+        if asked is not None and MADE_WITH in facts:
+            facts = facts | {MADE_WITH: _with_call(facts[MADE_WITH], asked)}
+        if facts != found:
+            written(path, lambda file: file.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
+
+    def _checked(self, path: Path) -> dict[str, Any]:
         found = read_facts(path.parent)
         for key, value in self._facts.items():
             if found.get(key) != value:
                 raise StartupError(
                     f"{self.folder} holds data made with {key} {found.get(key)!r}, now {value!r}; name another folder"
                 )
+        return found
+
+
+def _with_call(calls: list[dict[str, Any]], asked: dict[str, Any]) -> list[dict[str, Any]]:
+    """One more; where only `tokens` differ from the last one's, in its place."""
+    if calls and calls[-1] | {"tokens": 0} == asked | {"tokens": 0}:
+        return [*calls[:-1], asked | {"tokens": max(calls[-1]["tokens"], asked["tokens"])}]
+    return [*calls, asked]
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
@@ -187,6 +205,11 @@ def read_facts(folder: Path) -> dict[str, Any]:
         raise StartupError(f"{folder} is no folder of training data: {reason_of(error)}") from error
     if not isinstance(facts, dict) or not all(type(facts.get(name)) is kind for name, kind in _FACTS.items()):
         raise StartupError(f"{folder / META} does not say what the data was made with: {', '.join(_FACTS)}")
+    calls = facts.get(MADE_WITH, [])
+    if not isinstance(calls, list) or not all(
+        isinstance(one, dict) and type(one.get("tokens")) is int for one in calls
+    ):
+        raise StartupError(f"{folder / META}: {MADE_WITH} must be a list of settings")
     return facts
 
 

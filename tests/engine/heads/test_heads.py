@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from engine.batch import Segment
 from engine.cpu_kernels import cpu_kernels
@@ -70,6 +72,7 @@ class Rows:
         return found
 
 
+needs_c = pytest.mark.skipif(cpu_kernels() is None, reason="needs a C compiler")
 # What the C kernels do not run in one call.
 BY_TORCH_ALONE = {"mimo"}
 BY_C = [f"{name} by C" for name in FAMILIES if name not in BY_TORCH_ALONE]
@@ -189,6 +192,31 @@ def test_multi_layer_stages_read_tokens_further_and_further_ahead(tmp_path: Path
         drafted.append(int(step.logits[-1].argmax()))
         words = [*words[1:], drafted[-1]]
     assert drafted == expected.chain(tokens, features, 3)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "nextn"])
+@pytest.mark.parametrize("by_c", [False, pytest.param(True, marks=needs_c)])
+def test_yarn_turns_rows_as_transformers_does(
+    name: str, by_c: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yarn = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}
+    target = make.write_target(tmp_path / "target")
+    written, kind = FAMILIES[name](tmp_path / "head", target)
+    written = make.rewrite(written, rope_scaling=yarn)
+    rope = yarn | {"rope_theta": 10000.0}
+    rotary = LlamaRotaryEmbedding(
+        transformers.LlamaConfig(head_dim=make.HEAD_DIM, max_position_embeddings=256, rope_parameters=rope)
+    )
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        cos, sin = rotary(x, torch.arange(len(x))[None])
+        return apply_rotary_pos_emb(x, x, cos[0], sin[0], unsqueeze_dim=1)[0]
+
+    monkeypatch.setattr(reference, "rotate", rotate)
+    made: dict[str, Any] = {"make_linear": KernelLinears(None, 2)} if by_c else {}
+    head, _ = load_head(written.folder, target.folder, max_len=MAX_LEN, **made)
+    runner = HeadRunner(head, num_slots=MAX_LEN, max_sessions=1)
+    test_prefill_then_drafts_on_its_own_states((runner, kind(written, target)))
 
 
 def test_bf16_stays_near_fp32(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def config(**changes: Any) -> Any:
         (make.eagle, config(vocab_size=VOCAB + 1), "vocab_size 81; that of .* is 80"),
         (make.eagle, config(layernorms=True), "layernorms is True, which is not supported"),
         (make.eagle, config(num_hidden_layers=2), "missing: layers.1.input_layernorm"),
+        (make.eagle, config(rope_scaling={"type": "dynamic", "factor": 2}), "head.config.json: rope scaling 'dynamic'"),
         (make.eagle, config(bias="yes"), "bias is 'yes'; it must be true or false"),
         (make.eagle3, config(target_hidden_size=96), r"fc.weight is \[64, 192\].*\[64, 288\]"),
         (make.eagle3, no_tensor("d2t"), "d2t is missing; draft_vocab_size is 48, of 80"),
