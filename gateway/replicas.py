@@ -67,8 +67,10 @@ class ReplicaSet:
 
     async def start(self) -> None:
         """Begins to look for replicas; returns before any is found."""
-        await self.look_up()
-        self._resolver = asyncio.create_task(self._keep_resolving())
+        if self._addresses.may_change:
+            self._resolver = asyncio.create_task(self._keep_resolving())
+        else:
+            await self.look_up()  # which asks nobody
 
     async def close(self) -> None:
         """Ends the looking and closes the channels."""
@@ -85,9 +87,16 @@ class ReplicaSet:
         return [replica for _, replica in sorted(self._replicas.items()) if replica.serving]
 
     @property
+    def _processes(self) -> list[Replica]:
+        """A replica of each, by address: of several addresses of one process the first that serves, if any does."""
+        best_last = sorted(self._replicas.values(), key=lambda one: (not one.serving, one.address), reverse=True)
+        found = {one.address if one.info is None else one.info.boot_id: one for one in best_last}
+        return sorted(found.values(), key=lambda one: one.address)
+
+    @property
     def states(self) -> list[tuple[str, bool]]:
-        """Every address, and whether its replica takes new sessions."""
-        return [(address, replica.serving) for address, replica in sorted(self._replicas.items())]
+        """The address of every process, and whether it takes new sessions."""
+        return [(replica.address, replica.serving) for replica in self._processes]
 
     @property
     def context_length(self) -> int:
@@ -96,8 +105,8 @@ class ReplicaSet:
 
     @property
     def infos(self) -> list[tuple[str, ServerInfo]]:
-        """The last answer of each replica that serves."""
-        return [(replica.address, replica.info) for replica in self.serving if replica.info is not None]
+        """The last answer of each process that serves, with its address."""
+        return [(one.address, one.info) for one in self._processes if one.serving and one.info is not None]
 
     def pick(
         self,
@@ -184,14 +193,12 @@ class ReplicaSet:
         self._set_addresses(await self._addresses.resolve())
 
     async def _keep_resolving(self) -> None:
-        if not self._addresses.may_change:
-            return
         while True:
-            await asyncio.sleep(self._times.resolve_interval_s)
             try:
                 await self.look_up()
             except (OSError, StartupError) as error:  # certificates that are being replaced: the next round is soon
                 log.warning("cannot dial the verify addresses", error=str(error))
+            await asyncio.sleep(self._times.resolve_interval_s)
 
     def _set_addresses(self, addresses: set[str], *, calls_s: float | None = _LAST_CALLS_S) -> None:
         """Replicas that are gone get no more calls; those that run on them have `calls_s`, without it none."""

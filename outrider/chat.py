@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from outrider import env
 from outrider.args import ChatArgs
-from outrider.direct import is_local
+from outrider.direct import is_local, proxy_of
 from outrider.errors import StartupError
 from outrider.flags import is_text
 from outrider.terminal import shown_line, shown_text
@@ -94,7 +94,9 @@ def first_model(client: openai.OpenAI, url: str) -> str:
     except openai.APIConnectionError as error:
         if tls := _tls_failure(error):
             raise StartupError(f"{url}: {tls}") from error
-        raise StartupError(f"no server answers at {url}; `outrider serve` starts one") from error
+        proxy = proxy_of(url)
+        way = "" if proxy is None else f" by way of the proxy {proxy} (no_proxy names hosts that need none)"
+        raise StartupError(f"no server answers at {url}{way}; `outrider serve` starts one") from error
     except openai.APIStatusError as error:
         raise StartupError(f"{url} answers: {error.message}") from error
     except _NOT_UNDERSTOOD as error:

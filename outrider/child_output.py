@@ -11,15 +11,15 @@ import termios
 from collections import deque
 from collections.abc import Callable, Generator
 
+from outrider.lossy import lossy
+
 _TAIL_LINES = 12
 _DRAIN_S = 1.0
 
 
 def to_stderr(data: bytes) -> None:
     """Passes what a part says on to the person at the terminal."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it, or the disk is full
-        sys.stderr.buffer.write(data)
-        sys.stderr.buffer.flush()
+    lossy(sys.stderr).write_bytes(data)
 
 
 class ChildOutput:

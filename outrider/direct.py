@@ -21,6 +21,16 @@ def is_local(url: str) -> bool:
         return False
 
 
+def proxy_of(url: str) -> str | None:
+    """The proxy that the environment names for a URL, without its password; None where there is none."""
+    parts = urllib.parse.urlsplit(url)
+    named = urllib.request.getproxies()
+    proxy = named.get(parts.scheme) or named.get("all")
+    if proxy is None or is_local(url) or urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    return proxy.rpartition("@")[2] if "@" in proxy else proxy
+
+
 def open_url(
     url: str | urllib.request.Request, timeout_s: float, context: ssl.SSLContext | None = None
 ) -> HTTPResponse:

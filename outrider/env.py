@@ -101,6 +101,11 @@ def no_color() -> bool:
     return bool(os.environ.get("NO_COLOR"))
 
 
+def dumb_terminal() -> bool:
+    """TERM: unset or `dumb`, a terminal moves no cursor."""
+    return os.environ.get("TERM", "") in {"", "dumb"}
+
+
 def demo_once() -> bool:
     """DEMO_ONCE: the demo ends after its answer; default false."""
     return flag("DEMO_ONCE", False)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 ArgsT = TypeVar("ArgsT", bound="Args")
 
+_HOSTS = ("host", "metrics_host")
 MAX_THREADS = 1024  # many more end a process
 _MOST_BY_UNIT = {"_bytes": 2**63 - 1, "_s": 1_000_000, "_ms": 1_000_000_000}  # of times, what all clocks can wait for
 
@@ -48,7 +49,10 @@ class Args:
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            _check_value(flag_of(spec), spec.name, getattr(self, spec.name))
+            value = getattr(self, spec.name)
+            _check_value(flag_of(spec), spec.name, value)
+            if spec.name in _HOSTS and value[:1] + value[-1:] == "[]":  # as in addresses that have a port
+                object.__setattr__(self, spec.name, value[1:-1])
         self.check()
 
     @classmethod

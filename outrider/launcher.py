@@ -18,6 +18,7 @@ from outrider import env
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.args.links import host_port, is_socket
 from outrider.auth import token_file
+from outrider.child_output import to_stderr
 from outrider.colocated import Colocated
 from outrider.errors import StartupError
 from outrider.placement import cores_of_two
@@ -129,7 +130,7 @@ async def _serve(
         try:
             return await supervisor.run(report)
         except PartFailed as failure:
-            print(f"outrider serve: {failure}", file=sys.stderr)
+            to_stderr(f"outrider serve: {failure}\n".encode())
             return failure.exit_code
 
 
@@ -169,8 +170,7 @@ async def _passed_on(stream: asyncio.StreamReader) -> str:
         if last or text.startswith(_COMPLAINT):
             last.append(text)
         else:
-            sys.stderr.write(text)
-            sys.stderr.flush()
+            to_stderr(line)
     return "".join(last).strip().removeprefix(_COMPLAINT)
 
 

@@ -37,13 +37,20 @@ def runtime_dir() -> Generator[Path]:
 
 
 def _new_folder() -> Path:
-    for base in (env.runtime_dir(), Path(tempfile.gettempdir()), Path("/tmp")):
+    for base in _bases():
         if base is not None and base.is_dir() and not socket_fault(f"{base}/{_PREFIX}12345678/verify.sock"):
             try:
                 return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
             except OSError:
                 continue  # not ours to write; the next may be
     raise StartupError("no folder for sockets: neither XDG_RUNTIME_DIR nor TMPDIR nor /tmp can be written")
+
+
+def _bases() -> Generator[Path | None]:
+    yield env.runtime_dir()
+    with contextlib.suppress(FileNotFoundError):  # none can be written
+        yield Path(tempfile.gettempdir())
+    yield Path("/tmp")
 
 
 def _remove_left_behind(base: Path) -> None:

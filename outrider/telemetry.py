@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -14,6 +13,7 @@ from typing import TextIO, cast
 import structlog
 
 from outrider import env
+from outrider.lossy import lossy
 from outrider.terminal import shown_line, shown_text
 
 _SERVICES = {"verify_service": "verify", "draft_service": "draft", "gateway": "gateway"}  # by package
@@ -27,6 +27,9 @@ def configure_logging(service: str) -> None:
         if sys.stderr.isatty()
         else [structlog.processors.JSONRenderer()]
     )
+    told = lossy(sys.stderr)
+    told.service = service
+    stderr = cast(TextIO, told)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -38,10 +41,10 @@ def configure_logging(service: str) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         # A line is one write: processes that share a pipe do not get into each other's lines.
-        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lossy(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
+    logging.basicConfig(level=max(level, logging.WARNING), stream=stderr)
     shown = _ShownFormatter(logging.BASIC_FORMAT) if sys.stderr.isatty() else _json_formatter(service)
     logging.root.handlers[0].setFormatter(shown)
 
@@ -80,22 +83,6 @@ class _ShownFormatter(logging.Formatter):
         return shown_text(super().format(record))
 
 
-class _Lossy:
-    """A stream of lines, of which those are lost that cannot be written: a full disk, or a reader that is gone, ends
-    no service."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
-
-
 def _name_service(
     usual: str, logger: object, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:  # fmt: skip
@@ -113,6 +100,9 @@ def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
 def announce(line: str) -> None:
     """One line for the person at the terminal, on stdout; a service does not end where it cannot be written."""
     if sys.stdout is None:
+        return
+    if lossy(sys.stdout).never_waits:
+        lossy(sys.stdout).write(line + "\n")
         return
     try:
         sys.stdout.write(line + "\n")

@@ -7,9 +7,11 @@ that cannot be used leaves what was there before in place, with a line in the lo
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 
@@ -17,6 +19,8 @@ from outrider.errors import StartupError
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
+
+ContextT = TypeVar("ContextT", bound=ssl.SSLContext)
 
 Stamp = tuple[tuple[int, int] | None, ...]
 
@@ -135,21 +139,62 @@ def http_context(files: TlsFiles) -> ssl.SSLContext:
             complaint.say(error)
         connection.context = current
 
-    outer = _context(files)
-    outer.sni_callback = choose
-    return outer
+    def outer(kind: type[ContextT]) -> ContextT:
+        context = _bare(kind, files)
+        context.sni_callback = choose
+        return context
+
+    if files.ca_certs is None:
+        return outer(ssl.SSLContext)
+    context = outer(_Unresumed)
+    context.outer = partial(outer, ssl.SSLContext)
+    return context
+
+
+class _Unresumed(ssl.SSLContext):
+    """For asyncio: every connection begins in a context of its own, which knows no session of those before it.
+
+    A client that resumes one shows no certificate, while its authority may be dropped, or its time over. To give no
+    tickets is not enough: TLS 1.2 has a cache as well, which Python cannot turn off.
+    """
+
+    outer: Callable[[], ssl.SSLContext]
+
+    def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
+        """As SSLContext's."""
+        outer = self.outer()
+        connection = outer.wrap_bio(*args, **kwargs)
+        assert isinstance(connection, _Connection)
+        connection.outer = outer
+        return connection
+
+
+class _Connection(ssl.SSLObject):
+    """Holds the context that it began in: OpenSSL goes on to call back through it."""
+
+    outer: ssl.SSLContext
+
+
+def _bare(kind: type[ContextT], files: TlsFiles) -> ContextT:
+    """Without the files' contents."""
+    context = kind(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if files.ca_certs is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        context.sslobject_class = _Connection
+    return context
 
 
 def _context(files: TlsFiles) -> ssl.SSLContext:
     files.read()
     assert files.certfile is not None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    context = _bare(ssl.SSLContext, files)
     context.load_cert_chain(files.certfile, files.keyfile)
     if files.ca_certs is not None:
         context.load_verify_locations(files.ca_certs)
-        context.verify_mode = ssl.CERT_REQUIRED
     return context
 
 

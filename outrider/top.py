@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from outrider import env
 from outrider.args.top import TopArgs
 from outrider.errors import OutriderError, StartupError, Unavailable
 from outrider.scrape import Scrape, Span, fetch
-from outrider.top_frame import frame, is_draft, is_verify
+from outrider.top_frame import fitted, frame, is_draft, is_verify
 
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -21,7 +23,7 @@ def main(args: TopArgs) -> int:
     """Shows frames until Ctrl-C, or one with --once: then 1 where one did not answer, 2 where one is no service."""
     if sys.stdout is None:
         raise StartupError("stdout is closed")
-    live = sys.stdout.isatty() and not args.once
+    live = sys.stdout.isatty() and not args.once and not env.dumb_terminal()
     view = View(args.metrics)
     view.look()
     while True:
@@ -30,6 +32,8 @@ def main(args: TopArgs) -> int:
         if not live:
             print("\n".join(lines), flush=True)
         else:
+            columns, rows = os.get_terminal_size(sys.stdout.fileno())  # 0 where it does not say
+            lines = fitted(lines, columns or sys.maxsize, (rows or sys.maxsize) - 1)  # the cursor has a line as well
             print(_HOME + "".join(f"{line}{_CLEAR_LINE}\n" for line in lines) + _CLEAR_BELOW, end="", flush=True)
         if args.once:
             return 1 if view.failed else 2 if view.strangers else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from outrider.scrape import Scrape, Span
@@ -34,6 +35,16 @@ def frame(spans: Mapping[str, Span], failed: Mapping[str, str]) -> list[str]:
         lines += [f"{url}: neither a verify nor a draft service", ""]
     lines += [f"no answer: {reason}" for reason in failed.values()]
     return [shown_line(line) for line in lines]
+
+
+def fitted(lines: Sequence[str], columns: int, rows: int) -> list[str]:
+    """A frame cut to a terminal's size: who has most lines gives way, each process its last ones first."""
+    blocks = [list(block) for filled, block in itertools.groupby(lines, bool) if filled]
+    gaps = len(blocks) - 1
+    while sum(map(len, blocks)) + gaps > rows and max(map(len, blocks)) > 1:
+        max(blocks, key=len).pop()
+    kept = [line[:columns] for block in blocks for line in ["", *block]]
+    return kept[1:][: max(rows, 0)]
 
 
 def _verify(url: str, span: Span) -> list[str]:

@@ -64,6 +64,39 @@ def test_certificates_are_renewed_and_strangers_turned_away(start: Start, tmp_pa
             httpx.get(f"http://localhost:{gateway.port}/health")
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+@pytest.mark.parametrize("tickets", [True, False])
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_session_is_resumed_only_where_no_certificate_is_asked_for(
+    start: Start, tmp_path: Path, version: ssl.TLSVersion, tickets: bool, asks: bool
+) -> None:
+    """It would go on with one whose authority was dropped, or whose time is over."""
+    authority = Authority(tmp_path)
+    certfile, keyfile = authority.issue("localhost", "localhost", "127.0.0.1")
+    context = trusting(authority, authority.issue("client"))
+    context.minimum_version = context.maximum_version = version
+    if not tickets:
+        context.options |= ssl.OP_NO_TICKET  # TLS 1.2 has a cache for those that know none
+
+    def reused(port: int, session: ssl.SSLSession | None) -> tuple[bool | None, ssl.SSLSession | None]:
+        with (
+            socket.create_connection(("localhost", port), timeout=30) as plain,
+            context.wrap_socket(plain, server_hostname="localhost", session=session) as connection,
+        ):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            received = b""
+            while data := connection.recv(65536):
+                received += data
+            assert received.startswith(b"HTTP/1.1 200")
+            return connection.session_reused, connection.session
+
+    ca_certs = str(authority.path) if asks else None
+    with start(ssl_certfile=certfile, ssl_keyfile=keyfile, ssl_ca_certs=ca_certs) as gateway:
+        first, session = reused(gateway.port, None)
+        again, _ = reused(gateway.port, session)
+    assert (first, again) == (False, not asks)
+
+
 def gone(port: int, sent: bytes, *, read: bool = True) -> bytes:
     """What a raw connection gets until it is closed."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:

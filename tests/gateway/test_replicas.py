@@ -47,6 +47,47 @@ async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tm
 
 
 @pytest.mark.asyncio
+async def test_a_process_with_two_addresses_is_shown_once(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """As localhost has them, for one that listens on all."""
+    verify = FakeVerify(folder, tokenizer.get_vocab_size(), boot_id="both")
+    other = FakeVerify(folder, tokenizer.get_vocab_size(), boot_id="other")
+    async with (
+        serving(verify, f"unix:{tmp_path}/0") as first, serving(verify, f"unix:{tmp_path}/1") as second,
+        serving(other, f"unix:{tmp_path}/2") as third,
+    ):  # fmt: skip
+        nobody = f"unix:{tmp_path}/nobody"
+        replicas = ReplicaSet([first, second, third, nobody], FAST_PROBE)
+        await replicas.start()
+        try:
+            await until_serving(replicas, [first, second, third])
+            assert replicas.states == [(first, True), (third, True), (nobody, False)]
+            assert [address for address, _ in replicas.infos] == [first, third]
+            replicas.serving[0].serving = False
+            assert replicas.states == [(second, True), (third, True), (nobody, False)]
+            assert [address for address, _ in replicas.infos] == [second, third]
+        finally:
+            await replicas.close()
+
+
+@pytest.mark.asyncio
+async def test_nobody_waits_for_a_look_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS that does not answer takes ten seconds, in which /health is asked."""
+    asked = asyncio.Event()
+
+    async def never(*args: object, **kwargs: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", never)
+    replicas = ReplicaSet(["verify.example:1"], FAST_PROBE)
+    async with asyncio.timeout(30):
+        await replicas.start()
+        await asked.wait()
+        assert replicas.states == []
+        await replicas.close()
+
+
+@pytest.mark.asyncio
 async def test_certificates_that_cannot_be_read_for_a_while_end_no_looking(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

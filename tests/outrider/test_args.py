@@ -228,6 +228,11 @@ def test_a_flag_without_a_default_is_told_to_be_required() -> None:
     assert parser_for(Needing).format_help().rstrip().endswith("--data TEXT  Folder. (required)")
 
 
+def test_a_host_may_stand_in_brackets() -> None:
+    args = ServeArgs.parse(["--host", "[::1]", "--metrics-host=[::]"])
+    assert (args.host, args.metrics_host) == ("::1", "::")
+
+
 def test_settings_as_flags() -> None:
     flags = VerifyArgs(dtype="float32").as_flags()
     assert flags["dtype"] == "float32"

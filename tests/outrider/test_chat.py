@@ -9,6 +9,7 @@ import pytest
 
 from outrider import chat
 from outrider.args import ChatArgs
+from outrider.direct import proxy_of
 from outrider.errors import StartupError
 from tests.certificates import Authority
 from tests.outrider.conftest import FakeGateway
@@ -148,6 +149,15 @@ def test_an_openai_base_url_will_do() -> None:
 def test_no_proxy_is_asked_for_this_machine(fake_gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     assert chat.first_model(chat.connect(fake_gateway.url, None), fake_gateway.url)
+
+
+def test_a_proxy_that_stands_between_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:9")
+    url = "http://machine.example:8000"
+    with pytest.raises(StartupError, match=f"no server answers at {url} by way of the proxy 127.0.0.1:9 "):
+        chat.first_model(chat.connect(url, None), url)
+    monkeypatch.setenv("no_proxy", "machine.example")
+    assert proxy_of(url) is None
 
 
 def test_no_server() -> None:

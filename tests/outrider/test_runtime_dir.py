@@ -5,13 +5,16 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from outrider.errors import StartupError
 from outrider.runtime_dir import runtime_dir
 
 HOLDER = """
+from outrider.errors import StartupError
 from outrider.runtime_dir import runtime_dir
 with runtime_dir() as folder:
     print(folder, flush=True)
@@ -29,6 +32,27 @@ def test_it_is_private_and_one_that_can_be_dialled(monkeypatch: pytest.MonkeyPat
         assert not folder.is_relative_to(unfit)
         assert len(f"{folder}/verify.sock") < 108
     assert not folder.exists()
+
+
+def test_where_only_one_place_can_be_written_it_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with runtime_dir() as folder:
+        assert folder.is_relative_to(tmp_path)
+
+
+def test_that_there_is_no_place_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*args: object, **kwargs: object) -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(StartupError, match="no folder for sockets"), runtime_dir():
+        pass
 
 
 def test_that_of_a_killed_server_is_removed_by_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pty
+import sys
+import termios
 from collections.abc import Sequence
 
 import pytest
@@ -13,8 +16,8 @@ from outrider.errors import StartupError, Unavailable
 from outrider.metrics import Buckets, Families, Family, Reading, text
 from outrider.metrics_http import serve_metrics
 from outrider.scrape import Scrape, Span, fetch, parse
-from outrider.top import View
-from outrider.top_frame import frame
+from outrider.top import View, main
+from outrider.top_frame import fitted, frame
 
 VERIFY = """
 outrider_steps_total{{model="toy"}} {steps}
@@ -155,6 +158,47 @@ async def test_metrics_are_fetched_from_a_process_that_tells_them() -> None:
     assert scrape.at_s == 3.0
     with pytest.raises(Unavailable, match="refused"):
         await asyncio.to_thread(fetch, address, 3.0)
+
+
+LINES = ["verify  a long line", *"abcdefg", "", "draft  another", *"hijk", ""]
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "shown"),
+    [
+        (80, 14, LINES[:-1]),
+        (9, 9, ["verify  a", *"abc", "", "draft  an", *"hij"]),
+        (80, 3, [LINES[0], "", "draft  another"]),
+        (80, 1, [LINES[0]]),
+    ],
+)
+def test_a_small_terminal_has_something_of_all(columns: int, rows: int, shown: list[str]) -> None:
+    assert fitted(LINES, columns, rows) == shown
+
+
+@pytest.mark.parametrize(("term", "size", "escapes"), [("xterm", (10, 40), True), ("dumb", (24, 80), False)])
+def test_a_terminal_gets_what_it_has_room_for_and_obeys(
+    term: str, size: tuple[int, int], escapes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, size)
+    monkeypatch.setenv("TERM", term)
+    frames = iter([[], LINES, LINES])  # the first look shows nothing
+
+    def look(view: View) -> list[str]:
+        if (lines := next(frames, None)) is None:
+            raise KeyboardInterrupt
+        return lines
+
+    monkeypatch.setattr(View, "look", look)
+    with open(theirs, "w") as terminal, open(ours, "rb", buffering=0) as screen:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        with pytest.raises(KeyboardInterrupt):
+            main(TopArgs(interval_s=0.001))
+        text = screen.read(65536).decode()
+    assert ("\x1b" in text) == escapes
+    assert text.count("\n") == 2 * min(len(LINES), size[0] - 1)
+    assert text.count("draft") == 2
 
 
 def test_flags_are_checked() -> None:
