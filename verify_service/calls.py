@@ -82,6 +82,7 @@ class Calls:
             raise Unavailable(_GOING)
         untaken = self._inbox.num_calls + self._num_compiling
         if untaken >= self._max_untaken:
+            self._totals.finished["refused"] += max(1, request.num_choices)
             raise ResourceExhausted(
                 f"{untaken} requests came during one step, or wait for their grammars, and at most "
                 f"{self._max_untaken} may; try again later",

@@ -87,6 +87,8 @@ class Scheduler:
                 break
             if self._awaits_sibling(session):
                 continue
+            if self._longest_prefix_first and self._is_behind_overtaken(session):
+                break  # it is first from the next step on
             self._share_prefix(session)
             # A page more for each session that runs, so that a newcomer is not preempted in its next step.
             need = session.num_uncomputed + promised + (len(self.running) + 1) * self.pool.page_size
@@ -209,6 +211,11 @@ class Scheduler:
             return -len(cache.match(session.committed, session.cache_salt).pages)
 
         return sorted(self.waiting, key=lambda session: (_order(session), unmatched(session)))
+
+    def _is_behind_overtaken(self, session: Session) -> bool:
+        """Whether one that could go before it was overtaken often enough."""
+        earlier = self.waiting[: self.waiting.index(session)]
+        return any(one.num_overtaking >= _MOST_OVERTAKING and not self._awaits_sibling(one) for one in earlier)
 
     def _leave_queue(self, session: Session) -> None:
         at = self.waiting.index(session)

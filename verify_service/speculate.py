@@ -109,6 +109,8 @@ class DrafterStream:
             reader.add_done_callback(lambda _: self._ready.set())
             await self._write_rounds(write, drafter, reader)
             if self._ended_because is not None:
+                if reader.done() and not reader.cancelled():
+                    reader.exception()  # what it failed with just then is no news
                 raise ResourceExhausted(self._ended_because)
             await reader
         except ResourceExhausted:

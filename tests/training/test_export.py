@@ -22,6 +22,7 @@ from training.args import DataArgs, ExportArgs, HeadArgs, TokenMapArgs
 from training.batches import Batch
 from training.card import card
 from training.data.build import asked
+from training.data.conversations import COMPOSED, Record
 from training.data.store import DataFolder, read_facts
 from training.export import export
 from training.export import main as export_main
@@ -151,19 +152,27 @@ def test_a_card_tells_how_to_make_its_data_again(target: Path, data: Path, tmp_p
     exported("NEXTN", target, data, tmp_path / "head")
     settings: dict[str, Any] = {"model_path": str(target), "dtype": "float32", "output": "data", "batch_size": 8}
     calls = [
-        DataArgs(**settings, tokens=400, seed=3, sampled_share=0.2, prompts=("a b.jsonl", "c"), exclude=("none",)),
+        DataArgs(**settings, tokens=90_000, seed=3, sampled_share=0.2, prompts=("a b.jsonl", "c"), exclude=("none",)),
         DataArgs(**settings, tokens=900, seed=3, quantization="int8"),
     ]
     facts = read_facts(data)
     folder = tmp_path / "data"
     shutil.copytree(data, folder)
     (folder / "data.json").unlink()
-    for call in (calls[0], calls[1], replace(calls[1], tokens=800, share="1/2", threads=1, device="cpu")):
-        DataFolder(folder, {name: facts[name] for name in FACTS}, asked=asked(call))
+    unused = replace(calls[0], prompts=("typo.jsonl",))
+    same = replace(calls[1], tokens=800, share="1/2", threads=1, device="cpu")
+    held: list[int] = []
+    for number, call in enumerate((unused, calls[0], unused, calls[1], same)):
+        store = DataFolder(folder, {name: facts[name] for name in FACTS}, asked=asked(call))
+        held.append(store.num_answer_tokens)
+        if call is not unused:  # which ends before it has made anything
+            store.add(900 + number, [Record(900 + number, COMPOSED, 0.0, [5] * 8, [(3, 8)], key=900 + number)])
+            store.flush()
     trainer = Trainer(head_args("NEXTN", target, folder, tmp_path / "head"), Ranks(0, 1, "cpu"))
     text = card(trainer.checkpoint, "tiny")
     made = [shlex.split(line)[1:] for line in text.splitlines() if line.startswith("$ outrider train data ")]
-    assert [DataArgs.parse(words[3:]) for words in made] == calls
+    # The first ended early: what it made is what it is to make again.
+    assert [DataArgs.parse(words[3:]) for words in made] == [replace(calls[0], tokens=held[3]), calls[1]]
     assert "not known" not in text
 
 

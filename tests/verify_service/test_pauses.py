@@ -12,6 +12,8 @@ from tests.drafter_view import Draft, Seen
 from tests.fake_drafters import Truth, perfect, wrong
 from tests.verify_service.rig import FixedCosts, Rig, Sim, build_rig, request
 from tests.verify_service.scenes import MODEL, SAMPLED, check_outputs, learn
+from verify_service.commands import ProposalsArrived
+from verify_service.parsing import parse_proposals
 from verify_service.replies import ReplyTimes
 
 PLAIN_MS = 10.0
@@ -133,4 +135,39 @@ def test_sessions_stay_with_a_useless_drafter_until_another_has_room() -> None:
     assert len(good.drafter.assignments) == 1
     rig.run()
     check_outputs(rig, *sessions)
+    rig.check_whole()
+
+
+@pytest.mark.parametrize("needs_features", [False, True])
+def test_a_late_tree_of_a_silent_session_is_verified_and_told_with_all_that_was_not(needs_features: bool) -> None:
+    width = 8 if needs_features else 0
+    costs, truth = FixedCosts({1: PLAIN_MS, 16: 1.1 * PLAIN_MS}), Truth()
+    rig = build_rig(MODEL, brake=True, costs=costs, context=800, pages=4000, feature_width=width)
+    sim = rig.join(needs_features=needs_features)
+    (session,) = rig.submit(request([1, 2], LONG))
+    learn(truth, rig, session)
+    step_until(rig, sim, is_open=True, most_steps=4)
+    while not (assignment := rig.loop.drafters.of(session)) or not assignment.is_silenced:
+        if assignment is not None:
+            assignment.brake.silent = True
+        rig.step()
+    rig.step()  # in which the drafter reads that
+    (seen,) = sim.view.sessions.values()
+    known, steps = len(seen.tokens), seen.steps
+    for _ in range(3):
+        rig.step()
+    assert session.committed_len > len(seen.tokens) == known  # told of nothing
+    untold = session.committed_len - known
+    draft = sim.view.propose(seen, Draft(truth.after(seen.tokens, 12)))
+    arrived = parse_proposals([draft], vocab_size=MODEL.vocab_size, max_nodes=64)
+    rig.inbox.put(ProposalsArrived(sim.drafter, arrived, None))
+    rig.step()
+    rig.step()
+    rig.step()
+    assert sim.view.num_credits == 1
+    assert sim.view.num_accepted == 12 - untold
+    assert len(seen.tokens) >= known + 13
+    assert seen.steps > steps + untold
+    rig.run()
+    check_outputs(rig, session)
     rig.check_whole()

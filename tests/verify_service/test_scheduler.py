@@ -305,6 +305,28 @@ def test_who_was_overtaken_often_enough_goes_before_longer_prefixes() -> None:
     assert overtaken == _MOST_OVERTAKING
 
 
+def test_who_was_overtaken_often_enough_goes_next_however_many_begin_at_once() -> None:
+    pool, factory = PagePool(2000, 1), make_factory()
+    scheduler = Scheduler(
+        pool, np.full((90, CONTEXT), -1, np.int32), max_running=90, max_queued=100, chunk=CHUNK, cache=RadixCache(pool),
+        longest_prefix_first=True,
+    )  # fmt: skip
+    (known,) = make_sessions(factory, [0, 1, 2, 0])
+    scheduler.submit([known])
+    scheduler.admit()
+    slots = scheduler.take_slots(known, 4)
+    assert slots is not None
+    scheduler.keep(known, slots, [0, 1, 2, 3])
+    scheduler.settle()
+    scheduler.remove(known)
+    (other,) = make_sessions(factory, [2, 2, 2])
+    near = [session for _ in range(99) for session in make_sessions(factory, [0, 1, 2, 0])]
+    scheduler.submit([other])
+    scheduler.submit(near)
+    assert scheduler.admit() == near[:_MOST_OVERTAKING]
+    assert scheduler.admit()[0] is other
+
+
 def test_a_resumed_answers_tokens_are_no_prompt_that_was_cached() -> None:
     scheduler, factory = make_scheduler(200), make_factory()
     (first,) = make_sessions(factory, [0, 1, 2, 0, 1, 2])

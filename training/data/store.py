@@ -81,7 +81,8 @@ class Example:
 class DataFolder:
     """A folder of shards, which several processes may fill. `facts` must be those that it was begun with.
 
-    states: takes the states of the records that have them. asked: what is kept under MADE_WITH, `tokens` in it.
+    states: takes the states of the records that have them. asked: what is kept under MADE_WITH, `tokens` in it, once
+    something was made.
     """
 
     def __init__(
@@ -91,10 +92,11 @@ class DataFolder:
         self.folder = folder
         self._states = states
         self._facts = facts
+        self._asked = asked
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder / ".lock"):
-                self._begin_or_go_on(folder / META, asked)
+                self._begin_or_go_on(folder / META)
         except OSError as error:
             raise StartupError(f"training data cannot be kept in {folder}: {error}") from error
         self.ended: set[int] = set()
@@ -137,6 +139,7 @@ class DataFolder:
             records = [record for record in self._records if record.key not in self.keys]
             twice = [record for record in self._records if record.key in self.keys]
             self.num_answer_tokens -= sum(record.num_answer_tokens for record in twice)
+            num_before = self.num_answer_tokens - sum(record.num_answer_tokens for record in records)
             paths = shard_paths(self.folder)
             number = int(paths[-1].stem.rpartition("-")[2]) + 1 if paths else 0
             final = self.folder / f"shard-{number:05}.safetensors"
@@ -144,6 +147,7 @@ class DataFolder:
             if self._states is not None:
                 self._states.add_shard(Shard.of(arrays), [(len(record.tokens), record.states) for record in records])
             written(final, lambda path: save_file(arrays, path))
+            self._note_call(num_before)
         self._known.add(final.name)
         self.keys.update(record.key for record in records if record.key is not None)
 
@@ -172,13 +176,19 @@ class DataFolder:
             "ended": np.array(self._new_ended, np.int64),
         }
 
-    def _begin_or_go_on(self, path: Path, asked: dict[str, Any] | None) -> None:
-        found = self._checked(path) if path.exists() else None
-        facts = self._facts | {MADE_WITH: []} if found is None else found
-        if asked is not None and MADE_WITH in facts:
-            facts = facts | {MADE_WITH: _with_call(facts[MADE_WITH], asked)}
-        if facts != found:
-            written(path, lambda file: file.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
+    def _begin_or_go_on(self, path: Path) -> None:
+        if path.exists():
+            self._checked(path)
+        else:
+            _write_facts(path, self._facts | {MADE_WITH: []})
+
+    def _note_call(self, num_before: int) -> None:
+        """Keeps what was asked for. num_before: tokens of answers that there were before this call's first shard."""
+        facts = {} if self._asked is None else read_facts(self.folder)
+        if self._asked is not None and MADE_WITH in facts:
+            calls = _with_call(facts[MADE_WITH], self._asked, num_before)
+            _write_facts(self.folder / META, facts | {MADE_WITH: calls})
+        self._asked = None
 
     def _checked(self, path: Path) -> dict[str, Any]:
         found = read_facts(path.parent)
@@ -190,11 +200,21 @@ class DataFolder:
         return found
 
 
-def _with_call(calls: list[dict[str, Any]], asked: dict[str, Any]) -> list[dict[str, Any]]:
-    """One more; where only `tokens` differ from the last one's, in its place."""
-    if calls and calls[-1] | {"tokens": 0} == asked | {"tokens": 0}:
-        return [*calls[:-1], asked | {"tokens": max(calls[-1]["tokens"], asked["tokens"])}]
-    return [*calls, asked]
+def _write_facts(path: Path, facts: dict[str, Any]) -> None:
+    written(path, lambda file: file.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
+
+
+def _with_call(calls: list[dict[str, Any]], asked: dict[str, Any], num_before: int) -> list[dict[str, Any]]:
+    """One more; where only `tokens` differ from the last one's, in its place.
+
+    One that ended early, and is followed by another, asked for what it made: else the other would make nothing.
+    """
+    if not calls:
+        return [asked]
+    *earlier, last = calls
+    if last | {"tokens": 0} == asked | {"tokens": 0}:
+        return [*earlier, asked | {"tokens": max(last["tokens"], asked["tokens"])}]
+    return [*earlier, last | {"tokens": min(last["tokens"], max(1, num_before))}, asked]
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
