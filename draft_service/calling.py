@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One of a drafter's calls, left out where its argument is empty. sessions: that it is about, gone through once."""
+    """One of a drafter's calls, left out where its argument is empty. sessions: that it is about."""
 
-    sessions: Iterable[Session]
+    sessions: Sequence[Session]
     run: Callable[[Any], Any]
     argument: Sequence[Any]
 

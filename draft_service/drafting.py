@@ -185,10 +185,10 @@ class Drafting:
         if changes.opened:
             news.append(Call(changes.opened, self.drafter.open, changes.opened))
         if changes.features:
-            sessions = (session for session, _ in changes.features)
+            sessions = [session for session, _ in changes.features]
             news.append(Call(sessions, self.drafter.add_features, changes.features))
         if changes.extended:
-            sessions = (extension.session for extension in changes.extended)
+            sessions = [extension.session for extension in changes.extended]
             news.append(Call(sessions, self.drafter.extend, changes.extended))
         if changes.closed:
             if news:

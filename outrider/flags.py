@@ -13,7 +13,7 @@ import difflib
 import math
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -27,14 +27,23 @@ if TYPE_CHECKING:
 
 ArgsT = TypeVar("ArgsT", bound="Args")
 
-_HOSTS = ("host", "metrics_host")
 MAX_THREADS = 1024  # many more end a process
 _MOST_BY_UNIT = {"_bytes": 2**63 - 1, "_s": 1_000_000, "_ms": 1_000_000_000}  # of times, what all clocks can wait for
 
 
-def arg(default: Any, group: str, help: str, *, aliases: tuple[str, ...] = ()) -> Any:
-    """A field that is a flag. A bool is a switch; a tuple is a flag that may be repeated."""
-    return field(default=default, metadata={"group": group, "help": help, "aliases": aliases})
+def arg(
+    default: Any, group: str, help: str, *, aliases: tuple[str, ...] = (), read: Callable[[str], Any] | None = None
+) -> Any:
+    """A field that is a flag. A bool is a switch; a tuple is a flag that may be repeated.
+
+    read: makes the value of the command line's word; left out, the field's type does.
+    """
+    return field(default=default, metadata={"group": group, "help": help, "aliases": aliases, "read": read})
+
+
+def unbracketed(host: str) -> str:
+    """A host as it is bound to: addresses that have a port put IPv6 ones in brackets."""
+    return host[1:-1] if host[:1] + host[-1:] == "[]" else host
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +58,7 @@ class Args:
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
-            _check_value(flag_of(spec), spec.name, value)
-            if spec.name in _HOSTS and value[:1] + value[-1:] == "[]":  # as in addresses that have a port
-                object.__setattr__(self, spec.name, value[1:-1])
+            _check_value(flag_of(spec), spec.name, getattr(self, spec.name))
         self.check()
 
     @classmethod
@@ -113,10 +119,12 @@ def parser_for(cls: type[Args]) -> argparse.ArgumentParser:
         name = spec.metadata["group"]
         if name not in groups:
             groups[name] = parser.add_argument_group(name)
+        kind = _kind(hints[spec.name])
+        if spec.metadata["read"] is not None:
+            kind["type"] = spec.metadata["read"]
         groups[name].add_argument(
-            flag_of(spec), *spec.metadata["aliases"], dest=spec.name, default=spec.default,
-            help=_help(spec), **_kind(hints[spec.name]),
-        )  # fmt: skip
+            flag_of(spec), *spec.metadata["aliases"], dest=spec.name, default=spec.default, help=_help(spec), **kind
+        )
     return parser
 
 

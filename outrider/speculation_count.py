@@ -49,7 +49,8 @@ class SpeculationCount:
 
     def _count_steps(self, accepted: int, steps: int) -> None:
         missing = accepted + 1 - len(self.accepted_histogram)
-        self.accepted_histogram += [0] * missing
+        if missing > 0:
+            self.accepted_histogram += [0] * missing
         self.accepted_histogram[accepted] += steps
 
     def to_proto(self) -> common_pb2.SpeculationStats:

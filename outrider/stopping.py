@@ -12,7 +12,7 @@ from outrider.telemetry import get_logger
 log = get_logger(__name__)
 
 _counted_once: set[signal.Signals] = set()
-_heard: set[signal.Signals] = set()
+_heard: set[signal.Signals] = set()  # those that have asked this process to end
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:
@@ -52,12 +52,10 @@ def has_begun() -> bool:
 
 def on_signals(stop: Callable[[], object]) -> None:
     """Has the signals to end call `stop` in the running loop, each time that they come."""
-    taken: set[signal.Signals] = set()
 
     def take(number: signal.Signals) -> None:
-        if number in taken & _counted_once:
+        if number in _heard & _counted_once:
             return
-        taken.add(number)
         _heard.add(number)
         log.info("asked to stop", signal=number.name)
         stop()

@@ -82,7 +82,7 @@ class Calls:
             raise Unavailable(_GOING)
         untaken = self._inbox.num_calls + self._num_compiling
         if untaken >= self._max_untaken:
-            self._totals.finished["refused"] += max(1, request.num_choices)
+            self._totals.finished["refused"] += 1  # its choices were not looked at
             raise ResourceExhausted(
                 f"{untaken} requests came during one step, or wait for their grammars, and at most "
                 f"{self._max_untaken} may; try again later",

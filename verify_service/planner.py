@@ -179,13 +179,15 @@ class Planner:
         without: ids of sessions that the step leaves out.
         """
         budget = self._scheduler.chunk
-        kept = self._kept_for_short(without)
+        kept: int | None = None
         works: list[Work] = []
         for session in list(self._scheduler.running):
             if session.session_id in without or session.table_row < 0:
                 continue  # the latter: preempted by an older one just now
             uncomputed = count = session.num_uncomputed
             if count > 1:
+                if kept is None:
+                    kept = self._kept_for_short(without)
                 if count <= kept:
                     kept -= count
                 else:
@@ -211,13 +213,10 @@ class Planner:
 
     def _kept_for_short(self, without: Collection[int]) -> int:
         """Rows of the chunk for prompts that end with it: up to half, lest they wait for all long ones before them."""
-        chunk, running = self._scheduler.chunk, self._scheduler.running
-        if len(running) < 2 or sum([session.num_uncomputed for session in running]) <= chunk:
-            return 0
         kept = 0
-        for session in running:
+        for session in self._scheduler.running:
             count = session.num_uncomputed
-            if count > 1 and session.session_id not in without and kept + count <= chunk // 2:
+            if count > 1 and session.session_id not in without and kept + count <= self._scheduler.chunk // 2:
                 kept += count
         return kept
 

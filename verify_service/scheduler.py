@@ -87,15 +87,18 @@ class Scheduler:
                 break
             if self._awaits_sibling(session):
                 continue
-            if self._longest_prefix_first and self._is_behind_overtaken(session):
-                break  # it is first from the next step on
+            overtaken = self._overtaken_by(session)
+            if any(one.num_overtaking >= _MOST_OVERTAKING for one in overtaken):
+                break  # that one is first from the next step on
             self._share_prefix(session)
             # A page more for each session that runs, so that a newcomer is not preempted in its next step.
             need = session.num_uncomputed + promised + (len(self.running) + 1) * self.pool.page_size
             if self.running and need > self.num_available * self.pool.page_size:
                 self._let_go(session)
                 break
-            self._leave_queue(session)
+            for one in overtaken:
+                one.num_overtaking += 1
+            self.waiting.remove(session)
             promised += session.num_uncomputed
             self._start(session)
             admitted.append(session)
@@ -212,17 +215,11 @@ class Scheduler:
 
         return sorted(self.waiting, key=lambda session: (_order(session), unmatched(session)))
 
-    def _is_behind_overtaken(self, session: Session) -> bool:
-        """Whether one that could go before it was overtaken often enough."""
-        earlier = self.waiting[: self.waiting.index(session)]
-        return any(one.num_overtaking >= _MOST_OVERTAKING and not self._awaits_sibling(one) for one in earlier)
-
-    def _leave_queue(self, session: Session) -> None:
-        at = self.waiting.index(session)
-        if self._longest_prefix_first:
-            for earlier in self.waiting[:at]:
-                earlier.num_overtaking += 1
-        del self.waiting[at]
+    def _overtaken_by(self, session: Session) -> list[Session]:
+        """Who came before it, and could begin as well."""
+        if not self._longest_prefix_first:
+            return []
+        return [one for one in self.waiting[: self.waiting.index(session)] if not self._awaits_sibling(one)]
 
     def _awaits_sibling(self, session: Session) -> bool:
         """Whether another choice of the same request is just computing the prompt that both share."""

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from outrider.args.links import MAX_SOCKET_BYTES, DialingArgs, ServingArgs, check_address, check_tls_is_used
 from outrider.args.observing import ObservingArgs
 from outrider.errors import StartupError
-from outrider.flags import arg, at_least, at_most, check_key
+from outrider.flags import arg, at_least, at_most, check_key, unbracketed
 from outrider.wire import MAX_GRAMMAR_BYTES
 
 # As the gateway has them, which its tests compare; - and _ are the same.
@@ -30,7 +30,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
     command: ClassVar[str] = "gateway"
     summary: ClassVar[str] = "Serve the OpenAI API over HTTP in front of verify services."
 
-    host: str = arg("127.0.0.1", "network", "Address to serve HTTP on.")
+    host: str = arg("127.0.0.1", "network", "Address to serve HTTP on.", read=unbracketed)
     port: int = arg(8000, "network", "Port to serve HTTP on; 0 takes a free one.")
     uds: str | None = arg(None, "network", "Unix socket to serve HTTP on, instead of host and port.")
     verify_address: tuple[str, ...] = arg(

@@ -54,6 +54,14 @@ def make_sessions(
     )
 
 
+def compute(scheduler: Scheduler, session: Session) -> None:
+    """A step in which a running session computes all that it has."""
+    slots = scheduler.take_slots(session, session.num_uncomputed)
+    assert slots is not None
+    scheduler.keep(session, slots, list(range(len(slots))))
+    scheduler.settle()
+
+
 class Machine(RuleBasedStateMachine):
     """Steps as the loop makes them, with any outcome; slots remember the path that they were written with."""
 
@@ -241,10 +249,7 @@ def test_of_choices_with_one_prompt_the_first_computes_it_and_the_others_share_i
     scheduler.submit(sessions)
     assert scheduler.admit() == sessions[:1]
     first = sessions[0]
-    slots = scheduler.take_slots(first, 5)
-    assert slots is not None
-    scheduler.keep(first, slots, [0, 1, 2, 3, 4])
-    scheduler.settle()
+    compute(scheduler, first)
     first.commit([2])
     scheduler.share(first)
     assert scheduler.admit() == sessions[1:]
@@ -259,10 +264,7 @@ def test_the_longest_cached_prefix_goes_first_where_that_is_the_policy() -> None
     (known,) = make_sessions(factory, [0, 1, 2, 0, 1, 2])
     scheduler.submit([known])
     scheduler.admit()
-    slots = scheduler.take_slots(known, 6)
-    assert slots is not None
-    scheduler.keep(known, slots, list(range(6)))
-    scheduler.settle()
+    compute(scheduler, known)
     scheduler.remove(known)
     (other,) = make_sessions(factory, [2, 2, 2])
     (near,) = make_sessions(factory, [0, 1, 1])
@@ -275,10 +277,7 @@ def test_who_was_overtaken_often_enough_goes_before_longer_prefixes() -> None:
     scheduler, factory = make_scheduler(200, lpm=True), make_factory()
 
     def ran(session: Session) -> None:
-        slots = scheduler.take_slots(session, session.num_uncomputed)
-        assert slots is not None
-        scheduler.keep(session, slots, list(range(len(slots))))
-        scheduler.settle()
+        compute(scheduler, session)
         scheduler.remove(session)
 
     def near() -> Session:
@@ -314,10 +313,7 @@ def test_who_was_overtaken_often_enough_goes_next_however_many_begin_at_once() -
     (known,) = make_sessions(factory, [0, 1, 2, 0])
     scheduler.submit([known])
     scheduler.admit()
-    slots = scheduler.take_slots(known, 4)
-    assert slots is not None
-    scheduler.keep(known, slots, [0, 1, 2, 3])
-    scheduler.settle()
+    compute(scheduler, known)
     scheduler.remove(known)
     (other,) = make_sessions(factory, [2, 2, 2])
     near = [session for _ in range(99) for session in make_sessions(factory, [0, 1, 2, 0])]
@@ -332,10 +328,7 @@ def test_a_resumed_answers_tokens_are_no_prompt_that_was_cached() -> None:
     (first,) = make_sessions(factory, [0, 1, 2, 0, 1, 2])
     scheduler.submit([first])
     scheduler.admit()
-    slots = scheduler.take_slots(first, 6)
-    assert slots is not None
-    scheduler.keep(first, slots, list(range(6)))
-    scheduler.settle()
+    compute(scheduler, first)
     scheduler.remove(first)
     (resumed,) = factory.build(
         verify_pb2.GenerateRequest(

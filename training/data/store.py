@@ -96,7 +96,10 @@ class DataFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder / ".lock"):
-                self._begin_or_go_on(folder / META)
+                if (folder / META).exists():
+                    self._check()
+                else:
+                    self._write_facts(facts | {MADE_WITH: []})
         except OSError as error:
             raise StartupError(f"training data cannot be kept in {folder}: {error}") from error
         self.ended: set[int] = set()
@@ -176,32 +179,25 @@ class DataFolder:
             "ended": np.array(self._new_ended, np.int64),
         }
 
-    def _begin_or_go_on(self, path: Path) -> None:
-        if path.exists():
-            self._checked(path)
-        else:
-            _write_facts(path, self._facts | {MADE_WITH: []})
-
     def _note_call(self, num_before: int) -> None:
         """Keeps what was asked for. num_before: tokens of answers that there were before this call's first shard."""
-        facts = {} if self._asked is None else read_facts(self.folder)
-        if self._asked is not None and MADE_WITH in facts:
-            calls = _with_call(facts[MADE_WITH], self._asked, num_before)
-            _write_facts(self.folder / META, facts | {MADE_WITH: calls})
+        if self._asked is None:
+            return
+        facts = read_facts(self.folder)
+        if MADE_WITH in facts:
+            self._write_facts(facts | {MADE_WITH: _with_call(facts[MADE_WITH], self._asked, num_before)})
         self._asked = None
 
-    def _checked(self, path: Path) -> dict[str, Any]:
-        found = read_facts(path.parent)
+    def _write_facts(self, facts: dict[str, Any]) -> None:
+        written(self.folder / META, lambda file: file.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
+
+    def _check(self) -> None:
+        found = read_facts(self.folder)
         for key, value in self._facts.items():
             if found.get(key) != value:
                 raise StartupError(
                     f"{self.folder} holds data made with {key} {found.get(key)!r}, now {value!r}; name another folder"
                 )
-        return found
-
-
-def _write_facts(path: Path, facts: dict[str, Any]) -> None:
-    written(path, lambda file: file.write_text(json.dumps(facts, indent=1), encoding="utf-8"))
 
 
 def _with_call(calls: list[dict[str, Any]], asked: dict[str, Any], num_before: int) -> list[dict[str, Any]]:
