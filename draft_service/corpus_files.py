@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from outrider.errors import StartupError
-from outrider.text_files import load_tokenizer
+from outrider.text_files import load_tokenizer, stated_vocab_size
 from outrider.wire import Ids
 
 
 def read_corpora(paths: tuple[str, ...], model_folder: Path) -> Iterator[Ids]:
-    """Texts of the files, in order, as token ids int32. StartupError for a file or line that cannot be read."""
+    """Texts of the files, in order, as token ids int32 that the model has. StartupError for what cannot be read."""
     file = model_folder / "tokenizer.json"
     if not file.is_file():
         raise StartupError(f"--speculative-ngram-external-corpus-path needs a tokenizer, and {file} does not exist")
-    tokenizer = load_tokenizer(file)
+    tokenizer = load_tokenizer(file, stated_vocab_size(model_folder))
     for path in paths:
         for text in _texts(Path(path).expanduser()):
             tokens = tokenizer.encode(text, add_special_tokens=False).ids

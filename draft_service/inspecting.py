@@ -18,7 +18,7 @@ from engine.loader import resolve_model
 from engine.runner import ModelRunner
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
-from outrider.text_files import load_tokenizer
+from outrider.text_files import load_tokenizer, stated_vocab_size
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2
 from outrider.wire import Ids
@@ -34,7 +34,7 @@ def proposed_tree(args: DraftArgs, text: str) -> str:
     folder = resolve_model(args.model_path, revision=args.revision)
     if not (folder / "tokenizer.json").is_file():
         raise StartupError(f"{folder} has no tokenizer.json, which --inspect needs")
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    tokenizer = load_tokenizer(folder / "tokenizer.json", stated_vocab_size(folder))
     tokens = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
     drafter = make_drafter(args)
     try:

@@ -43,6 +43,14 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
     return Tokenizer.from_str(embedded(tokenizer.to_str(), vocab_size))
 
 
+def stated_vocab_size(folder: Path) -> int | None:
+    """Of the model in a folder, as config.json has it; None where it does not say."""
+    config = read_json(folder / "config.json", missing_ok=True)
+    inner = config.get("text_config")
+    size = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)
+    return size if isinstance(size, int) else None
+
+
 def embedded(source: str, vocab_size: int) -> str:
     """A tokenizer.json without the added tokens that a model of so many ids has no embedding of: to it they are text,
     as they were before somebody added them."""

@@ -166,6 +166,20 @@ def test_corpus_files_are_drawn_from(tmp_path: Path, capsys: pytest.CaptureFixtu
         inspected([*flags, corpora[0], few])
 
 
+def test_corpus_files_hold_only_tokens_that_the_model_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make.write_target(tmp_path / "target").folder
+    save_words(folder, ["the", "cat", "sat", *[f"w{i}" for i in range(make.VOCAB - 3)]])
+    file = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_tokens(["<beyond>"])
+    assert tokenizer.token_to_id("<beyond>") >= make.VOCAB
+    tokenizer.save(str(file))
+    (tmp_path / "a.txt").write_text("the cat <beyond>")
+    flags = [f"--model-path={folder}", f"--speculative-ngram-external-corpus-path={tmp_path / 'a.txt'}"]
+    assert inspected([*flags, "--inspect=the cat"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "─" in line and "beyond" in line] == []
+
+
 @pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
 def test_a_tree_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str) -> None:
     target = make.write_target(tmp_path / "target").folder
