@@ -340,11 +340,11 @@ def test_programs_are_started_while_calls_go_on(tmp_path: Path) -> None:
         async with serving(address), asyncio.TaskGroup() as group:
             for _ in range(4):
                 group.create_task(call_on(stopping))
-            codes = [await (await asyncio.create_subprocess_exec("true")).wait() for _ in range(200)]
+            codes = [await (await asyncio.create_subprocess_exec("true")).wait() for _ in range(60)]
             stopping.set()
         return codes
 
-    assert uvloop.run(run()) == [0] * 200
+    assert uvloop.run(run()) == [0] * 60
 
 
 def test_grpc_knows_the_switches_that_it_is_given() -> None:

@@ -393,7 +393,7 @@ class Wire(RuleBasedStateMachine):
 
 
 TestWire = Wire.TestCase
-TestWire.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestWire.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 def test_the_commonest_exchange() -> None:
