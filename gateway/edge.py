@@ -21,7 +21,7 @@ from gateway.callers import Caller, Callers
 from gateway.errors import HttpError, failure
 from gateway.exchange import ClientGone, SlowReader
 from gateway.metrics import Metrics
-from gateway.shown import shown
+from gateway.shown import SHUTTING_DOWN, shown
 from outrider.errors import OutriderError, Unavailable
 from outrider.telemetry import Throttle, get_logger
 from outrider.tracing import TRACEPARENT, Tracing, set_call_metadata
@@ -114,7 +114,7 @@ class Edge:
             await self._app(scope, exchange.receive_noted, exchange.send_named)
         except asyncio.CancelledError:  # the server's grace is over
             if exchange.status is None:
-                await _send_failure(Unavailable("The server is shutting down."), exchange.send_named)
+                await _send_failure(Unavailable(SHUTTING_DOWN), exchange.send_named)
         except (ClientGone, ClientDisconnect) as gone:
             exchange.status = CLIENT_GONE
             log.info("client gone", slow=isinstance(gone, SlowReader))

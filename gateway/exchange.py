@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.errors import failure
+from gateway.shown import SHUTTING_DOWN
 from outrider.errors import OutriderError, Unavailable
 from outrider.stopping import cancelled
 from outrider.telemetry import get_logger
@@ -125,7 +126,7 @@ class EventStream:
         except asyncio.CancelledError:  # the server's grace is over
             await cancelled(pump, writer)
             if self._started:
-                self._error = Unavailable("The server is shutting down.")
+                self._error = Unavailable(SHUTTING_DOWN)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LAST_WORDS_S):
                         await send({"type": "http.response.body", "body": self._last_words(), "more_body": False})

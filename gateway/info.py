@@ -14,7 +14,7 @@ from gateway.responses import ModelCard, ModelList
 from gateway.sampling_defaults import OPENAI
 from gateway.schemas import SamplingFields
 from gateway.service import Ready, gateway_of
-from gateway.shown import no_such_model
+from gateway.shown import SHUTTING_DOWN, no_such_model
 from outrider.errors import Unavailable
 from outrider.metrics import CONTENT_TYPE
 
@@ -38,8 +38,10 @@ async def get_model(request: Request) -> ASGIApp:
 
 async def health(request: Request) -> ASGIApp:
     """200 when a request made now would find a verify service, else 503."""
-    if not gateway_of(request).serving:
-        raise Unavailable("No verify service is available.")
+    gateway = gateway_of(request)
+    if gateway.leaving:
+        raise Unavailable(SHUTTING_DOWN)
+    gateway.ready()
     return Response(status_code=200)
 
 

@@ -23,7 +23,7 @@ from gateway.plan import Plan
 from gateway.reasoning import ReasoningFormat, reasoning_format
 from gateway.replicas import ProbeTimes, ReplicaSet, ServerInfo
 from gateway.sampling_defaults import OPENAI, SamplingDefaults, read_defaults
-from gateway.shown import no_such_model
+from gateway.shown import SHUTTING_DOWN, no_such_model
 from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec, TokenizerFiles
 from gateway.tool_parsers.formats import ToolFormat, tool_format
@@ -142,11 +142,6 @@ class Gateway:
 
     # ---- What routes ask
 
-    @property
-    def serving(self) -> bool:
-        """Whether a request made now would find a verify service."""
-        return self._ready is not None and not self.leaving and not self.draining and bool(self.replicas.serving)
-
     def drain(self) -> None:
         """Takes no more requests."""
         self.draining = self.replicas.draining = True
@@ -154,7 +149,7 @@ class Gateway:
     def ready(self) -> Ready:
         """What is known of the model; Unavailable until it is, and when no request can be served now."""
         if self.draining:
-            raise Unavailable("The server is shutting down.")
+            raise Unavailable(SHUTTING_DOWN)
         if not self.replicas.serving:
             raise Unavailable("No verify service is available.")
         if self._ready is None:

@@ -11,6 +11,8 @@ from msgspec import inspect
 
 from outrider.errors import InvalidArgument, NotFound
 
+SHUTTING_DOWN = "The server is shutting down."
+
 MAX_CHARS = 48
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.{3})\]")
 

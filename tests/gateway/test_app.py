@@ -205,7 +205,8 @@ def test_before_it_drains_a_balancer_may_notice(
             loop.run(release(fake))
             assert "data: [DONE]" in list(lines)
         assert ask(client).status_code == 200
-        assert client.get("/health").status_code == 503
+        health = client.get("/health")
+        assert (health.status_code, health.json()["error"]["message"]) == (503, "The server is shutting down.")
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     assert "Traceback" not in (tmp_path / "errors").read_text()
