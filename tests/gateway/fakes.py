@@ -20,8 +20,9 @@ from starlette.applications import Starlette
 from gateway.app import create_app, listen, uvicorn_config
 from gateway.backend import RetryPolicy
 from gateway.replicas import ProbeTimes
+from gateway.service import Gateway
 from outrider.args import GatewayArgs
-from outrider.errors import OutriderError, Unimplemented
+from outrider.errors import OutriderError, Unavailable, Unimplemented
 from outrider.rpc import bind, create_server
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION, unpack_ids
@@ -341,7 +342,7 @@ def running(
             await task
 
         stack.push_async_callback(stop)
-        while not server.started or (wait_ready and not app.state.gateway.serving):
+        while not server.started or (wait_ready and not _is_ready(app.state.gateway)):
             assert not task.done()
             await asyncio.sleep(0.005)
         return RunningGateway(loop, url, listener.getsockname()[1], app, fakes)
@@ -351,3 +352,11 @@ def running(
     finally:
         loop.run(stack.aclose())
         loop.close()
+
+
+def _is_ready(gateway: Gateway) -> bool:
+    try:
+        gateway.ready()
+    except Unavailable:
+        return False
+    return True
