@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import difflib
 import math
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -223,6 +224,12 @@ def at_most(settings: Args, maximum: int, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and value > maximum:
             raise StartupError(f"{flag_named(name)} is {value}; it must be at most {maximum}")
+
+
+def check_device(name: str) -> None:
+    """StartupError for a --device that no machine has; whether this one has it, engine/devices.py finds."""
+    if not re.fullmatch(r"auto|(cpu|cuda)(:[0-9]+)?", name):
+        raise StartupError(f"--device is {name!r}; it must be auto, cpu, cuda or cuda:N")
 
 
 def check_url(flag: str, url: str, example: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from outrider.errors import StartupError
-from outrider.flags import MAX_THREADS, Args, arg, at_least, at_most, flag_named
+from outrider.flags import MAX_THREADS, Args, arg, at_least, at_most, check_device, flag_named
 from outrider.wishes import MAX_WISH, most_nodes
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class TargetArgs(WeightsArgs):
         """Bounds."""
         at_least(self, 1, "threads")
         at_most(self, MAX_THREADS, "threads")
+        check_device(self.device)
 
 
 @dataclass(frozen=True, kw_only=True)

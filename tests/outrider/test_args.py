@@ -122,6 +122,39 @@ def test_flags_that_look_like_another_name_it(words: list[str], meant: str, caps
             "--speculative-draft-model-path is for draft models: add --speculative-algorithm STANDALONE, EAGLE",
         ),
         (VerifyArgs, {"speculative_algorithm": "MAGIC"}, "--speculative-algorithm"),
+        *(
+            (
+                ServeArgs,
+                {"speculative_algorithm": "NONE", **given},
+                f"{flag} needs drafts; --speculative-algorithm is NONE",
+            )
+            for given, flag in (
+                ({"speculative_num_draft_tokens": 8}, "--speculative-num-draft-tokens"),
+                ({"max_sessions": 8}, "--max-sessions"),
+            )
+        ),
+        *(
+            (
+                kind,
+                {"speculative_algorithm": algorithm, "draft_max_total_tokens": 512},
+                f"--draft-max-total-tokens is for draft models; --speculative-algorithm {algorithm} has none",
+            )
+            for kind, algorithm in ((ServeArgs, "NONE"), (ServeArgs, "NGRAM"), (DraftArgs, "NGRAM"))
+        ),
+        *(
+            (
+                DraftArgs,
+                {"speculative_algorithm": algorithm, "enable_multi_layer_eagle": True},
+                f"--enable-multi-layer-eagle is for EAGLE's heads; --speculative-algorithm is {algorithm}",
+            )
+            for algorithm in ("STANDALONE", "NGRAM", "NONE")
+        ),
+        (DraftArgs, {"quantization": "int7"}, "--quantization 'int7' is unknown"),
+        *(
+            (kind, {"device": device}, f"--device is '{device}'; it must be auto, cpu, cuda or cuda:N")
+            for kind in (VerifyArgs, DraftArgs, ServeArgs)
+            for device in ("foo", "cuda:x", "mps", "")
+        ),
         (DraftArgs, {"speculative_moe_runner_backend": "deep_gemm"}, "--speculative-moe-runner-backend is 'deep_gemm'"),
         (DraftArgs, {"speculative_moe_a2a_backend": "deepep"}, "--speculative-moe-a2a-backend is 'deepep'"),
         (
