@@ -1,4 +1,4 @@
-"""What an unknown flag was meant to be: for another server's name ours, for the rest the flag that is spelt most alike."""
+"""What an unknown flag was meant to be: another server's name for one of ours, or else the one spelt most alike."""
 
 from __future__ import annotations
 

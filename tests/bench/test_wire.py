@@ -102,18 +102,6 @@ def test_a_picture_of_no_known_kind_is_refused_at_once() -> None:
         wire.main(["--picture", "rounds.foo"])
 
 
-@pytest.mark.parametrize(
-    ("steps", "topk", "tokens", "given"), [(3, 1, 9, "4"), (3, 1, 2, "4"), (2, 2, 8, "2 to 7"), (2, 2, 1, "2 to 7")]
-)
-def test_trees_that_cannot_be_are_refused(
-    steps: int, topk: int, tokens: int, given: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        wire._parse([f"--num-steps={steps}", f"--topk={topk}", f"--num-draft-tokens={tokens}"])
-    said = f"--num-draft-tokens is {tokens}; --num-steps {steps} and --topk {topk} give {given}\n"
-    assert capsys.readouterr().err.endswith(said)
-
-
 @pytest.mark.parametrize(("words", "tokens"), [([], 6), (["--topk=4"], 16), (["--topk=2", "--num-steps=2"], 7)])
 def test_trees_have_sixteen_nodes_where_they_can_have_them(words: list[str], tokens: int) -> None:
     assert wire._parse(["--accept-length=2", *words]).num_draft_tokens == tokens
