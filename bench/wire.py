@@ -50,6 +50,7 @@ from bench._wire_run import WARM_SHARE, Played, load_average, play, rate
 from bench._wire_script import NUM_TOP, Setting
 from outrider.busy_poll import is_wanted
 from outrider.placement import cores_of_two
+from outrider.wishes import most_nodes
 
 LLAMA_8B_EAGLE3_WIDTH = 3 * 4096
 _ECHOES = 400
@@ -78,7 +79,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=positive, default=1, help="sessions at once")
     parser.add_argument("--topk", type=int, choices=range(1, NUM_TOP), default=1, metavar="1..15", help="branches")
     parser.add_argument("--num-steps", type=positive, default=5, help="depth of a tree")
-    parser.add_argument("--num-draft-tokens", type=positive, help="nodes and root; default: 16, of a chain all")
+    parser.add_argument("--num-draft-tokens", type=positive, help="nodes and root; default: 16 at most, of a chain all")
     parser.add_argument("--feature-width", type=int, default=LLAMA_8B_EAGLE3_WIDTH, help="of a row; 0: none")
     parser.add_argument("--seconds", type=above_zero, default=5.0, help="length of each run, by the theory")
     parser.add_argument("--burn", action="store_true", help="burn CPU instead of sleeping")
@@ -91,9 +92,14 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     check_plot(args.picture, args.output, "--picture")
     if args.picture is not None and args.batch > 1:
         parser.error(f"--picture draws one session; --batch is {args.batch}")
-    args.num_draft_tokens = args.num_draft_tokens or (args.num_steps + 1 if args.topk == 1 else 16)
-    if args.num_draft_tokens < 2:
-        parser.error(f"--num-draft-tokens is {args.num_draft_tokens}; with its root a tree has at least 2")
+    most = most_nodes(args.num_steps, args.topk) + 1
+    least = most if args.topk == 1 else 2
+    args.num_draft_tokens = args.num_draft_tokens or max(least, min(16, most))
+    if not least <= args.num_draft_tokens <= most:
+        parser.error(
+            f"--num-draft-tokens is {args.num_draft_tokens}; --num-steps {args.num_steps} and --topk {args.topk} give "
+            + (f"{most}" if least == most else f"{least} to {most}")
+        )
     most = min(args.num_steps + 1, args.num_draft_tokens)
     if not 1.0 <= args.accept_length <= most:
         parser.error(

@@ -14,7 +14,7 @@ from draft_service.drafters.shape import TreeShape
 from draft_service.overlap import NO_OVERLAP, Overlap
 from draft_service.planning import Plan, note_overlap
 from draft_service.session import Extension, Grown
-from draft_service.tiers import Tier
+from outrider.tiers import Tier
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from outrider.busy_poll import is_wanted
 from outrider.dialing import Dial, dialer_of
 from outrider.metrics_http import serve_metrics
 from outrider.placement import Placement
+from outrider.preflight import check_before_load
 from outrider.room import memory_for
 from outrider.row_ring import host_id
 from outrider.steady import keep_steady
@@ -47,6 +48,7 @@ def main(args: DraftArgs) -> int:
         return describe(args)
     if args.inspect is not None:
         return inspect(args, args.inspect)
+    check_before_load(args)
     serving.check_free(args.listen, *args.metrics_addresses)
     dial = dialer_of(args, args.verify_address, args.token_file)
     return uvloop.run(serve(args, load(args), stopped_by_signals, dial))

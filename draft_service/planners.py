@@ -11,10 +11,10 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafters.shape import DEEPEST, TreeShape
 from draft_service.overlap import FixedOverlap, Overlap, OverlapRule
 from draft_service.planning import CostPlanner, FixedPlanner, Planner
-from draft_service.tiers import first_steps, read_tiers
 from outrider import env
 from outrider.args import DraftArgs
 from outrider.placement import FEW_CORES, allowed_cores
+from outrider.tiers import first_steps, read_tiers
 
 _NODES_A_STEP = 2  # of trees with branches; verify takes those that pay
 

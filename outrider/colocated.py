@@ -23,6 +23,7 @@ from outrider.args.links import check_address
 from outrider.errors import StartupError
 from outrider.flags import flag_of
 from outrider.in_memory import InMemoryServer
+from outrider.preflight import check_before_load
 from outrider.serving import check_free
 from outrider.steady import free_what_ended, keep_steady
 from outrider.stopping import Stopping, on_signals
@@ -71,6 +72,7 @@ def main(words: list[str]) -> int:
     settings = Colocated.parse(words)
     configure_logging("verify")
     for part in (settings.verify, settings.draft):
+        check_before_load(part)
         check_free(part.listen, *part.metrics_addresses)
     check_free(*filter(None, [settings.verify.grpc_address]))
     # By name, as the command line and the launcher do it: this package knows no service.

@@ -56,7 +56,7 @@ def early_proposals() -> bool | None:
 
 
 def sglang_spec_v2() -> bool:
-    """SGLANG_ENABLE_SPEC_V2: as early_proposals, with SGLang's rule that topk is 1."""
+    """SGLANG_ENABLE_SPEC_V2: as early_proposals, with SGLang's rule that a topk that is given is 1."""
     return flag("SGLANG_ENABLE_SPEC_V2", False)
 
 

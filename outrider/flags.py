@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import difflib
 import math
+import re
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Union, 
 from urllib.parse import urlsplit
 
 from outrider.errors import StartupError
+from outrider.meant import meant
 from outrider.wire import INT31_MAX
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class Args:
         parser = parser_for(cls)
         namespace, unknown = parser.parse_known_args(argv)
         if unknown:
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(parser, unknown)}")
+            flags = [flag for action in parser._actions for flag in action.option_strings]
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown, flags)}")
         return cls(**{f.name: getattr(namespace, f.name) for f in dataclasses.fields(cls)})
 
     def to_argv(self) -> list[str]:
@@ -126,14 +128,6 @@ def parser_for(cls: type[Args]) -> argparse.ArgumentParser:
             flag_of(spec), *spec.metadata["aliases"], dest=spec.name, default=spec.default, help=_help(spec), **kind
         )
     return parser
-
-
-def _meant(parser: argparse.ArgumentParser, unknown: list[str]) -> str:
-    """The flags that look most like unknown ones, as the end of a message."""
-    flags = [flag for action in parser._actions for flag in action.option_strings]
-    named = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-    close = [found for name in named for found in difflib.get_close_matches(name, flags, n=1)]
-    return f"; did you mean {', '.join(dict.fromkeys(close))}?" if close else ""
 
 
 def _help(spec: dataclasses.Field[Any]) -> str:
@@ -223,6 +217,12 @@ def at_most(settings: Args, maximum: int, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and value > maximum:
             raise StartupError(f"{flag_named(name)} is {value}; it must be at most {maximum}")
+
+
+def check_device(name: str) -> None:
+    """StartupError for a --device that no machine has; whether this one has it, engine/devices.py finds."""
+    if not re.fullmatch(r"auto|(cpu|cuda)(:[0-9]+)?", name):
+        raise StartupError(f"--device is {name!r}; it must be auto, cpu, cuda or cuda:N")
 
 
 def check_url(flag: str, url: str, example: str) -> None:

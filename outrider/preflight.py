@@ -1,4 +1,4 @@
-"""What `outrider serve` looks at before it starts anything: mistakes that a part would tell of once others run."""
+"""What is looked at before a model is loaded, or `outrider serve` starts anything: mistakes that are told late else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from outrider import env
 from outrider.api_keys import KeyFile
-from outrider.args import ServeArgs
+from outrider.args import ServeArgs, VerifyArgs
+from outrider.args.links import ServingArgs
 from outrider.auth import token_file
 from outrider.embedded import embedded_folder
 from outrider.errors import StartupError
@@ -32,12 +33,19 @@ def check_before_start(args: ServeArgs) -> None:
             raise StartupError(f"{flag} is {name!r}; there is no {needed} in it")
     if args.model_path is None:
         embedded_folder()
+    check_before_load(args)
+    if args.api_key_file is not None:
+        KeyFile(args.api_key_file)
+
+
+def check_before_load(args: ServingArgs) -> None:
+    """StartupError for certificates, token files or variables of the environment that cannot be used."""
     env.early_proposals()
     env.cpu_kernel()
+    env.ngram_force_greedy_verify()
     files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
     if files is not None:
         files.read()
     token_file(args.token_file, "--token-file")
-    token_file(args.admin_token_file, "--admin-token-file")
-    if args.api_key_file is not None:
-        KeyFile(args.api_key_file)
+    if isinstance(args, VerifyArgs):
+        token_file(args.admin_token_file, "--admin-token-file")

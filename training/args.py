@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from outrider.errors import StartupError
-from outrider.flags import MAX_THREADS, Args, arg, at_least, at_most, flag_named
+from outrider.flags import MAX_THREADS, Args, arg, at_least, at_most, check_device, flag_named
+from outrider.wishes import MAX_WISH, most_nodes
 
 if TYPE_CHECKING:
     from training.data.conversations import Mix
@@ -18,6 +19,7 @@ MT_BENCH = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
 
 
 _MOST_SLOTS = 2**31 - 1  # what a pool can number
+_TREE_TOKENS = 8  # as SGLang's trees for Llama targets have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class TargetArgs(WeightsArgs):
         """Bounds."""
         at_least(self, 1, "threads")
         at_most(self, MAX_THREADS, "threads")
+        check_device(self.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +236,10 @@ class EvalArgs(TargetArgs):
     steps: int = arg(3, "evaluation", "Drafts of a chain.")
     tree_steps: int = arg(5, "evaluation", "Depth of a tree.")
     tree_topk: int = arg(4, "evaluation", "Branches of a node.")
-    tree_tokens: int = arg(8, "evaluation", "Nodes of a tree, root counted; 0 leaves trees out.")
+    tree_tokens: int | None = arg(
+        None, "evaluation",
+        "Nodes of a tree, root counted; 0 leaves trees out. Default: 8, or what steps and branches give at most.",
+    )  # fmt: skip
     serve: bool = arg(False, "evaluation", "Measure through `outrider serve`: real services, real drafters.")
     output: str | None = arg(None, "evaluation", "JSON file for the figures.")
 
@@ -243,8 +249,22 @@ class EvalArgs(TargetArgs):
         if not self.head:
             raise StartupError("--head is needed: the folder of an exported head, or a training's output folder")
         at_least(self, 1, "answer_tokens", "max_prompts", "steps", "tree_steps", "tree_topk")
+        at_most(self, MAX_WISH, "steps", "tree_steps", "tree_topk", "tree_tokens")  # as services take
+        most = most_nodes(self.tree_steps, self.tree_topk) + 1
+        if self.tree_tokens not in (None, 0) and not 2 <= self.tree_tokens <= most:
+            raise StartupError(
+                f"--tree-tokens is {self.tree_tokens}; with --tree-steps {self.tree_steps} and --tree-topk "
+                f"{self.tree_topk} it must be from 2 to {most}, or 0 for no trees"
+            )
         if self.prompts is None and not MT_BENCH.is_file():
             raise StartupError("--prompts is needed: a JSONL file of prompts")
+
+    @property
+    def tree(self) -> tuple[int, int, int]:
+        """Steps, branches and nodes of the trees, root counted; of 0 nodes: none are measured."""
+        most = most_nodes(self.tree_steps, self.tree_topk) + 1
+        tokens = min(_TREE_TOKENS, most) if self.tree_tokens is None else self.tree_tokens
+        return self.tree_steps, self.tree_topk, tokens
 
     def prompts_path(self) -> Path:
         """The file of prompts."""

@@ -108,12 +108,12 @@ def _computed(args: EvalArgs, folder: Path, target_folder: Path) -> dict[str, Fi
         max_tokens=max(2048, longest), max_len=longest, threads=args.threads,
     )  # fmt: skip
     network = load_published(folder, target, max_len=longest + max(args.steps, args.tree_steps))
-    tree = Tree(args.tree_steps, args.tree_topk, args.tree_tokens)
+    tree = Tree(*args.tree)
     figures: dict[str, Figures] = defaultdict(Figures)
     for answer in tqdm(answers, desc="Answers", disable=not sys.stderr.isatty()):
         own = figures[answer.category]
         own.chain.add(chain_rounds(network, target, [answer.example], num_steps=args.steps))
-        if args.tree_tokens:
+        if tree.num_nodes:
             own.tree.add(tree_rounds(network, target, [answer.example], tree))
     return dict(figures)
 
@@ -124,8 +124,8 @@ def _served(args: EvalArgs, folder: Path) -> dict[str, Figures]:
     algorithm = algorithm_of(folder)
     figures: dict[str, Figures] = defaultdict(Figures)
     shapes = {"chain": (args.steps, 1, args.steps + 1)}
-    if args.tree_tokens and algorithm != STANDALONE:
-        shapes["tree"] = (args.tree_steps, args.tree_topk, args.tree_tokens)
+    if args.tree[2] and algorithm != STANDALONE:
+        shapes["tree"] = args.tree
     for name, shape in shapes.items():
         for category, rounds in asyncio.run(ask_all(args, folder, algorithm, shape, prompts)):
             getattr(figures[category], name).add(rounds)

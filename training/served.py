@@ -48,8 +48,9 @@ async def ask_all(
     settings = ServeArgs(
         port=0, model_path=args.model_path, revision=args.revision, load_format=args.load_format, dtype=args.dtype,
         device=args.device, threads=args.threads, speculative_algorithm=algorithm,
-        speculative_draft_model_path=str(head), speculative_num_steps=shape[0], speculative_eagle_topk=shape[1],
-        speculative_num_draft_tokens=shape[2], disable_speculation_brake=True, max_draft_wait_ms=1000.0,
+        speculative_draft_model_path=str(head), speculative_draft_load_format="auto", speculative_num_steps=shape[0],
+        speculative_eagle_topk=shape[1], speculative_num_draft_tokens=shape[2], disable_speculation_brake=True,
+        max_draft_wait_ms=1000.0,
     )  # fmt: skip
     code = await serve(settings, when_ready)
     if len(found) < len(prompts):

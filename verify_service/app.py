@@ -23,6 +23,7 @@ from outrider.busy_poll import is_wanted
 from outrider.errors import Unavailable
 from outrider.metrics_http import serve_metrics
 from outrider.placement import Placement
+from outrider.preflight import check_before_load
 from outrider.row_ring import remove_left_behind
 from outrider.steady import keep_steady
 from outrider.stopping import Stopping, stopped_by_signals
@@ -57,6 +58,7 @@ LENT_MS = 20.0  # a step of the C kernels that the event loop may run itself: wh
 def main(args: VerifyArgs) -> int:
     """Runs the process; returns its exit code."""
     configure_logging("verify")
+    check_before_load(args)
     serving.check_free(args.listen, *([args.grpc_address] if args.grpc_address else []), *args.metrics_addresses)
     engine = load_engine(args)
     keep_steady()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draft_service.tiers import candidates, first_steps, read_tiers
 from outrider import env
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
+from outrider.tiers import candidates, first_steps, read_tiers
 
 CHAIN = (3, 1, 4)
 DEEPEST = 7

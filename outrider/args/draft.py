@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from outrider.args.links import DialingArgs, ServingArgs, check_address, check_apart, check_tls_is_used, host_port
 from outrider.args.observing import ObservingArgs
 from outrider.args.speculation import SpeculativeArgs
-from outrider.args.verify import check_graphs
+from outrider.args.verify import check_model
 from outrider.flags import MAX_THREADS, arg, at_least, at_most
 
 
@@ -54,7 +54,9 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     cuda_graph_max_bs: int | None = arg(
         None, "model", "Most sessions of a step replayed from a CUDA graph. Default: --max-sessions, at most 64."
     )
-    draft_max_total_tokens: int = arg(65_536, "model", "Tokens that the draft model's KV pool holds.")
+    draft_max_total_tokens: int = arg(
+        65_536, "speculation: draft model", "Tokens that the draft model's KV pool holds."
+    )
     max_sessions: int = arg(256, "network", "Sessions taken at once from each verify service.")
     describe: bool = arg(
         False, "more", "Print what these drafts need of verify (its --features) as JSON, and exit; nothing is loaded."
@@ -91,5 +93,5 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
             self, 1, "max_sessions", "max_pending_tokens", "draft_max_total_tokens", "threads", "cuda_graph_max_bs",
             "speculative_ngram_external_corpus_max_tokens",
         )  # fmt: skip
-        check_graphs(self)
+        check_model(self)
         at_least(self, 0, "shutdown_grace_s")

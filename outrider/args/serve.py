@@ -16,6 +16,7 @@ from outrider.flags import ArgsT, arg, at_least, flag_named
 
 _NODE_LIMITS = {name: getattr(VerifyArgs, name) for name in ("max_verify_nodes", "max_proposal_nodes")}
 """Verify's limits on a draft's nodes, and what they are where nobody asks for more."""
+_OF_DRAFTS = ("colocate", "speculative_num_draft_tokens", "max_sessions")  # whatever drafts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +78,9 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         DraftArgs.check(self)
         GatewayArgs.check(self)
         at_least(self, 1, "startup_timeout_s")
-        if self.colocate and not self.drafts:
-            raise StartupError("--colocate needs drafts; --speculative-algorithm is NONE")
+        for name in _OF_DRAFTS:
+            if not self.drafts and getattr(self, name) != getattr(ServeArgs, name):
+                raise StartupError(f"{flag_named(name)} needs drafts; --speculative-algorithm is NONE")
         if self.colocate and self.core_placement == "auto":
             raise StartupError("--core-placement auto is for services apart; --colocate makes them one process")
         if self.metrics_port is not None and self.metrics_port > 65534:
@@ -100,8 +102,7 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
             self.refuse_ngram_flags(self.algorithm)
             if self.drafts:
                 self.check_tree()
-        if self.drafts:
-            self._check_node_limits()
+        self._check_node_limits()
 
     def _check_node_limits(self) -> None:
         """StartupError for a limit below the nodes that other flags ask drafts to have."""
@@ -140,9 +141,8 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
         own = {spec.name for spec in dataclasses.fields(cls)} & defaults.keys()
         given = {name: getattr(self, name) for name in own if getattr(self, name) != defaults[name]}
-        if self.drafts:
-            for name in own & _NODE_LIMITS.keys() - given.keys():
-                given[name] = max(_NODE_LIMITS[name], self.most_nodes[1])
+        for name in own & _NODE_LIMITS.keys() - given.keys():
+            given[name] = max(_NODE_LIMITS[name], self.most_nodes[1])
         # Parts need not be told of n-grams, which take no room.
         if "speculative_algorithm" in own and self.algorithm != USUAL:
             given["speculative_algorithm"] = self.algorithm

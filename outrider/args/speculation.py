@@ -9,6 +9,7 @@ from typing import Literal
 from outrider.args.quantization import quantization_method
 from outrider.errors import StartupError
 from outrider.flags import Args, arg, at_least, at_most, flag_named, flag_of
+from outrider.tiers import candidates, read_tiers
 from outrider.wishes import MAX_WISH, most_nodes
 
 
@@ -123,6 +124,10 @@ class SpeculativeArgs(Args):
                 "may be repeated) instead of data-parallel attention in one"
             )
         self._check_adaptive(algorithm)
+        if self.enable_multi_layer_eagle and algorithm and algorithm not in HEAD_ALGORITHMS:
+            raise StartupError(
+                f"--enable-multi-layer-eagle is for EAGLE's heads; --speculative-algorithm is {algorithm}"
+            )
         if algorithm not in ("", "NGRAM"):
             self.refuse_ngram_flags(algorithm)
         if algorithm in ("NGRAM", "NONE"):
@@ -158,13 +163,20 @@ class SpeculativeArgs(Args):
 
     @property
     def most_nodes(self) -> tuple[str, int]:
-        """The field by which a draft has most nodes, the root aside, and how many; 0 where none says."""
+        """The field by which a draft has most nodes, the root aside, and how many; 0 where none says.
+
+        StartupError for a configuration of adaptive steps that cannot be read.
+        """
         steps, topk, tokens = (getattr(self, name) for name in _TREE)
         copies = "speculative_copy_tokens", self.speculative_copy_tokens or 0
-        if self.speculative_adaptive:  # its configuration says
-            return copies
-        # A chain's nodes follow its steps.
-        tree = (_TREE[0], steps or 0) if topk == 1 else (_TREE[2], (tokens or 1) - 1)
+        if self.speculative_adaptive:
+            file = self.speculative_adaptive_config
+            asking = "speculative_adaptive" if file is None else "speculative_adaptive_config"
+            tree = asking, candidates(read_tiers(file))[-1]
+        elif topk == 1:  # a chain's nodes follow its steps
+            tree = _TREE[0], steps or 0
+        else:
+            tree = _TREE[2], (tokens or 1) - 1
         return max(tree, copies, key=lambda found: found[1])
 
     def _check_adaptive(self, algorithm: str) -> None:
@@ -195,7 +207,7 @@ class SpeculativeArgs(Args):
 
     def refuse_draft_model_flags(self) -> None:
         """StartupError for a flag that only draft models have."""
-        for spec in dataclasses.fields(SpeculativeArgs):
+        for spec in dataclasses.fields(self):
             needs_model = spec.metadata["group"] == "speculation: draft model" or spec.name in _TREE_FLAGS
             if needs_model and getattr(self, spec.name) not in (spec.default, ""):
                 if self.speculative_algorithm is None:

@@ -10,7 +10,7 @@ from outrider.args.observing import ObservingArgs
 from outrider.args.quantization import quantization_method
 from outrider.args.speculation import check_algorithm
 from outrider.errors import StartupError
-from outrider.flags import MAX_THREADS, arg, at_least, at_most
+from outrider.flags import MAX_THREADS, arg, at_least, at_most, check_device
 
 if TYPE_CHECKING:
     from outrider.args.draft import DraftArgs
@@ -162,8 +162,6 @@ class VerifyArgs(ObservingArgs, ServingArgs):
         at_least(self, 0, "speculative_accept_threshold_single", "speculative_accept_threshold_acc")
         at_most(self, 1, "speculative_accept_threshold_single", "speculative_accept_threshold_acc")
         check_algorithm(self.speculative_algorithm)
-        if self.quantization is not None:
-            quantization_method(self.quantization, "--quantization")
         if self.model_path == "":
             raise StartupError("--model-path is empty; it must be a folder or a hub id")
         if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
@@ -172,12 +170,15 @@ class VerifyArgs(ObservingArgs, ServingArgs):
             self, 0, "max_queued_requests", "max_assumed_tokens", "max_draft_wait_ms", "shutdown_grace_s",
             "decode_log_interval",
         )  # fmt: skip
-        check_graphs(self)
+        check_model(self)
         if self.torch_compile_max_bs != VerifyArgs.torch_compile_max_bs and not self.enable_torch_compile:
             raise StartupError("--torch-compile-max-bs needs --enable-torch-compile")
 
 
-def check_graphs(settings: VerifyArgs | DraftArgs) -> None:
-    """StartupError for graphs that are both wanted and not."""
+def check_model(settings: VerifyArgs | DraftArgs) -> None:
+    """StartupError for a quantisation or a kind of device that there is not, and graphs both wanted and not."""
+    if settings.quantization is not None:
+        quantization_method(settings.quantization, "--quantization")
+    check_device(settings.device)
     if settings.disable_cuda_graph and settings.cuda_graph_max_bs is not None:
         raise StartupError("--cuda-graph-max-bs and --disable-cuda-graph exclude each other; give one")

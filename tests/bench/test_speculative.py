@@ -70,7 +70,15 @@ def test_settings_as_requests_and_flags() -> None:
 
 
 def test_what_was_passed_on_is_among_the_flags_to_paste() -> None:
-    words = ["--model-path", "a b", "--speculative-draft-model", "head's", "--quantization=int8", "--colocate"]
+    words = [
+        "--model-path",
+        "a b",
+        "--speculative-draft-model",
+        "head's",
+        "--quantization=int8",
+        "--colocate",
+        "--max-sessions=9",
+    ]
     args, rest = speculative.parse(["--speculative-algorithm", "NEXTN", *words, "--enable-multi-layer-eagle"])
     tree, plain = (
         ServeArgs.parse(shlex.split(speculative.to_paste(setting, args.speculative_algorithm, rest)))

@@ -100,3 +100,8 @@ def test_figures_are_written_before_anything_is_drawn(tmp_path: Path, monkeypatc
 def test_a_picture_of_no_known_kind_is_refused_at_once() -> None:
     with pytest.raises(StartupError, match=r"^--picture writes \.png, \.svg or \.pdf, not rounds\.foo$"):
         wire.main(["--picture", "rounds.foo"])
+
+
+@pytest.mark.parametrize(("words", "tokens"), [([], 6), (["--topk=4"], 16), (["--topk=2", "--num-steps=2"], 7)])
+def test_trees_have_sixteen_nodes_where_they_can_have_them(words: list[str], tokens: int) -> None:
+    assert wire._parse(["--accept-length=2", *words]).num_draft_tokens == tokens

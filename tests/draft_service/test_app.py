@@ -107,6 +107,13 @@ def test_a_core_that_there_is_not_is_told_before_anything_is_loaded(monkeypatch:
         main(DraftArgs(core=100_000, speculative_algorithm="NONE", listen="127.0.0.1:0"))
 
 
+def test_certificates_are_read_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draft_service.app.configure_logging", lambda name: None)
+    monkeypatch.setattr("draft_service.app.load", None)
+    with pytest.raises(StartupError, match="cannot read --ssl-certfile"):
+        main(DraftArgs(listen="127.0.0.1:0", ssl_certfile="/nowhere", ssl_keyfile="/nowhere"))
+
+
 def test_sessions_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     head, target = make.eagle(tmp_path / "head").folder, make.write_target(tmp_path / "target").folder
     words = [

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,9 +17,9 @@ from draft_service.overlap import MAX_OUTCOMES, FixedOverlap, OverlapRule
 from draft_service.planners import make_planner
 from draft_service.planning import CostPlanner, FixedPlanner, Plan, Planner, shapes
 from draft_service.session import Extension, Grown, Sent, Session, Wishes
-from draft_service.tiers import DEFAULT, Tier, first_steps, read_tiers
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
+from outrider.tiers import DEFAULT
 from outrider.tree import ROOT
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import Ids
@@ -451,42 +448,6 @@ def test_large_batches_have_candidates_of_their_own_and_none_means_no_speculatio
     machine.sessions = [new_session(uid) for uid in range(64)]
     machine.run(2)
     assert not planner.current.speculate
-
-
-def test_the_configuration_is_sglangs_and_nonsense_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "adaptive.json"
-    path.write_text(json.dumps({"8": {"candidate_steps": [1]}, "1": {"candidate_steps": [5, 3], "ema_alpha": 0.5}}))
-    tiers = read_tiers(str(path))
-    assert tiers == {1: Tier((3, 5), ema_alpha=0.5), 8: Tier((1,))}
-    assert first_steps(tiers, None) == 3
-    with pytest.raises(StartupError, match=r"one of \[1, 3, 5\]"):
-        first_steps(tiers, 2)
-    for text in ("{", "[]", '{"2": {"candidate_steps": [1]}}', '{"1": {"steps": [1]}}', '{"1": {}}', '{"1": 3}'):
-        path.write_text(text)
-        with pytest.raises(StartupError, match="--speculative-adaptive-config"):
-            read_tiers(str(path))
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "limit"),
-    [
-        *(("candidate_steps", bad, "from 0 to 64") for bad in ("137", [], [True], [1, "3"], [2.5], [-1], [65], 3)),
-        *(("update_interval", bad, "at least 1") for bad in (0, -5, 1.5, True, "5", None)),
-        *(("warmup_batches", bad, "at least 0") for bad in (-1, 2.5, True)),
-        *(("ema_alpha", bad, "above 0 and at most 1") for bad in (0, -5, 1.1, math.nan, True, "0.2")),
-        *(("up_hysteresis", bad, "from -64 to 64") for bad in (math.nan, math.inf, 10**400, False)),
-        ("down_hysteresis", -math.inf, "from -64 to 64"),
-    ],
-)
-def test_a_setting_that_no_rule_could_go_by_is_named_with_its_limit(
-    tmp_path: Path, field: str, value: object, limit: str
-) -> None:
-    path = tmp_path / "adaptive.json"
-    path.write_text(json.dumps({"1": {"candidate_steps": [1, 3], field: value}}))
-    with pytest.raises(StartupError) as refused:
-        read_tiers(str(path))
-    assert str(refused.value).startswith(f"--speculative-adaptive-config {path}: {field} is {value!r}; it must be a")
-    assert str(refused.value).endswith(limit)
 
 
 # ---- Flags

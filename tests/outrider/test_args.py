@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from typing import ClassVar
 
 import pytest
@@ -10,6 +11,7 @@ from gateway.schemas import MAX_CHOICES
 from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
 from outrider.flags import Args, arg, parser_for
+from outrider.meant import _OTHERS, meant
 
 KINDS: list[type[Args]] = [VerifyArgs, DraftArgs, GatewayArgs, ServeArgs, ChatArgs]
 ADDRESSES = {"listen", "verify_address", "uds"}
@@ -58,12 +60,36 @@ def test_wrong_words_exit_with_2(words: list[str], capsys: pytest.CaptureFixture
         (["--max-running-request", "3"], "; did you mean --max-running-requests?"),
         (["--modl=x", "--dtipe=y"], "; did you mean --model, --dtype?"),
         (["--nonsense-that-nobody-means"], ""),
+        (
+            ["--max-model-len=8", "--gpu-memory-utilization=0.9"],
+            "; did you mean --context-length, --mem-fraction-static?",
+        ),
+        (["--ctx-size", "8", "--max-model-len", "8"], "; did you mean --context-length?"),
+        (["--max-num-seqs=3", "--dtipe=y"], "; did you mean --max-running-requests, --dtype?"),
+        (["--tp=2"], "; --tp: a model runs whole in one process, on one device"),
+        (
+            ["--enable-prefix-caching"],
+            "; --enable-prefix-caching: prefixes are cached unless --disable-radix-cache is given",
+        ),
+        (["--speculative-config={}"], ""),  # verify has no flags for it
+        (
+            ["--log-level=debug", "--modl=x"],
+            "; --log-level: set the variable OUTRIDER_LOG_LEVEL; did you mean --model?",
+        ),
     ],
 )
 def test_flags_that_look_like_another_name_it(words: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         VerifyArgs.parse(words)
     assert capsys.readouterr().err.endswith(f"unrecognized arguments: {' '.join(words)}{meant}\n")
+
+
+def test_other_servers_names_lead_to_flags_that_there_are() -> None:
+    ours = {"--" + spec.name.replace("_", "-") for spec in dataclasses.fields(ServeArgs)}
+    for name, said in _OTHERS.items():
+        assert set(re.findall(r"--[a-z-]+", said)) <= ours
+        assert name not in ours
+        assert meant([name], ours)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +115,11 @@ def test_flags_that_look_like_another_name_it(words: list[str], meant: str, caps
         (VerifyArgs, {"mem_fraction_static": 1.5}, "--mem-fraction-static"),
         (ServeArgs, {"shutdown_grace_s": math.inf}, "--shutdown-grace-s is inf; it must be a finite number"),
         (GatewayArgs, {"request_timeout_s": math.nan}, "--request-timeout-s is nan; it must be a finite number"),
+        *(
+            (kind, {name: value}, f"--{name.replace('_', '-')} is {value}; it must be above 0")
+            for kind in (GatewayArgs, ServeArgs)
+            for name, value in (("request_timeout_s", 0.0), ("receive_timeout_s", -1.0))
+        ),
         (VerifyArgs, {"model_path": ""}, "--model-path is empty"),
         *(
             (kind, {name: address}, f"at most 107 bytes, not {length}")
@@ -122,6 +153,39 @@ def test_flags_that_look_like_another_name_it(words: list[str], meant: str, caps
             "--speculative-draft-model-path is for draft models: add --speculative-algorithm STANDALONE, EAGLE",
         ),
         (VerifyArgs, {"speculative_algorithm": "MAGIC"}, "--speculative-algorithm"),
+        *(
+            (
+                ServeArgs,
+                {"speculative_algorithm": "NONE", **given},
+                f"{flag} needs drafts; --speculative-algorithm is NONE",
+            )
+            for given, flag in (
+                ({"speculative_num_draft_tokens": 8}, "--speculative-num-draft-tokens"),
+                ({"max_sessions": 8}, "--max-sessions"),
+            )
+        ),
+        *(
+            (
+                kind,
+                {"speculative_algorithm": algorithm, "draft_max_total_tokens": 512},
+                f"--draft-max-total-tokens is for draft models; --speculative-algorithm {algorithm} has none",
+            )
+            for kind, algorithm in ((ServeArgs, "NONE"), (ServeArgs, "NGRAM"), (DraftArgs, "NGRAM"))
+        ),
+        *(
+            (
+                DraftArgs,
+                {"speculative_algorithm": algorithm, "enable_multi_layer_eagle": True},
+                f"--enable-multi-layer-eagle is for EAGLE's heads; --speculative-algorithm is {algorithm}",
+            )
+            for algorithm in ("STANDALONE", "NGRAM", "NONE")
+        ),
+        (DraftArgs, {"quantization": "int7"}, "--quantization 'int7' is unknown"),
+        *(
+            (kind, {"device": device}, f"--device is '{device}'; it must be auto, cpu, cuda or cuda:N")
+            for kind in (VerifyArgs, DraftArgs, ServeArgs)
+            for device in ("foo", "cuda:x", "mps", "")
+        ),
         (DraftArgs, {"speculative_moe_runner_backend": "deep_gemm"}, "--speculative-moe-runner-backend is 'deep_gemm'"),
         (DraftArgs, {"speculative_moe_a2a_backend": "deepep"}, "--speculative-moe-a2a-backend is 'deepep'"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,17 @@ def test_the_words_of_both_services_are_told_apart() -> None:
     for words in (["--verify-address=unix:/v"], ["--describe"], ["--inspect=x"]):
         with pytest.raises(StartupError, match=f"{words[0].partition('=')[0]} is for a draft service that is apart"):
             Colocated.parse(["--", *words])
+
+
+def test_files_of_either_half_are_read_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(colocated, "configure_logging", lambda name: None)
+    monkeypatch.setattr(colocated, "importlib", None)
+    verify, draft = f"--listen=unix:{tmp_path}/v", f"--listen=unix:{tmp_path}/d"
+    for words in ([verify, "--admin-token-file=/nowhere", "--", draft], [verify, "--", draft, "--token-file=/nowhere"]):
+        with pytest.raises(StartupError, match=r"cannot read --(admin-)?token-file"):
+            colocated.main(words)
 
 
 class Verify:

@@ -219,6 +219,16 @@ def test_files_that_are_not_there_are_told_before_anything_starts(
         launcher.main(ServeArgs(port=0, **flags))
 
 
+@pytest.mark.parametrize("name", ["ENABLE_SPEC_V2", "CPU_KERNEL", "NGRAM_FORCE_GREEDY_VERIFY"])
+def test_a_variable_that_no_part_could_read_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(launcher, "serve", None)
+    monkeypatch.setenv(f"OUTRIDER_{name}", "maybe")
+    with pytest.raises(StartupError, match=f"OUTRIDER_{name} is 'maybe'"):
+        launcher.main(ServeArgs(port=0))
+
+
 def test_a_home_without_room_for_the_embedded_model_is_told_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -332,13 +342,32 @@ def test_trees_that_flags_fix_are_not_weighed_by_verify(given: dict[str, Any], i
         ({"speculative_copy_tokens": 48}, (48, 256)),
         ({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 301}, (300, 300)),
         ({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 48, "max_verify_nodes": 60}, (60, 256)),
-        ({"speculative_algorithm": "NONE", "speculative_num_draft_tokens": 48}, (32, 256)),
+        ({"speculative_algorithm": "NONE"}, (32, 256)),
     ],
 )
 def test_verify_takes_drafts_as_large_as_flags_make_them(given: dict[str, Any], limits: tuple[int, int]) -> None:
     args = ServeArgs(**{"speculative_algorithm": "EAGLE3", **given})
     verify = VerifyArgs.parse(list(launcher.parts_of(args, VERIFY, DRAFT, 1)[0].command[5:]))
     assert (verify.max_verify_nodes, verify.max_proposal_nodes) == limits
+
+
+def test_verify_takes_the_longest_of_adaptive_chains(tmp_path: Path) -> None:
+    file = tmp_path / "adaptive.json"
+    file.write_text('{"1": {"candidate_steps": [3, 40]}, "8": {"candidate_steps": [0, 1]}}')
+    given: dict[str, Any] = {
+        "speculative_algorithm": "EAGLE3", "speculative_adaptive": True, "speculative_adaptive_config": str(file)
+    }  # fmt: skip
+    verify = VerifyArgs.parse(list(launcher.parts_of(ServeArgs(**given), VERIFY, DRAFT, 1)[0].command[5:]))
+    assert (verify.max_verify_nodes, verify.max_proposal_nodes) == (40, 256)
+    with pytest.raises(
+        StartupError, match=f"config is {file}, and a draft then has up to 40 .*; --max-verify-nodes is 39"
+    ):
+        ServeArgs(**given, max_verify_nodes=39)
+    with pytest.raises(StartupError, match="--speculative-adaptive is True, and a draft then has up to 7 nodes"):
+        ServeArgs(speculative_algorithm="EAGLE", speculative_adaptive=True, max_verify_nodes=6)
+    file.write_text("{}")
+    with pytest.raises(StartupError, match="it must be an object by batch size"):
+        ServeArgs(**given)
 
 
 @pytest.mark.parametrize(

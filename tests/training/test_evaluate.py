@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outrider.args import ServeArgs
 from outrider.cli import main as outrider
 from outrider.errors import StartupError
 from outrider.scrape import Scrape, parse
@@ -19,7 +21,7 @@ from training.kinds import ALGORITHMS
 from training.loop import Trainer
 from training.packing import main as pack_main
 from training.ranks import Ranks
-from training.served import accepted_between
+from training.served import accepted_between, ask_all
 
 
 def trained(algorithm: str, target: Path, data: Path, output: Path) -> Trainer:
@@ -90,6 +92,19 @@ def test_the_services_tell_how_far_drafts_were_accepted(target: Path, prompts: P
         assert sum(served["accepted_by_step"]) == served["num_committed"] - served["num_rounds"]
         assert served["accepted_by_step"] == sorted(served["accepted_by_step"], reverse=True)
     assert len(figures["all"]["chain"]["accepted_by_step"]) == args.steps
+
+
+@pytest.mark.parametrize("load_format", ["pt", "dummy"])
+def test_the_form_of_the_targets_weights_is_not_the_heads(
+    target: Path, prompts: Path, load_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(settings: ServeArgs, when_ready: object) -> int:
+        assert (settings.load_format, settings.speculative_draft_load_format) == (load_format, "auto")
+        return 0
+
+    monkeypatch.setattr("training.served.serve", serve)
+    args = eval_args(target, target, prompts, load_format=load_format)
+    assert asyncio.run(ask_all(args, target, "EAGLE3", (3, 1, 4), [])) == []
 
 
 def test_what_was_accepted_is_counted_by_step_between_two_scrapes() -> None:

@@ -128,3 +128,27 @@ def test_curves_stay_where_training_goes_on(tmp_path: Path) -> None:
 def test_more_threads_than_a_process_can_have_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--threads is 1025; it must be at most 1024"):
         EvalArgs(head=str(tmp_path), threads=1025)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tree_tokens": 1}, {"tree_tokens": -5}, {"tree_tokens": 70}, {"tree_topk": 1, "tree_tokens": 8},
+        {"tree_steps": 1, "tree_tokens": 6},
+    ],
+)  # fmt: skip
+def test_trees_that_cannot_be_are_refused_before_the_target_answers(tmp_path: Path, changes: dict[str, int]) -> None:
+    with pytest.raises(StartupError, match=f"--tree-tokens is {changes['tree_tokens']}; .* from 2 to "):
+        EvalArgs(head=str(tmp_path), **changes)  # pyright: ignore[reportArgumentType]
+
+
+def test_trees_have_as_many_nodes_as_there_can_be_up_to_eight(tmp_path: Path) -> None:
+    def tree(**changes: Any) -> tuple[int, int, int]:
+        return EvalArgs(head=str(tmp_path), **changes).tree
+
+    assert tree() == (5, 4, 8)
+    assert tree(tree_topk=1) == (5, 1, 6)
+    assert tree(tree_steps=1) == (1, 4, 5)
+    assert tree(tree_steps=1, tree_topk=1) == (1, 1, 2)
+    assert tree(tree_topk=1, tree_tokens=0) == (5, 1, 0)
+    assert tree(tree_tokens=69) == (5, 4, 69)

@@ -11,6 +11,7 @@ import pytest
 from outrider.args import VerifyArgs
 from outrider.errors import StartupError
 from tests.e2e.small_model import write_small_model
+from verify_service import app
 from verify_service.loading import load_engine
 
 
@@ -26,6 +27,26 @@ def test_small_limits(tmp_path: Path) -> None:
 def test_a_core_that_there_is_not_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--core is 100000"):
         load_engine(VerifyArgs(model_path=str(tmp_path / "nowhere"), core=100_000))
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"token_file": ""}, "cannot read --token-file"),
+        ({"admin_token_file": "/nowhere"}, "cannot read --admin-token-file"),
+        ({"ssl_certfile": "/nowhere", "ssl_keyfile": "/nowhere"}, "cannot read --ssl-certfile"),
+        ({}, "OUTRIDER_NGRAM_FORCE_GREEDY_VERIFY is 'maybe'"),
+    ],
+)
+def test_files_and_variables_are_read_before_the_model(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, str], complaint: str
+) -> None:
+    monkeypatch.setattr(app, "configure_logging", lambda name: None)
+    monkeypatch.setattr(app, "load_engine", None)
+    if not flags:
+        monkeypatch.setenv("OUTRIDER_NGRAM_FORCE_GREEDY_VERIFY", "maybe")
+    with pytest.raises(StartupError, match=complaint):
+        app.main(VerifyArgs(listen="127.0.0.1:0", **flags))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("limit", ["max_running_requests", "max_verify_nodes"])
