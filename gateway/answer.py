@@ -23,7 +23,8 @@ _ONE_OF = (
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"  # llguidance
 )
 _ONE_OF_TOLD = (
-    "A value may match two branches of a oneOf; give each a required property of its own const, or use anyOf."
+    "It cannot be told whether a value matches two branches of a oneOf; give each a required property of its own const,"
+    " or use anyOf."
 )
 
 

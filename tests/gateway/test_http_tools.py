@@ -304,6 +304,9 @@ for _ in range(40):
     DEEP = {"type": "object", "properties": {"x": DEEP}}
 
 
+ROUNDED: dict[str, Any] = {"type": "object", "properties": {"user": {"const": 1234567890123456789}}}
+
+
 VERY_DEEP: dict[str, Any] = {"type": "object"}
 for _ in range(400):
     VERY_DEEP = {"type": "object", "properties": {"x": VERY_DEEP}}
@@ -354,6 +357,10 @@ def test_whole_numbers_of_any_size_reach_the_template(client: openai.OpenAI) -> 
          "invalid_json_schema", "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}},
          "invalid_type", "response_format.json_schema.strict"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": ROUNDED, "strict": True}}},
+         "invalid_json_schema", "response_format.json_schema.schema"),
+        ({"tools": [NOW, {"type": "function", "function": {"name": "f", "parameters": ROUNDED, "strict": True}}]},
+         "invalid_json_schema", "tools[1].function.parameters"),
         ({"regex": "a+", "ebnf": "root ::= x"}, "invalid_value", "regex"),
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
     ],
