@@ -398,6 +398,26 @@ def test_a_complaint_about_a_schema_shows_no_grammar_of_ours(client: openai.Open
     assert (error["code"], error["message"]) == ("invalid_json_schema", "text.format: no such\n   type")
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/v1/completions", {"prompt": "x", "regex": "[a"}, "regex"),
+        ("/v1/chat/completions", {"messages": USER, "regex": "[a"}, "regex"),
+        ("/generate", {"text": "x", "sampling_params": {"regex": "[a"}}, "sampling_params.regex"),
+    ],
+)
+def test_a_complaint_about_a_regex_shows_no_grammar_of_ours(
+    gateway: RunningGateway, path: str, fields: dict[str, Any], name: str
+) -> None:
+    told = 'invalid regex "[a" (in regex): regex parse error:\n    [a\n    ^\nerror: unclosed character class'
+    gateway.verify[0].refuse = InvalidArgument(
+        f"sampling.grammar.regex: at 1(8): {told}\n   1 | start: /[a/\n              ^\n",
+        field="sampling.grammar", code="invalid_grammar",
+    )  # fmt: skip
+    error = httpx.post(gateway.url + path, json=fields).json()["error"]
+    assert (error["code"], error["param"], error["message"]) == ("invalid_grammar", name, f"{name}: {told}")
+
+
 # ---- Reasoning
 
 
