@@ -51,7 +51,7 @@ def check_schema(schema: Mapping[str, Any] | None, field: str, *, strict: bool) 
             for number in _rounded(key, value, inner):
                 where = f"{place}.{key}"[1:][-_PLACE_CHARS:]
                 raise InvalidArgument(
-                    f"A strict schema's numbers must be ones that a double holds, not {shown(number)} in '{where}'.",
+                    f"A grammar's numbers are doubles; it cannot hold strict output to {shown(number)} in '{where}'.",
                     field=field, code="invalid_json_schema",
                 )  # fmt: skip
 
