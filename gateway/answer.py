@@ -17,13 +17,16 @@ from outrider.speculation_count import SpeculationCount, total_speculation
 from outrider.v1 import verify_pb2
 
 _SCHEMAS = ("tools", "response_format", "text.format")  # fields of the client's that hold them
-# Where in a grammar a schema does not compile, and the lines about there; the last may be cut short.
-_OF_GRAMMAR = re.compile(r"(?<=: )at \d+\(\d+\): failed to compile JSON schema: |\n *\d+ \| .*", re.DOTALL)
+# Where in a grammar a schema or a regex does not compile, and the lines about there; the last may be cut short.
+_OF_GRAMMAR = re.compile(
+    r"(?<=: )at \d+\(\d+\): (?:failed to compile JSON schema: |(?=invalid regex))|\n *\d+ \| .*", re.DOTALL
+)
 _ONE_OF = (
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"  # llguidance
 )
 _ONE_OF_TOLD = (
-    "A value may match two branches of a oneOf; give each a required property of its own const, or use anyOf."
+    "It cannot be told whether a value matches two branches of a oneOf; give each a required property of its own const,"
+    " or use anyOf."
 )
 
 
@@ -74,7 +77,7 @@ class Answer:
             field, error.field = error.field, self._fields.get(error.field or "", error.field)
             if field == "sampling.grammar":  # which the client sent under another name
                 error.message = f"{error.field}: {error.message.partition(': ')[2] or error.message}"
-                _tell_of_schemas(error)
+                _tell_of_its_own(error)
             raise
         finally:
             entry.end(self.completion_tokens, self.cached_tokens, self.speculation, complete=not running)
@@ -109,11 +112,12 @@ class Answer:
         return total_speculation(choice.speculation for choice in self.choices)
 
 
-def _tell_of_schemas(error: OutriderError) -> None:
-    """Puts verify's complaint in words of the client's, who knows nothing of the grammar that schemas were put into."""
-    if error.code == "invalid_grammar" and error.field in _SCHEMAS:
-        error.code = "invalid_json_schema"
+def _tell_of_its_own(error: OutriderError) -> None:
+    """Puts verify's complaint in words of the client's, who wrote a schema or a regex and no grammar around it."""
+    if error.code == "invalid_grammar" and (error.field in _SCHEMAS or (error.field or "").endswith("regex")):
         error.message = _OF_GRAMMAR.sub("", error.message)
+        if error.field in _SCHEMAS:
+            error.code = "invalid_json_schema"
     error.message = error.message.replace(_ONE_OF, _ONE_OF_TOLD)
 
 

@@ -6,9 +6,8 @@ import json
 
 import msgspec
 
-from gateway.json_schema import check_depth
 from gateway.reasoning import ReasoningFormat
-from gateway.sayable import sayable
+from gateway.sayable import check_schema, sayable
 from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
 from gateway.shown import missing, shown
 from outrider.errors import InvalidArgument
@@ -35,8 +34,9 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
         raise missing("response_format.json_schema")
     if asked.schema is None:
         return common_pb2.Grammar(json_object=True)
-    check_depth(asked.schema, "response_format.json_schema.schema")
-    return of_schema(sayable(asked.schema, strict=bool(asked.strict)))
+    strict = bool(asked.strict)
+    check_schema(asked.schema, "response_format.json_schema.schema", strict=strict)
+    return of_schema(sayable(asked.schema, strict=strict))
 
 
 def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:

@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from gateway.shown import found_at, missing, words_at
+from gateway.shown import found_at, missing, with_key, words_at
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unimplemented
 
 _TYPES = {429: "rate_limit_error", 500: "server_error", 502: "server_error", 503: "server_error", 504: "server_error"}
@@ -93,7 +93,7 @@ def failure(error: BaseException) -> Failure:
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?:\$|key in \$)\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<name>\w+)`$")
 _BOUND = re.compile(r"^Expected `(?P<kind>\w+)`(?P<length> of length)? (?P<sign>[<>]=?) (?P<bound>[-+.e\d]+)$")
-_WRONG_TYPE = re.compile(r"^Expected `[\w |]+`, got `\w+`$")
+_WRONG_TYPE = re.compile(r"^Expected `[\w |]+`, got `(?P<got>\w+)`$")
 _PATTERN = re.compile(r"^Expected `str` matching regex '(?P<pattern>.*)'$")
 _NAMES = {"int": "integer", "float": "decimal", "str": "string"}
 
@@ -105,6 +105,9 @@ def from_validation(error: msgspec.ValidationError, body: object, kind: type) ->
     if lacking := _MISSING.match(what):
         field = f"{path}.{lacking['name']}" if path else lacking["name"]
         return missing(field)
+    wrong = _WRONG_TYPE.match(what)
+    if wrong and path and path.endswith("[...]"):
+        path = with_key(body, path, wrong["got"])
     where = f"'{path}'" if path else "the body"
     value = found_at(body, path) if path else ""
     if bound := _BOUND.match(what):
@@ -112,7 +115,7 @@ def from_validation(error: msgspec.ValidationError, body: object, kind: type) ->
         return InvalidArgument(
             f"Invalid value for {where}: {_lower_first(what)}{told}.", field=path, code=_bound_code(bound)
         )
-    if _WRONG_TYPE.match(what):
+    if wrong:
         return InvalidArgument(f"Invalid type for {where}: {_lower_first(what)}.", field=path, code="invalid_type")
     allowed = words_at(kind, path) if path else ()
     told = f"; it must be one of {', '.join(allowed)}" if allowed else ""

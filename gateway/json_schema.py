@@ -52,6 +52,21 @@ def with_inner(schema: Mapping[str, Any], make: Callable[[Any], Any]) -> dict[st
     return made
 
 
+def schemas_in(schema: Any, at: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """A schema and those in it, each with its place: `.properties.a.anyOf[1]`."""
+    if isinstance(schema, list):
+        for index, item in enumerate(schema):
+            yield from schemas_in(item, f"{at}[{index}]")
+    elif isinstance(schema, Mapping):
+        yield at, schema
+        for key, value in schema.items():
+            if key in _BY_NAME and isinstance(value, Mapping):
+                for name, item in value.items():
+                    yield from schemas_in(item, f"{at}.{key}.{name}")
+            elif key not in _VALUES:
+                yield from schemas_in(value, f"{at}.{key}")
+
+
 # ---- Objects that say nothing of other properties
 
 

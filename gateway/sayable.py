@@ -7,13 +7,17 @@ another, a promise that was not asked for, it is left out: what can be said is h
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
-from gateway.json_schema import moved, pointed_at, with_inner
+from gateway.branches import Branches, listed, type_of
+from gateway.json_schema import check_depth, moved, schemas_in, with_inner
+from gateway.patterns import are_apart, in_rust, is_regular
+from gateway.shown import shown
+from outrider.errors import InvalidArgument
 from outrider.multiples import MOST_REMAINDERS, remainders
 from outrider.wire import MAX_GRAMMAR_BYTES
 
@@ -26,23 +30,108 @@ _UNKNOWN = frozenset((
 _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
 )
-# Of a pattern, so that what a backslash or a class makes an ordinary character is not taken for anything else.
-_PATTERN_PARTS = re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]?|\(\?(?:<?[=!]|>|P=)", re.DOTALL)
-_UNSAYABLE_ESCAPES = frozenset("\\" + char for char in "bB123456789kcZ")  # back, around, or no known one
+# Those that llguidance has; of another it would say that it cannot be fetched.
+_DIALECT = re.compile(
+    r"(?:http://json-schema\.org/draft-0[467]|https://json-schema\.org/draft/20(?:19-09|20-12))/schema#?"
+)
+_COUNTS = frozenset(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"))
 _LEAST, _MOST = -(2**63), 2**63 - 1  # bounds of numbers are between these, exclusive,
 _FAR = 10**18 - 1  # and leave values of fewer digits than this
-_MAX_HOPS = 8
-_MAX_TAGS = 16
-_ANYTHING: Mapping[str, Any] = {}
-_TYPES = frozenset(("object", "array", "string", "number", "boolean", "null"))
+_WHOLE = 2**53  # a double has all integers below this
+_PLACE_CHARS = 200
+
+
+def check_schema(schema: Mapping[str, Any] | None, field: str, *, strict: bool) -> None:
+    """InvalidArgument for a schema that is nested too deeply; for a strict one with numbers that would be rounded."""
+    check_depth(schema, field)
+    if not strict or schema is None:
+        return
+    for place, inner in schemas_in(schema):
+        for key, value in inner.items():
+            for number in _rounded(key, value, inner):
+                where = f"{place}.{key}"[1:][-_PLACE_CHARS:]
+                raise InvalidArgument(
+                    f"A grammar's numbers are doubles; it cannot hold strict output to {shown(number)} in '{where}'.",
+                    field=field, code="invalid_json_schema",
+                )  # fmt: skip
 
 
 def sayable(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     """The schema, or one that allows all that it does and more where it is not strict."""
     if len(msgspec.json.encode(schema)) > MAX_GRAMMAR_BYTES:  # it will be refused, or holds nothing to it
         return dict(schema)
-    own = moved(schema, "#")
-    return _exact(own, _Document(own)) if strict else _relaxed(own)
+    own = _respelled(moved(schema, "#"))
+    return _exact(own, Branches(own)) if strict else _relaxed(own)
+
+
+# ---- The same in other words
+
+
+def _respelled(schema: Any) -> Any:
+    """Patterns in Rust's syntax, whole numbers without a point, and no word of a dialect that is not known."""
+    if isinstance(schema, list):
+        return [_respelled(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made = with_inner(schema, _respelled)
+    if isinstance(pattern := made.get("pattern"), str):
+        made["pattern"] = in_rust(pattern)
+    if isinstance(patterns := made.get("patternProperties"), dict):
+        told: dict[str, Any] = {}
+        for pattern, item in patterns.items():
+            word = in_rust(pattern)
+            told[word] = {"allOf": [told[word], item]} if word in told else item
+        made["patternProperties"] = told
+    for key in _COUNTS & made.keys():
+        if isinstance(count := made[key], float) and count.is_integer():
+            made[key] = int(count)
+    if isinstance(dialect := made.get("$schema"), str) and not _DIALECT.fullmatch(dialect):
+        del made["$schema"]
+    return made
+
+
+# ---- Numbers
+
+
+def _rounded(key: str, value: Any, schema: Mapping[str, Any]) -> list[float]:
+    """The numbers of a keyword's value that llguidance takes for others: it reads them as doubles."""
+    match key:
+        case "const" | "enum":
+            return [number for number in _numbers(value) if not _is_exact(number)]
+        case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum" if type_of(value) == "number":
+            return [] if _is_held_to(key, value, schema) else [value]
+    return []
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, list | Mapping):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(item)
+    elif type_of(value) == "number":
+        yield value
+
+
+def _is_exact(number: float) -> bool:
+    """Whether it is written as it is; beyond 64 bits that is a double's shortest digits and zeros."""
+    try:
+        held = float(number)
+    except OverflowError:
+        return False
+    if held == _LEAST or isinstance(number, float):  # the first fills llguidance's stack
+        return held != _LEAST
+    return held == number if abs(number) <= _MOST else Decimal(repr(held)) == number
+
+
+def _is_held_to(key: str, bound: float, schema: Mapping[str, Any]) -> bool:
+    if key.startswith("exclusive"):  # 1 is added or taken away
+        return abs(bound) < _WHOLE
+    if bound >= _MOST:
+        return key == "maximum" and _is_integer(schema)
+    return bound < _LEAST or float(bound) == bound
+
+
+def _is_integer(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") in ("integer", ["integer", "null"])
 
 
 # ---- What is not strict
@@ -54,11 +143,14 @@ def _relaxed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     known = {key: item for key, item in schema.items() if _is_known(key, item, schema)}
+    if "type" not in known and schema.keys() & {"const", "enum"} - known.keys():
+        known["type"] = sorted({"integer" if type(value) is int else type_of(value) for value in listed(schema) or ()})
     made = with_inner(known, _relaxed)
     if "oneOf" in made:  # one at least is what can be said of it
         _say_any_of(made)
     if isinstance(patterns := made.get("patternProperties"), dict):
-        told = {pattern: item for pattern, item in patterns.items() if not _looks_around(pattern)}
+        told = {pattern: item for pattern, item in patterns.items() if is_regular(pattern)}
+        told = told if are_apart([*told]) else {}
         if len(told) < len(patterns):  # what they allow goes for other properties now
             made["patternProperties"] = told
             made.pop("additionalProperties", None)
@@ -66,11 +158,13 @@ def _relaxed(schema: Any) -> Any:
 
 
 def _is_known(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    if _rounded(key, value, schema):
+        return False
     match key:
         case "format":
             return isinstance(value, str) and value in _FORMATS
         case "pattern":
-            return not (isinstance(value, str) and _looks_around(value))
+            return not isinstance(value, str) or is_regular(value)
         case "minimum" | "exclusiveMinimum" | "maximum" | "exclusiveMaximum":
             return not isinstance(value, int | float) or _is_near(key, value, schema)
         case "multipleOf":
@@ -80,15 +174,10 @@ def _is_known(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
     return key not in _UNKNOWN
 
 
-def _looks_around(pattern: str) -> bool:
-    """Or back, or at anything else that a pattern is more than regular with."""
-    return any(part[:2] == "(?" or part in _UNSAYABLE_ESCAPES for part in _PATTERN_PARTS.findall(pattern))
-
-
 def _is_near(key: str, bound: float, schema: Mapping[str, Any]) -> bool:
     if key.endswith("inimum"):
         return _LEAST < bound < _FAR
-    return bound > -_FAR and (bound < _MOST or schema.get("type") in ("integer", ["integer", "null"]))
+    return bound > -_FAR and (bound < _MOST or _is_integer(schema))
 
 
 def _has_optional(schema: Mapping[str, Any]) -> bool:
@@ -111,89 +200,15 @@ def _say_any_of(made: dict[str, Any]) -> None:
 # ---- What is strict
 
 
-def _exact(schema: Any, document: _Document) -> Any:
+def _exact(schema: Any, branches: Branches) -> Any:
     if isinstance(schema, list):
-        return [_exact(item, document) for item in schema]
+        return [_exact(item, branches) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    made = with_inner(schema, lambda item: _exact(item, document))
+    made = with_inner(schema, lambda item: _exact(item, branches))
     if made.get("propertyNames") in (True, {}, {"type": "string"}):  # as all names are
         del made["propertyNames"]
-    branches = schema.get("oneOf")
-    if isinstance(branches, list) and any(map(_is_elsewhere, branches)) and document.tells_apart(branches):
+    either = schema.get("oneOf")
+    if isinstance(either, list) and branches.are_apart(either):
         _say_any_of(made)
     return made
-
-
-def _is_elsewhere(branch: Any) -> bool:
-    """Whether llguidance does not look at what tells a branch from others."""
-    return isinstance(branch, Mapping) and "$ref" in branch
-
-
-@dataclass(slots=True)
-class _Branch:
-    """What a value must be to match a schema: of one of these types; an object, with one of these strings for each."""
-
-    types: frozenset[str]
-    tags: dict[str, frozenset[str]]
-
-
-class _Document:
-    """A schema as what its references lead into."""
-
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
-        self._seen: dict[int, _Branch] = {}  # by the schema's identity: many may refer to one that is large
-
-    def tells_apart(self, branches: Sequence[Any]) -> bool:
-        """Whether no value can match two: by their types, and objects by what one property of each has to be."""
-        found = [self._branch(self._resolved(branch)) for branch in branches]
-        others = [kind for branch in found for kind in branch.types if kind != "object"]
-        objects = [branch.tags for branch in found if "object" in branch.types]
-        if len(set(others)) < len(others) or len({id(tags) for tags in objects}) < len(objects):
-            return False
-        shared = set(objects[0]).intersection(*objects[1:]) if objects else set[str]()
-        return len(objects) < 2 or any(_are_distinct([tags[name] for tags in objects]) for name in shared)
-
-    def _branch(self, schema: Mapping[str, Any]) -> _Branch:
-        if id(schema) not in self._seen:
-            self._seen[id(schema)] = _Branch(_types(schema), _tags(schema))
-        return self._seen[id(schema)]
-
-    def _resolved(self, schema: Any) -> Mapping[str, Any]:
-        """What a schema refers to, or itself; one that tells nothing where that is not known."""
-        for _ in range(_MAX_HOPS):
-            if not isinstance(schema, Mapping):
-                break
-            if "$ref" not in schema:
-                return schema
-            reference = schema["$ref"]
-            schema = pointed_at(self._root, reference) if isinstance(reference, str) else None
-        return _ANYTHING
-
-
-def _types(schema: Mapping[str, Any]) -> frozenset[str]:
-    given = schema.get("type")
-    types = given if isinstance(given, list) else [given]
-    named = frozenset("number" if kind == "integer" else kind for kind in types if isinstance(kind, str))
-    return named if named and named <= _TYPES else _TYPES
-
-
-def _tags(schema: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """The strings that a property may be, for the first of those that must be there and are one of a few strings."""
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
-        return {}
-    found: dict[str, frozenset[str]] = {}
-    needed = {name for name in required if isinstance(name, str)}
-    for name, item in properties.items():
-        if name in needed and isinstance(item, Mapping) and len(found) < _MAX_TAGS:
-            values = [item["const"]] if "const" in item else item.get("enum")
-            if isinstance(values, list) and len(values) <= _MAX_TAGS and all(isinstance(one, str) for one in values):
-                found[name] = frozenset(values)
-    return found
-
-
-def _are_distinct(groups: Sequence[frozenset[str]]) -> bool:
-    """Whether none has what another has."""
-    return len(frozenset[str]().union(*groups)) == sum(map(len, groups))

@@ -15,6 +15,8 @@ SHUTTING_DOWN = "The server is shutting down."
 
 MAX_CHARS = 48
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.{3})\]")
+_WORD = re.compile(rf"[\w-]{{1,{MAX_CHARS}}}")
+_KINDS = {"null": type(None), "bool": bool, "int": int, "float": float, "str": str, "array": list, "object": dict}
 
 
 def shown(value: object) -> str:
@@ -35,15 +37,32 @@ def found_at(body: Any, path: str) -> str:
 
     `[...]` is the value of some key of an object: it can be told when there is one key.
     """
+    try:
+        return shown(_value_at(body, path))
+    except (KeyError, IndexError, TypeError, ValueError):
+        return ""
+
+
+def with_key(body: Any, path: str, kind: str) -> str:
+    """A path whose `[...]` at the end is the key of the object's first value of a type, in msgspec's word for it.
+
+    The same where there is none, or the key is no plain word.
+    """
+    try:
+        values = _value_at(body, path.removesuffix("[...]"))
+        key = next(key for key, value in values.items() if type(value) is _KINDS[kind])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, StopIteration):
+        return path
+    return path.removesuffix("[...]") + f"[{key}]" if _WORD.fullmatch(key) else path
+
+
+def _value_at(body: Any, path: str) -> Any:
     for match in _STEP.finditer(path):
-        try:
-            if match[2] == "...":
-                (body,) = body.values()
-            else:
-                body = body[match[1] if match[2] is None else int(match[2])]
-        except (KeyError, IndexError, TypeError, ValueError):
-            return ""
-    return shown(body)
+        if match[2] == "...":
+            (body,) = body.values()
+        else:
+            body = body[match[1] if match[2] is None else int(match[2])]
+    return body
 
 
 @functools.cache

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gateway.json_schema import check_depth, closed, moved
-from gateway.sayable import sayable
+from gateway.json_schema import closed, moved
+from gateway.sayable import check_schema, sayable
 from gateway.shown import missing, shown
 from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
 from outrider.errors import InvalidArgument
@@ -56,9 +56,10 @@ class ToolPlan:
 
 
 def check_schemas(tools: Sequence[Tool] | None) -> None:
-    """InvalidArgument for a tool whose parameters are nested too deeply."""
+    """InvalidArgument for a tool whose parameters are nested too deeply, or strict and rounded."""
     for index, tool in enumerate(tools or ()):
-        check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
+        function = tool.function
+        check_schema(function.parameters, f"tools[{index}].function.parameters", strict=bool(function.strict))
 
 
 def plan_tools(tools: Sequence[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolPlan | None:

@@ -34,7 +34,9 @@ from verify_service.grammar_tokenizer import plain_tokenizer
 _MAX_CACHED = 64
 MAX_TRIALS = 4  # at once, and waiting: each may take a second, and keeps a thread
 _COMPILED_AT_ONCE = 2  # steps need the cores too
-_ENDLESS = "it takes too long to work out: too many patterns might have to hold at one place"
+_ENDLESS = (
+    "it takes too long to work out: too many patterns might have to hold at one place, or a number is too far below 0"
+)
 _ANY_OBJECT = '{"type": "object"}'
 
 

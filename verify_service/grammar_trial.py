@@ -1,7 +1,8 @@
 """Grammars that may take for ever to compile are compiled on trial first, in a process that the kernel ends.
 
 The library that compiles them intersects patterns that hold at one place, which takes twice as long for each one more,
-and cannot be stopped. How it goes is for the caller to see again: what ends in the trial ends there.
+and cannot be stopped; and where an integer is surely no more than -2^63, it calls itself until the stack is full. How
+it goes is for the caller to see again: what ends in the trial ends there.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ log = get_logger(__name__)
 MOST_AT_ONE_PLACE = 8  # patterns, which might all meet, of a grammar that needs no trial: about 1 ms
 MAX_CPU_S = 1
 _MAX_WALL_S = 20 * MAX_CPU_S  # of a machine that has other things to do
-_TOO_MUCH = (-signal.SIGXCPU, -signal.SIGABRT)  # time; memory, for want of which the library gives up
+_TOO_MUCH = (-signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV)  # time; memory, where the library gives up; stack
 _PATTERNS = re.compile(r'"(?:pattern|patternProperties|propertyNames|format)"\s*:|[&~]')
+_FAR_BELOW = re.compile(r"[\s:,\[]-(?:\d{19}|[\d.]+[eE])")  # numbers that may be at or below -2^63
 
 
 def is_needed(source: str) -> bool:
-    """Whether so many patterns are in a schema or a grammar, its escapes undone, that they might take for ever."""
-    return sum(1 for _ in _PATTERNS.finditer(source)) > MOST_AT_ONE_PLACE
+    """Whether a schema or a grammar, its escapes undone, might take for ever, or all of the stack."""
+    return sum(1 for _ in _PATTERNS.finditer(source)) > MOST_AT_ONE_PLACE or bool(_FAR_BELOW.search(source))
 
 
 def ends(grammar: str, tokenizer: Path, vocab_size: int) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.gateway import models
+from tests.gateway.compiling import Grammars
 from tests.gateway.fakes import FakeVerify, RunningGateway, running
 
 ANSWER = "Hello, 東京! 👩‍🚀 naïve."
@@ -27,6 +28,12 @@ def embedded_folder() -> Path:
     from engine.loader import resolve_model
 
     return resolve_model(None)
+
+
+@pytest.fixture(scope="module")
+def grammars(embedded_folder: Path) -> Grammars:
+    """Compiles grammars for the embedded model."""
+    return Grammars(embedded_folder)
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from gateway.constraints import after_reasoning, calls_after_reasoning, of_response_format, of_schema
 from gateway.reasoning import NAMES, reasoning_format
@@ -16,7 +14,7 @@ from gateway.tool_schemas import FunctionDefinition, NamedFunction, Tool, ToolCh
 from gateway.tools import plan_tools
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
-from verify_service.grammar import GrammarCompiler
+from tests.gateway.compiling import Grammars
 
 # A schema that refers to itself, from its root and from its definitions.
 LIST: dict[str, Any] = {
@@ -33,25 +31,6 @@ TOOLS = [
 SCHEMAS: Any = {"push": LIST, "now": {"type": "object"}}
 GOOD = '{"value": 1, "next": {"value": 2, "next": null}}'
 BAD = '{"value": 1, "next": {"value": "x"'
-
-
-class Grammars:
-    """Compiles for the embedded model."""
-
-    def __init__(self, folder: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._compiler = GrammarCompiler(folder, vocab_size=self._tokenizer.get_vocab_size(), eos_token_ids=(2,))
-
-    def takes(self, grammar: common_pb2.Grammar | None, text: str) -> bool:
-        """Whether `text` may begin an output."""
-        assert grammar is not None
-        state = self._compiler.compile(grammar)
-        return all(state.commit(token) for token in self._tokenizer.encode(text, add_special_tokens=False).ids)
-
-
-@pytest.fixture(scope="module")
-def grammars(embedded_folder: Path) -> Grammars:
-    return Grammars(embedded_folder)
 
 
 @pytest.mark.parametrize(("parallel", "second"), [(True, True), (False, False)])

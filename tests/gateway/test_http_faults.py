@@ -80,13 +80,15 @@ def test_what_is_no_json(http: httpx.Client, body: bytes) -> None:
         ({"model": "m" * 126}, "The model with a name of 126 characters does not exist; small does."),
         ({"logit_bias": {"x": 1}}, '"x" is none'),
         ({"logit_bias": {"5": 101, "6": 1}}, "logit_bias[5] is 101.0; it must be from -100.0 to 100.0"),
-        ({"logit_bias": {"5": "x"}}, "'logit_bias[...]'"),
+        ({"logit_bias": {"6": 1, "5": "x"}}, "Invalid type for 'logit_bias[5]': expected `float`, got `str`."),
+        ({"metadata": {"a": "x", "b-c": None}}, "'metadata[b-c]': expected `str`, got `null`."),
+        ({"metadata": {"a b": 1}}, "'metadata[...]'"),
         ({"min_tokens": 9, "max_tokens": 4}, "min_tokens is 9, above max_tokens, 4."),
         ({"modalities": ["text", "audio"]}, "'modalities': an array of 2."),
         ({"response_format": {"type": "xml"}}, 'not "xml".'),
         ({"prediction": {"type": "x", "content": "y"}}, 'not "x".'),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_messages_name_the_value(http: httpx.Client, fields: dict[str, Any], told: str) -> None:
     message = http.post(CHAT, json={"messages": USER, **fields}).json()["error"]["message"]

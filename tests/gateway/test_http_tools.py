@@ -304,6 +304,9 @@ for _ in range(40):
     DEEP = {"type": "object", "properties": {"x": DEEP}}
 
 
+ROUNDED: dict[str, Any] = {"type": "object", "properties": {"user": {"const": 1234567890123456789}}}
+
+
 VERY_DEEP: dict[str, Any] = {"type": "object"}
 for _ in range(400):
     VERY_DEEP = {"type": "object", "properties": {"x": VERY_DEEP}}
@@ -354,6 +357,10 @@ def test_whole_numbers_of_any_size_reach_the_template(client: openai.OpenAI) -> 
          "invalid_json_schema", "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strict": "yes"}}},
          "invalid_type", "response_format.json_schema.strict"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": ROUNDED, "strict": True}}},
+         "invalid_json_schema", "response_format.json_schema.schema"),
+        ({"tools": [NOW, {"type": "function", "function": {"name": "f", "parameters": ROUNDED, "strict": True}}]},
+         "invalid_json_schema", "tools[1].function.parameters"),
         ({"regex": "a+", "ebnf": "root ::= x"}, "invalid_value", "regex"),
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
     ],
@@ -389,6 +396,26 @@ def test_a_complaint_about_a_schema_shows_no_grammar_of_ours(client: openai.Open
     reply = httpx.post(f"{gateway.url}/v1/responses", json={"input": "Hi!", "text": {"format": asked}})
     error = reply.json()["error"]
     assert (error["code"], error["message"]) == ("invalid_json_schema", "text.format: no such\n   type")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/v1/completions", {"prompt": "x", "regex": "[a"}, "regex"),
+        ("/v1/chat/completions", {"messages": USER, "regex": "[a"}, "regex"),
+        ("/generate", {"text": "x", "sampling_params": {"regex": "[a"}}, "sampling_params.regex"),
+    ],
+)
+def test_a_complaint_about_a_regex_shows_no_grammar_of_ours(
+    gateway: RunningGateway, path: str, fields: dict[str, Any], name: str
+) -> None:
+    told = 'invalid regex "[a" (in regex): regex parse error:\n    [a\n    ^\nerror: unclosed character class'
+    gateway.verify[0].refuse = InvalidArgument(
+        f"sampling.grammar.regex: at 1(8): {told}\n   1 | start: /[a/\n              ^\n",
+        field="sampling.grammar", code="invalid_grammar",
+    )  # fmt: skip
+    error = httpx.post(gateway.url + path, json=fields).json()["error"]
+    assert (error["code"], error["param"], error["message"]) == ("invalid_grammar", name, f"{name}: {told}")
 
 
 # ---- Reasoning

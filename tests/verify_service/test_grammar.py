@@ -375,3 +375,26 @@ def test_false_is_no_kind_of_json_object(compiler: GrammarCompiler) -> None:
 def test_multiples_that_would_take_minutes_are_refused(compiler: GrammarCompiler, grammar: common_pb2.Grammar) -> None:
     with pytest.raises(InvalidArgument, match="multipleOf have more than 10000 for a common multiple"):
         compiler.compile(grammar)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"const": -(2**63)},
+        {"enum": [1, -(2**63) + 1]},
+        {"type": "integer", "minimum": -1e300, "maximum": -1e19},
+        {"allOf": [{"type": "integer", "minimum": -(2**64)}, {"maximum": -(2**63)}]},
+    ],
+)
+@pytest.mark.parametrize("kind", ["json_schema", "ebnf"])
+def test_numbers_that_would_end_the_process_are_refused(
+    compiler: GrammarCompiler, source: dict[str, Any], kind: str
+) -> None:
+    text = json.dumps(source) if kind == "json_schema" else f"start: %json {json.dumps(source)}"
+    with pytest.raises(InvalidArgument, match="a number is too far below 0"):
+        compiler.compile(common_pb2.Grammar(**{kind: text}))
+
+
+def test_numbers_far_below_0_may_do(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    state = compiler.compile(common_pb2.Grammar(json_schema='{"minimum": -1e17, "enum": [-1000000000000000001, 2]}'))
+    assert _id(tokenizer, "2") in _allowed(state, [], tokenizer.get_vocab_size())
