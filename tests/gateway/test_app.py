@@ -274,6 +274,20 @@ def test_a_name_is_listened_on_over_what_it_has(monkeypatch: pytest.MonkeyPatch,
         assert listener.getsockname()[0] == host
 
 
+@pytest.mark.skipif(not (has_ipv6() and socket.has_dualstack_ipv6()), reason="this machine has no IPv6")
+def test_all_addresses_of_ipv6_are_those_of_ipv4_too(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
+    """As gRPC has it."""
+    process = start("--host=::", "--port=0", f"--verify-address={verify[1]}")
+    url = url_of(process)
+    assert url.startswith("http://[::]:")
+    for host in ("127.0.0.1", "[::1]"):
+        with httpx.Client(base_url=url.replace("[::]", host), timeout=30) as client:
+            until_healthy(client)
+            assert ask(client).status_code == 200
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(StartupError, match="cannot listen on"):
+        check_free(f"[::]:{taken.getsockname()[1]}")
+
+
 @pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
 def test_a_port_in_use(start: Start, tmp_path: Path, flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
