@@ -222,10 +222,8 @@ def test_another_gateway_takes_over(envoy: Front) -> None:
 
 
 def test_where_nobody_is_there_it_says_so_in_the_words_of_either_kind(tmp_path: Path) -> None:
-    with front([], 0, tmp_path, f"--gateway=127.0.0.1:{free_port()}", f"--verify=127.0.0.1:{free_port()}") as (
-        envoy,
-        _,
-    ):
+    nobody = f"127.0.0.1:{free_port()}"
+    with front([], 0, tmp_path, f"--gateway={nobody}", f"--verify={nobody}") as (envoy, _):
         for reply in (envoy.http.post("/v1/chat/completions", json=HI), envoy.http.get("/v1/models")):
             assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
             assert reply.headers["content-type"] == "application/json"
