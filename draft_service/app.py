@@ -128,10 +128,10 @@ async def serve(args: DraftArgs, loaded: Loaded, stopping: Callable[[], Stopping
     stopping: asked once all is warm, for what tells; till then signals end the process. `dial` opens the ways to the
     verify services.
     """
-    from draft_service.rehearsal import rehearse
-
     try:
         if loaded.executor is not None:
+            from draft_service.rehearsal import rehearse  # here: torch's, which an image for n-gram drafts has not
+
             await rehearse(loaded.drafting)
         keep_steady()
         return await _serve(args, loaded.drafting, stopping(), dial)
@@ -144,12 +144,11 @@ async def _serve(args: DraftArgs, drafting: Drafting, stop: Stopping, dial: Dial
     from draft_service.metrics import make_registry
     from draft_service.service import DraftServicer
     from draft_service.worker import Worker
-    from engine.devices import pick_device
 
     drafter, tracing = drafting.drafter, drafting.tracing
     identity = Identity(f"{socket.gethostname()}:{os.getpid()}", host_id(), secrets.token_hex(16))
     try:
-        on_device = not drafter.inline and pick_device(args.device).type != "cpu"
+        on_device = not drafter.inline and _is_on_device(args)
         worker = Worker(
             args.verify_address, drafting, identity, max_sessions=args.max_sessions, dial=dial,
             busy_poll=is_wanted(args.busy_poll, on_device=on_device),
@@ -182,6 +181,13 @@ async def _serve(args: DraftArgs, drafting: Drafting, stop: Stopping, dial: Dial
     finally:
         if tracing is not None:
             await tracing.close(stop.hurry)
+
+
+def _is_on_device(args: DraftArgs) -> bool:
+    """Whether the draft model runs on a GPU."""
+    from engine.devices import pick_device  # here: torch's
+
+    return pick_device(args.device).type != "cpu"
 
 
 async def _first_of(*tasks: asyncio.Task[object]) -> None:

@@ -13,7 +13,8 @@ from draft_service.overlap import FixedOverlap, Overlap, OverlapRule
 from draft_service.planning import CostPlanner, FixedPlanner, Planner
 from outrider import env
 from outrider.args import DraftArgs
-from outrider.placement import FEW_CORES, allowed_cores
+from outrider.cores import num_cores
+from outrider.placement import FEW_CORES
 from outrider.tiers import first_steps, read_tiers
 
 _NODES_A_STEP = 2  # of trees with branches; verify takes those that pay
@@ -42,7 +43,7 @@ def make_planner(args: DraftArgs, drafter: Drafter) -> Planner:
     """For a drafter that is loaded. StartupError for an adaptive configuration that is no good."""
     early = env.early_proposals()
     # On few cores drafts made during a step mostly slow it down.
-    many_cores = len(allowed_cores()) > FEW_CORES
+    many_cores = num_cores() > FEW_CORES
     overlap: Overlap = OverlapRule(first=many_cores) if early is None else FixedOverlap(on=early)
     if not isinstance(drafter, Shaped):
         return FixedPlanner(overlap)

@@ -1,12 +1,12 @@
 """How much memory there is, and how much a model's weights take of it.
 
-On a CPU that is what the machine can still give, or the control group that this process is in, whichever is less: a
-container sees the whole host's memory in /proc and is killed at its own limit.
+On a CPU that is what the machine can still give, or the control group that this process is in, whichever is less: it
+is killed at that one's limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ import torch
 
 from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from kernels.quantize import GROUP
+from outrider.cgroups import groups, text_of
 
 GIB = 2**30
 # Of a quantised number; int4 has a step and a low of 16 bits for each group.
@@ -44,7 +45,7 @@ def host_memory(root: Path = Path("/")) -> Memory:
     lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
     sizes = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines) if rest}
     free, total = sizes["MemAvailable"], sizes["MemTotal"]
-    for group in _groups(root):
+    for group in groups("memory", root):
         for limit_name, used_name, reclaimable in _FILES:
             limit, used = _number(group / limit_name), _number(group / used_name)
             if limit is not None and used is not None and limit < total:
@@ -69,32 +70,11 @@ def weight_bytes(shapes: Mapping[str, tuple[int, ...]], itemsize: int, quantizat
     return int(total)
 
 
-def _groups(root: Path) -> Iterator[Path]:
-    """Folders of the control groups that bound this process, and of those around them."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers in {"", "memory"}:
-            top = root / "sys/fs/cgroup" / controllers
-            folder = top / path.strip("/")
-            # Inside a container the path is the host's, and the group itself is mounted at the top.
-            yield from (place for place in (folder, *folder.parents) if place.is_relative_to(top) and place.is_dir())
-
-
 def _number(path: Path) -> int | None:
-    try:
-        text = path.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
+    text = text_of(path).strip()
     return int(text) if text.isdigit() else None
 
 
 def _statistic(path: Path, name: str) -> int:
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0
+    lines = text_of(path).splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)

@@ -14,6 +14,7 @@ _BY_DEFAULT = torch.get_num_threads()
 def share_cores(asked: int | None, *, by_kernels: bool) -> int:
     """Threads for the kernels' team: as asked, else as many as torch takes by default (OMP_NUM_THREADS, or the cores).
 
+    A control group's limit is in OMP_NUM_THREADS, unless that was set before (outrider/__init__.py).
     From now on torch has one thread in this process; without kernels, all of them.
     """
     count = asked or _BY_DEFAULT

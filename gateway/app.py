@@ -31,7 +31,7 @@ from outrider.args import GatewayArgs
 from outrider.args.links import host_port
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
-from outrider.serving import check_free, is_loopback, resolved
+from outrider.serving import check_free, is_loopback, tcp_listener
 from outrider.steady import keep_steady
 from outrider.stopping import on_signals, stop_signals
 from outrider.strangers import Strangers
@@ -223,8 +223,7 @@ def listen(args: GatewayArgs) -> tuple[socket.socket, str]:
             listener.bind(args.uds)
             listener.listen(_BACKLOG)
             return listener, f"unix:{args.uds}"
-        family, where = resolved(args.host, args.port)
-        listener = socket.create_server(where, family=family, backlog=_BACKLOG)
+        listener = tcp_listener(args.host, args.port, _BACKLOG)
     except OSError as error:
         address = args.uds or host_port(args.host, args.port)
         raise StartupError(f"cannot listen on {address}: {error.strerror or error}") from error

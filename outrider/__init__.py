@@ -3,6 +3,8 @@
 import os
 from importlib.metadata import version
 
+from outrider.cores import allowed_cores, num_cores
+
 __version__ = "0.1.0"
 
 # Read once, when gRPC is imported. Its handlers of fork() are for children that go on using gRPC; ours are other
@@ -18,3 +20,7 @@ if [int(part) for part in version("grpcio").split(".")[:2]] <= [1, 85]:
 # then be used. Outrider places its threads itself.
 for _binding in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
     os.environ.pop(_binding, None)
+
+# It counts the cores that it may use, not how much of their time: more threads than that wait for one another.
+if num_cores() < len(allowed_cores()):
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_cores()))

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from outrider.placement import FEW_CORES, FEW_SESSIONS, allowed_cores
+from outrider.cores import num_cores
+from outrider.placement import FEW_CORES, FEW_SESSIONS
 
 Choice = Literal["auto", "on", "off"]
 
@@ -45,7 +46,7 @@ class BusyPoll:
     ) -> None:  # fmt: skip
         self._loop = loop
         self._on = on
-        self._has_many_cores = (len(allowed_cores()) if cores is None else cores) > FEW_CORES
+        self._has_many_cores = (num_cores() if cores is None else cores) > FEW_CORES
         self._clock = clock
         self._give_way = give_way
         self._mean_ms = -1.0  # from asking to the answer; below 0: not known

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from outrider.cores import allowed_cores
 from outrider.errors import StartupError
 
 HELPER_PREFIX = "team-"  # names of the C kernels' helper threads (kernels/native/team.c)
@@ -24,7 +25,10 @@ _OVER = 4  # other steps in a row, after which they are thought to be over
 
 
 def cores_of_two() -> tuple[int, int] | None:
-    """Cores for two services of this host, the first and the last; None where there is nothing to choose."""
+    """Cores for two services of this host, the first and the last; None where there is nothing to choose.
+
+    Of those allowed: a quota of many is time on whichever is free.
+    """
     cores = sorted(allowed_cores())
     return (cores[0], cores[-1]) if _FEWEST_CORES <= len(cores) <= FEW_CORES else None
 
@@ -76,11 +80,6 @@ class Placement:
             keep_to([helper], {others[index % len(others)]})
         keep_to(set(tasks()) - set(helpers) - self._roaming, {core})
         self._is_placed = True
-
-
-def allowed_cores() -> set[int]:
-    """That this process may use; none where the system does not tell."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def tasks() -> list[int]:

@@ -68,10 +68,16 @@ def check_free(*addresses: str) -> None:
             continue
         host, _, port = address.rpartition(":")
         try:
-            family, where = resolved(host.strip("[]"), int(port))
-            socket.create_server(where, family=family).close()
+            tcp_listener(host.strip("[]"), int(port)).close()
         except OSError as error:  # taken, no host of ours, or no name that there can be
             raise StartupError(f"cannot listen on {address}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def tcp_listener(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """Listens where `resolved` says; on `::`, as gRPC does, for IPv4 too. OSError where it cannot."""
+    family, where = resolved(host, port)
+    both = where[0] == "::" and socket.has_dualstack_ipv6()
+    return socket.create_server(where, family=family, backlog=backlog, dualstack_ipv6=both)
 
 
 def resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:

@@ -1,4 +1,4 @@
-"""Files that change while somebody reads them."""
+"""Files that change while somebody reads them, and folders of small ones."""
 
 from __future__ import annotations
 
@@ -10,3 +10,11 @@ def replace(path: Path, text: str) -> None:
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
+
+
+def with_files(root: Path, texts: dict[str, str]) -> Path:
+    """`root`, where each of these files then has its text."""
+    for name, text in texts.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text, encoding="utf-8")
+    return root

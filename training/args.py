@@ -40,7 +40,7 @@ class TargetArgs(WeightsArgs):
 
     dtype: Literal["auto", "bfloat16", "float32", "float16"] = arg("auto", "target", "The target's compute dtype.")
     device: str = arg("auto", "target", "cpu, cuda or cuda:N.")
-    threads: int | None = arg(None, "target", "CPU threads. Default: all cores.")
+    threads: int | None = arg(None, "target", "CPU threads. Default: all cores, or a control group's CPU limit.")
 
     def check(self) -> None:
         """Bounds."""

@@ -28,6 +28,10 @@ _CPU_POOL_SHARE = 0.25
 _CPU_LARGEST_SHARE = 0.85
 _SMALLEST_SHARE = 0.5
 _MIB = 2**20
+# And what is left of it at least, however little there is: what serving adds (scratch of a step, gRPC, the interpreter)
+# does not shrink with it. The embedded model took up to 80 MiB for 8 to 24 requests; as much again is for the kernel's
+# own, and larger steps.
+_CPU_HEAD_ROOM = 160 * _MIB
 # SGLang's rule for GPUs, in MiB: for the runtime, for each token of a chunk and each session of a graph, at least so
 # much on a large GPU; and for a draft model beside the target (none for NGRAM).
 _BASE_MIB, _PER_CHUNK_TOKEN, _LEAST_CHUNK, _PER_GRAPH_SESSION, _PER_RANK = 512, 1.5, 2048, 2, 128
@@ -130,7 +134,8 @@ def _budget(
 
 
 def _cpu_fraction(weights: int, memory: Memory) -> float:
-    return min(_CPU_LARGEST_SHARE, weights / max(memory.free, 1) + _CPU_POOL_SHARE)
+    free = max(memory.free, 1)
+    return max(0.0, min(_CPU_LARGEST_SHARE, weights / free + _CPU_POOL_SHARE, 1 - _CPU_HEAD_ROOM / free))
 
 
 def gpu_fraction(args: VerifyArgs, chunk: int, total_bytes: int) -> float:

@@ -38,7 +38,9 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     quantization: str | None = arg(None, "model", "What the target is quantised to; a draft model is too, by default.")
     trust_remote_code: bool = arg(False, "model", "Run Python code that comes in the draft model's folder.")
     device: str = arg("auto", "model", "cpu, cuda or cuda:N.")
-    threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
+    threads: int | None = arg(
+        None, "model", "CPU threads for the forward pass. Default: all cores, or a control group's CPU limit."
+    )
     core: int | None = arg(
         None, "model",
         "Core that this process's threads keep to while it drafts for one or two sessions, and the C kernels' helpers "

@@ -48,7 +48,9 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     trust_remote_code: bool = arg(False, "model", "Run Python code that comes in the model's folder.")
     device: str = arg("auto", "model", "cpu, cuda or cuda:N.")
     context_length: int | None = arg(None, "model", "Longest session, prompt and output. Default: the model's.")
-    threads: int | None = arg(None, "model", "CPU threads for the forward pass. Default: all cores.")
+    threads: int | None = arg(
+        None, "model", "CPU threads for the forward pass. Default: all cores, or a control group's CPU limit."
+    )
     core: int | None = arg(
         None, "model",
         "Core that this process's threads keep to while one or two sessions have drafts verified, and the C kernels' "

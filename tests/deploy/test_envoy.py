@@ -221,6 +221,23 @@ def test_another_gateway_takes_over(envoy: Front) -> None:
         other.start()
 
 
+def test_where_nobody_is_there_it_says_so_in_the_words_of_either_kind(tmp_path: Path) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    with front([], 0, tmp_path, f"--gateway={nobody}", f"--verify={nobody}") as (envoy, _):
+        for reply in (envoy.http.post("/v1/chat/completions", json=HI), envoy.http.get("/v1/models")):
+            assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+            assert reply.headers["content-type"] == "application/json"
+            assert reply.json() == {
+                "error": {
+                    "message": "no healthy upstream", "type": "server_error", "param": None,
+                    "code": "service_unavailable",
+                }
+            }  # fmt: skip
+        with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel, pytest.raises(grpc.RpcError) as caught:
+            list(stub(channel).Generate(request(), timeout=30))
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, "no healthy upstream")
+
+
 def test_oversized_headers_are_refused(envoy: Front) -> None:
     reply = envoy.http.get("/health", headers={"x-large": "x" * 20_000})
     assert reply.status_code == 431

@@ -8,16 +8,14 @@ import pytest
 import torch
 
 from engine.memory import Memory, device_memory, host_memory, weight_bytes
+from tests.files import with_files
 
 MEMINFO = "MemTotal:       16000000 kB\nMemFree:  1 kB\nMemAvailable:   12000000 kB\nHugePages_Total:       0\n"
 KIB = 1024
 
 
 def machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:
-    for name, text in {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup, **files}.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
+    return with_files(root, {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup, **files})
 
 
 def test_without_groups(tmp_path: Path) -> None:

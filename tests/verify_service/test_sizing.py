@@ -27,10 +27,20 @@ def sizes(free: int, **flags: Any) -> Sizes:
 
 
 def test_a_quarter_of_a_machines_memory_at_most() -> None:
-    free = 200 * 2**20
+    free = GIB
     assert sizes(free).total_tokens == pytest.approx(free // 4 // TOKEN_BYTES, abs=1)
     assert sizes(free).context_length == 4096
     assert sizes(free, page_size=64).total_tokens % 64 == 0
+
+
+def test_little_memory_keeps_room_for_what_serving_takes() -> None:
+    """Which is not less there: a share of it would be loaded, and killed by the kernel at the first requests."""
+    head_room, least = 160 * 2**20, 1024 * TOKEN_BYTES
+    assert sizes(head_room + WEIGHTS + least + TOKEN_BYTES).total_tokens == pytest.approx(1024, abs=1)
+    for free in (head_room + WEIGHTS + least - TOKEN_BYTES, head_room, head_room // 2, 0):
+        with pytest.raises(StartupError, match=r"no room for the KV pool: 0\.\d\d GiB .* --mem-fraction-static is 0\."):
+            sizes(free)
+    assert sizes(head_room, max_total_tokens=1000).total_tokens == 1000
 
 
 def test_weights_count() -> None:
