@@ -29,7 +29,7 @@ from draft_service.drafters.factory import make_drafter
 from draft_service.drafters.features import pack_rows
 from draft_service.drafters.model_drafter import ModelDrafter
 from draft_service.session import Extension, Session, Wishes
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from outrider.args import DraftArgs
 from outrider.text_files import read_json
 from outrider.v1 import common_pb2, verify_pb2

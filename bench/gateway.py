@@ -33,7 +33,7 @@ from bench._process import process
 from bench._server import Served, free_port, serving
 from bench._systems import SYSTEMS, Setup
 from bench.stand_in import TOKEN
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from outrider.errors import StartupError
 from outrider.rpc import create_channel
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc

@@ -24,7 +24,7 @@ from bench._output import write_json
 from bench._plot import check_plot, plot_parts
 from engine.batch import Segment
 from engine.config import ModelConfig
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.runner import ModelRunner
 from kernels.linear import Linear
 from outrider.errors import StartupError

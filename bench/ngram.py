@@ -26,7 +26,7 @@ from bench._output import write_json
 from draft_service.drafters.base import DraftRequest
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.session import Session, Wishes
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from outrider.args import DraftArgs
 from outrider.text_files import load_tokenizer
 from outrider.wire import Ids

@@ -19,7 +19,7 @@ import numpy as np
 
 from bench._flags import parser_of, positive
 from bench._main import as_command
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from outrider.errors import StartupError
 from training.accept_length import CHAIN_STEPS, chain_rounds
 from training.answers import read_first_turns

@@ -10,12 +10,7 @@ from tokenizers import Tokenizer
 
 from draft_service.drafters.base import Draft, TextRequest
 from draft_service.drafters.factory import make_drafter
-from draft_service.drafters.features import pack_rows
-from engine.batch import Segment
-from engine.feature_spec import FeatureSpec
-from engine.feature_wire import kind_name
-from engine.loader import resolve_model
-from engine.runner import ModelRunner
+from engine.model_folder import resolve_model
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.text_files import load_tokenizer, stated_vocab_size
@@ -70,6 +65,13 @@ def _shown(tokenizer: Tokenizer, token: int) -> str:
 
 def _features(args: DraftArgs, layout: common_pb2.FeatureLayout, tokens: Ids) -> common_pb2.Tensor:
     """The target's rows of all tokens but the last."""
+    # Here: torch's, which a drafter of n-grams has not.
+    from draft_service.drafters.features import pack_rows
+    from engine.batch import Segment
+    from engine.feature_spec import FeatureSpec
+    from engine.feature_wire import kind_name
+    from engine.runner import ModelRunner
+
     count = len(tokens) - 1
     runner = ModelRunner.load(
         resolve_model(args.model_path, revision=args.revision), dtype=args.dtype, device=args.device, num_slots=count,

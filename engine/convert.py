@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from engine.loader import fetched
+from engine.model_folder import fetched
 from engine.models.heads.config import RawConfig
 from engine.models.heads.eagle import EagleConfig
 from engine.models.heads.eagle3 import Eagle3Config

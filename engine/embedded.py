@@ -16,7 +16,6 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from engine.gguf_convert import convert
 from engine.progress import Progress
 from engine.whole import locked, put_in_place
 from outrider.embedded import ELSEWHERE, embedded_folder, unwritable
@@ -52,6 +51,8 @@ def ensure_embedded_model() -> Path:
 
 
 def _make(models: Path, final: Path) -> None:
+    from engine.gguf_convert import convert  # here: torch's, which a drafter of n-grams has not
+
     free = shutil.disk_usage(models).free
     if free < NEEDED_BYTES:
         raise StartupError(

@@ -12,7 +12,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -41,15 +41,23 @@ def _of(settings: type[Args], module: str) -> Command:
     def run(words: list[str]) -> int:
         args = settings.parse(words)
         refuse_kernels_package()
-        return _load(module).main(args)
+        with _told_what_is_missing(module):
+            return importlib.import_module(module).main(args)
 
     return Command(settings.summary, run)
 
 
 def _load(module: str) -> ModuleType:
     """The module by name; StartupError when an extra that it needs is not installed."""
-    try:
+    with _told_what_is_missing(module):
         return importlib.import_module(module)
+
+
+@contextlib.contextmanager
+def _told_what_is_missing(module: str) -> Generator[None]:
+    """StartupError when an extra that a module needs is not installed, whenever it is found."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise StartupError(
             f"{module} needs the package {error.name!r}, which is not installed; "

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
-from engine.loader import load_checkpoint, resolve_model
+from engine.loader import load_checkpoint
+from engine.model_folder import resolve_model
 from engine.models.heads.base import Head, Vocabulary
 from engine.models.heads.load import HeadFolder, load_head
 from engine.models.heads.target import TargetShape

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from outrider.errors import StartupError
 from training.accept_length import chain_rounds, tree_rounds
 from training.answers import greedy_answers

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.models.heads.names import published_name
 from engine.models.heads.target import TargetShape, shared_tensor
 from engine.saving import save_tensors

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.tensors import EMBEDDING, OUTPUT_HEAD
 from outrider.errors import StartupError
 from outrider.telemetry import announce, get_logger

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.shipped import SHIPPED, pack
 from outrider.errors import StartupError
 from outrider.telemetry import announce

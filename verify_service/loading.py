@@ -14,7 +14,7 @@ from engine.config import ModelConfig
 from engine.execution import Execution, GraphSizes
 from engine.feature_spec import FeatureSpec
 from engine.fingerprint import vocab_fingerprint
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.runner import ModelRunner, model_shapes
 from engine.threads import share_cores
 from outrider.args import VerifyArgs

@@ -15,7 +15,7 @@ from engine.devices import pick_device, take_device
 from engine.feature_spec import FeatureSpec
 from engine.feature_wire import wire_kind
 from engine.fingerprint import vocab_fingerprint
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.models.heads.base import Head
 from engine.models.heads.load import HeadFolder, load_head
 from engine.models.heads.runner import HeadRunner

@@ -86,7 +86,7 @@ class NgramDrafter:
 
     def _load_files(self, args: DraftArgs) -> None:
         from draft_service.corpus_files import read_corpora
-        from engine.loader import resolve_model
+        from engine.model_folder import resolve_model
 
         folder = resolve_model(args.model_path, revision=args.revision)
         try:

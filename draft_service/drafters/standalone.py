@@ -20,7 +20,7 @@ from engine.config import ModelConfig
 from engine.devices import pick_device
 from engine.execution import Execution
 from engine.fingerprint import vocab_fingerprint
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.models.heads.token_map import load_token_map
 from engine.quantization import draft_quantization
 from engine.runner import ModelRunner

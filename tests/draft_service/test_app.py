@@ -171,6 +171,40 @@ def test_corpus_files_are_drawn_from(tmp_path: Path, capsys: pytest.CaptureFixtu
         inspected([*flags, corpora[0], few])
 
 
+INSPECT = """
+import sys
+from draft_service.app import inspect
+from outrider.args import DraftArgs
+args = DraftArgs.parse(sys.argv[1:])
+sys.exit(inspect(args, args.inspect))
+"""
+
+
+def test_an_image_for_ngram_drafts_reads_corpus_files(tmp_path: Path) -> None:
+    folder = make.write_target(tmp_path / "target").folder
+    save_words(folder, ["the", "cat", "sat"])
+    (tmp_path / "a.txt").write_text("the cat sat")
+    corpus = f"--speculative-ngram-external-corpus-path={tmp_path / 'a.txt'}"
+    script = hiding_all_but("draft") + INSPECT
+    done = subprocess.run(
+        [sys.executable, "-c", script, f"--model-path={folder}", corpus, "--inspect=the cat"],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert '"sat"' in done.stdout
+
+
+def test_a_package_that_the_image_lacks_is_told_in_a_line() -> None:
+    script = hiding_all_but("draft") + "import sys; from outrider.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "draft", "--speculative-algorithm=EAGLE3", "--listen=127.0.0.1:0"],
+        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "needs the package 'torch'" in done.stderr
+
+
 def test_corpus_files_hold_only_tokens_that_the_model_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = make.write_target(tmp_path / "target").folder
     save_words(folder, ["the", "cat", "sat", *[f"w{i}" for i in range(make.VOCAB - 3)]])

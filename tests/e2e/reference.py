@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 
 QUESTIONS = Path(__file__).parent.parent / "data" / "mt_bench.jsonl"
 

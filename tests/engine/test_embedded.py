@@ -18,7 +18,7 @@ from engine import embedded
 from engine.config import ModelConfig
 from engine.embedded import ensure_embedded_model
 from engine.fingerprint import vocab_fingerprint
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from outrider.errors import StartupError
 from tests.engine.tiny import SHAPE, save_model
 

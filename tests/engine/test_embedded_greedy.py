@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from engine.batch import Segment
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.runner import ModelRunner
 
 PROMPTS = [

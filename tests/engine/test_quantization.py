@@ -11,7 +11,7 @@ import torch
 from structlog.testing import capture_logs
 
 from engine.batch import Segment
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.quantization import check_quantization, draft_quantization
 from engine.runner import ModelRunner
 from outrider.args.quantization import METHODS

@@ -17,7 +17,7 @@ import transformers
 
 from engine.config import ModelConfig
 from engine.feature_spec import FeatureSpec
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.models.transformers_decoder import windows_of
 from engine.runner import ModelRunner
 from outrider.errors import StartupError

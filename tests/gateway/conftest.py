@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def embedded_folder() -> Path:
     """The folder of the embedded default model."""
-    from engine.loader import resolve_model
+    from engine.model_folder import resolve_model
 
     return resolve_model(None)
 

@@ -13,7 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from engine.feature_spec import FeatureSpec
-from engine.loader import resolve_model
+from engine.model_folder import resolve_model
 from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
 from outrider.room import memory_for
 from outrider.telemetry import announce

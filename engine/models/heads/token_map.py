@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.loader import fetched
+from engine.model_folder import fetched
 from outrider.errors import StartupError, reason_of
 
 TENSOR_NAME = "token_map"

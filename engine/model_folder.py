@@ -1,0 +1,64 @@
+"""From what the user named to a model's folder. Without torch, which a drafter of n-grams has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from engine.embedded import ensure_embedded_model
+from engine.weight_files import PICKLED_PATTERNS
+from outrider.errors import StartupError
+from outrider.model_name import may_be_hub_id
+
+HUB_PATTERNS = ("*.json", "*.jinja")
+SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
+"""Of a hub id: weights once more, as their maker has them, or other models beside."""
+
+
+def resolve_model(
+    model: str | Path | None, *, revision: str | None = None, load_format: str = "auto", trust_remote_code: bool = False
+) -> Path:
+    """The local folder of a model: a folder as it is, a hub id fetched to the hub's cache, None the embedded default.
+
+    Of a hub id only files that may be used are fetched: pickled ones for `pt`, no weights for `dummy`, code if trusted.
+    Raises StartupError when there is none.
+    """
+    path = None if model is None else Path(model).expanduser()
+    if revision is not None and (path is None or path.exists()):
+        raise StartupError(f"--revision is of a hub id; the model is {path or 'the embedded one'}")
+    if model is None or path is None:
+        return ensure_embedded_model()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise StartupError(f"model path {path} is a file; a Hugging Face folder is needed")
+    name = str(model)
+    if not may_be_hub_id(name):
+        raise StartupError(f"model path {model} does not exist")
+    return _fetch(name, revision, hub_patterns(load_format, trust_remote_code))
+
+
+def hub_patterns(load_format: str, trust_remote_code: bool) -> list[str]:
+    """Names of the files of a hub id that may be used."""
+    weights = {"pt": [*PICKLED_PATTERNS], "dummy": []}.get(load_format, ["*.safetensors"])
+    return [*weights, *HUB_PATTERNS, *(["*.py"] if trust_remote_code else [])]
+
+
+def _fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
+    from huggingface_hub import snapshot_download
+
+    download = partial(
+        snapshot_download, hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=SECOND_COPIES
+    )
+    return fetched(f"{hub_id!r} is no local folder", download)
+
+
+def fetched(why: str, download: Callable[[], str]) -> Path:
+    """What a call of huggingface_hub downloads. StartupError, which `why` begins, where it cannot."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(download())
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise StartupError(f"{why} and could not be fetched from the model hub: {error}") from error
