@@ -389,7 +389,6 @@ def test_data_that_does_not_fit_in_memory_is_told_with_its_flags() -> None:
         raise RuntimeError("something else")
 
 
-@pytest.mark.usefixtures("signals")
 def test_the_command_goes_on_with_what_is_there(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -422,7 +421,6 @@ def test_the_command_goes_on_with_what_is_there(
     assert "tokens/s generated" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_step_holds_a_row_of_every_conversation_and_prompts(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,6 @@ def foreign(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "foreign", byte_level())
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_target_that_runs_by_other_code_is_refused(
     foreign: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,6 @@ import pytest
 from training.stopping import Stopping
 
 
-@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_asks_for_an_end_and_the_second_ends(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]

@@ -274,7 +274,6 @@ def test_a_training_whose_loss_is_no_number_ends_and_keeps_what_there_was(
     assert_same(Checkpoint.load(tmp_path / LAST), good)
 
 
-@pytest.mark.usefixtures("signals")
 def test_a_signal_while_it_sets_up_ends_it_in_good_order(
     target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
