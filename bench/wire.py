@@ -92,13 +92,13 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     check_plot(args.picture, args.output, "--picture")
     if args.picture is not None and args.batch > 1:
         parser.error(f"--picture draws one session; --batch is {args.batch}")
-    most = most_nodes(args.num_steps, args.topk) + 1
-    least = most if args.topk == 1 else 2
-    args.num_draft_tokens = args.num_draft_tokens or max(least, min(16, most))
-    if not least <= args.num_draft_tokens <= most:
+    most_tokens = most_nodes(args.num_steps, args.topk) + 1
+    least_tokens = most_tokens if args.topk == 1 else 2
+    args.num_draft_tokens = args.num_draft_tokens or max(least_tokens, min(16, most_tokens))
+    if not least_tokens <= args.num_draft_tokens <= most_tokens:
         parser.error(
             f"--num-draft-tokens is {args.num_draft_tokens}; --num-steps {args.num_steps} and --topk {args.topk} give "
-            + (f"{most}" if least == most else f"{least} to {most}")
+            + (f"{most_tokens}" if least_tokens == most_tokens else f"{least_tokens} to {most_tokens}")
         )
     most = min(args.num_steps + 1, args.num_draft_tokens)
     if not 1.0 <= args.accept_length <= most:

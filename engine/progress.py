@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-if TYPE_CHECKING:
-    from tqdm import tqdm
+from tqdm import tqdm
 
 
 class Progress:
@@ -17,8 +16,6 @@ class Progress:
         self.title = title
         self._bar: tqdm | None = None
         if sys.stderr.isatty():
-            from tqdm import tqdm  # here: not in all images
-
             self._bar = tqdm(desc=title, unit=unit, unit_scale=True, file=sys.stderr, leave=True)
         else:
             print(f"{title} ...", file=sys.stderr, flush=True)

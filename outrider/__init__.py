@@ -21,6 +21,6 @@ if [int(part) for part in version("grpcio").split(".")[:2]] <= [1, 85]:
 for _binding in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
     os.environ.pop(_binding, None)
 
-# It counts the cores that it may use, not how much of their time: more threads than that wait for one another.
+# OpenMP counts the cores that it may use, not how much of their time: more threads than that wait for one another.
 if num_cores() < len(allowed_cores()):
     os.environ.setdefault("OMP_NUM_THREADS", str(num_cores()))

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import outrider
 from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, HealthArgs, ServeArgs, VerifyArgs
@@ -25,6 +24,10 @@ from outrider.flags import Args
 from outrider.supervisor import die_with_parent
 from outrider.terminal import shown_text
 from outrider.wire import WIRE_VERSION
+
+_OURS = frozenset((
+    "outrider", "kernels", "engine", "verify_service", "draft_service", "gateway", "training", "bench", "tests",
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,16 +44,14 @@ def _of(settings: type[Args], module: str) -> Command:
     def run(words: list[str]) -> int:
         args = settings.parse(words)
         refuse_kernels_package()
-        with _told_what_is_missing(module):
-            return importlib.import_module(module).main(args)
+        return _call(module, args)
 
     return Command(settings.summary, run)
 
 
-def _load(module: str) -> ModuleType:
-    """The module by name; StartupError when an extra that it needs is not installed."""
+def _call(module: str, words: Args | list[str], function: str = "main") -> int:
     with _told_what_is_missing(module):
-        return importlib.import_module(module)
+        return getattr(importlib.import_module(module), function)(words)
 
 
 @contextlib.contextmanager
@@ -59,6 +60,8 @@ def _told_what_is_missing(module: str) -> Generator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in _OURS:
+            raise
         raise StartupError(
             f"{module} needs the package {error.name!r}, which is not installed; "
             "in a checkout, `pip install '.[all]'` brings everything"
@@ -87,8 +90,10 @@ def _bench(words: list[str]) -> int:
         lines += [f"  {name:<12} {summary}" for name, summary in known.items()] or ["  none is installed"]
         print("\n".join(lines), file=sys.stderr if wrong else sys.stdout)
         return 2 if wrong else 0
-    main = _load(f"bench.{words[0]}").main
-    return _load("bench._main").ended_by_signals(main, words[1:])
+    module = f"bench.{words[0]}"
+    with _told_what_is_missing(module):
+        main = importlib.import_module(module).main
+        return importlib.import_module("bench._main").ended_by_signals(main, words[1:])
 
 
 def _bench_modules() -> dict[str, str]:
@@ -106,7 +111,7 @@ def _bench_modules() -> dict[str, str]:
 def _train(words: list[str]) -> int:
     """`outrider train COMMAND ...`: main(words) of training/app.py."""
     refuse_kernels_package()
-    return _load("training.app").main(words)
+    return _call("training.app", words)
 
 
 def _colocated(words: list[str]) -> int:
@@ -116,12 +121,12 @@ def _colocated(words: list[str]) -> int:
         print(COMMANDS["colocated"].summary)
         return 0
     refuse_kernels_package()
-    return _load("outrider.colocated").main(words)
+    return _call("outrider.colocated", words)
 
 
 def _drafters(words: list[str]) -> int:
     """`outrider drafters ACTION ...`."""
-    return _load("outrider.drafters").run(words)
+    return _call("outrider.drafters", words, "run")
 
 
 def _version(words: list[str]) -> int:

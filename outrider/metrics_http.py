@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from outrider.args.links import host_port
 from outrider.errors import StartupError
 from outrider.metrics import CONTENT_TYPE, text
+from outrider.serving import tcp_listener
 from outrider.telemetry import Throttle, get_logger
 
 log = get_logger(__name__)
@@ -37,7 +38,7 @@ async def serve_metrics(
         return
     door = _Door(registry, timeout_s)
     try:
-        server = await asyncio.start_server(door.answer, host, port, limit=MAX_HEADER_BYTES)
+        server = await asyncio.start_server(door.answer, sock=tcp_listener(host, port), limit=MAX_HEADER_BYTES)
     except (OSError, UnicodeError) as error:  # UnicodeError: no name that a host can have
         raise StartupError(f"cannot listen on --metrics-host {host}, --metrics-port {port}: {error}") from error
     bound = server.sockets[0].getsockname()

@@ -106,7 +106,7 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
 
     def _check_node_limits(self) -> None:
         """StartupError for a limit below the nodes that other flags ask drafts to have."""
-        asking, nodes = self.most_nodes
+        asking, nodes = self.find_most_nodes()
         for name in _NODE_LIMITS:
             limit = getattr(self, name)
             if limit is not None and limit < nodes:
@@ -141,8 +141,9 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
         defaults = {spec.name: spec.default for spec in dataclasses.fields(self)}
         own = {spec.name for spec in dataclasses.fields(cls)} & defaults.keys()
         given = {name: getattr(self, name) for name in own if getattr(self, name) != defaults[name]}
-        for name in own & _NODE_LIMITS.keys() - given.keys():
-            given[name] = max(_NODE_LIMITS[name], self.most_nodes[1])
+        if open_limits := own & _NODE_LIMITS.keys() - given.keys():
+            most = self.find_most_nodes()[1]
+            given |= {name: max(_NODE_LIMITS[name], most) for name in open_limits}
         # Parts need not be told of n-grams, which take no room.
         if "speculative_algorithm" in own and self.algorithm != USUAL:
             given["speculative_algorithm"] = self.algorithm

@@ -161,11 +161,10 @@ class SpeculativeArgs(Args):
         steps, topk, tokens = (getattr(self, name) for name in _TREE)
         return not (self.speculative_adaptive or steps is None or topk is None) and (tokens is not None or topk == 1)
 
-    @property
-    def most_nodes(self) -> tuple[str, int]:
+    def find_most_nodes(self) -> tuple[str, int]:
         """The field by which a draft has most nodes, the root aside, and how many; 0 where none says.
 
-        StartupError for a configuration of adaptive steps that cannot be read.
+        Reads the configuration of adaptive steps, if there is one; StartupError where it cannot.
         """
         steps, topk, tokens = (getattr(self, name) for name in _TREE)
         copies = "speculative_copy_tokens", self.speculative_copy_tokens or 0

@@ -16,7 +16,7 @@ from outrider.args import GatewayArgs
 from tests.e2e.pair import drafter_of, running, until
 from tests.e2e.small_model import write_small_model
 from tests.gateway import models
-from tests.gateway.fakes import FAST_PROBE
+from tests.gateway.fakes import FAST_PROBE, is_ready
 
 MOST = 48
 MESSAGES = [{"role": "user", "content": "How are you today?"}]
@@ -49,7 +49,7 @@ async def test_greedy_answers_are_those_of_generate(tmp_path: Path) -> None:
             app.router.lifespan_context(app),
             httpx.AsyncClient(transport=transport, base_url="http://x") as http,
         ):
-            await until(lambda: app.state.gateway.serving)
+            await until(lambda: is_ready(app.state.gateway))
 
             async def ask(path: str, **body: Any) -> Any:
                 reply = await http.post(path, json=body)

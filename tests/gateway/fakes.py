@@ -342,7 +342,7 @@ def running(
             await task
 
         stack.push_async_callback(stop)
-        while not server.started or (wait_ready and not _is_ready(app.state.gateway)):
+        while not server.started or (wait_ready and not is_ready(app.state.gateway)):
             assert not task.done()
             await asyncio.sleep(0.005)
         return RunningGateway(loop, url, listener.getsockname()[1], app, fakes)
@@ -354,7 +354,8 @@ def running(
         loop.close()
 
 
-def _is_ready(gateway: Gateway) -> bool:
+def is_ready(gateway: Gateway) -> bool:
+    """Whether it takes requests."""
     try:
         gateway.ready()
     except Unavailable:
