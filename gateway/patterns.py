@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping
 
-# A backslash and what belongs to it: two surrogates are one character, and what braces are is not looked at.
-_ESCAPE = r"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|\\[pPux]\{\w+\}|\\."
+_HEX = "[0-9a-fA-F]"
+# A backslash and what belongs to it: two surrogates are one character, one alone is none. What braces are is not looked
+# at.
+_ESCAPE = (
+    rf"\\u[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}|\\u(?![dD][89a-fA-F]){_HEX}{{4}}|\\x{_HEX}{{2}}"
+    r"|\\[pPux]\{[^{}]*\}|\\[pP][A-Z]|\\0[0-9]+|\\."
+)
 # Of a pattern, so that what a backslash or a class makes an ordinary character is not taken for anything else; and
 # braces that repeat nothing.
-_PARTS = re.compile(rf"{_ESCAPE}|\[\^?\]?(?:[^\]\\]|\\.)*\]?|\(\?(?:<?[=!]|>|P=)|\{{(?!\d+(?:,\d*)?\}})", re.DOTALL)
+_PARTS = re.compile(rf"{_ESCAPE}|\[\^?(?:[^\]\\]|\\.)*\]?|\(\?(?:<?[=!]|>|P=)|\{{(?!\d+(?:,\d*)?\}})", re.DOTALL)
+_ESCAPES = re.compile(_ESCAPE, re.DOTALL)
 _OF_CLASS = re.compile(rf"({_ESCAPE}|[^\]\\])(?:-({_ESCAPE}|[^\]\\]))?", re.DOTALL)  # a character, or a range
-_SETS = frozenset("[-&~")  # stand for sets within a class of Rust's
-_UNSAYABLE_ESCAPES = frozenset("\\" + char for char in "bB123456789kcZ")  # back, around, or no known one
-_WORD = re.compile(r"\^([\w -]+)\$?")
+_TWICE = frozenset("-&~")  # stand for sets within a class of Rust's if there are two
+_NEVER = r"[^\s\S]"
+_CHARS = {r"\0": r"\x00", r"\<": "<", r"\>": ">"}
+_OUTSIDE = _CHARS | {"{": r"\{", "[]": _NEVER, "[^]": "(?s:.)"}
+_INSIDE = _CHARS | {r"\b": r"\x08"} | {char: "\\" + char for char in "[-&~"}
+_LETTERS = frozenset("aDdfnrSstvWw")  # that mean something after a backslash, alone
 _PAIR_CHARS = 12  # of two surrogates
 
 
 def is_regular(pattern: str) -> bool:
-    """Whether it does not look around or back, nor is anything else that a pattern is more than regular with."""
-    return not any(part[:2] == "(?" or part in _UNSAYABLE_ESCAPES for part in _PARTS.findall(pattern))
+    """Whether one in Rust's syntax does not look around or back, nor is anything else that it is more than regular
+    with, or that is not known."""
+    return all(_is_sayable(part) for part in _PARTS.findall(pattern))
 
 
 def in_rust(pattern: str) -> str:
@@ -29,27 +38,32 @@ def in_rust(pattern: str) -> str:
     return _PARTS.sub(lambda found: _part_in_rust(found[0]), pattern)
 
 
+def _is_sayable(part: str) -> bool:
+    return part[:2] != "(?" and part != _NEVER and all(map(_is_known, _ESCAPES.findall(part)))
+
+
+def _is_known(escape: str) -> bool:
+    char = escape[1]
+    if len(escape) > 2:
+        return char != "0"
+    return char in _LETTERS or (char.isascii() and not char.isalnum())
+
+
 def _part_in_rust(part: str) -> str:
-    if part == "{":
-        return r"\{"
-    if part[0] != "[":
-        return _one_char(part)
+    if part[0] != "[" or part in _OUTSIDE:
+        return _said(part, _OUTSIDE)
     opening = "[^" if part[:2] == "[^" else "["
-    inside = _OF_CLASS.sub(
-        lambda found: "-".join(_of_class(end) for end in found.groups() if end), part[len(opening) :]
-    )
-    return opening + inside
+    return opening + _OF_CLASS.sub(_of_class, part[len(opening) :])
 
 
-def _of_class(part: str) -> str:
-    return "\\" + part if part in _SETS else _one_char(part)
+def _of_class(found: re.Match[str]) -> str:
+    first, last = found.groups()
+    if last is None and first in _TWICE and not found.string.startswith(first, found.end()):
+        return first
+    return "-".join(_said(end, _INSIDE) for end in (first, last) if end)
 
 
-def _one_char(escape: str) -> str:
-    return json.loads(f'"{escape}"') if len(escape) == _PAIR_CHARS and escape[:2] == r"\u" else escape
-
-
-def are_apart(patterns: Sequence[str]) -> bool:
-    """Whether it is plain that no text matches two of them: each is a beginning, of which no other is the beginning."""
-    words = sorted(found[1] if (found := _WORD.fullmatch(pattern)) else "" for pattern in patterns)
-    return not any(word.startswith(last) for last, word in pairwise(words))
+def _said(part: str, words: Mapping[str, str]) -> str:
+    if len(part) == _PAIR_CHARS and part[:2] == r"\u":
+        return json.loads(f'"{part}"')
+    return words.get(part, part)

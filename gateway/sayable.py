@@ -15,7 +15,8 @@ import msgspec
 
 from gateway.branches import Branches, listed, type_of
 from gateway.json_schema import check_depth, moved, schemas_in, with_inner
-from gateway.patterns import are_apart, in_rust, is_regular
+from gateway.pattern_starts import never_meet
+from gateway.patterns import in_rust, is_regular
 from gateway.shown import shown
 from outrider.errors import InvalidArgument
 from outrider.multiples import MOST_REMAINDERS, remainders
@@ -123,15 +124,25 @@ def _is_exact(number: float) -> bool:
 
 
 def _is_held_to(key: str, bound: float, schema: Mapping[str, Any]) -> bool:
-    if key.startswith("exclusive"):  # 1 is added or taken away
-        return abs(bound) < _WHOLE
+    kinds = _kinds(schema)
+    if key.startswith("exclusive") and kinds != {"number"}:  # of an integer 1 is taken away, or added
+        return -_WHOLE < bound <= _WHOLE if key == "exclusiveMaximum" else -_WHOLE <= bound < _WHOLE
     if bound >= _MOST:
-        return key == "maximum" and _is_integer(schema)
-    return bound < _LEAST or float(bound) == bound
+        return key == "maximum" and kinds == {"integer"}
+    if bound < _LEAST or isinstance(bound, float):
+        return True
+    held = float(bound)
+    return bound == (Decimal(repr(held)) if "number" in kinds else held)  # the shortest digits, or an integer's
 
 
-def _is_integer(schema: Mapping[str, Any]) -> bool:
-    return schema.get("type") in ("integer", ["integer", "null"])
+def _kinds(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Which of "integer" and "number" a value may be by its type, or by those of all branches; none if one is open."""
+    either = [schema] if "type" in schema else schema.get("anyOf")
+    if not isinstance(either, list) or not all(isinstance(branch, Mapping) and "type" in branch for branch in either):
+        return frozenset()
+    given = [branch["type"] for branch in either]
+    types = [kind for some in given for kind in (some if isinstance(some, list) else [some])]
+    return frozenset(kind for kind in types if kind in ("integer", "number"))
 
 
 # ---- What is not strict
@@ -150,7 +161,7 @@ def _relaxed(schema: Any) -> Any:
         _say_any_of(made)
     if isinstance(patterns := made.get("patternProperties"), dict):
         told = {pattern: item for pattern, item in patterns.items() if is_regular(pattern)}
-        told = told if are_apart([*told]) else {}
+        told = told if never_meet([*told]) else {}
         if len(told) < len(patterns):  # what they allow goes for other properties now
             made["patternProperties"] = told
             made.pop("additionalProperties", None)
@@ -177,7 +188,7 @@ def _is_known(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
 def _is_near(key: str, bound: float, schema: Mapping[str, Any]) -> bool:
     if key.endswith("inimum"):
         return _LEAST < bound < _FAR
-    return bound > -_FAR and (bound < _MOST or _is_integer(schema))
+    return bound > -_FAR and (bound < _MOST or _kinds(schema) == {"integer"})
 
 
 def _has_optional(schema: Mapping[str, Any]) -> bool:

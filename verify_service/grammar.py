@@ -184,7 +184,7 @@ class GrammarCompiler:
             needs_trial = grammar_trial.is_needed(unescaped(source[1]))
             if needs_trial and self._num_trials >= MAX_TRIALS:
                 raise ResourceExhausted(
-                    f"{MAX_TRIALS} grammars with many patterns are being tried; try again later",
+                    f"{MAX_TRIALS} grammars that may take too long are being tried; try again later",
                     retry_after_s=RETRY_SOON_S,
                 )
             self._num_trials += needs_trial

@@ -26,7 +26,7 @@ MAX_CPU_S = 1
 _MAX_WALL_S = 20 * MAX_CPU_S  # of a machine that has other things to do
 _TOO_MUCH = (-signal.SIGXCPU, -signal.SIGABRT, -signal.SIGSEGV)  # time; memory, where the library gives up; stack
 _PATTERNS = re.compile(r'"(?:pattern|patternProperties|propertyNames|format)"\s*:|[&~]')
-_FAR_BELOW = re.compile(r"[\s:,\[]-(?:\d{19}|[\d.]+[eE])")  # numbers that may be at or below -2^63
+_FAR_BELOW = re.compile(r"[\s:,\[]-(?:\d{19}|[\d.]+[eE]\+?\d)")  # numbers that may be at or below -2^63
 
 
 def is_needed(source: str) -> bool:

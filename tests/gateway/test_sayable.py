@@ -73,6 +73,12 @@ BIG = 1234567890123456789
         ({"type": "integer", "minimum": 2**64, "maximum": 2**64}, f"{2**64} in 'minimum'"),
         ({"type": "number", "maximum": 2**64}, f"{2**64} in 'maximum'"),
         ({"type": "integer", "exclusiveMinimum": 2**55}, f"{2**55} in 'exclusiveMinimum'"),
+        ({"type": "integer", "exclusiveMinimum": 2**53}, f"{2**53} in 'exclusiveMinimum'"),
+        ({"type": "integer", "exclusiveMaximum": -(2**53)}, f"-{2**53} in 'exclusiveMaximum'"),
+        ({"type": ["integer", "number"], "exclusiveMaximum": 10**16}, f"{10**16} in 'exclusiveMaximum'"),
+        ({"type": "number", "exclusiveMaximum": 2**62}, f"{2**62} in 'exclusiveMaximum'"),
+        ({"type": "number", "maximum": 2**62}, f"{2**62} in 'maximum'"),
+        ({"anyOf": [{"type": "integer"}, {}], "maximum": 2**64}, f"{2**64} in 'maximum'"),
         ({"const": 2**64 - 1}, f"{2**64 - 1} in 'const'"),
     ],
 )
@@ -92,6 +98,13 @@ def test_numbers_that_a_strict_schema_would_have_rounded(
         ({"const": 10**20}, "100000000000000000000", "2"),
         ({"type": "integer", "minimum": 10**17, "maximum": 10**17}, "100000000000000000", "100000000000000001"),
         ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, "9223372036854775807", "9223372036854775808"),
+        ({"type": "integer", "exclusiveMaximum": 2**53}, "9007199254740991", "9007199254740992"),
+        ({"type": "integer", "exclusiveMinimum": -(2**53)}, "-9007199254740991", "-9007199254740992"),
+        ({"type": "number", "exclusiveMinimum": -1e16, "exclusiveMaximum": 1e16}, "-9999999999999999.5", f"-{10**16}"),
+        ({"type": "number", "exclusiveMaximum": 10**17}, "99999999999999999.5", "100000000000000000"),
+        ({"type": "number", "exclusiveMaximum": 1e18}, "999999999999999999", "1000000000000000000"),
+        ({"type": ["null", "integer"], "maximum": 2**63 - 1}, "9223372036854775807", "9223372036854775808"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}], "minimum": 0, "maximum": 2**64 - 1}, "9223372036", "-"),
         ({"const": {"default": 1}, "default": BIG}, '{"default": 1}', "2"),
     ],
 )
@@ -128,6 +141,12 @@ def test_values_that_would_be_rounded_leave_their_types(grammars: Grammars) -> N
         (r"^a{2}$", "aa", "a{"),
         (r"^\ud83d\ude00[\ud83d\ude00]$", "😀😀", "a"),
         (r"^\p{Lu}\u0041\x41$", "ÀAA", "aAA"),
+        (r"^\p{Script=Latin}[\P{Script=Latin}]{2}$", "é{1", "1"),
+        (r"^[a-z-9]$", "-", "8"),
+        (r"^[a-c--]$", "-", "d"),
+        (r"^[^]b$", "]b", "]]"),
+        (r"^\<\>[\<]$", "<><", "a"),
+        (r"^[\b\0]?\0?a$", "a", "b"),
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
@@ -143,6 +162,23 @@ def test_patterns_mean_what_they_do_in_javascript(
     assert not grammars.takes(of_name, f'{{"{bad}":')
 
 
+@pytest.mark.parametrize(
+    "pattern", [r"^\ud8zz\udcyy$", r"^\ud83d$", r"^[]a]$", r"^\01$", r"^[\q]$", r"^\x4$", r"^\cA$"]
+)
+def test_patterns_that_only_strict_schemas_are_refused_for(grammars: Grammars, pattern: str) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    assert grammars.takes(of_answer(schema, strict=False), '"anything"')
+    with pytest.raises(InvalidArgument):
+        grammars.takes(of_answer(schema, strict=True), "")
+
+
+def test_complaints_quote_patterns_as_they_came(grammars: Grammars) -> None:
+    for pattern in ("[A-Za-z0-9_+-]@(?=x)", "[a&b~-](?=x)"):
+        with pytest.raises(InvalidArgument) as refused:
+            grammars.takes(of_answer({"type": "string", "pattern": pattern}, strict=True), "")
+        assert pattern in refused.value.message
+
+
 @pytest.mark.parametrize("strict", [True, False])
 def test_one_pattern_spelled_in_two_ways(grammars: Grammars, strict: bool) -> None:
     patterns = {"^[[]$": {"type": "integer"}, r"^[\[]$": {"maximum": 5}}
@@ -154,16 +190,30 @@ def test_one_pattern_spelled_in_two_ways(grammars: Grammars, strict: bool) -> No
 @pytest.mark.parametrize(
     ("patterns", "told"),
     [
-        ({"^x": {"type": "null"}, "y$": {"type": "null"}}, False),
-        ({"^x": {"type": "null"}, "^xy": {"type": "null"}}, False),
-        ({"^x": {"type": "null"}, "^y": {"type": "null"}}, True),
-        ({"^ab$": {"type": "null"}, "^a-b$": {"type": "null"}}, True),
+        (("^x", "y$"), False),
+        (("^x", "^xy"), False),
+        (("^x", "^y"), True),
+        (("^ab$", "^a-b$"), True),
+        (("^[a-z]+$", "^[0-9]+$"), True),
+        (("^S_.*$", "^I_.*$"), True),
+        (("^a$", "^ab"), True),
+        (("^$", "^a"), True),
+        ((r"^\d{4}$", r"^\d{4}-\d{2}$"), True),
+        ((r"^[^\d]", "^[0-9]"), True),
+        (("^é", "^ü"), True),
+        (("^[^é]", "^é"), False),
+        (("^a{2}{0}b", "^b"), False),
+        (("^a{1000}$", "^a{10}$"), False),
+        (("^a*b", "^b"), False),
+        (("^a|b", "^b"), False),
+        (("^.", "^a"), False),
     ],
 )
 def test_names_that_match_two_patterns_may_be_anything(
-    grammars: Grammars, patterns: dict[str, Any], told: bool
+    grammars: Grammars, patterns: tuple[str, ...], told: bool
 ) -> None:
-    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False}
+    allowed = {pattern: {"type": "null"} for pattern in patterns}
+    schema = {"type": "object", "patternProperties": allowed, "additionalProperties": False}
     grammar = of_answer(schema, strict=False)
     assert grammars.takes(grammar, '{"z": 1}') is not told
     assert grammars.takes(grammar, "{}")

@@ -401,3 +401,10 @@ def test_numbers_that_would_end_the_process_are_refused(
 def test_numbers_far_below_0_may_do(compiler: GrammarCompiler, tokenizer: Tokenizer) -> None:
     state = compiler.compile(common_pb2.Grammar(json_schema='{"minimum": -1e17, "enum": [-1000000000000000001, 2]}'))
     assert _id(tokenizer, "2") in _allowed(state, [], tokenizer.get_vocab_size())
+
+
+def test_small_numbers_below_0_need_no_trial() -> None:
+    for small in ("-1e-6", "-0.5E-300", "-12"):
+        assert not grammar_trial.is_needed(f'{{"minimum": {small}}}')
+    for far in ("-1e19", "-1.5E+30", "-9223372036854775808"):
+        assert grammar_trial.is_needed(f'{{"minimum": {far}}}')
