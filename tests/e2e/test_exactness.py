@@ -38,7 +38,7 @@ def test_ngram_on_and_off(greedy_answers: Answers) -> None:
         assert sum(result["meta_info"]["spec_accepted_drafts"] for result in drafted) > 0
         again = _check(stack, greedy_answers)  # the prefix cache and a trie that knows the answers
         assert sum(result["meta_info"]["cached_tokens"] for result in again) > 0
-        assert sum(result["meta_info"]["spec_accepted_drafts"] for result in again) > 200
+        assert sum(result["meta_info"]["spec_accepted_drafts"] for result in again) > 130
         plain = _check(stack, greedy_answers, speculate=False)
         assert all(result["meta_info"].get("spec_proposed_drafts", 0) == 0 for result in plain)
 
@@ -46,11 +46,11 @@ def test_ngram_on_and_off(greedy_answers: Answers) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [("--attention-backend=torch_native", "--page-size=16"), ("--page-size=64",)])
 def test_other_attention_and_larger_pages(greedy_answers: Answers, flags: tuple[str, ...]) -> None:
-    few = greedy_answers[:4]
+    few = greedy_answers[:3]
     with serve(*FP32, "--speculative-algorithm=NGRAM", "--disable-speculation-brake", *flags) as stack:
         _check(stack, few)
         again = _check(stack, few)
-        assert sum(result["meta_info"]["spec_accepted_drafts"] for result in again) > 50
+        assert sum(result["meta_info"]["spec_accepted_drafts"] for result in again) > 40
         _check(stack, few, speculate=False)
 
 
@@ -71,7 +71,7 @@ def test_random_trees(greedy_answers: Answers) -> None:
                 assert "serves" in drafter.stdout.readline()
                 with Stack(process, url) as stack:
                     results = _check(stack, greedy_answers)
-                assert sum(result["meta_info"]["spec_proposed_drafts"] for result in results) > 1000
+                assert sum(result["meta_info"]["spec_proposed_drafts"] for result in results) > 600
                 assert sum(result["meta_info"]["spec_accepted_drafts"] for result in results) > 0
                 assert drafter.poll() is None
             finally:

@@ -148,10 +148,14 @@ def services(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             process.stop()
 
 
-@pytest.mark.parametrize("name", ["verify", "draft"])
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_grpc(services: Services, name: str) -> None:
+def test_grpc(services: Services) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: _knock_at_grpc(services, name), METHODS))
+
+
+def _knock_at_grpc(services: Services, name: str) -> None:
     door: Door = getattr(services, name)
     with services.grpc(name) as channel:
         assert called(channel, METHODS[name]) is grpc.StatusCode.OK
@@ -224,10 +228,13 @@ def test_http(services: Services) -> None:
         assert client.get("/health").status_code == 200
 
 
-@pytest.mark.parametrize("name", ["verify", "draft"])
 @pytest.mark.timeout(300)
-def test_metrics(services: Services, name: str) -> None:
-    door = services.metrics[name]
+def test_metrics(services: Services) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(_knock_at_metrics, services.metrics.values()))
+
+
+def _knock_at_metrics(door: Door) -> None:
     with ThreadPoolExecutor() as pool:
         slow = pool.submit(door.strange, b"GET /metrics HT")  # let go after five seconds
         for port in (door.scan(), door.strange(b"x" * 100_000)[0]):

@@ -88,7 +88,7 @@ def test_seeded_sampling_does_not_depend_on_speculation(stack: Stack) -> None:
 @pytest.mark.slow
 def test_more_streams_than_the_pool_holds(stack: Stack) -> None:
     prompts = [prompt_ids(text) for text in questions(32)]
-    lengths = [16 + 3 * index for index in range(32)]
+    lengths = [16 + 2 * index for index in range(32)]
     assert sum(map(len, prompts)) + sum(lengths) > 3 * POOL_TOKENS
 
     def ask(index: int, *, speculate: bool) -> list[int]:

@@ -24,10 +24,21 @@ CLEAR_MARGIN = 1e-5
 
 
 @pytest.fixture(scope="module")
-def target() -> Any:
+def expected() -> list[tuple[list[int], list[int]]]:
+    """Each prompt's ids, and what transformers says to it."""
     folder = resolve_model(None)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    return folder, model, transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    answers: list[tuple[list[int], list[int]]] = []
+    for prompt in PROMPTS:
+        message = [{"role": "user", "content": prompt}]
+        inputs = tokenizer.apply_chat_template(
+            message, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )  # fmt: skip
+        output = model.generate(**inputs, max_new_tokens=NUM_TOKENS, do_sample=False)[0].tolist()
+        ids = inputs["input_ids"][0].tolist()
+        answers.append((ids, output[len(ids) :]))
+    return answers
 
 
 def greedy(runner: ModelRunner, prompt: list[int], end_ids: tuple[int, ...]) -> tuple[list[int], list[float]]:
@@ -47,19 +58,11 @@ def greedy(runner: ModelRunner, prompt: list[int], end_ids: tuple[int, ...]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", ["1", "0"])
-def test_greedy(target: Any, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, model, tokenizer = target
+def test_greedy(expected: list[tuple[list[int], list[int]]], kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CPU_KERNEL", kernel)
-    runner = ModelRunner.load(folder, dtype="float32", num_slots=512, max_sessions=1, max_len=512)
+    runner = ModelRunner.load(resolve_model(None), dtype="float32", num_slots=512, max_sessions=1, max_len=512)
     runner.slot_table[0] = np.random.default_rng(0).permutation(512)
-    for prompt in PROMPTS:
-        message = [{"role": "user", "content": prompt}]
-        inputs = tokenizer.apply_chat_template(
-            message, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )  # fmt: skip
-        output = model.generate(**inputs, max_new_tokens=NUM_TOKENS, do_sample=False)[0].tolist()
-        ids = inputs["input_ids"][0].tolist()
-        expected = output[len(ids) :]
+    for ids, theirs in expected:
         said, margins = greedy(runner, ids, runner.config.eos_token_ids)
-        same = next((i for i, (a, b) in enumerate(zip(said, expected, strict=False)) if a != b), len(said))
-        assert said == expected or margins[same] < CLEAR_MARGIN
+        same = next((i for i, (a, b) in enumerate(zip(said, theirs, strict=False)) if a != b), len(said))
+        assert said == theirs or margins[same] < CLEAR_MARGIN
