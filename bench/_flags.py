@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.flags import MAX_THREADS, flag_named, is_text
+from outrider.wishes import most_nodes
 
 SERVE_EPILOG = "Other flags, and all after --, go to `outrider serve`."
 
@@ -94,6 +95,9 @@ def shapes(text: str) -> list[tuple[int, int, int]]:
         steps, branches, tokens = numbers
         if branches == 1 and tokens != steps + 1:
             raise argparse.ArgumentTypeError(f"{part} is a chain, of which {steps} steps make {steps + 1} tokens")
+        most = most_nodes(steps, branches) + 1
+        if not 2 <= tokens <= most:
+            raise argparse.ArgumentTypeError(f"{part} has {tokens} tokens; such trees have 2 to {most}")
         found.append((steps, branches, tokens))
     return found
 

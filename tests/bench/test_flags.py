@@ -160,6 +160,12 @@ def test_a_chain_has_a_token_for_each_step_and_its_root() -> None:
             shapes(text)
 
 
+def test_a_tree_has_no_more_tokens_than_its_branches_make() -> None:
+    for text, most in (("1,2,4", 3), ("2,2,8", 7), ("3,4,1", 37)):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"^{text} has . tokens; such trees have 2 to {most}$"):
+            shapes(text)
+
+
 def test_goodput_has_the_flags_of_its_networks_alone() -> None:
     stand_in, real = goodput._parse(["--stand-in"], []), goodput._parse([], ["--speculative-algorithm=NGRAM"])
     assert (stand_in.verify_ms, stand_in.draft_ms, stand_in.accept_length, stand_in.threads) == (7.5, 4.9, 3.69, None)
