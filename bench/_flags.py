@@ -85,6 +85,12 @@ def not_below_zero(text: str) -> float:
     return value
 
 
+def tokens_of_trees(steps: int, branches: int) -> tuple[int, int]:
+    """Fewest and most draft tokens, the root counted, of trees of so many steps and branches."""
+    most = most_nodes(steps, branches) + 1
+    return (most if branches == 1 else 2), most
+
+
 def shapes(text: str) -> list[tuple[int, int, int]]:
     """Steps, branches and draft tokens of trees, joined by slashes. A chain has a token for each step, and its root."""
     found: list[tuple[int, int, int]] = []
@@ -93,10 +99,10 @@ def shapes(text: str) -> list[tuple[int, int, int]]:
         if len(numbers) != 3:
             raise argparse.ArgumentTypeError(f"{part} is not STEPS,BRANCHES,TOKENS")
         steps, branches, tokens = numbers
-        if branches == 1 and tokens != steps + 1:
-            raise argparse.ArgumentTypeError(f"{part} is a chain, of which {steps} steps make {steps + 1} tokens")
-        most = most_nodes(steps, branches) + 1
-        if not 2 <= tokens <= most:
+        least, most = tokens_of_trees(steps, branches)
+        if branches == 1 and tokens != most:
+            raise argparse.ArgumentTypeError(f"{part} is a chain, of which {steps} steps make {most} tokens")
+        if not least <= tokens <= most:
             raise argparse.ArgumentTypeError(f"{part} has {tokens} tokens; such trees have 2 to {most}")
         found.append((steps, branches, tokens))
     return found

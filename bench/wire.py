@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from bench._flags import above_zero, natural, not_below_zero, output_file, parser_of, positive
+from bench._flags import above_zero, natural, not_below_zero, output_file, parser_of, positive, tokens_of_trees
 from bench._main import as_command
 from bench._output import write_json
 from bench._plot import check_plot
@@ -50,7 +50,6 @@ from bench._wire_run import WARM_SHARE, Played, load_average, play, rate
 from bench._wire_script import NUM_TOP, Setting
 from outrider.busy_poll import is_wanted
 from outrider.placement import cores_of_two
-from outrider.wishes import most_nodes
 
 LLAMA_8B_EAGLE3_WIDTH = 3 * 4096
 _ECHOES = 400
@@ -92,8 +91,7 @@ def _parse(words: list[str] | None) -> argparse.Namespace:
     check_plot(args.picture, args.output, "--picture")
     if args.picture is not None and args.batch > 1:
         parser.error(f"--picture draws one session; --batch is {args.batch}")
-    most_tokens = most_nodes(args.num_steps, args.topk) + 1
-    least_tokens = most_tokens if args.topk == 1 else 2
+    least_tokens, most_tokens = tokens_of_trees(args.num_steps, args.topk)
     args.num_draft_tokens = args.num_draft_tokens or max(least_tokens, min(16, most_tokens))
     if not least_tokens <= args.num_draft_tokens <= most_tokens:
         parser.error(

@@ -11,9 +11,9 @@ from engine.weight_files import PICKLED_PATTERNS
 from outrider.errors import StartupError
 from outrider.model_name import may_be_hub_id
 
-HUB_PATTERNS = ("*.json", "*.jinja")
-SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
-"""Of a hub id: weights once more, as their maker has them, or other models beside."""
+_HUB_PATTERNS = ("*.json", "*.jinja")
+# Of a hub id: weights once more, as their maker has them, or other models beside.
+_SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
 
 
 def resolve_model(
@@ -36,20 +36,20 @@ def resolve_model(
     name = str(model)
     if not may_be_hub_id(name):
         raise StartupError(f"model path {model} does not exist")
-    return _fetch(name, revision, hub_patterns(load_format, trust_remote_code))
+    return _fetch(name, revision, _hub_patterns(load_format, trust_remote_code))
 
 
-def hub_patterns(load_format: str, trust_remote_code: bool) -> list[str]:
+def _hub_patterns(load_format: str, trust_remote_code: bool) -> list[str]:
     """Names of the files of a hub id that may be used."""
     weights = {"pt": [*PICKLED_PATTERNS], "dummy": []}.get(load_format, ["*.safetensors"])
-    return [*weights, *HUB_PATTERNS, *(["*.py"] if trust_remote_code else [])]
+    return [*weights, *_HUB_PATTERNS, *(["*.py"] if trust_remote_code else [])]
 
 
 def _fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
 
     download = partial(
-        snapshot_download, hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=SECOND_COPIES
+        snapshot_download, hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=_SECOND_COPIES
     )
     return fetched(f"{hub_id!r} is no local folder", download)
 

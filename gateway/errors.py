@@ -15,6 +15,8 @@ import msgspec
 from gateway.shown import found_at, missing, with_key, words_at
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unimplemented
 
+SHUTTING_DOWN = "The server is shutting down."
+
 _TYPES = {429: "rate_limit_error", 500: "server_error", 502: "server_error", 503: "server_error", 504: "server_error"}
 _CODES = {
     400: "invalid_value", 401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 408: "request_timeout",

@@ -12,8 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.errors import failure
-from gateway.shown import SHUTTING_DOWN
+from gateway.errors import SHUTTING_DOWN, failure
 from outrider.errors import OutriderError, Unavailable
 from outrider.stopping import cancelled
 from outrider.telemetry import get_logger

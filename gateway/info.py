@@ -8,13 +8,14 @@ from starlette.types import ASGIApp
 
 import outrider
 from gateway.answer import collect
+from gateway.errors import SHUTTING_DOWN
 from gateway.exchange import json_response, request_id, until_disconnect
 from gateway.plan import Prompt, make_plan
 from gateway.responses import ModelCard, ModelList
 from gateway.sampling_defaults import OPENAI
 from gateway.schemas import SamplingFields
 from gateway.service import Ready, gateway_of
-from gateway.shown import SHUTTING_DOWN, no_such_model
+from gateway.shown import no_such_model
 from outrider.errors import Unavailable
 from outrider.metrics import CONTENT_TYPE
 

@@ -11,8 +11,6 @@ from msgspec import inspect
 
 from outrider.errors import InvalidArgument, NotFound
 
-SHUTTING_DOWN = "The server is shutting down."
-
 MAX_CHARS = 48
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+|\.{3})\]")
 _WORD = re.compile(rf"[\w-]{{1,{MAX_CHARS}}}")

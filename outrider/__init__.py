@@ -22,5 +22,5 @@ for _binding in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINI
     os.environ.pop(_binding, None)
 
 # OpenMP counts the cores that it may use, not how much of their time: more threads than that wait for one another.
-if num_cores() < len(allowed_cores()):
-    os.environ.setdefault("OMP_NUM_THREADS", str(num_cores()))
+if (_cores := num_cores()) < len(allowed_cores()):
+    os.environ.setdefault("OMP_NUM_THREADS", str(_cores))

@@ -44,14 +44,14 @@ def _of(settings: type[Args], module: str) -> Command:
     def run(words: list[str]) -> int:
         args = settings.parse(words)
         refuse_kernels_package()
-        return _call(module, args)
+        return _main_of(module, args)
 
     return Command(settings.summary, run)
 
 
-def _call(module: str, words: Args | list[str], function: str = "main") -> int:
+def _main_of(module: str, words: Args | list[str]) -> int:
     with _told_what_is_missing(module):
-        return getattr(importlib.import_module(module), function)(words)
+        return importlib.import_module(module).main(words)
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def _bench_modules() -> dict[str, str]:
 def _train(words: list[str]) -> int:
     """`outrider train COMMAND ...`: main(words) of training/app.py."""
     refuse_kernels_package()
-    return _call("training.app", words)
+    return _main_of("training.app", words)
 
 
 def _colocated(words: list[str]) -> int:
@@ -121,12 +121,12 @@ def _colocated(words: list[str]) -> int:
         print(COMMANDS["colocated"].summary)
         return 0
     refuse_kernels_package()
-    return _call("outrider.colocated", words)
+    return _main_of("outrider.colocated", words)
 
 
 def _drafters(words: list[str]) -> int:
     """`outrider drafters ACTION ...`."""
-    return _call("outrider.drafters", words, "run")
+    return _main_of("outrider.drafters", words)
 
 
 def _version(words: list[str]) -> int:

@@ -31,7 +31,7 @@ def _complain(line: str) -> None:
     print(shown_line(line), file=sys.stderr)
 
 
-def run(words: list[str], say: Say = print, complain: Say = _complain) -> int:
+def main(words: list[str], say: Say = print, complain: Say = _complain) -> int:
     """The command; returns its exit code: 1 when a verify service refused or did not answer, as `complain` hears."""
     if not words:
         raise StartupError(f"ACTION is missing: one of {', '.join(ACTIONS)}; `outrider drafters --help` tells more")

@@ -211,6 +211,13 @@ def at_least(settings: Args, minimum: int, *names: str) -> None:
             raise StartupError(f"{flag_named(name)} is {value}; it must be at least {minimum}")
 
 
+def above_zero(settings: Args, *names: str) -> None:
+    """StartupError for the first of the named settings that is not above 0."""
+    for name in names:
+        if not (value := getattr(settings, name)) > 0:
+            raise StartupError(f"{flag_named(name)} is {value}; it must be above 0")
+
+
 def at_most(settings: Args, maximum: int, *names: str) -> None:
     """StartupError for the first of the named settings that is above `maximum`."""
     for name in names:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from outrider.algorithms import WIRE_ALGORITHMS
 from outrider.args.links import DialingArgs, check_address, check_tls_is_used
 from outrider.errors import StartupError
-from outrider.flags import arg
+from outrider.flags import above_zero, arg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,5 +43,4 @@ class DraftersArgs(DialingArgs):
             raise StartupError(f"--algorithm is {self.algorithm!r}; it must be one of {', '.join(WIRE_ALGORITHMS)}")
         if self.drafter is not None and self.algorithm is not None:
             raise StartupError("--drafter and --algorithm exclude each other; give one")
-        if not self.timeout_s > 0:
-            raise StartupError(f"--timeout-s is {self.timeout_s}; it must be above 0")
+        above_zero(self, "timeout_s")

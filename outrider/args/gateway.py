@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from outrider.args.links import MAX_SOCKET_BYTES, DialingArgs, ServingArgs, check_address, check_tls_is_used
 from outrider.args.observing import ObservingArgs
 from outrider.errors import StartupError
-from outrider.flags import arg, at_least, at_most, check_key, flag_named, unbracketed
+from outrider.flags import above_zero, arg, at_least, at_most, check_key, unbracketed
 from outrider.wire import MAX_GRAMMAR_BYTES
 
 # As the gateway has them, which its tests compare; - and _ are the same.
@@ -106,9 +106,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
                 check_address("--verify-address", address)
         check_tls_is_used("--verify-ssl-ca-certs", self.verify_ssl_ca_certs, self.verify_address)
         at_least(self, 0, "port", "shutdown_grace_s", "drain_delay_s", "max_failovers", "failover_patience_s")
-        for name in ("receive_timeout_s", "request_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise StartupError(f"{flag_named(name)} is {getattr(self, name)}; it must be above 0")
+        above_zero(self, "receive_timeout_s", "request_timeout_s")
         at_least(
             self, 1, "max_body_bytes", "max_connections", "stream_buffer_bytes", "requests_per_minute",
             "tokens_per_minute", "max_prompt_tokens", "max_schema_bytes",

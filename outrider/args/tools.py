@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from outrider.args.links import DialingArgs, check_address
 from outrider.errors import StartupError
-from outrider.flags import Args, arg, at_least, check_key, check_url
+from outrider.flags import Args, above_zero, arg, at_least, check_key, check_url
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,5 +84,4 @@ class HealthArgs(DialingArgs):
             check_address("--address", address)
         for url in self.url:
             check_url("--url", url, "http://127.0.0.1:8000/health")
-        if not self.timeout_s > 0:
-            raise StartupError(f"--timeout-s is {self.timeout_s}; it must be above 0")
+        above_zero(self, "timeout_s")

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.drafters import run as drafters
+from outrider.drafters import main as drafters
 from tests.certificates import Authority
 from tests.e2e.small_model import write_small_model
 from tests.e2e.stack import Process

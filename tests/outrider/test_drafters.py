@@ -59,7 +59,7 @@ def service(tmp_path: Path) -> Generator[tuple[Noting, str]]:
 
 def run(*words: str) -> tuple[int, list[str]]:
     said: list[str] = []
-    return drafters.run(list(words), said.append), said
+    return drafters.main(list(words), said.append), said
 
 
 def test_list(service: tuple[Noting, str]) -> None:
@@ -115,7 +115,7 @@ def test_refusals_and_absence_are_told(
     _, address = service
     gone = f"unix:{tmp_path}/gone.sock"
     words = ["disable", f"--verify-address={address}", f"--verify-address={gone}", "--drafter=nobody"]
-    assert drafters.run(words) == 1
+    assert drafters.main(words) == 1
     said = capsys.readouterr()
     assert said.out == ""
     lines = said.err.splitlines()
@@ -134,7 +134,7 @@ def test_refusals_and_absence_are_told(
 )  # fmt: skip
 def test_wrong_words(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(StartupError, match=complaint):
-        drafters.run(words)
+        drafters.main(words)
     assert cli.main(["drafters", *words]) == 2
     said = capsys.readouterr()
     assert said.out == ""
