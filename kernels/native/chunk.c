@@ -62,25 +62,26 @@ static float find_highest(const Block *b, const float *scores, int lane, int cou
 #define UNITS 8388608.0f
 #define LOG2_E 1.44269504f
 
-/* Puts weights e^(scale x) where scores were, as they are multiplied; returns them as they are there. */
+/* Puts weights 2^x where scores were, as they are multiplied; returns them as they are there. */
 INLINE vf put_weights(const Block *b, float *scores, int key, vf x) {
 #if HAS_BF16_DOT
     if (b->pairs) {
-        store_bf16((bf16 *)scores + key, narrow_power(x * (b->heads->scale * LOG2_E)));
+        store_bf16((bf16 *)scores + key, narrow_power(x));
         return load_bf16((bf16 *)scores + key);
     }
 #endif
-    const vf weights = exponential(x * b->heads->scale);
+    const vf weights = power(x);
     store(scores + key, weights);
     return weights;
 }
 
 /* Scores to weights e^(scale (score - highest)), in place; returns their sum. */
 ALONE float weigh(const Block *b, float *scores, int lane, int count, float highest) {
+    const float scale = b->heads->scale * LOG2_E;
     vi total = {0};
     uint32_t parts[LANES], sum = 0;
     for (int key = 0; key < count; key += LANES) {
-        const vf weights = put_weights(b, scores, key, seen_scores(b, scores, lane, key) - highest);
+        const vf weights = put_weights(b, scores, key, (seen_scores(b, scores, lane, key) - highest) * scale);
         total += __builtin_convertvector(weights * UNITS + 0.5f, vi);
     }
     memcpy(parts, &total, sizeof parts);

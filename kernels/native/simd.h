@@ -122,6 +122,20 @@ INLINE vf exponential(vf x) {
 #endif
 }
 
+/* 2^x for x up to 0, to about 1 ulp, and 0 below 2^-126: 2^n times a polynomial of degree 5 in the rest of x. NaN stays. */
+INLINE vf power(vf x) {
+    const vf n = (x + 12582912.0f) - 12582912.0f;
+    const vf r = x - n;
+    vf p = splat(1.3264727e-3f);
+    p = p * r + 9.6715130e-3f;
+    p = p * r + 5.5507336e-2f;
+    p = p * r + 2.4022242e-1f;
+    p = p * r + 6.9314700e-1f;
+    p = p * r + 1.0f;
+    const vi exponent = ((vi)(x + 12582912.0f) + 127) << 23; /* the magic number's last bits are n */
+    return (vf)(~(vi)(x < -126.0f) & (vi)(p * (vf)exponent));
+}
+
 #if HAS_BF16_DOT
 /* 2^x for x up to 0, to the precision that bf16 keeps, and 0 below 2^-120: 2^n times a polynomial of degree 3 in the
  * rest of x. */
