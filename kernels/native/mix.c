@@ -105,7 +105,10 @@ void mix_values(const Block *b, int count, float *values) {
     Some keys;
     for (keys.first = 0; keys.first < count; keys.first += AT_ONCE) {
         keys.count = count - keys.first < AT_ONCE ? count - keys.first : AT_ONCE;
-        for (int i = 0; i < keys.count; i++) keys.values[i] = vector_at(b, b->v_pool, b->slots[keys.first + i]);
+        for (int i = 0; i < keys.count; i++) { /* all are asked for first: the sums would wait for one after another */
+            keys.values[i] = vector_at(b, b->v_pool, b->slots[keys.first + i]);
+            for (int64_t at = 0; at < b->vector_bytes; at += 64) __builtin_prefetch(keys.values[i] + at, 0, 3);
+        }
         mix_keys(b, &keys, keys.count, values);
     }
 }
