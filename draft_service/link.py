@@ -139,7 +139,7 @@ class VerifyLink:
         except grpc.aio.AioRpcError as error:
             return rpc.error_from_rpc(error)
         except OutriderError as error:
-            return error
+            return error.with_traceback(None)  # which would keep the stream's feature rows while the next one runs
         except Exception as error:  # a fault of ours: this stream ends, the process goes on
             log.error("the stream failed", address=self.address, exc_info=error)
             return Internal(f"{type(error).__name__}: {error}")
@@ -217,7 +217,10 @@ class VerifyLink:
             reader.cancel()
             await fetcher.close()
         if end.error is not None:
-            raise end.error
+            try:
+                raise end.error
+            finally:
+                del end  # the error keeps this frame, and with it the ring: not the other way round, too
 
     async def _send(self, call: Call, frame: verify_pb2.SpeculateRequest) -> None:
         async with self._sending:

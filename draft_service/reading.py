@@ -34,7 +34,6 @@ async def read(
     call: Call, arrivals: Arrivals[Arrival], fetcher: FeatureFetcher, news: News, poll: BusyPoll
 ) -> None:  # fmt: skip
     """Queues the stream's rounds, and then its end; has the rows fetched that a round announces."""
-    end = End(None)
     try:
         while (frame := await next_frame(call)) is not None:
             kind = frame.WhichOneof("message")
@@ -47,9 +46,10 @@ async def read(
             await arrivals.put(frame.round)
             await asyncio.sleep(_ASIDE_S if frame.round.verdicts else 0)
             fetcher.watch([frame.round])
-    except Exception as error:  # raised again by whoever takes it
-        end = End(error)
-    await arrivals.put(end)
+    except Exception as error:  # raised again by whoever takes it; a name for it here would keep it for ever
+        await arrivals.put(End(error))
+    else:
+        await arrivals.put(End(None))
 
 
 async def next_frame(call: Call) -> verify_pb2.SpeculateResponse | None:

@@ -27,6 +27,7 @@ from gateway.http_guard import guarded
 from gateway.openapi import openapi
 from gateway.replicas import ProbeTimes
 from gateway.service import Gateway
+from outrider import descriptors
 from outrider.args import GatewayArgs
 from outrider.args.links import host_port
 from outrider.errors import StartupError
@@ -43,6 +44,7 @@ log = get_logger(__name__)
 
 KEEP_ALIVE_S = 30
 _BACKLOG = 2048
+_OTHER_DESCRIPTORS = 64  # for backends, metrics, logs and what is loaded
 
 ROUTES = [
     Route("/v1/chat/completions", chat.chat_completions, methods=["POST"]),
@@ -206,12 +208,24 @@ def uvicorn_config(
     return uvicorn.Config(
         app, loop="uvloop", lifespan="on", ws="none", log_config=None, access_log=False, server_header=False,
         http=guarded(
-            max_connections=args.max_connections, header_timeout_s=args.receive_timeout_s, on_connection=on_connection
+            max_connections=_connections_that_fit(args.max_connections), header_timeout_s=args.receive_timeout_s,
+            on_connection=on_connection,
         ),
         proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(args.shutdown_grace_s),
         ssl_context_factory=None if files is None else lambda *_: http_context(files),
     )  # fmt: skip
+
+
+def _connections_that_fit(wanted: int) -> int:
+    """`wanted`, or fewer: one more than there are descriptors for would be closed without an answer."""
+    most = max(descriptors.limit() - _OTHER_DESCRIPTORS, 1)
+    if wanted > most:
+        log.warning(
+            "--max-connections is lowered to what the limit of open files leaves", max_connections=wanted,
+            lowered_to=most, open_files=descriptors.limit(),
+        )  # fmt: skip
+    return min(wanted, most)
 
 
 def listen(args: GatewayArgs) -> tuple[socket.socket, str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 import outrider
 from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, HealthArgs, ServeArgs, VerifyArgs
 from outrider.args.top import TopArgs
+from outrider.descriptors import raise_limit
 from outrider.errors import StartupError
 from outrider.flags import Args
 from outrider.supervisor import die_with_parent
@@ -175,6 +176,7 @@ def help_text() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line; returns the exit code: 2 for wrong words and for what cannot start."""
     _ready_streams()
+    raise_limit()
     words = list(sys.argv[1:] if argv is None else argv)
     name = words[0] if words else "help"
     try:

@@ -157,8 +157,9 @@ def _phases(span: Span) -> str:
     """Where the engine's time went, as a bar and in percent."""
     spent = {phase: span.change("outrider_step_phase_seconds_total", phase=phase) for phase in _PHASES}
     whole = sum(spent.values())
-    if not whole:
-        return "no time was spent"
+    if not whole:  # phases are counted when they end
+        running = span.now.total("outrider_requests_running")
+        return "in one step for longer than since the last look" if running else "idle"
     bar = "".join(phase[0].upper() * round(_BAR * seconds / whole) for phase, seconds in spent.items())
     shares = ", ".join(f"{phase} {100 * seconds / whole:.0f} %" for phase, seconds in spent.items() if seconds)
     return f"[{bar[:_BAR]:<{_BAR}}] {shares}"

@@ -16,6 +16,7 @@ export class Inspector {
     this.chartsAtMs = this.treeAtMs = -Infinity;
     this.slider = byId("step");
     this.follow = byId("follow");
+    this.invitation = byId("tree-caption").textContent;
     this.tree = new TreeView(byId("tree-box"), (item) => showFigures(byId("node"), nodeFigures(item)));
     this.slider.addEventListener("input", () => this.#choose(Number(this.slider.value)));
     byId("step-back").addEventListener("click", () => this.#choose(this.step - 1));
@@ -45,12 +46,13 @@ export class Inspector {
   // Shows a step of an answer, and stays there.
   showStep(run, view, other, step) {
     if (run !== this.run) this.select(run, view, other);
-    this.#choose(step);
+    this.#choose(step, 0); // the first token is of the prefill, which slider and buttons leave out
   }
 
   clear() {
     Object.assign(this, { run: null, view: null, other: null, step: 0 });
     this.tree.clear();
+    byId("tree-caption").textContent = this.invitation;
     for (const id of ["node", "figures", "accept-chart", "speed-chart"]) byId(id).replaceChildren();
     this.#steps(0);
   }
@@ -94,7 +96,7 @@ export class Inspector {
 
   #steps(count) {
     const most = Math.max(count, 0);
-    this.slider.min = Math.min(1, most);
+    this.slider.min = Math.min(this.step, 1, most);
     this.slider.max = most;
     this.slider.disabled = most < 1;
     this.slider.value = this.step;
@@ -103,11 +105,11 @@ export class Inspector {
     byId("step-on").setAttribute("aria-disabled", this.step >= most);
   }
 
-  #choose(step) {
+  #choose(step, least = 1) {
     if (!this.run) return;
     const newest = this.run.steps.length - 1;
     this.follow.checked = false;
-    this.#draw(Math.min(Math.max(step, Math.min(1, newest)), newest));
+    this.#draw(Math.min(Math.max(step, Math.min(least, newest)), newest));
   }
 
   #draw(number) {

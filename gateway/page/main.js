@@ -48,12 +48,13 @@ async function begin() {
 
 async function answer() {
   const text = prompt.value.trim();
-  if (!text || running || !settingsAreValid()) return;
+  if (!text || running) return;
+  byId("error").textContent = "";
+  if (!settingsAreValid()) return;
   const mode = new FormData(byId("composer")).get("mode");
   const settings = mode === "compare" ? withSeed(readSettings(settingsForm)) : readSettings(settingsForm);
   const before = messages;
   const asked = [...before, { role: "user", content: text }];
-  byId("error").textContent = "";
   prompt.value = "";
   setRunning(new AbortController());
   const question = conversation.addUser(text);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import random
 import threading
@@ -30,6 +31,7 @@ from outrider.args import DraftArgs, GatewayArgs
 from outrider.args.links import check_address
 from outrider.errors import FailedPrecondition, ResourceExhausted, StartupError
 from outrider.resolving import endpoints_of
+from outrider.row_ring import HEADER_BYTES, RowRing
 from outrider.v1 import common_pb2, draft_pb2
 from outrider.v1 import verify_pb2 as pb
 from outrider.wire import WIRE_VERSION
@@ -59,8 +61,12 @@ class Sleeps:
     async def next(self) -> float:
         """Waits until somebody sleeps, and wakes them."""
         seconds = await self.asked.get()
-        self._go.release()
+        self.go()
         return seconds
+
+    def go(self) -> None:
+        """Wakes who sleeps."""
+        self._go.release()
 
 
 class Settled(NgramDrafter):
@@ -414,6 +420,41 @@ async def test_garbage_ends_the_stream_and_nothing_else(address: str, frames: li
         assert "bytes that are no frame" in worker.links[0].stats.last_error
         await sleeps.next()
     await server.stop(None)
+
+
+def _sharing(ring: RowRing) -> pb.SpeculateResponse:
+    first = enlisted("boot")
+    first.enlisted.shared_memory.CopyFrom(
+        pb.SharedMemoryRing(name=ring.name, num_slots=8, slot_bytes=64, header_bytes=HEADER_BYTES)
+    )
+    return first
+
+
+async def test_a_stream_that_ended_leaves_no_shared_memory(address: str) -> None:
+    """Without the collector, which comes late: memory for rows may be large, and streams may end often."""
+    ends = [None, ResourceExhausted("thrown out"), enlisted("boot"), ResourceExhausted("thrown out")]
+    rings = [RowRing(64, 8) for _ in ends]
+    mappings = [lambda ring=ring: Path("/proc/self/maps").read_text().count(ring.name) for ring in rings]
+    sleeps = Sleeps()
+    gc.disable()
+    try:
+        async with FakeVerify(address) as verify:
+            verify.first = _sharing(rings[0])
+            async with serving([address], sleep=sleeps):
+                for end, mapped, later in zip(ends, mappings, [*rings[1:], rings[0]], strict=True):
+                    stream = await verify.stream()
+                    assert (await stream.incoming.get()).proposals.shared_memory_nonce
+                    await begun(stream)
+                    assert mapped() == 2
+                    stream.outgoing.put_nowait(end)
+                    await sleeps.asked.get()
+                    assert mapped() == 1  # the writer's own
+                    verify.first = _sharing(later)
+                    sleeps.go()
+    finally:
+        gc.enable()
+        for ring in rings:
+            ring.unlink()
 
 
 async def test_one_name_may_stand_for_several_and_two_for_one(tmp_path: Path) -> None:

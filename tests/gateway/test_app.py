@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -105,6 +106,25 @@ def test_serves_and_leaves_with_0(
     process.send_signal(number)
     assert process.wait(30) == 0
     assert '"asked to stop"' in (tmp_path / "errors").read_text()
+
+
+def test_connections_beyond_the_limit_of_files_are_refused(
+    start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path
+) -> None:
+    """They get 503, not a closed connection; and the log has said so."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, before[1]))
+    try:
+        process = start("--port=0", f"--verify-address={verify[1]}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    url = url_of(process)
+    assert '"lowered_to": 36' in (tmp_path / "errors").read_text()
+    with ExitStack() as clients:
+        for _ in range(36):
+            client = clients.enter_context(httpx.Client(base_url=url, timeout=30))
+            assert client.get("/version").status_code == 200
+        assert httpx.get(f"{url}/version", timeout=30).status_code == 503
 
 
 def test_a_running_answer_is_finished(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -48,6 +49,16 @@ def test_every_command_explains_its_flags(command: str, capsys: pytest.CaptureFi
         cli.main([command, "--help"])
     assert ended.value.code == 0
     assert f"usage: outrider {command} [FLAGS]" in capsys.readouterr().out
+
+
+def test_a_command_may_open_as_many_files_as_the_system_allows(fake_verify: list[VerifyArgs]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        assert cli.main(["verify"]) == 7
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, 65_536), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_two_services_of_one_process_explain_their_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,10 @@ def test_the_tree_tells_of_its_nodes(gateway: RunningGateway, visit: Visit) -> N
     assert nodes.evaluate_all("nodes => nodes.map(node => Number(node.ariaLevel))") == [1, 2, 3, 4, 2]
     seen = "[...node.querySelectorAll('text')].map(text => text.textContent).join(' ')"
     assert nodes.evaluate_all(f"nodes => nodes.every(node => node.ariaLabel.startsWith({seen}))")
+    page.locator(".answer .token").first.click()
+    expect(caption).to_have_text("The prompt was read, and the first token drawn.")
+    page.locator("#step").focus()
+    page.keyboard.press("ArrowRight")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")
     page.keyboard.press("Tab")  # past the button and the box, to the one tab stop of the tree
@@ -220,6 +224,7 @@ def test_stop_cancels(gateway: RunningGateway, visit: Visit, by_key: bool) -> No
 def test_a_new_chat_stops_and_forgets(gateway: RunningGateway, visit: Visit) -> None:
     page, (verify,) = visit.page, gateway.verify
     verify.hold_after = 2
+    caption = page.locator("#tree-caption").text_content() or ""
     visit.ask("One?", mode="compare")
     expect(page.locator(".answer .token")).to_have_count(4)
     page.get_by_role("button", name="New chat").click()
@@ -227,6 +232,7 @@ def test_a_new_chat_stops_and_forgets(gateway: RunningGateway, visit: Visit) -> 
     gateway.wait(verify.idle)
     verify.reset()
     expect(page.get_by_role("treeitem")).to_have_count(0)
+    expect(page.locator("#tree-caption")).to_have_text(caption)
     with page.expect_request("**/v1/chat/completions") as sent:
         visit.ask("Two?")
     assert [message["content"] for message in body_of(sent.value)["messages"]] == ["Two?"]

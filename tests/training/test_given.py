@@ -30,6 +30,24 @@ def test_a_users_own_prompts(line: Any, tmp_path: Path) -> None:
     assert first == {"role": "user", "content": "Hi"}
 
 
+def test_answers_and_what_tools_said_are_passed_over(tmp_path: Path) -> None:
+    """Also where they have no text, as beside calls of tools; and Windows' editors begin a file with a mark."""
+    path = tmp_path / "own.jsonl"
+    talk = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "tool", "tool_call_id": "1", "content": ""},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "And now?"},
+    ]
+    path.write_text(json.dumps({"messages": talk}), encoding="utf-8-sig")
+    (read,) = read_conversations(path)
+    assert [(message["role"], message["content"]) for message in read] == [
+        ("system", "Be brief."), ("user", "Weather?"), ("user", "And now?"),
+    ]  # fmt: skip
+
+
 def test_texts_may_come_in_parts_and_hold_any_line_break(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     parts = [{"type": "text", "text": "Do whales"}, {"type": "text", "text": " sing?"}]
@@ -71,7 +89,7 @@ def test_a_prompt_that_cannot_be_kept_out_is_told(line: str, tmp_path: Path) -> 
         ('{"turns": ["Hi", 5]}', r"turns\[1\] is a number; it must be a string"),
         ('{"messages": {}}', "messages is an object; it must be a list"),
         ('{"messages": ["Hi"]}', r"messages\[0\] is a string; it must be an object"),
-        ('{"messages": [{"role": "tool", "content": "Hi"}]}', r"messages\[0\] has the role 'tool'; it must be one of"),
+        ('{"messages": [{"role": "critic", "content": "Hi"}]}', r"messages\[0\] has the role 'critic'; it must be one of"),
         ('{"messages": [{"content": "Hi"}]}', r"messages\[0\] has the role null"),
         ('{"messages": [{"role": "user"}]}', r"messages\[0\].value is null"),
         ('{"messages": [{"role": "user", "content": true}]}', r"content is true or false; it must be a string"),

@@ -10,7 +10,8 @@ from outrider.flags import is_text
 from training.chat_format import Message
 from training.data.jsonl import WrongLine, read_values, said_as, wrong
 
-_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_ROLES = {"human": "user", "user": "user", "system": "system", "developer": "system"}
+_ANSWERING = frozenset(("gpt", "assistant", "tool", "function"))  # whose messages the target's own take the place of
 _KEYS = ("messages", "conversations", "turns", "prompt")
 
 
@@ -49,7 +50,8 @@ def _messages(value: Any) -> list[Message]:
         raise WrongLine(f"it is {said_as(value)}; it must be a string, or an object with one of {', '.join(_KEYS)}")
     for key in ("messages", "conversations"):
         if key in value:
-            return [_message(item, f"{key}[{index}]") for index, item in enumerate(_list(value[key], key))]
+            read = [_message(item, f"{key}[{index}]") for index, item in enumerate(_list(value[key], key))]
+            return [message for message in read if message is not None]
     return _turns(value)
 
 
@@ -61,12 +63,16 @@ def _turns(value: dict[str, Any]) -> list[Message]:
     return [_from_user(value["prompt"], "prompt")]
 
 
-def _message(item: Any, name: str) -> Message:
+def _message(item: Any, name: str) -> Message | None:
+    """The message; None for one that answers."""
     if not isinstance(item, dict):
         raise WrongLine(f"{name} is {said_as(item)}; it must be an object with a role and a text")
     role = item.get("role", item.get("from"))
+    if isinstance(role, str) and role in _ANSWERING:
+        return None
     if not isinstance(role, str) or role not in _ROLES:
-        raise WrongLine(f"{name} has the role {_shown(role)}; it must be one of {', '.join(_ROLES)}")
+        known = ", ".join((*_ROLES, *sorted(_ANSWERING)))
+        raise WrongLine(f"{name} has the role {_shown(role)}; it must be one of {known}")
     key = "content" if "content" in item else "value"
     return {"role": _ROLES[role], "content": _text(_joined(item.get(key), f"{name}.{key}"), f"{name}.{key}")}
 

@@ -17,7 +17,7 @@ class WrongLine(Exception):
 def read_values(path: Path) -> Iterator[tuple[int, Any]]:
     """Number and value of every line that is not empty. StartupError when the file, or a line of it, cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"prompts cannot be read from {path}: {reason_of(error)}") from error
     # Not splitlines: JSON's strings may hold U+2028 and others that it splits at.
