@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it signs, as files that may be replaced."""
+"""Certificates for tests: an authority and the files that it signs, which may be replaced."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Authority:
 
     @property
     def path(self) -> Path:
-        """Its own certificate."""
+        """The authority's own certificate."""
         return self.folder / f"{self.name}.pem"
 
     def issue(self, name: str, *hosts: str, expired: bool = False) -> tuple[str, str]:
-        """(certificate file, key file) called `name`, for these hosts; what had that name before is replaced."""
+        """Writes a certificate called `name` for these hosts, over an older one; its file and the key's."""
         ends = _PAST + datetime.timedelta(days=1)
         dates: dict[str, Any] = {"not_before": _PAST, "not_after": ends} if expired else {}
         made = self.ca.issue_cert(*(hosts or (name,)), **dates)
@@ -46,7 +46,7 @@ class Authority:
 
 @dataclass(frozen=True)
 class MutualTls:
-    """A verify service's settings, and what who dials it has: a certificate, and a token that is not yet the right one.
+    """Settings of a verify service, and of a caller with a certificate and a token that is not yet the right one.
 
     client: the flags of DraftArgs or GatewayArgs. The server's certificate is for `localhost`.
     """
@@ -57,7 +57,7 @@ class MutualTls:
 
     @classmethod
     def between(cls, folder: Path, client: str, *, expired: bool = False) -> MutualTls:
-        """Files in `folder`; `client` names the one who dials, `expired` is its certificate."""
+        """Makes the files in `folder`; `client` names the caller, whose certificate is `expired` or not."""
         authority = Authority(folder)
         (server_cert, server_key), (cert, key) = authority.issue("localhost"), authority.issue(client, expired=expired)
         ours, theirs = folder / "ours", folder / "theirs"
@@ -74,5 +74,5 @@ class MutualTls:
         return cls(authority, verify, dialling)
 
     def correct_token(self) -> None:
-        """Gives who dials the token that the service knows."""
+        """Gives the caller the token that the service knows."""
         replace(Path(self.client["token_file"]), "a-token-between-services")

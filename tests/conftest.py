@@ -29,7 +29,7 @@ settings.load_profile("outrider")
 
 @pytest.fixture
 def hangups() -> Generator[None]:
-    """Are not ignored, as they are under nohup."""
+    """Sees to it that SIGHUP is not ignored, as it is under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

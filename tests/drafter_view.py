@@ -1,4 +1,4 @@
-"""What a drafter sees of the verify service, each rule of the wire checked: a state machine without sockets."""
+"""A drafter's view of the verify service that checks each rule of the wire: a state machine without sockets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Key = tuple[int, int]
 
 @dataclass
 class Draft:
-    """What a policy wants to propose; parents None: one branch."""
+    """A tree that a policy wants to propose; parents None: one branch."""
 
     tokens: list[int]
     parents: list[int] | None = None
@@ -27,7 +27,7 @@ class Draft:
 
     @property
     def tree(self) -> TokenTree:
-        """The nodes."""
+        """The draft's nodes as a tree."""
         tokens = np.array(self.tokens, np.int32)
         return TokenTree.chain(tokens) if self.parents is None else TokenTree(tokens, np.array(self.parents, np.int32))
 
@@ -63,7 +63,7 @@ class Seen:
 
     @property
     def key(self) -> Key:
-        """What its messages carry."""
+        """(session, generation), which its messages carry."""
         return self.session, self.generation
 
 
@@ -87,7 +87,7 @@ class View:
         self._named_end = self._read_end = 0  # one past the numbers of its rows that were named, and in Rounds before
 
     def apply(self, frame: verify_pb2.Round) -> list[Seen]:
-        """Takes a frame in; returns the sessions that it said something new of and that are still open."""
+        """Takes a frame in; returns the sessions that are still open and of which it says something new."""
         told: dict[Key, Seen] = {}
         for opened in frame.opened:
             seen = self._open(opened)
@@ -159,7 +159,7 @@ class View:
         self._hint(seen, verdict.next)
 
     def _credit(self, seen: Seen, credit: verify_pb2.Credit) -> None:
-        """What was accepted is a path of the proposal below its root, and what is committed along it."""
+        """Asserts that the accepted nodes are a path below the root, with the committed tokens along it."""
         sent = seen.sent[credit.proposal_id]
         tree, node = sent.draft.tree, credit.root_node
         self._agrees(seen, sent, node)
@@ -174,7 +174,7 @@ class View:
 
     @staticmethod
     def _agrees(seen: Seen, sent: Sent, node: int) -> None:
-        """All that a proposal assumes, and its path to `node`, is committed."""
+        """Whether all that a proposal assumes, and its path to `node`, is committed."""
         path = sent.draft.assumed + [sent.draft.tokens[n] for n in sent.draft.tree.path(node)]
         assert seen.tokens[sent.base_len : sent.base_len + len(path)] == path
 
@@ -191,7 +191,7 @@ class View:
             assert 1 <= following.nodes_kept <= len(sent.draft.tree.subtree(following.root_node)[0])
 
     def _rows(self, seen: Seen, rows: common_pb2.FeatureRows) -> None:
-        """Each row once, in order; it holds its token and its position."""
+        """Asserts that each row comes once, in order, and holds its token and its position."""
         assert self._needs_features
         assert rows.first_pos == seen.next_row_pos
         seen.next_row_pos += rows.count

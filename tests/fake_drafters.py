@@ -20,7 +20,7 @@ from tests.drafter_view import Draft, Policy, Seen, View
 
 @dataclass
 class Truth:
-    """Whole outputs that are known beforehand; what a perfect drafter drafts from."""
+    """Whole outputs that are known beforehand, from which a perfect drafter drafts."""
 
     texts: list[list[int]] = field(default_factory=list)
 
@@ -38,12 +38,12 @@ def silent(seen: Seen) -> list[Draft]:
 
 
 def declining(seen: Seen) -> list[Draft]:
-    """Says that it has nothing."""
+    """Declines: says that it has nothing."""
     return [Draft([])]
 
 
 def perfect(truth: Truth, depth: int = 4) -> Policy:
-    """One branch with what will come."""
+    """Proposes one branch with the tokens that will come."""
 
     def policy(seen: Seen) -> list[Draft]:
         tokens = truth.after(seen.tokens, min(depth, seen.remaining))
@@ -53,7 +53,7 @@ def perfect(truth: Truth, depth: int = 4) -> Policy:
 
 
 def wrong(truth: Truth, vocab_size: int, depth: int = 4) -> Policy:
-    """One branch that misses at its first token."""
+    """Proposes one branch that is wrong at its first token."""
 
     def policy(seen: Seen) -> list[Draft]:
         return [Draft([(token + 1) % vocab_size for token in truth.after(seen.tokens, depth)])]
@@ -62,7 +62,7 @@ def wrong(truth: Truth, vocab_size: int, depth: int = 4) -> Policy:
 
 
 def random_trees(truth: Truth, vocab_size: int, rng: random.Random, nodes: int = 12) -> Policy:
-    """Trees of any shape that hold some of what will come, with scores of any size or none."""
+    """Proposes trees of any shape with some of the tokens that will come, with scores of any size or none."""
 
     def policy(seen: Seen) -> list[Draft]:
         return [random_draft(truth.after(seen.tokens, nodes), vocab_size, rng, nodes)]
@@ -184,7 +184,7 @@ class FakeDrafter:
         assert done()
 
     async def finished(self) -> grpc.aio.AioRpcError | None:
-        """Waits for verify to end the stream; returns the error that it ended with, None: well."""
+        """Waits for verify to end the stream; returns the error that it ended with, None for a good end."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.has_ended)
         self._check()

@@ -1,7 +1,7 @@
 """Stand-ins that run the true engine without weights: a toy model, its forward pass over slots, a byte tokenizer.
 
-The runner keeps what each slot was written with, so a wrong slot, mask, depth or prefix, and a page that somebody else
-has used since, are found where they are read.
+The runner keeps what was written into each slot. So it finds a wrong slot, mask, depth or prefix, and a page that
+somebody else has used since, when it reads them.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class FakeRunner:
 
     @property
     def pool(self) -> FakeRunner:
-        """Where `move` is."""
+        """The runner itself, which has `move`."""
         return self
 
     def move(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
@@ -176,7 +176,7 @@ class FakeRunner:
 
     @property
     def likeliest(self) -> list[int] | None:
-        """Not looked for."""
+        """None: the fake does not look for the highest logits."""
         return None
 
     @property
@@ -214,7 +214,7 @@ class FakeRunner:
         return [self._logits(int(segment.tokens[row]), tails[row + 1]) for row in wanted]
 
     def _prefix(self, segment: Segment) -> tuple[int, tuple[int, ...]]:
-        """What the slots before the segment hold: the hash of all, and the last tokens."""
+        """The content of the slots before the segment: the hash of all, and the last tokens."""
         slots = self.slot_table[segment.table_row, : segment.prefix_len]
         tokens, chains = self._tokens[slots], self._chains[slots]
         before = np.concatenate([np.array([_START], np.uint64), chains[:-1]])[: len(slots)]
@@ -230,7 +230,7 @@ class FakeRunner:
 
 
 def _parents(segment: Segment) -> list[int]:
-    """Each row's parent in the segment, -1: the prefix's last; both depths and mask must say so."""
+    """The parent of each row in the segment (-1: the prefix's last token), on which depths and mask must agree."""
     count = len(segment.tokens)
     if segment.mask is None or segment.depths is None:
         if segment.mask is not None or segment.depths is not None:

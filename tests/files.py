@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 def replace(path: Path, text: str) -> None:
-    """Puts another file in its place, which differs in more than its time: clocks of files tick slowly."""
+    """Replaces a file by one that differs in more than its time, since clocks of files tick slowly."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
 
 
 def with_files(root: Path, texts: dict[str, str]) -> Path:
-    """`root`, where each of these files then has its text."""
+    """Writes these files with their texts below `root`, and returns `root`."""
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Interpreters that have no more than an image of deploy/docker has: what pyproject.toml says of its extras."""
+"""Interpreters with only the packages of an image of deploy/docker, as pyproject.toml's extras name them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ sys.meta_path.insert(0, Hidden())
 
 @functools.cache
 def hiding_all_but(*extras: str) -> str:
-    """The beginning of a script that then has our packages, and of those installed what these extras need."""
+    """The beginning of a script that hides all installed packages but ours and those that these extras need."""
     printed = subprocess.run(
         [sys.executable, ROOT / "deploy" / "docker" / "requirements.py", ROOT / "pyproject.toml", ",".join(extras)],
         capture_output=True, text=True, check=True,
@@ -41,7 +41,7 @@ def hiding_all_but(*extras: str) -> str:
 
 
 def _add(requirement: Requirement, needed: set[str]) -> None:
-    """The distribution that is installed for it, and all that this one needs."""
+    """Adds the distribution that is installed for a requirement, and all that it needs."""
     name = canonicalize_name(requirement.name)
     if name in needed:
         return

@@ -1,4 +1,4 @@
-"""A peer that speaks just enough HTTP/2 (RFC 9113) to say to every call that it leaves and has not looked at it."""
+"""A peer with just enough HTTP/2 (RFC 9113) to tell every call that it leaves without having looked at it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _NOTHING_TAKEN = bytes(8)  # the last stream that was looked at, and no error
 
 
 class LeavingPeer:
-    """`calls`: how many streams each connection opened."""
+    """The leaving peer. `calls`: how many streams each connection opened."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
         self._serving: list[asyncio.Task[None]] = []
 
     def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A new connection."""
+        """Serves a new connection."""
         self.calls.append(0)
         self._serving.append(asyncio.create_task(self._serve(len(self.calls) - 1, reader, writer)))
 
@@ -46,13 +46,13 @@ class LeavingPeer:
 
 
 def _frame(kind: int, flags: int = 0, payload: bytes = b"") -> bytes:
-    """Of the connection as a whole."""
+    """A frame about the connection as a whole."""
     return len(payload).to_bytes(3) + bytes([kind, flags]) + bytes(4) + payload
 
 
 @asynccontextmanager
 async def leaving_peer(path: str) -> AsyncIterator[LeavingPeer]:
-    """Listens on a Unix socket."""
+    """A leaving peer that listens on a Unix socket."""
     peer = LeavingPeer()
     server = await asyncio.start_unix_server(peer.take, path)
     try:

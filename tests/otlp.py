@@ -28,7 +28,7 @@ class SeenSpan:
 
 @dataclass
 class Collector:
-    """All spans that came."""
+    """The collector, with all spans that came."""
 
     endpoint: str = ""
     spans: list[SeenSpan] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Collector:
                     )  # fmt: skip
 
     def named(self, name: str) -> list[SeenSpan]:
-        """Spans of that name."""
+        """The spans of that name."""
         return [span for span in self.spans if span.name == name]
 
 

@@ -10,7 +10,7 @@ from outrider.busy_poll import BusyPoll, is_wanted
 
 
 class FakeLoop:
-    """Time that is moved by hand; a look takes 10 microseconds."""
+    """An event loop whose time is moved by hand; a look takes 10 microseconds."""
 
     def __init__(self) -> None:
         self.now_ns = 0

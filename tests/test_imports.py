@@ -64,7 +64,7 @@ def test_every_package_has_a_rule() -> None:
 
 
 def test_kernels_init_is_empty() -> None:
-    """transformers imports it when it looks for the Hugging Face package of that name."""
+    """`kernels/__init__.py` is empty, since transformers imports it when it looks for the Hugging Face package."""
     assert (ROOT / "kernels" / "__init__.py").read_text() == ""
 
 

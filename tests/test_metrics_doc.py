@@ -56,7 +56,7 @@ def test_gateway() -> None:
 
 
 def test_every_process() -> None:
-    """As Prometheus reads it, which knows no kind of metrics for labels alone."""
+    """The metric of every process has the kind that Prometheus reads, which has none for labels alone."""
     lines = [line for line in text(new_registry()).decode().splitlines() if "outrider_" in line]
     (name, row), *more = ((name, row) for name, row in documented().items() if row.told_by == {ALL})
     assert not more

@@ -1,4 +1,4 @@
-"""`make setup` with Pythons that only say what they were told: which of them a .venv is made with, and when anew."""
+"""`make setup` with fake Pythons: which of them a .venv is made with, and when it is made anew."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Its Makefile and scripts, and below `pythons` the two that there are."""
+    """A checkout with the Makefile and scripts, and with two Pythons below `pythons`."""
     folder = tmp_path / "ö"
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     shutil.copy(ROOT / "Makefile", folder)
@@ -50,7 +50,7 @@ def make_setup(folder: Path, **variables: str) -> None:
 
 
 def maker(folder: Path) -> str:
-    """The Python that packages were installed for last."""
+    """The Python for which packages were installed last."""
     return (folder / "pip.log").read_text().splitlines()[-1].split()[0]
 
 

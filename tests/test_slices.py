@@ -17,7 +17,7 @@ SHORT_NS = 100_000
 
 
 def slices() -> dict[str, int]:
-    """Of each thread by its name, as the kernel tells them: runtime of struct sched_attr."""
+    """The time slice of each thread by name, as the kernel tells it: runtime of struct sched_attr."""
     found: dict[str, int] = {}
     for thread in threading.enumerate():
         attributes = (ctypes.c_uint64 * 6)()

@@ -36,7 +36,7 @@ TICK = threading.Event()  # never set: something to wait on between looks
 
 
 def compose(*words: str) -> str:
-    """docker-compose on the file at the top."""
+    """Runs docker-compose on the file at the top."""
     command = ["docker-compose", "--project-directory", str(ROOT), *words]
     ports = {"OUTRIDER_PORT": str(PORT), "OUTRIDER_PROMETHEUS_PORT": str(PROMETHEUS_PORT)}
     environment = {**os.environ, **ports}
@@ -46,7 +46,7 @@ def compose(*words: str) -> str:
 
 
 def docker(*words: str) -> str:
-    """The docker command."""
+    """Runs the docker command."""
     ended = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return ended.stdout.strip()
@@ -70,7 +70,7 @@ def crash(container: str) -> None:
 
 @pytest.fixture(scope="module")
 def http() -> Generator[httpx.Client]:
-    """Everything up; a client of Envoy."""
+    """A client of Envoy, with everything up."""
     compose("up", "--detach", "--no-build")
     with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=300) as client:
         until(client, "/health", lambda reply: reply.status_code == 200)
@@ -86,7 +86,7 @@ def reference(http: httpx.Client) -> str:
 
 
 def until(client: httpx.Client, path: str, enough: Any) -> httpx.Response:
-    """GET until the answer is as wanted; AssertionError with the last one after five minutes."""
+    """Repeats GET until the answer is as wanted; AssertionError with the last one after five minutes."""
     last: httpx.Response | None = None
     for _ in range(600):
         with contextlib.suppress(httpx.TransportError):
@@ -130,7 +130,7 @@ def while_streaming(http: httpx.Client, act: Any, number: int = 4) -> set[str]:
 
 
 def said_in(container: str, script: str) -> str:
-    """What a Python program prints in a container; nothing where that is just coming up."""
+    """What a Python program prints in a container; nothing while the container is just coming up."""
     command = ["docker", "exec", container, "python", "-c", script]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
@@ -225,7 +225,7 @@ def test_two_of_each(http: httpx.Client, reference: str) -> None:
 
 
 def test_prometheus_scrapes_all_and_evaluates_the_rules(http: httpx.Client) -> None:
-    """The profile `monitoring` as it is: every container of each kind is found, rules have values, no alert fires."""
+    """With the profile `monitoring` every container of each kind is found, rules have values, and no alert fires."""
     compose("up", "--detach", "--no-build", "--no-recreate", "prometheus")
     wanted = {"verify": 2, "draft": 2, "gateway": 2, "envoy": 1}
 

@@ -36,7 +36,7 @@ def secret(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def https() -> Generator[httpx.Client]:
-    """Everything up; a client of Envoy with a key."""
+    """A client of Envoy with a key, with everything up."""
     compose("up", "--detach", "--no-build")
     headers = {"authorization": f"Bearer {secret('api-keys')}"}
     with httpx.Client(base_url=f"https://localhost:{PORT}", verify=trusting(), headers=headers, timeout=300) as client:

@@ -36,13 +36,13 @@ class Replica:
     health: Health
 
     async def set_serving(self, serving: bool) -> None:
-        """Says so to those who watch its health."""
+        """Tells those who watch its health whether it serves."""
         set_serving(self.health, [SERVICE], serving)
 
 
 @contextlib.asynccontextmanager
 async def replica(fake: FakeVerify, tls: TlsFiles | None = None) -> AsyncGenerator[Replica]:
-    """The fake on a free port, with TLS where there are files for it."""
+    """A scripted verify service on a free port, with TLS where there are files for it."""
     server = create_server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(fake, server)
     health = add_health_and_reflection(server, [SERVICE])
@@ -64,20 +64,20 @@ class Gateway:
         self.start()
 
     def start(self) -> None:
-        """Starts it; returns when it would serve a request."""
+        """Starts the gateway; returns when it would serve a request."""
         words = [f"--port={self.port}", *(f"--verify-address={address}" for address in self._verify)]
         command = [sys.executable, "-P", "-m", "outrider", "gateway", *words, "--served-model-name=small"]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
         until_ok(f"http://127.0.0.1:{self.port}/health", self.process)
 
     def kill(self) -> None:
-        """It dies without a word."""
+        """Kills the gateway, which says nothing any more."""
         self.process.kill()
         self.process.wait()
 
 
 class Front:
-    """Envoy, what is behind it, and a client."""
+    """Envoy, the services behind it, and a client."""
 
     def __init__(self, gateways: list[Gateway], replicas: list[Replica], folder: Path, *words: str) -> None:
         self.gateways, self.replicas = gateways, replicas
@@ -98,11 +98,11 @@ class Front:
         until_ok(f"{self.url}/health", self.process)
 
     def terminate(self) -> None:
-        """SIGTERM to its group, as a terminal's Ctrl-C goes: it drains."""
+        """Sends SIGTERM to Envoy's group, as a terminal sends Ctrl-C: it drains."""
         os.killpg(self.process.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends Envoy."""
         self.http.close()
         self.process.send_signal(signal.SIGINT)
         self.process.send_signal(signal.SIGTERM)
@@ -135,7 +135,7 @@ def front(
 
 
 def until_ok(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Returns when GET answers 200; AssertionError when the process ends before."""
+    """Returns when GET answers 200; AssertionError when the process ends before that."""
     with httpx.Client(timeout=10, verify=False) as client:
         while process.poll() is None:
             with contextlib.suppress(httpx.TransportError):

@@ -75,7 +75,7 @@ def reference(http: httpx.Client) -> str:
 
 
 def until(enough: Callable[[], bool]) -> None:
-    """Looks twice a second, for five minutes at most."""
+    """Returns when the condition holds; looks twice a second, for five minutes at most."""
     for _ in range(600):
         if enough():
             return
@@ -84,12 +84,12 @@ def until(enough: Callable[[], bool]) -> None:
 
 
 def pairs() -> list[dict[str, Any]]:
-    """What the gateway knows of each verify service."""
+    """The gateway's state of each verify service."""
     return httpx.get(f"http://127.0.0.1:{PORT}/server_info", timeout=30).json().get("internal_states", [])
 
 
 def verify_addresses() -> list[str]:
-    """What the directory knows; nothing while it moves to another node."""
+    """The addresses that the directory has; none while it moves to another node."""
     try:
         return ray.get(outrider_serve.directory().addresses.remote(), timeout=30) or []
     except ray.exceptions.RayError:

@@ -24,12 +24,12 @@ Change = Callable[[str, bytes], bytes]  # a message's full name and bytes -> its
 
 
 def first_files() -> list[descriptor_pb2.FileDescriptorProto]:
-    """The protos of wire version 1 as they first were."""
+    """The first protos of wire version 1."""
     return list(descriptor_pb2.FileDescriptorSet.FromString(FIRST.read_bytes()).file)
 
 
 def older() -> Change:
-    """What a release with the first protos would leave of a message: the fields that it knows."""
+    """A change that leaves of a message the fields that a release with the first protos knows."""
     pool = descriptor_pool.DescriptorPool()
     for file in first_files():
         pool.AddSerializedFile(file.SerializeToString())
@@ -43,7 +43,7 @@ def older() -> Change:
 
 
 def newer(seed: int = 1) -> Change:
-    """What a later release might send: every message, inner ones too, with fields that nobody here knows."""
+    """A change that adds fields that nobody here knows, to inner messages too, as a later release might."""
     chance = random.Random(seed)
     classes = {
         descriptor.full_name: message_factory.GetMessageClass(descriptor)
@@ -97,7 +97,7 @@ class Relay(grpc.GenericRpcHandler):
         self.seen: set[str] = set()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        """Any method of ours; the framing of unary and streaming calls is the same."""
+        """Handles any method of ours; the framing of unary and streaming calls is the same."""
         method = handler_call_details.method
         _, service, name = method.split("/")
         found = next((f.DESCRIPTOR.services_by_name.get(service.rpartition(".")[2]) for f in _FILES[1:]), None)
@@ -133,7 +133,7 @@ class Relay(grpc.GenericRpcHandler):
         return True
 
     async def close(self) -> None:
-        """Closes the way on."""
+        """Closes the channel to the target."""
         await self._channel.close(None)
 
 
@@ -144,7 +144,7 @@ async def _changed(change: Change, name: str, messages: Any) -> AsyncIterator[by
 
 @contextlib.asynccontextmanager
 async def relaying(target: str, change: Change) -> AsyncGenerator[tuple[str, Relay]]:
-    """A relay on a free port: its address, and itself."""
+    """A relay on a free port, as its address and itself."""
     relay = Relay(target, change)
     server = grpc.aio.server(handlers=[relay])
     port = server.add_insecure_port("127.0.0.1:0")

@@ -51,12 +51,12 @@ class Service:
     process: Process | None = None
 
     async def start(self) -> None:
-        """Returns when it says that it serves."""
+        """Starts the process; returns when it says that it serves."""
         self.process = Process(*self.words)
         await asyncio.to_thread(self.process.wait_for, self.ready)
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
-        """Ends it; the exit code."""
+        """Ends the process; its exit code."""
         process, self.process = self.process, None
         return 0 if process is None else await asyncio.to_thread(process.stop, number)
 
@@ -71,7 +71,7 @@ class Service:
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a run."""
 
     answers: int = 0
     cancelled: int = 0
@@ -83,7 +83,7 @@ class Outcome:
     samples: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def grown(self) -> dict[str, dict[str, float]]:
-        """Of each process that lived through it: medians of memory and files, before and after the middle."""
+        """Growth of each process that lived through it, in memory and files: medians after less before the middle."""
         found: dict[str, dict[str, float]] = {}
         for name, samples in self.samples.items():
             warm = samples[int(_WARM * len(samples)) :]
@@ -100,13 +100,13 @@ class Outcome:
         return found
 
     def holds(self) -> bool:
-        """Whether all that must hold did."""
+        """Whether everything that must hold did."""
         grown = self.grown().values()
         flat = bool(grown) and all(one["grown_kib"] <= _MOST_KIB and one["grown_files"] <= _MOST_FILES for one in grown)
         return self.answers > 0 and not self.wrong and not self.lost and not self.bad_exits and flat
 
     def report(self) -> str:
-        """As JSON."""
+        """The outcome as JSON."""
         kept = {name: value for name, value in vars(self).items() if name != "samples"}
         grown = self.grown()
         return json.dumps({**kept, "grown": grown, "too_short_to_tell": not grown, "holds": self.holds()}, indent=1)
@@ -123,7 +123,7 @@ class Soak:
         self._stopping = asyncio.Event()
 
     async def run(self, seconds: float, *, everything: bool = False) -> Outcome:
-        """Load until the time is over, at least until all were restarted; `everything`: those that else live on too."""
+        """Applies load until the time is over and all were restarted; `everything`: also those that usually live on."""
         for question in every_kind(MAX_TOKENS):
             self._known.append((question, await ask(self.client, question)))
         streams = [asyncio.create_task(self._keep_asking(index)) for index in range(NUM_STREAMS)]
@@ -151,7 +151,7 @@ class Soak:
                 self.outcome.wrong.append(question.name)
 
     async def _hang_up(self, question: Question) -> None:
-        """Leaves after the first event, or before an answer that comes whole."""
+        """Leaves after the first event, or before an answer that is not streamed."""
         heard = asyncio.Event()
         asking = asyncio.create_task(ask(self.client, question, heard.set))
         if question.body.get("stream"):
@@ -174,7 +174,7 @@ class Soak:
                 return
 
     async def _restart(self, service: Service) -> None:
-        """As an operator would; a drafter is killed as often as not. The next one waits for some answers."""
+        """Restarts as an operator would; kills a drafter as often as not. The next restart waits for some answers."""
         if service.name.startswith("draft") and self._chance.random() < 0.5:
             await service.stop(signal.SIGKILL)
             self.outcome.kills += 1
@@ -190,7 +190,7 @@ class Soak:
             await asyncio.sleep(0.05)
 
     async def _until_all_are_used(self) -> None:
-        """By Envoy and by every gateway, before the next one goes, as docs/operations.md says."""
+        """Waits until Envoy and every gateway use all again, as docs/operations.md says, before the next one goes."""
         healthy = r'^envoy_cluster_membership_healthy\{envoy_cluster_name="(?:gateway|verify)\w*"\} (\d+)$'
         urls = {service.metrics: (r"^outrider_verify_up\{.*\} (\d)", 1) for service in self.fleet if service.metrics}
         urls[f"{self._stats_url}/stats/prometheus"] = (healthy, 2)
@@ -212,7 +212,7 @@ class Soak:
 
 @contextlib.asynccontextmanager
 async def fleet(model: Path, folder: Path) -> AsyncIterator[tuple[list[Service], httpx.AsyncClient, str]]:
-    """Two of each behind Envoy, a client of it, and where its counters are."""
+    """Two of each behind Envoy, a client of Envoy, and the address of its counters."""
     verify_ports, gateway_ports = [free_port() for _ in range(2)], [free_port() for _ in range(2)]
     known = [f"--verify-address=127.0.0.1:{port}" for port in verify_ports]
     services = [
@@ -246,7 +246,7 @@ async def fleet(model: Path, folder: Path) -> AsyncIterator[tuple[list[Service],
 
 
 async def soak(seconds: float, seed: int, *, everything: bool = False) -> Outcome:
-    """A whole run, with a small model."""
+    """Makes a whole run with a small model."""
     with tempfile.TemporaryDirectory() as name:
         model, folder = Path(name) / "model", Path(name) / "envoy"
         model.mkdir()
@@ -257,7 +257,7 @@ async def soak(seconds: float, seed: int, *, everything: bool = False) -> Outcom
 
 
 def main() -> int:
-    """Prints what came of it; 1 where something that must hold did not."""
+    """Prints the outcome; returns 1 where something that must hold did not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=0)

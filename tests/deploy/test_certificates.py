@@ -1,4 +1,4 @@
-"""The script that makes certificates: what an interrupted run left is made anew, and nonsense is refused."""
+"""The script that makes certificates: it completes what an interrupted run left, and nonsense is refused."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One release beside another: a peer that knows fewer fields than we do, and one that knows more.
 
-Messages of real processes pass through a relay that leaves of them what the other release would. Which side is the old
-one makes no difference: what either does not know is not there for it.
+Messages of real processes pass through a relay, which leaves in them what the other release would. It makes no
+difference which side is the old one: fields that one side does not know are not there for it.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ class Beside:
         return await self._stack.enter_async_context(relaying(self.verify, change))
 
     async def start(self, *words: str, ready: str) -> str:
-        """A process; what its line says in the pattern's group."""
+        """Starts a process; returns what the pattern's group matches in its output."""
         process = Process(*words)
         self._stack.push_async_callback(asyncio.to_thread, process.stop)
         return (await asyncio.to_thread(process.wait_for, ready)).group(1)
 
     async def gateway(self, address: str) -> httpx.AsyncClient:
-        """A gateway at that verify service, ready, and a client of it."""
+        """Starts a gateway at that verify service; a client of it once it is ready."""
         url = await self.start("gateway", "--port=0", f"--verify-address={address}", ready=r"gateway listens on (\S+)")
         client = await self._stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S))
         await until(lambda: client.get("/health"), lambda reply: reply.status_code == 200)
         return client
 
     async def drafter(self, address: str, number: int) -> None:
-        """An n-gram drafter there; returns when verify has `number` of them."""
+        """Starts an n-gram drafter; returns when verify has `number` of them."""
         words = ["draft", "--listen=127.0.0.1:0", f"--verify-address={address}"]
         await self.start(*words, ready=r"(draft serves)")
         async with create_channel(self.verify) as channel:
@@ -72,7 +72,7 @@ class Beside:
 
 
 async def until(ask: Callable[[], Awaitable], done: Callable[..., bool]) -> None:
-    """Asks until `done`."""
+    """Asks until `done` says so."""
     async with asyncio.timeout(_PATIENCE_S):
         while not done(await ask()):  # noqa: ASYNC110  nothing tells when
             await asyncio.sleep(0.02)
@@ -80,7 +80,7 @@ async def until(ask: Callable[[], Awaitable], done: Callable[..., bool]) -> None
 
 @pytest.fixture(params=list(CHANGES))
 def change(request: pytest.FixtureRequest) -> Change:
-    """What the other release leaves of a message."""
+    """How the other release changes a message."""
     return CHANGES[request.param]
 
 
@@ -103,7 +103,7 @@ async def said(client: httpx.AsyncClient, **fields: object) -> tuple[str, int]:
 
 @pytest.mark.asyncio
 async def test_another_gateway_drafter_and_client(model: Path, change: Change) -> None:
-    """Each of another release than verify, and both: every answer is the same, and drafts are taken."""
+    """Gateway and drafter of another release than verify, each and both: answers are the same, drafts are taken."""
     async for made in beside(model):
         own = await made.gateway(made.verify)
         expected, _ = await said(own, speculative={"enabled": False})
@@ -122,7 +122,7 @@ async def test_another_gateway_drafter_and_client(model: Path, change: Change) -
 
 
 async def check_client(made: Beside, address: str) -> None:
-    """The bare gRPC call too, with every kind of field that it had from the start."""
+    """Makes the bare gRPC call, with every kind of field that it had from the start."""
     request = verify_pb2.GenerateRequest(
         request_id="x", prompt_tokens=b"\5\0\0\0\6\0\0\0", logprobs=True, top_logprobs=2, num_choices=2,
         sampling=common_pb2.SamplingParams(temperature=1, seed=3, max_tokens=12, top_p=0.9),
@@ -145,7 +145,7 @@ async def collect(stub: verify_pb2_grpc.VerifyServiceAsyncStub, request: verify_
 
 
 def test_nothing_that_was_once_there_has_changed() -> None:
-    """Fields of the first protos have kept name, number and type; methods their messages."""
+    """Fields of the first protos have kept name, number and type, and methods their messages."""
     ours = {file.DESCRIPTOR.name: file.DESCRIPTOR for file in (common_pb2, verify_pb2, draft_pb2)}
     for file in first_files():
         now = ours[file.name]

@@ -37,7 +37,7 @@ def filled_in(word: str) -> str:
 
 
 def test_images_are_built_on_the_base_image_alone() -> None:
-    """Where only OUTRIDER_BASE_IMAGE is set: what is installed in one image does not run in another."""
+    """The build image follows OUTRIDER_BASE_IMAGE: what one image installs does not run in another."""
     for name in OURS:
         build = SERVICES[name]["build"]
         assert filled_in(build["args"]["BUILD_IMAGE"]) == ""
@@ -49,7 +49,7 @@ def test_images_are_built_on_the_base_image_alone() -> None:
 
 
 def test_every_variable_is_told_of() -> None:
-    """In the table of docs/operations.md, which the file promises."""
+    """The table of docs/operations.md has every variable, as the file promises."""
     table = [line for line in (ROOT / "docs" / "operations.md").read_text().splitlines() if line.startswith("| `")]
     told = {name for line in table for name in re.findall(r"`(\w+)`", line)}
     told |= {f"OUTRIDER{name}" for name in told if name.startswith("_")}
@@ -119,7 +119,7 @@ def test_order_of_start(profile: str) -> None:
 
 
 def test_requirements_of_an_image() -> None:
-    """What the gateway's image gets has no torch; an extra of extras is resolved."""
+    """The gateway's image gets no torch, and an extra of extras is resolved."""
     script = ROOT / "deploy" / "docker" / "requirements.py"
     printed = {
         extras: subprocess.run(
@@ -135,7 +135,7 @@ def test_requirements_of_an_image() -> None:
 
 
 def test_a_machine_with_more_gpus() -> None:
-    """One verify service for each target GPU, none of them a drafter's."""
+    """Each target GPU gets a verify service, and none of them a drafter."""
     script = ROOT / "deploy" / "gpus.py"
     words = ["--targets", "0", "2", "3", "--drafters", "1", "4"]
     made = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, check=True)
@@ -168,7 +168,7 @@ def test_without_pyyaml_a_line_says_so(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What deploy/certificates.sh makes, as root would on a server."""
+    """The folder that deploy/certificates.sh makes, as root would on a server."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     folder = tmp_path_factory.mktemp("made") / "tls"
@@ -183,7 +183,7 @@ def renew(folder: Path) -> None:
 
 
 def flags_of(name: str, folder: Path) -> list[str]:
-    """What docker-compose.tls.yml puts behind a service's command, with the files that the script made."""
+    """The flags that docker-compose.tls.yml adds to a service's command, with the files that the script made."""
     shell, option, script, _ = TLS["services"][name]["entrypoint"]
     assert (shell, option) == ("sh", "-c")
     start, _, flags = script.partition('"$$@"')
@@ -204,7 +204,7 @@ def in_folder(word: str, name: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("name", [name for name in OURS if not name.startswith("envoy")])
 def test_services_with_tls(name: str, certificates: Path) -> None:
-    """Its flags are taken with the files that there are, its health check gets in with them, and tokens are asked."""
+    """A service takes its flags with the files made, its health check gets in with them, and it asks for tokens."""
     command, *words = map(filled_in, SERVICES[name]["command"])
     args = COMMANDS[command].parse([*words, *flags_of(name, certificates)])
     assert args.ssl_ca_certs is not None
@@ -287,7 +287,7 @@ def test_certificates_are_renewed_and_secrets_stay(certificates: Path) -> None:
 @pytest.mark.parametrize("profile", ["cpu", "gpu", "monitoring"])
 @pytest.mark.parametrize("files", [FILES[:1], FILES], ids=["plain", "tls"])
 def test_docker_compose_takes_it(profile: str, files: list[Path]) -> None:
-    """By its own word; GPUs are reserved as Docker's schema has it."""
+    """docker-compose accepts the files; GPUs are reserved as Docker's schema demands."""
     words = [word for path in files for word in ("--file", str(path))]
     command = ["docker-compose", "--project-directory", str(ROOT), *words, "--profile", profile, "config"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

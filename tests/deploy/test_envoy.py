@@ -58,7 +58,7 @@ def loop(made: tuple[Front, LoopThread]) -> LoopThread:
 
 @pytest.fixture
 def envoy(made: tuple[Front, LoopThread]) -> Front:
-    """Everything up, and every fake without faults."""
+    """A front with everything up, and every fake without faults."""
     for replica in made[0].replicas:
         replica.fake.reset()
         made[1].run(replica.set_serving(True))
@@ -172,7 +172,7 @@ def test_http_calls_with_an_affinity_are_served(envoy: Front) -> None:
 
 
 def test_a_draining_replica_gets_no_new_calls(envoy: Front, loop: LoopThread) -> None:
-    """Its health says NOT_SERVING; until Envoy has seen it, what it refuses goes to the other."""
+    """A replica's health says NOT_SERVING; until Envoy has seen that, calls that it refuses go to the other."""
     leaving, staying = envoy.replicas
     leaving.fake.refuse = Unavailable("this server is shutting down")
     loop.run(leaving.set_serving(False))
@@ -192,7 +192,7 @@ def test_a_draining_replica_gets_no_new_calls(envoy: Front, loop: LoopThread) ->
 
 
 def test_a_stream_that_has_begun_is_not_begun_again(envoy: Front) -> None:
-    """Who broke off after its first tokens is not asked again by Envoy: the caller resumes, with what it has."""
+    """Envoy does not repeat a call that broke off after its first tokens: the caller resumes, with what it has."""
     for replica in envoy.replicas:
         replica.fake.break_after = [1]
     with grpc.insecure_channel(f"127.0.0.1:{envoy.port}") as channel:
@@ -205,7 +205,7 @@ def test_a_stream_that_has_begun_is_not_begun_again(envoy: Front) -> None:
 
 
 def test_another_gateway_takes_over(envoy: Front) -> None:
-    """One dies without a word: no request is lost; when it is back it serves again."""
+    """A gateway dies without a word: no request is lost; when it is back it serves again."""
     killed, other = envoy.gateways
     killed.kill()
     for number in range(10):
@@ -281,7 +281,7 @@ def test_the_admin_interface_is_closed(envoy: Front, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_drain_finishes_what_runs(tmp_path: Path, number: signal.Signals) -> None:
-    """A signal to Envoy while an answer is on its way: it is completed, and Envoy ends with 0."""
+    """Envoy gets a signal while an answer is on its way: it completes the answer and ends with 0."""
     fake = speaking(tmp_path, "boot")
     with front([fake], 1, tmp_path) as (envoy, loop):
         envoy.until_served()
@@ -329,7 +329,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> Non
 
 
 def test_certificates_that_cannot_be_used_are_refused_in_words(tmp_path: Path) -> None:
-    """By --check too: Envoy itself takes such a configuration, and serves nobody."""
+    """--check refuses them too: Envoy itself takes such a configuration, and serves nobody."""
     authority = Authority(tmp_path)
     (certificate, key), (_, other) = authority.issue("front"), authority.issue("other")
     (tmp_path / "empty").write_text("")
@@ -384,7 +384,7 @@ def test_it_ends_with_its_starter(tmp_path: Path) -> None:
 
 
 def test_tls_on_both_sides(tmp_path: Path) -> None:
-    """Clients speak TLS to Envoy, and Envoy mutual TLS to verify; who speaks none, or shows nothing, gets nowhere."""
+    """Clients speak TLS to Envoy, and Envoy mutual TLS to verify; callers without TLS or certificate get nowhere."""
     authority = Authority(tmp_path)
     certificate, key = authority.issue("localhost")
     shown, its_key = authority.issue("envoy")

@@ -37,7 +37,7 @@ def served(tmp_path: Path) -> Generator[tuple[LoopThread, Replica]]:
 
 
 def check_client(served: tuple[LoopThread, Replica], command: Sequence[str | Path], folder: Path) -> None:
-    """The client prints the first token while verify has not made the second, then the rest; it says what is wrong."""
+    """Checks that a client prints the first token before verify makes the second, then the rest, and tells errors."""
     loop, verify = served
     with subprocess.Popen(
         [*command, verify.address, "5", "6"], stdout=subprocess.PIPE, text=True, cwd=folder
@@ -59,7 +59,7 @@ def check_client(served: tuple[LoopThread, Replica], command: Sequence[str | Pat
 
 
 async def release(fake: FakeVerify) -> None:
-    """Lets it go on."""
+    """Lets verify go on after the first token."""
     await asyncio.wait_for(fake.holding.wait(), 30)
     fake.release.set()
 
@@ -74,7 +74,7 @@ def test_python(served: tuple[LoopThread, Replica]) -> None:
     "golang-google-protobuf-dev (golang-github-golang-protobuf-1-5-dev has it)",
 )
 def test_go(served: tuple[LoopThread, Replica], tmp_path: Path) -> None:
-    """Built from Debian's sources of gRPC, as go builds what lies below GOPATH: no module is fetched."""
+    """The client is built from Debian's sources of gRPC below GOPATH, so that no module is fetched."""
     ours = tmp_path / "go" / "src" / "example.com" / "outrider"
     shutil.copytree(EXAMPLES / "go", ours)
     shutil.copy(Path(__file__).with_name("old_codec.go"), ours)
@@ -88,6 +88,7 @@ def test_go(served: tuple[LoopThread, Replica], tmp_path: Path) -> None:
     check_client(served, [ours / "generate"], ours)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not all(map(shutil.which, ("node", "npm"))), reason="needs node and npm")
 def test_typescript(served: tuple[LoopThread, Replica], tmp_path: Path) -> None:
     ours = tmp_path / "typescript"

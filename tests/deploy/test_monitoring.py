@@ -47,7 +47,7 @@ def rule_queries() -> Iterator[str]:
 
 
 def told() -> dict[str, dict[str, set[str] | None]]:
-    """By job: names as scraped, and the labels of those where they are declared."""
+    """For each job, names as scraped, with their labels where these are declared."""
     process = {name: None for metric in new_registry().collect() for name in scraped_names(metric)}
     verify: dict[str, set[str] | None] = {family.name: {*family.labels} for family in (*VERIFY, *STRANGERS)}
     draft: dict[str, set[str] | None] = {family.name: {*family.labels} for family in (*DRAFT, *STRANGERS)}
@@ -57,7 +57,7 @@ def told() -> dict[str, dict[str, set[str] | None]]:
 
 
 def scraped_names(metric: Any) -> Iterator[str]:
-    """A counter ends in _total where it is scraped."""
+    """The names under which a metric is scraped: a counter's ends in _total."""
     yield f"{metric.name}_total" if metric.type == "counter" else metric.name
 
 
@@ -143,7 +143,7 @@ def test_prometheus_takes_it(tmp_path: Path) -> None:
 
 
 def test_probes_do_not_hide_errors_and_streams_that_break_off_are_counted() -> None:
-    """Of few requests among many probes each failure counts, and a stream that fails has sent 200 before."""
+    """Each failure counts among few requests and many probes; a stream that fails has sent 200 before."""
     (rule,) = (rule for group in RULES["groups"] for rule in group["rules"] if rule.get("alert") == "ServerErrors")
     failed, asked = rule["expr"].split(" / ")
     for _, matchers in NAME.findall(rule["expr"]):

@@ -1,4 +1,4 @@
-"""Questions of every kind to a gateway, and what was answered: without what may differ from one time to the next."""
+"""Questions of every kind to a gateway, and the answers without the parts that may differ from time to time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Question:
 
 @dataclass
 class Choice:
-    """All that was said in one choice."""
+    """The whole content of one choice."""
 
     text: str = ""
     ids: list[int] = field(default_factory=list)
@@ -65,7 +65,7 @@ def chat(name: str, text: str, max_tokens: int, **body: Any) -> Question:
 
 
 def every_kind(max_tokens: int) -> list[Question]:
-    """Greedy and sampled, with stops, grammars, tools, logprobs, several choices; each whole and streamed."""
+    """Greedy and sampled questions, with stops, grammars, tools, logprobs, choices; each whole and streamed."""
     free = {"ignore_eos": True}
     sampled = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
     kinds = [

@@ -52,7 +52,7 @@ class Chaos:
         self._rogues: list[Rogue] = []
 
     async def run(self, seconds: float) -> Outcome:
-        """Begins faults for so long, then waits for all answers, mends everything and looks at what is left."""
+        """Begins faults for the time given, then waits for all answers, mends everything and looks at what is left."""
         end = time.monotonic() + seconds
         streams = [asyncio.create_task(self._ask_on(random.Random(self.rng.random()))) for _ in range(NUM_STREAMS)]
         bystanders = [asyncio.create_task(work) for work in (self._hang_up(), *self._run_rogues())]
@@ -77,14 +77,14 @@ class Chaos:
         return self.outcome
 
     async def _pass(self, count: int, streams: list[asyncio.Task[None]], bystanders: list[asyncio.Task[None]]) -> None:
-        """Waits for that many answers more; anything that failed is raised."""
+        """Waits for that many more answers; raises what failed."""
         for task in (*streams, *bystanders):
             if task.done():
                 task.result()
         await self.turns(count)
 
     async def turns(self, count: int) -> None:
-        """Returns after that many answers more."""
+        """Returns after that many more answers."""
         target = self.outcome.answers + count
         async with self._answered:
             await self._answered.wait_for(lambda: self.outcome.answers >= target or self._over)
@@ -107,7 +107,7 @@ class Chaos:
                 self._answered.notify_all()
 
     async def _hang_up(self) -> None:
-        """Clients that leave in the middle of an answer, or read nothing of it before they leave."""
+        """Clients leave in the middle of an answer, or before they have read any of it."""
         rng = random.Random(self.rng.random())
         streamed = [question for question in self.questions if question.body.get("stream")]
         while True:
@@ -138,20 +138,20 @@ class Chaos:
         return self.cluster.replicas[index], 1 - index
 
     async def verify_killed(self) -> None:
-        """And started again."""
+        """Verify is killed and started again."""
         replica, _ = await self._spare()
         await replica.stop(signal.SIGKILL)
         await self.turns(self.rng.randint(0, 20))
         await replica.start()
 
     async def verify_terminated(self) -> None:
-        """It drains, hands over and leaves with 0."""
+        """Verify drains, hands over and ends with 0."""
         replica, _ = await self._spare()
         assert await replica.stop(signal.SIGTERM) == 0
         await replica.start()
 
     async def verify_paused(self) -> None:
-        """Perhaps for so long that it is given up."""
+        """Verify is paused, perhaps for so long that it is given up."""
         replica, _ = await self._spare()
         assert replica.process is not None
         replica.process.popen.send_signal(signal.SIGSTOP)
@@ -169,7 +169,7 @@ class Chaos:
         replica.front.cut()
 
     async def networks_reset(self) -> None:
-        """Between the gateway and both, which are alive: that loses nothing either."""
+        """The connections of the gateway with both, which are alive, are reset: that loses nothing either."""
         await self.cluster.until_up(0, 1)
         for replica in self.cluster.replicas:
             self.rng.choice([replica.front.reset, replica.front.cut])()
@@ -206,33 +206,33 @@ class Chaos:
         self.cluster.drafters[index] = self.cluster.start(*process.words)
 
     async def drafter_killed(self) -> None:
-        """In the middle of whatever it does."""
+        """A drafter is killed in the middle of whatever it does."""
         await self._restart_drafter(signal.SIGKILL)
 
     async def drafter_terminated(self) -> None:
-        """It gives its sessions up and leaves with 0."""
+        """A drafter gives its sessions up and ends with 0."""
         await self._restart_drafter(signal.SIGTERM)
 
     async def drafter_paused(self) -> None:
-        """And goes on, with what it thought before."""
+        """A drafter is paused, and goes on with what it thought before."""
         process = self.rng.choice(self.cluster.drafters)
         process.popen.send_signal(signal.SIGSTOP)
         await self.turns(self.rng.choice([1, 10, 60]))
         process.popen.send_signal(signal.SIGCONT)
 
     async def drafters_reset(self) -> None:
-        """All streams of one verify service."""
+        """All drafters' streams of one verify service are reset."""
         self.rng.choice(self.cluster.replicas).back.reset()
 
     async def drafters_held(self) -> None:
-        """Partitioned: late at first, then overtaken."""
+        """Drafters are cut off: late at first, then overtaken."""
         back = self.rng.choice(self.cluster.replicas).back
         back.hold()
         await self.turns(self.rng.choice([1, 20, 60]))
         back.heal()
 
     async def drafters_half_open(self) -> None:
-        """Streams die without a word."""
+        """Drafters' streams die without a word."""
         back = self.rng.choice(self.cluster.replicas).back
         back.abandon()
         await self.turns(self.rng.choice([1, 20]))
@@ -241,7 +241,7 @@ class Chaos:
     # ---- A gateway of its own, to be killed
 
     async def gateway_killed(self) -> None:
-        """With answers under way: verify must notice. Its clients lose theirs."""
+        """The gateway is killed with answers under way: verify must notice. Its clients lose theirs."""
         addresses = (f"--verify-address={replica.front.address}" for replica in self.cluster.replicas)
         process = self.cluster.start("gateway", "--port=0", *addresses)
         url = (await asyncio.to_thread(process.wait_for, r"gateway listens on (\S+)")).group(1)
@@ -302,7 +302,7 @@ _FAULTS: list[Callable[[Chaos], Awaitable[None]]] = [
 
 
 def make_questions() -> list[Question]:
-    """Every kind, with several seeds of the sampled ones."""
+    """Questions of every kind, with several seeds for the sampled ones."""
     questions = every_kind(200)
     for seed in (21, 22):
         for question in every_kind(80):
@@ -313,7 +313,7 @@ def make_questions() -> list[Question]:
 
 
 async def run(seconds: float, seed: int, only: str = "", logs: Path | None = None) -> Outcome:
-    """A whole run, from the first process to the last. only: of faults with this in their name; logs: a folder."""
+    """Makes a whole run. only: faults with this in their name; logs: a folder for what the processes said."""
     with tempfile.TemporaryDirectory(prefix="or-") as folder:
         model = write_small_model(Path(folder))
         async with running(model, verify=("--shutdown-grace-s=1",)) as cluster:
@@ -332,7 +332,7 @@ async def run(seconds: float, seed: int, only: str = "", logs: Path | None = Non
 
 
 def main() -> int:
-    """Prints what came of it; 1 where something that must hold did not."""
+    """Prints the outcome; returns 1 where something that must hold did not."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)

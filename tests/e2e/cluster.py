@@ -1,4 +1,4 @@
-"""Several verify services, drafters and a gateway as processes of their own, the links between them over proxies."""
+"""Verify services, drafters and a gateway as processes of their own, with proxies on the links between them."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class Replica:
         self.address = self.front.target = self.back.target = found.group(1)
 
     async def stop(self, number: int = signal.SIGKILL) -> int:
-        """Ends it; the exit code."""
+        """Ends the process; its exit code."""
         process, self.process = self.process, None
         return 0 if process is None else await asyncio.to_thread(process.stop, number)
 
     async def info(self) -> verify_pb2.VerifyServiceGetServerInfoResponse:
-        """What it says of itself."""
+        """Its GetServerInfo."""
         async with create_channel(self.address) as channel:
             request = verify_pb2.VerifyServiceGetServerInfoRequest()
             return await verify_pb2_grpc.VerifyServiceStub(channel).GetServerInfo(request, timeout=60.0)
 
     async def metric(self, name: str) -> float:
-        """One of its numbers; the flags must say --metrics-port=0."""
+        """The value of one of its metrics; the flags must say --metrics-port=0."""
         assert self.process is not None
         url = (await asyncio.to_thread(self.process.wait_for, r"verify tells metrics at (\S+)")).group(1)
         async with httpx.AsyncClient(timeout=_PATIENCE_S) as client:
@@ -69,13 +69,13 @@ class Replica:
         return sum(float(line.split()[-1]) for line in lines)
 
     async def until(self, done: Callable[[verify_pb2.VerifyServiceGetServerInfoResponse], object]) -> None:
-        """Asks until `done`."""
+        """Asks until `done` says so."""
         async with asyncio.timeout(_PATIENCE_S):
             while not done(await self.info()):  # noqa: ASYNC110  nothing tells when
                 await asyncio.sleep(0.01)
 
     async def until_idle(self) -> None:
-        """Until no session is left; every page must be free then."""
+        """Waits until no session is left; every page must be free then."""
         await self.until(lambda info: not info.state.running_requests and not info.state.queued_requests)
         state = (await self.info()).state
         assert state.free_pages == state.total_pages
@@ -83,7 +83,7 @@ class Replica:
 
 @dataclass(eq=False)
 class Cluster:
-    """What runs."""
+    """The processes that run, and their links."""
 
     model: Path
     replicas: list[Replica]
@@ -104,7 +104,7 @@ class Cluster:
         return {index for index, replica in enumerate(self.replicas) if replica.front.address in addresses}
 
     async def until_up(self, *indexes: int) -> None:
-        """Until the gateway takes just these replicas for up."""
+        """Waits until the gateway takes exactly these replicas for up."""
         await until(self.up, lambda up: up == set(indexes))
 
     def start(self, *words: str) -> Process:
@@ -113,14 +113,14 @@ class Cluster:
         return self.processes[-1]
 
     def write_logs(self, folder: Path) -> None:
-        """A file for each process."""
+        """Writes what each process said into a file of its own."""
         folder.mkdir(parents=True, exist_ok=True)
         for number, process in enumerate(self.processes):
             text = "\n".join([" ".join(process.words), *process.lines, ""])
             (folder / f"{number}-{process.words[0]}.log").write_text(text, encoding="utf-8")
 
     def complaints(self) -> list[str]:
-        """What any process has said of faults of its own."""
+        """Log lines in which a process tells of its own faults."""
         marks = ('"level": "error"', '"level": "critical"', "Traceback", "Task exception", "was never awaited")
         return [
             f"{process.words[0]}: " + "\n".join(process.lines[max(0, index - 2) : index + 20])
@@ -143,7 +143,7 @@ class Cluster:
 
 
 async def until(ask: Callable[[], Awaitable[Any]], done: Callable[[Any], object]) -> None:
-    """Asks until `done`."""
+    """Asks until `done` says so."""
     async with asyncio.timeout(_PATIENCE_S):
         while not done(await ask()):  # noqa: ASYNC110  nothing tells when
             await asyncio.sleep(0.01)

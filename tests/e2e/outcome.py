@@ -1,4 +1,4 @@
-"""What came of a run of tests/e2e/chaos.py."""
+"""The outcome of a run of tests/e2e/chaos.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WARM = 0.3  # of the run: memory is compared from there on
 
 @dataclass
 class Outcome:
-    """What came of a run. `grown_kib` compares, process by process, its last third's memory with its second's."""
+    """The result of a run. `grown_kib` compares, process by process, its last third's memory with its second's."""
 
     events: Counter[str] = field(default_factory=Counter)
     answers: int = 0
@@ -27,7 +27,7 @@ class Outcome:
 
     @property
     def grown_kib(self) -> dict[str, int]:
-        """Memory that a process has more at the end than once it was warm; those with few samples are left out."""
+        """How much each process's memory grew after it was warm; those with few samples are left out."""
         grown: dict[str, int] = {}
         for name, samples in self.memory_kib.items():
             warm = samples[int(len(samples) * _WARM) :]
@@ -37,7 +37,7 @@ class Outcome:
         return grown
 
     def report(self) -> str:
-        """As JSON."""
+        """The outcome as JSON."""
         return json.dumps(
             {
                 "answers": self.answers, "wrong": self.wrong, "lost": self.lost, "broken_calls": self.broken_calls,

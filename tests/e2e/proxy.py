@@ -56,7 +56,7 @@ class Proxy:
 
     @property
     def num_links(self) -> int:
-        """Connections that it relays."""
+        """The number of connections that it relays."""
         return len(self._links)
 
     async def __aenter__(self) -> Proxy:

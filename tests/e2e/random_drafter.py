@@ -18,7 +18,7 @@ from outrider.wire import WIRE_VERSION, pack_ids
 
 
 class RandomDrafter:
-    """Half of its nodes repeat tokens of the session's own text, so that some are accepted."""
+    """A drafter of random trees; half of the nodes repeat tokens of the session's text, so that some are accepted."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ class RandomDrafter:
                     self.apply(frame.round)
 
     async def frames(self) -> AsyncIterator[verify_pb2.SpeculateRequest]:
-        """What is to be sent."""
+        """The frames to send."""
         while True:
             yield await self.outgoing.get()
 

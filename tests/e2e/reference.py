@@ -1,4 +1,4 @@
-"""What `transformers` says to MT-bench prompts: greedy answers, and how close each call was."""
+"""The greedy answers of `transformers` to MT-bench prompts, and how close each choice was."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKENS_PER_EXCUSE = 10_000
 
 
 def questions(count: int) -> list[str]:
-    """First turns, spread over the categories."""
+    """First turns of MT-bench, spread over the categories."""
     turns = [json.loads(line)["turns"][0] for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
     return turns[:: len(turns) // count][:count]
 
@@ -41,7 +41,7 @@ def model() -> Any:
 
 
 def prompt_ids(text: str) -> list[int]:
-    """One user turn through the chat template."""
+    """Ids of one user turn through the chat template."""
     ids = tokenizer().apply_chat_template(
         [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=True, return_dict=True
     )
@@ -50,14 +50,14 @@ def prompt_ids(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Answer:
-    """A greedy answer: ids, the end id included, and at each the gap between the two largest logits."""
+    """A greedy answer: its ids, with the end id, and the gap between the two largest logits at each."""
 
     ids: list[int]
     margins: list[float]
 
 
 def greedy(prompt: list[int], max_tokens: int) -> Answer:
-    """transformers' own greedy `generate` in fp32."""
+    """The answer of transformers' own greedy `generate` in fp32."""
     with torch.inference_mode():
         output = model().generate(
             torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -69,14 +69,14 @@ def greedy(prompt: list[int], max_tokens: int) -> Answer:
 
 
 class Comparison:
-    """Counts tokens and excused differences over a whole test."""
+    """The count of tokens and of excused differences over a whole test."""
 
     def __init__(self) -> None:
         self.tokens = 0
         self.excused = 0
 
     def check(self, ours: list[int], reference: Answer) -> None:
-        """Token for token; a first difference is excused only at a recorded tie."""
+        """Compares token for token; excuses a first difference only at a recorded tie."""
         self.tokens += len(ours)
         first = next((i for i, pair in enumerate(zip(ours, reference.ids, strict=False)) if pair[0] != pair[1]), None)
         if first is None:

@@ -1,4 +1,4 @@
-"""Drafters that come again and again over a real stream and are of no use, each in its own way."""
+"""Useless drafters, each in its own way, that come again and again over a real stream."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _FLOOD = 5000  # proposals: more than verify refuses in a row
 
 @dataclass(eq=False)
 class Rogue:
-    """One drafter that is dialled anew whenever verify has thrown it out. `turn` waits for something to happen first.
+    """A drafter that dials again whenever verify has thrown it out. `turn` first waits for something to happen.
 
-    What it sees is checked against the rules of the wire all the while (tests/drafter_view.py).
+    It checks all that it sees against the rules of the wire (tests/drafter_view.py).
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Rogue:
     _drafter: FakeDrafter | None = None
 
     async def run(self) -> None:
-        """Comes again until cancelled. Raises AssertionError when verify breaks a rule."""
+        """Dials again and again until cancelled. Raises AssertionError when verify breaks a rule."""
         while True:
             async with rpc.create_channel(self.address) as channel:
                 await self._stream(
@@ -73,11 +73,11 @@ class Rogue:
         self.reasons.add("OK" if error is None else error.code().name)
 
     def _policy(self, seen: Seen) -> list[Draft]:
-        """What it proposes for a session that it has just heard of."""
+        """The drafts that its kind makes for a session of which it has just heard."""
         return getattr(self, f"_{self.kind}")(seen)
 
     def _random(self, seen: Seen) -> list[Draft]:
-        """Trees of tokens that the text has had, now and early."""
+        """Proposes trees of tokens from the text, for now and early."""
         coming = self.rng.sample(seen.tokens, min(8, len(seen.tokens)))
         draft = random_draft(coming, self.vocab_size, self.rng, 12)
         draft.assumed = coming[: self.rng.choice([0, 0, 1, 2])]
@@ -88,15 +88,15 @@ class Rogue:
         return self._random(seen) if self.rng.random() < 0.1 else []
 
     def _deaf(self, seen: Seen) -> list[Draft]:
-        """Gets to read when it goes."""
+        """Proposes nothing; it reads only when it goes."""
         return []
 
     def _stranger(self, seen: Seen) -> list[Draft]:
-        """Was made for another vocabulary; it is never asked."""
+        """Fails, since verify refuses a drafter of another vocabulary and never asks it."""
         raise AssertionError("a drafter of another vocabulary was enlisted")
 
     def _garbage(self, seen: Seen) -> list[Draft]:
-        """Malformed in some way, or sound: each costs it the session."""
+        """Sends a proposal that is malformed in some way, which costs it the session."""
         bad = self.rng.choice([
             {"tokens": pack_ids([1, 2]), "parents": pack_ids([1, -1])},
             {"tokens": pack_ids([1, 1]), "parents": pack_ids([-1, -1])},
@@ -111,7 +111,7 @@ class Rogue:
         return []
 
     def _replaying(self, seen: Seen) -> list[Draft]:
-        """Each proposal twice, and sometimes one from long ago."""
+        """Sends each proposal twice, and sometimes one from long ago."""
         assert self._drafter is not None
         sent = self._drafter.view.propose(seen, *self._random(seen))
         self._old = [*self._old[-20:], sent]
@@ -119,13 +119,13 @@ class Rogue:
         return []
 
     def _foreign(self, seen: Seen) -> list[Draft]:
-        """About sessions that nobody has, and other generations of this one."""
+        """Proposes for a session that nobody has, and for another generation of this one."""
         self._send(seen, generation=seen.generation + self.rng.choice([-1, 1, 1000]))
         self._send(seen, session=seen.session + 2**40)
         return self._random(seen)
 
     def _flooding(self, seen: Seen) -> list[Draft]:
-        """More than anybody could use."""
+        """Sends more proposals than anybody could use."""
         stale = verify_pb2.Proposal(session=seen.session, generation=seen.generation, base_len=seen.prompt_len)
         self._send_frame([stale] * _FLOOD)
         return []

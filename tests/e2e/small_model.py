@@ -1,7 +1,7 @@
 """A model that starts in no time: a small random Llama with a byte-level tokenizer and a chat template.
 
-It says nonsense, but its own: in fp32 it is as exact as a large one, it soon repeats itself, so that n-gram drafts are
-accepted, and it is sure enough of its tokens that no sampling boundary is near.
+It says nonsense, but serves as well as a large model: in fp32 it is as exact, it soon repeats itself, so that n-gram
+drafts are accepted, and it is so sure of its tokens that no sampling boundary is near.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONTEXT = 1024
 
 
 def write_small_model(folder: Path) -> Path:
-    """Weights, tokenizer and template in `folder`, which is returned."""
+    """Writes weights, tokenizer and template into `folder`, and returns it."""
     tokenizer = models.byte_level()
     models.write_folder(folder, tokenizer)
     config = transformers.LlamaConfig(

@@ -1,4 +1,4 @@
-"""Real processes for tests: `outrider serve`, or one part of it, started as a user would, waited for by its words."""
+"""Real processes for tests: `outrider serve` or a part of it, started as a user would, awaited by their output."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Stack:
         self.openai.close()
 
     def generate(self, input_ids: list[int], *, speculate: bool = True, **sampling: object) -> dict:
-        """SGLang's /generate with ids: the whole answer."""
+        """The whole answer of SGLang's /generate to ids."""
         body: dict[str, object] = {"input_ids": input_ids, "sampling_params": sampling}
         if not speculate:
             body["speculative"] = {"enabled": False}
@@ -114,7 +114,7 @@ class Stack:
 
 @contextlib.contextmanager
 def serve(*flags: str, env: dict[str, str] | None = None) -> Iterator[Stack]:
-    """`outrider serve` with the flags given, until it has ended cleanly."""
+    """Runs `outrider serve` with the flags given, and sees to it that it ends cleanly."""
     process = Process("serve", "--port=0", *flags, env=env)
     try:
         url = process.wait_for(r"at (http://\S+)").group(1)
@@ -128,7 +128,7 @@ def serve(*flags: str, env: dict[str, str] | None = None) -> Iterator[Stack]:
 
 @contextlib.contextmanager
 def part(*words: str, ready: str = "serves") -> Iterator[Process]:
-    """One process of its own, until it is stopped."""
+    """Runs one part as a process of its own, and stops it."""
     process = Process(*words)
     try:
         process.wait_for(ready)

@@ -23,6 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.mark.slow
 def test_one_process_says_what_two_say(model: Path) -> None:
     answers: dict[bool, list[list[int]]] = {}
     for colocate in (False, True):
@@ -52,7 +53,7 @@ def _start_of(metrics: str) -> str:
 
 
 def check_process(lines: list[str], pid: int) -> None:
-    """Both services' metrics are the one process's."""
+    """Checks that both services' metrics are those of the one process."""
     (said,) = [line for line in lines if line.startswith("Metrics at ")]
     verify, draft, _ = [httpx.get(url, timeout=60).text for url in said.removeprefix("Metrics at ").split()]
     assert f"process_start_time_seconds {_start_of(verify)}" in draft

@@ -26,7 +26,7 @@ PROMPT = "Describe a person as JSON with name, age and tags."
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """fp32, so that answers can be compared."""
+    """A server in fp32, so that answers can be compared."""
     flags = ("--dtype=float32", "--context-length=1024", "--max-total-tokens=4096", "--page-size=16")
     with serve(*flags, "--disable-speculation-brake") as running:
         yield running
@@ -84,7 +84,7 @@ def test_json_schema_through_the_openai_client(stack: Stack, temperature: float)
     ],
 )  # fmt: skip
 def test_drafts_may_go_past_the_end(stack: Stack, answer: str, constraint: dict[str, Any], min_tokens: int) -> None:
-    """Where the conversation holds the answer, what follows it there is drafted too."""
+    """If the conversation holds the answer, the text after it there is drafted too."""
     question, given = {"role": "user", "content": "And in short?"}, {"role": "assistant", "content": answer}
     body = {
         "messages": [question, given] * 2 + [question],
@@ -141,7 +141,7 @@ def test_a_schema_without_an_end_is_no_finished_answer(stack: Stack, stream: boo
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_grammar_that_the_request_itself_leaves_nothing_is_its_fault(stack: Stack, stream: bool) -> None:
-    """All that may follow would end the answer, and it is not to end yet."""
+    """A request is at fault if all that may follow would end the answer, and it is not to end yet."""
     digits = stack.http.post("/tokenize", json={"prompt": "7", "add_special_tokens": False}).json()["tokens"]
     body = {
         "prompt": "Seven:", "stream": stream, "max_tokens": 9, "regex": "7{5}", "stop_token_ids": digits,

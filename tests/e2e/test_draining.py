@@ -29,7 +29,7 @@ LONG = verify_pb2.GenerateRequest(prompt_tokens=pack_ids([5, 6, 7]), sampling=SA
 
 @pytest_asyncio.fixture
 async def replica(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Replica]:
-    """One that gives what runs a minute."""
+    """A verify service that gives running calls a minute."""
     model = write_small_model(tmp_path_factory.mktemp("small"))
     async with Proxy("") as front, Proxy("") as back:
         replica = Replica(model, ("--shutdown-grace-s=60",), front, back, [])
@@ -69,19 +69,19 @@ async def test_what_runs_is_finished_and_a_second_signal_ends_it(replica: Replic
 
 
 async def _exit_code(replica: Replica) -> int:
-    """That of the process, once it has ended by itself."""
+    """The exit code of the process, once it has ended by itself."""
     assert replica.process is not None
     return await asyncio.to_thread(replica.process.popen.wait, 100)
 
 
 async def _health(near: grpc.aio.Channel) -> dict[str, int]:
-    """State by service."""
+    """Health state by service."""
     listed = await health_pb2_grpc.HealthStub(near).List(health_pb2.HealthListRequest(), timeout=60.0)
     return {name: state.status for name, state in listed.statuses.items()}
 
 
 async def _terminate(replica: Replica, near: grpc.aio.Channel) -> None:
-    """The first signal: health says so of all services, and new requests are refused."""
+    """Sends the first signal: health says so of all services, and new requests are refused."""
     assert replica.process is not None
     assert await _health(near) == dict.fromkeys(SERVED, health_pb2.HealthCheckResponse.SERVING)
     replica.process.popen.send_signal(signal.SIGTERM)
@@ -99,7 +99,7 @@ async def _terminate(replica: Replica, near: grpc.aio.Channel) -> None:
 
 
 async def _read_on(responses: AsyncIterator[verify_pb2.GenerateResponse]) -> tuple[int, grpc.aio.AioRpcError | None]:
-    """How many choices were finished, and what the stream ended in."""
+    """How many choices were finished, and with what the stream ended."""
     finished = 0
     try:
         async for response in responses:

@@ -106,7 +106,7 @@ async def test_alone_together_and_again_from_the_cache(setup: Setup) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("early", [False, True])
 async def test_steps_that_the_event_loop_runs(setup: Setup, early: bool) -> None:
-    """Those that wait for drafts, unless others come meanwhile; the engine's own thread has the rest."""
+    """The event loop runs steps that wait for drafts, unless others come meanwhile; the engine's thread the rest."""
     async with running(setup.target, setup.features, lent_ms=math.inf) as pair:
         plain = texts(await pair.answers(PROMPTS))
         sampled = texts(await pair.answers(PROMPTS, temperature=1.0, seed=5))
@@ -124,7 +124,7 @@ async def test_steps_that_the_event_loop_runs(setup: Setup, early: bool) -> None
 @pytest.mark.asyncio
 @pytest.mark.parametrize("page_size", [1, 16])
 async def test_preempted_and_prefilled_in_chunks(setup: Setup, page_size: int) -> None:
-    """Eight sessions that together need more than the pool has, their prompts in pieces of 16."""
+    """Eight sessions together need more than the pool has; their prompts come in pieces of 16."""
     async with running(setup.target, setup.features) as pair:
         plain = texts(await pair.answers(PROMPTS, 60))
     tight = {"max_total_tokens": 400, "page_size": page_size, "chunked_prefill_size": 16}

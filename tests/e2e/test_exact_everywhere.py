@@ -1,4 +1,4 @@
-"""The verify engine in every shape of it: with speculation the output is that of the same engine without."""
+"""In every shape of the verify engine, the output with speculation is that of the same engine without."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("shape", list(SHAPES))
 async def test_speculation_changes_nothing(target: Path, shape: str) -> None:
-    """A draft model that is the target, in trees, so that much is accepted; the same prompts twice, for the cache."""
+    """The draft model is the target, in trees, so that much is accepted; prompts come twice, for the cache."""
     flags = SHAPES[shape]
     async with running(target, **{**flags, "max_total_tokens": 4096}) as pair:
         plain = {name: await pair.answers(PROMPTS, 32, **given) for name, given in SAMPLINGS.items()}

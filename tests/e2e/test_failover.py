@@ -1,5 +1,5 @@
-"""In the middle of answers of every kind a verify service goes away, and each goes on elsewhere as it would have; or
-their drafter stops, and costs two waits.
+"""A verify service goes away in the middle of answers of every kind, and each goes on elsewhere as it would have; or
+the drafter stops, and costs two waits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def undisturbed(cluster: Cluster) -> list[Said]:
-    """What is answered to QUESTIONS when nothing goes wrong, one at a time."""
+    """The answers to QUESTIONS, asked one at a time, when nothing goes wrong."""
     return [await cluster.ask(question) for question in QUESTIONS]
 
 
@@ -49,7 +49,7 @@ async def _kill(cluster: Cluster) -> None:
 
 
 async def _terminate(cluster: Cluster) -> None:
-    """SIGTERM; what does not end in its short grace is handed over."""
+    """Sends SIGTERM; answers that do not end in the short grace are handed over."""
     replica = cluster.replicas[0]
     process, replica.process = replica.process, None
     assert process is not None
@@ -78,7 +78,7 @@ async def _all_on_the_first(cluster: Cluster) -> None:
 
 
 async def _ask_until(cluster: Cluster, questions: list[Question], num_events: int) -> list[asyncio.Task[Said]]:
-    """Asks all; returns when the first replica has some of them, and the clients that many events; no more come."""
+    """Asks all; returns when the first replica has some and the clients that many events, after which none come."""
     first = cluster.replicas[0]
     count, reached = itertools.count(1), asyncio.Event()
 
@@ -133,8 +133,9 @@ async def _waits(cluster: Cluster) -> list[float]:
 
 
 async def _waits_for_lone_ones(cluster: Cluster, undisturbed: list[Said]) -> list[float]:
-    """How often each replica waits for drafts while one session runs at a time; among several, some steps begin
-    without whose draft is late, and it is waited for again.
+    """How often each replica waits for drafts while one session runs at a time.
+
+    Among several, some steps begin without the session whose draft is late, which is then waited for again.
     """
     before = await _waits(cluster)
     for question, known in zip(QUESTIONS, undisturbed, strict=True):
@@ -144,7 +145,7 @@ async def _waits_for_lone_ones(cluster: Cluster, undisturbed: list[Said]) -> lis
 
 
 async def test_a_paused_drafter_is_waited_for_twice(cluster: Cluster, undisturbed: list[Said]) -> None:
-    """From when it stops on, no verify service waits for it more often; what is asked meanwhile is answered."""
+    """After a drafter stops, verify waits for it twice and no more; questions asked meanwhile are answered."""
     await _all_up(cluster)
     (drafter,) = cluster.drafters
     drafter.popen.send_signal(signal.SIGSTOP)
@@ -175,7 +176,7 @@ async def test_a_drafter_pauses_in_the_middle(cluster: Cluster, undisturbed: lis
 
 
 async def test_no_other_replica(cluster: Cluster, undisturbed: list[Said]) -> None:
-    """The only one goes and does not come back: a clear error, in the stream and before it."""
+    """The only replica goes and does not come back: a clear error, in the stream and before it."""
     await _all_on_the_first(cluster)
     first = cluster.replicas[0]
     # Far longer than it takes to hear its first event on a busy machine.

@@ -1,4 +1,4 @@
-"""Log-probabilities, with speculation on: those of transformers."""
+"""Log-probabilities with speculation are those of transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 2, "speculative_nu
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 async def test_they_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    """Of generated tokens, their likeliest alternatives, and the prompt's own."""
+    """They agree for generated tokens, their likeliest alternatives, and the prompt."""
     model = save_model(name, tmp_path)
     drafter = drafter_of(tmp_path, "STANDALONE", speculative_draft_model_path=str(tmp_path), **TREE)
     request = verify_pb2.GenerateRequest(

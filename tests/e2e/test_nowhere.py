@@ -42,12 +42,12 @@ class Door:
     port: int
 
     def says(self, event: str, port: int | None = None, after: int = 0) -> None:
-        """Returns when a line has this event, and names the port that the stranger came from."""
+        """Returns when a log line has this event and names the port that the stranger came from."""
         who = "" if port is None else rf"(?=.*\b{port}\b)"
         self.process.wait_for(rf"^(?=.*{event}){who}", after=after)
 
     def strange(self, sent: bytes) -> tuple[int, bytes]:
-        """A connection that sends bytes and is read until it is closed: its own port, and what it got."""
+        """Sends bytes over a connection and reads until it is closed; its own port, and what it got."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             port = connection.getsockname()[1]
             received = b""
@@ -58,14 +58,14 @@ class Door:
             return port, received
 
     def scan(self) -> int:
-        """Connects and leaves; its own port."""
+        """Connects and leaves; returns its own port."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             return connection.getsockname()[1]
 
 
 @dataclass
 class Services:
-    """One of each, and how one gets in."""
+    """One service of each kind, and what is needed to get in."""
 
     verify: Door
     draft: Door
@@ -96,7 +96,7 @@ class Services:
 
 
 def called(channel: grpc.Channel, method: str, data: bytes = b"", *, token: bool = True) -> grpc.StatusCode:
-    """What a call ends with."""
+    """The status that a call ends with."""
     metadata = [("authorization", f"Bearer {TOKEN}")] if token else []
     try:
         cast(Any, channel).unary_unary(method)(data, metadata=metadata, timeout=60)

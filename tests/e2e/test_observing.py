@@ -75,7 +75,7 @@ def test_one_request_is_seen_in_all_parts(tmp_path: Path) -> None:
 
 
 def check_metrics(usage: dict[str, Any], verify: dict[str, float], draft: dict[str, float]) -> None:
-    """The parts' numbers agree with the answer's and with one another."""
+    """Checks that the parts' numbers agree with the answer's and with one another."""
     assert verify["outrider_generation_tokens_total"] == usage["completion_tokens"]
     assert verify["outrider_prompt_tokens_total"] == usage["prompt_tokens"]
     speculation = usage["speculation"]
@@ -89,7 +89,7 @@ def check_metrics(usage: dict[str, Any], verify: dict[str, float], draft: dict[s
 
 
 def check_trace(collector: Collector, usage: dict[str, Any]) -> None:
-    """One trace: the request at the gateway, the call at verify below it, its rounds and its drafts below that."""
+    """Checks the one trace: the gateway's request, below it verify's call, below that its rounds and drafts."""
     (request,) = collector.named("POST /v1/chat/completions")
     (call,) = collector.named("Generate")
     assert (request.service, call.service) == ("outrider-gateway", "outrider-verify")

@@ -34,7 +34,7 @@ FORMATS: list[dict[str, Any]] = [
 
 
 def request(number: int) -> Question:
-    """One of any kind; the same number is always the same request."""
+    """A request of any kind; the same number always gives the same request."""
     rng = random.Random(number)
     body: dict[str, Any] = {"temperature": rng.choice([0, 0, 0.5, 1.0, 1.4]), "top_p": rng.choice([1.0, 0.9, 0.5])}
     optional = {
@@ -67,7 +67,7 @@ def request(number: int) -> Question:
 
 
 def ways(question: Question) -> list[Question]:
-    """Without drafts; with them, whole and streamed."""
+    """The ways to ask: without drafts; with them, whole and streamed."""
     plain = {**question.body, "speculative": {"enabled": False}}
     streamed = {**question.body, "stream": True}
     if question.path != NATIVE:

@@ -1,4 +1,4 @@
-"""generation_config.json's values where a request says nothing: the answers are those of transformers' `generate`."""
+"""With generation_config.json's values for what a request leaves out, answers are those of `generate`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ POOL_TOKENS = 1536
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """fp32, so that answers can be compared; a pool that holds few sessions at once."""
+    """A server in fp32, so that answers can be compared, with a pool that holds few sessions at once."""
     flags = (f"--max-total-tokens={POOL_TOKENS}", "--context-length=1024", "--max-running-requests=32")
     with serve("--dtype=float32", "--speculative-algorithm=NGRAM", "--disable-speculation-brake", *flags) as running:
         yield running
