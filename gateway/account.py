@@ -15,15 +15,15 @@ from outrider.speculation_count import SpeculationCount
 
 
 class Account:
-    """For all answers of one request. `state` is the exchange's: it has the caller and the time when the request came,
-    and gets the finish reason."""
+    """The account of all answers of one request. `state` is the exchange's: it has the caller and the time when the
+    request came, and gets the finish reason."""
 
     def __init__(self, metrics: Metrics, state: dict[str, Any]) -> None:
         self._metrics = metrics
         self._state = state
 
     def begin(self, prompt_len: int) -> Entry:
-        """An answer is asked for: its prompt counts at once."""
+        """Begins the account of an answer that is asked for: its prompt counts at once."""
         caller: Caller | None = self._state.get("caller")
         if caller is not None:
             caller.use(prompt_len)
@@ -31,7 +31,7 @@ class Account:
 
 
 class Entry:
-    """One answer."""
+    """The account of one answer."""
 
     def __init__(self, metrics: Metrics, state: dict[str, Any], caller: Caller | None, prompt_len: int) -> None:
         self._metrics = metrics

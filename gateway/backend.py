@@ -140,7 +140,7 @@ class _Choices:
         return [choice for choice in self._given.items() if choice[0] not in self._ended]
 
     def take(self, response: verify_pb2.GenerateResponse, replica: Replica) -> bool:
-        """Whether the caller is to have it. Broken for what no client may get."""
+        """Takes a response in; whether the caller is to have it. Broken for what no client may get."""
         index = response.choice_index
         if index not in self._given or index in self._ended:
             return False
@@ -216,7 +216,7 @@ class _Route:
             raise
 
     def _pause_s(self) -> float:
-        """None after the first break, since another replica may be ready; then longer and longer.
+        """Seconds to wait before another try: 0 after the first break, since another replica may be ready; then more.
 
         Many breaks count though tokens came between: one that ends after each token is not asked without a pause.
         """
@@ -284,7 +284,7 @@ def _given(request: verify_pb2.GenerateRequest) -> dict[int, list[int]]:
 
 
 def _only(request: verify_pb2.GenerateRequest, choice_index: int, tokens: Sequence[int]) -> verify_pb2.GenerateRequest:
-    """The same request for one of its choices, which has `tokens` already."""
+    """The request for one of its choices alone, which has `tokens` already."""
     alone = verify_pb2.GenerateRequest()
     alone.CopyFrom(request)
     alone.num_choices = 1

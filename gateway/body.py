@@ -117,7 +117,7 @@ def _option_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, frozenset[str
 
 
 def _fields_of(hint: Any) -> list[str]:
-    """Of the one struct in a type."""
+    """The names of the fields that the one struct in a type has."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return list(hint.__struct_fields__)
     return [name for part in get_args(hint) for name in _fields_of(part)]

@@ -58,7 +58,7 @@ class Call(Protocol):
         ...
 
     def close(self) -> None:
-        """Nobody waits for the rest."""
+        """Ends the call: nobody waits for the rest."""
         ...
 
 
@@ -84,13 +84,13 @@ class ReplicaCalls:
         return self._stream.begin(request, timeout_s)
 
     def retire(self) -> None:
-        """The stream ends when the calls on it have."""
+        """Takes no more calls on the stream that is open, which ends once those it has have ended."""
         if self._stream is not None:
             self._stream.retire()
             self._stream = None
 
     def ask_again(self) -> None:
-        """Another process answers at the address: it may know what the last one did not."""
+        """Tries a stream of many calls again: another process answers at the address, which may know it."""
         self.each_alone = False
 
     def _not_offered(self) -> None:

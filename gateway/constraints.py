@@ -19,7 +19,7 @@ _BESIDE = ("regex", "ebnf")  # fields of SGLang's that stand beside OpenAI's `re
 
 
 def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | None:
-    """OpenAI's `response_format`; None for free text. InvalidArgument for a type or a shape that is not known."""
+    """OpenAI's `response_format` as a grammar; None for free text. InvalidArgument for an unknown type or shape."""
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
@@ -40,7 +40,7 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
 
 
 def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:
-    """`response_format`, or SGLang's `regex` and `ebnf` beside OpenAI's fields; one of them may be given."""
+    """The grammar of `response_format`, or of SGLang's `regex` or `ebnf` beside OpenAI's fields; one may be given."""
     given = {kind: value for kind in _BESIDE if (value := getattr(fields, kind)) is not None}
     grammar = of_response_format(fields.response_format)
     if len(given) + (grammar is not None) > 1:
@@ -56,12 +56,12 @@ def grammar_field(fields: OpenAIFields) -> str:
 
 
 def of_schema(schema: object) -> common_pb2.Grammar:
-    """A JSON schema."""
+    """The grammar of a JSON schema."""
     return common_pb2.Grammar(json_schema=msgspec.json.encode(schema).decode())
 
 
 def after_reasoning(grammar: common_pb2.Grammar, form: ReasoningFormat, *, inside: bool) -> common_pb2.Grammar | None:
-    """The same for an answer that reasoning may go before (or goes before: `inside`). None where it cannot be said."""
+    """A grammar for an answer that reasoning may go before (or goes before: `inside`). None where it cannot be said."""
     kind = grammar.WhichOneof("kind")
     if kind == "json_object":
         rule = "%json " + json.dumps({"type": "object", "x-guidance": JSON_STYLE})
@@ -74,7 +74,8 @@ def after_reasoning(grammar: common_pb2.Grammar, form: ReasoningFormat, *, insid
 
 
 def calls_after_reasoning(lark: str, form: ReasoningFormat, *, inside: bool) -> common_pb2.Grammar:
-    """The same for text with calls: a grammar of `gateway.tool_parsers.strict`, whose free text is TEXT."""
+    """A grammar for reasoning and then text with calls: one of `gateway.tool_parsers.strict`, whose free text is
+    TEXT."""
     rules = lark.partition("start: ")[2]
     if inside:
         return _with_thoughts(rules, form, before="")
@@ -96,7 +97,7 @@ def _with_thoughts(answer: str, form: ReasoningFormat, *, before: str) -> common
 
 
 def of_sglang(params: SglangSampling) -> common_pb2.Grammar | None:
-    """SGLang's `json_schema`, `regex` and `ebnf`, of which one may be given."""
+    """The grammar of SGLang's `json_schema`, `regex` or `ebnf`, of which one may be given."""
     given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
     if len(given) > 1:
         raise InvalidArgument(

@@ -43,7 +43,7 @@ class MessageRules:
     single: bool = False
 
     def message(self) -> Message:
-        """For one choice."""
+        """A new reader of one choice."""
         inner = self.make_parser() if self.make_parser is not None else None
         return Message(self, inner, self.make_reasoning(inner) if self.make_reasoning is not None else None)
 
@@ -90,7 +90,7 @@ class Message:
         return made
 
     def _reason(self, parser: ReasoningParser, delta: Delta) -> list[Part]:
-        """Token by token, so that those of the reasoning can be counted."""
+        """The parts of a delta, read token by token, so that those of the reasoning can be counted."""
         made: list[Part] = []
         for piece in delta.pieces or ():
             before = parser.inside

@@ -96,7 +96,7 @@ class Stopwatch:
         self._last = now
 
     def done(self) -> None:
-        """The last one has come."""
+        """The last token has come."""
         self._metrics.whole.observe(time.monotonic() - self._began)
 
 

@@ -67,7 +67,7 @@ async def generate(request: Request) -> ASGIApp:
 
 
 def _max_tokens(params: SglangSampling, body: GenerateRequest, names: Names) -> int | None:
-    """0 asks for what is known of the prompt; the token that verify makes is dropped."""
+    """SGLang's `max_new_tokens`: 0 asks for what is known of the prompt; the token that verify makes is dropped."""
     if params.max_new_tokens == 0 and body.stream:
         raise InvalidArgument(
             "max_new_tokens is 0; it must be at least 1 in a stream.",
@@ -133,7 +133,7 @@ def _sampling(body: GenerateRequest, num_prompts: int) -> list[SglangSampling]:
 
 
 def _names(body: GenerateRequest, num_prompts: int) -> list[Names]:
-    """SGLang's, of each prompt's parameters."""
+    """SGLang's names for the fields of each prompt's parameters."""
     if isinstance(body.sampling_params, list):
         return [Names(_THEIRS, f"sampling_params[{index}].") for index in range(num_prompts)]
     return [Names(_THEIRS, "sampling_params.")] * num_prompts
@@ -155,7 +155,7 @@ def _ids(body: GenerateRequest, num_prompts: int, fallback: str) -> list[str]:
 
 
 def _fields(params: SglangSampling, body: GenerateRequest) -> SamplingFields:
-    """SGLang's names as ours."""
+    """SGLang's parameters under our names."""
     ours = {_RENAMED.get(name, name): getattr(params, name) for name in SglangSampling.__struct_fields__}
     given: dict[str, Any] = {name: ours[name] for name in SamplingFields.__struct_fields__ if name in ours}
     return SamplingFields(**given, speculative=body.speculative, priority=body.priority, cache_salt=body.cache_salt)

@@ -202,7 +202,7 @@ def _any_seed() -> int:
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
-    """Keys are token ids in decimal."""
+    """The bias by token id; the keys given are ids in decimal."""
     for key in given:
         if not (key.isascii() and key.isdigit() and len(key) < 11):
             raise InvalidArgument(
@@ -260,7 +260,7 @@ def speculative_params(options: SpeculativeOptions) -> common_pb2.SpeculativePar
 
 
 def _topk(options: SpeculativeOptions) -> int | None:
-    """`topk`, which has SGLang's name too."""
+    """The setting `topk`, which has SGLang's name too."""
     if options.topk is not None and options.eagle_topk not in (None, options.topk):
         raise InvalidArgument(
             "topk and eagle_topk are one setting.", field="speculative.eagle_topk", code="invalid_value"
@@ -269,7 +269,8 @@ def _topk(options: SpeculativeOptions) -> int | None:
 
 
 def _check_tree(options: SpeculativeOptions) -> None:
-    """A tree of num_steps levels of topk branches has only so many nodes to choose from."""
+    """InvalidArgument for more draft tokens than a tree of num_steps levels of topk branches has nodes to choose
+    from."""
     topk = _topk(options)
     if options.num_steps is None or topk is None or options.num_draft_tokens is None:
         return

@@ -88,7 +88,7 @@ class ReplicaSet:
 
     @property
     def _processes(self) -> list[Replica]:
-        """A replica of each, by address: of several addresses of one process the first that serves, if any does."""
+        """A replica of each process, by address: of several addresses of one the first that serves, if any does."""
         best_last = sorted(self._replicas.values(), key=lambda one: (not one.serving, one.address), reverse=True)
         found = {one.address if one.info is None else one.info.boot_id: one for one in best_last}
         return sorted(found.values(), key=lambda one: one.address)
@@ -100,7 +100,7 @@ class ReplicaSet:
 
     @property
     def context_length(self) -> int:
-        """The longest of those that serve; 0: none does, or tells."""
+        """The longest context of those that serve; 0: none does, or tells."""
         return max((replica.context_length for replica in self.serving), default=0)
 
     @property

@@ -38,7 +38,7 @@ class Transcript:
         self._text: list[str] = []
 
     def tokens(self, pieces: list[Piece]) -> None:
-        """Tokens of the parts that come next."""
+        """Takes in the tokens of the parts that come next."""
         if self._logprobs:
             self._pieces += pieces
 
@@ -148,7 +148,7 @@ class Transcript:
             size -= len(self._pieces.popleft().text)
 
     def _take_logprobs(self, item: OutputMessage, text: str) -> list[TokenLogprob]:
-        """Those of the pieces up to the end of `text`, where that can be told."""
+        """The log-probabilities of the pieces up to the end of `text`, where that can be told."""
         place = self._place_of(text)
         left = math.inf if place < 0 else place + len(text)
         pieces: list[Piece] = []

@@ -199,7 +199,7 @@ class ChoiceText:
         self._seen = SpeculationCount()
 
     def _count(self, response: verify_pb2.GenerateResponse, num_tokens: int) -> None:
-        """Until verify tells its own count; what a stop string cut off is not counted."""
+        """Counts a step, until verify tells its own count; what a stop string cut off is not counted."""
         if num_tokens and response.HasField("num_drafted"):
             accepted = min(response.num_accepted, num_tokens)
             self._seen.count(drafted=response.num_drafted, accepted=accepted, committed=num_tokens)

@@ -71,7 +71,7 @@ class InMemoryChannel(grpc.aio.Channel):
         await asyncio.get_running_loop().create_future()
 
     async def channel_ready(self) -> None:
-        """At once."""
+        """Returns at once: there is nothing to connect."""
 
     def unary_unary(self, method: str, *_: Any, **__: Any) -> Any:
         """A method with one answer: awaitable."""

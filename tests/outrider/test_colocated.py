@@ -48,7 +48,7 @@ class Verify:
         self.failing = asyncio.Event()
 
     async def serve(self, args: Any, engine: Any, stop: Stopping, on_ready: Any) -> int:
-        """Ready at once."""
+        """Says at once that it is ready."""
         servicer: Any = verify_pb2_grpc.VerifyServiceServicer
         on_ready(servicer())
         failing = asyncio.create_task(self.failing.wait())
@@ -74,7 +74,7 @@ class Draft:
         return "loaded"
 
     async def serve(self, args: Any, loaded: str, stopping: Callable[[], Stopping], dial: Any) -> int:
-        """Until it is told to stop."""
+        """Serves until it is told to stop."""
         assert loaded == "loaded"
         stop = stopping()
         self.verify_address = args.verify_address
