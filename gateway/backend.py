@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from gateway.calls import Broken, NotOffered
 from gateway.merge import merge
-from gateway.replicas import Replica, ReplicaSet
+from gateway.replica import Replica
+from gateway.replicas import ReplicaSet
 from outrider.errors import DeadlineExceeded, Internal, OutriderError, ResourceExhausted, Unavailable
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
@@ -48,9 +49,9 @@ class RetryPolicy:
 class Backend:
     """Opens Generate calls on the replicas."""
 
-    def __init__(self, replicas: ReplicaSet, retry: RetryPolicy | None = None) -> None:
+    def __init__(self, replicas: ReplicaSet, retry: RetryPolicy) -> None:
         self.replicas = replicas
-        self._retry = retry or RetryPolicy()
+        self._retry = retry
 
     def check_room(self) -> None:
         """Unavailable or ResourceExhausted when a call made now would be refused."""
@@ -67,7 +68,7 @@ class Backend:
         with their next response. Closing the iterator cancels all. Raises what verify answers, Unavailable when no
         replica can go on, DeadlineExceeded after `timeout_s`.
         """
-        route = _Route(self.replicas, self._retry, time.monotonic() + timeout_s, request)
+        route = _Route(self.replicas, self._retry, timeout_s, request)
         if apart and request.num_choices > 1:
             parts = [_only(request, index, []) for index in _given(request)]
             return merge([self._follow(part, route.fork(), ended) for part in parts])
@@ -84,7 +85,7 @@ class Backend:
                 alone, replica, again = again is not None, again or await route.next_replica(), None
                 left_s = route.deadline - time.monotonic()
                 if left_s <= 0:
-                    raise DeadlineExceeded("The request took longer than the server allows.")
+                    raise route.late()
                 call = replica.begin(request, left_s, alone=alone)
                 try:
                     while responses := await call.take():
@@ -101,6 +102,8 @@ class Backend:
                     again = replica if replica.serving else None  # it may have gone from the addresses meanwhile
                 except ResourceExhausted as error:
                     route.refused(replica, error)
+                except DeadlineExceeded as error:
+                    raise route.late() from error
                 finally:
                     replica.end(call)
                 if not choices.progress:
@@ -162,9 +165,10 @@ class _Route:
     """Where one request has been, and where it goes next."""
 
     def __init__(
-        self, replicas: ReplicaSet, retry: RetryPolicy, deadline: float, request: verify_pb2.GenerateRequest
+        self, replicas: ReplicaSet, retry: RetryPolicy, timeout_s: float, request: verify_pb2.GenerateRequest
     ) -> None:
-        self.deadline = deadline
+        self.deadline = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
         self._request = request
         self._num_positions = num_ids(request.prompt_tokens) + request.sampling.max_tokens
         self._replicas = replicas
@@ -176,11 +180,12 @@ class _Route:
         self._numerics_id: str | None = None
         self._full: list[Replica] = []
         self._refusal: ResourceExhausted | None = None
-        self._give_up_at = deadline
+        self._give_up_at = self.deadline
 
     def fork(self) -> _Route:
         """A route for one choice that goes on from here."""
-        route = _Route(self._replicas, self._retry, self.deadline, self._request)
+        route = _Route(self._replicas, self._retry, self._timeout_s, self._request)
+        route.deadline = self.deadline
         route._failures, route._numerics_id, route._breaks = self._failures, self._numerics_id, self._breaks
         route._give_up_at, route._engines = self._give_up_at, self._engines
         return route
@@ -225,6 +230,10 @@ class _Route:
             return 0.0
         longest = min(self._retry.first_pause_s * 2 ** min(tries - 2, 16), self._retry.max_pause_s)
         return longest * random.uniform(0.5, 1.0)
+
+    def late(self) -> DeadlineExceeded:
+        """The error for a request whose time is over."""
+        return DeadlineExceeded(f"The request took longer than the {self._timeout_s:g} s that this server allows.")
 
     def went_well(self) -> None:
         """Tokens came."""

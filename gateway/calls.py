@@ -215,7 +215,7 @@ class _Stream:
         self._news.set()
 
     def _late(self, call: _StreamedCall) -> None:
-        call.end(DeadlineExceeded("The request took longer than the server allows."))
+        call.end(DeadlineExceeded("the call's time is over"))
         self.give_up(call)
 
     async def _write(self) -> None:

@@ -79,7 +79,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.on_connection is not None:
                 self.on_connection(tcp_peer(*self.client))
         if len(self.connections) > self.max_connections:
-            self._refuse(HttpError(503, "The server is at its limit of connections."))
+            self._refuse(HttpError(503, f"The server is at its limit of {self.max_connections} connections."))
             return
         self._start_timer()
 
@@ -286,7 +286,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def guarded(
-    *, max_connections: int, header_timeout_s: float, on_connection: Callable[[str], None] | None = None
+    *, max_connections: int, header_timeout_s: float, on_connection: Callable[[str], None] | None
 ) -> type[GuardedProtocol]:
     """The protocol class with these limits, for uvicorn's `http` setting.
 

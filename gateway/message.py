@@ -37,10 +37,10 @@ class NamedCall:
 class MessageRules:
     """How the choices of one request are read. `named` calls end as OpenAI's do: with `stop`; `single`: one call."""
 
-    make_parser: Callable[[], PartParser] | None = None
-    make_reasoning: Callable[[PartParser | None], ReasoningParser] | None = None
-    named: bool = False
-    single: bool = False
+    make_parser: Callable[[], PartParser] | None
+    make_reasoning: Callable[[PartParser | None], ReasoningParser] | None
+    named: bool
+    single: bool
 
     def message(self) -> Message:
         """A new reader of one choice."""

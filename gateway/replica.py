@@ -47,7 +47,12 @@ class Replica:
         """The most tokens of a prompt and its output together; 0: not told."""
         return 0 if self.info is None else self.info.limits.context_length or self.info.model.context_length
 
-    def is_full(self, more: int = 0) -> bool:
+    @property
+    def max_queued(self) -> int:
+        """The most requests that may wait in its queue; 0: not told."""
+        return 0 if self.info is None else self.info.limits.max_queued_requests
+
+    def is_full(self, more: int) -> bool:
         """Whether our own calls, with so many `more`, fill its batch and its queue."""
         limits = self.info.limits if self.info is not None else verify_pb2.RequestLimits()
         room = limits.max_running_requests + limits.max_queued_requests

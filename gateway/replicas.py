@@ -135,10 +135,13 @@ class ReplicaSet:
         if not alike:
             raise Unavailable("No verify service computes as that which began this answer.")
         kept = 0 if sure else self._num_waiting
-        alike = [replica for replica in alike if not replica.is_full(kept)]
-        if not alike:
-            raise ResourceExhausted("The server is at its limit of waiting requests.", retry_after_s=RETRY_SOON_S)
-        alike = [replica for replica in alike if not replica.doubtful] or alike
+        with_room = [replica for replica in alike if not replica.is_full(kept)]
+        if not with_room:
+            most = max(replica.max_queued for replica in alike)
+            raise ResourceExhausted(
+                f"The server is at its limit of {most} waiting requests.", retry_after_s=RETRY_SOON_S
+            )
+        alike = [replica for replica in with_room if not replica.doubtful] or with_room
         least = min(alike, key=lambda replica: replica.load)
         if len(self._replicas) == 1 or not prompt_tokens:
             return least

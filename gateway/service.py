@@ -22,7 +22,8 @@ from gateway.metrics import Metrics
 from gateway.offload import offload
 from gateway.plan import Plan
 from gateway.reasoning import ReasoningFormat, reasoning_format
-from gateway.replicas import ProbeTimes, ReplicaSet, ServerInfo
+from gateway.replica import ServerInfo
+from gateway.replicas import ProbeTimes, ReplicaSet
 from gateway.sampling_defaults import OPENAI, SamplingDefaults, read_defaults
 from gateway.shown import no_such_model
 from gateway.template import ChatTemplate

@@ -114,7 +114,7 @@ class ChatTemplate:
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_WORKERS))
 
     @classmethod
-    def of_folder(cls, folder: Path, given: Path | None = None) -> ChatTemplate | None:
+    def of_folder(cls, folder: Path, given: Path | None) -> ChatTemplate | None:
         """The template of a model folder, or of the file given; None without any."""
         sources, variables = find_templates(folder, given), token_variables(folder)
         if DEFAULT not in sources:

@@ -21,7 +21,7 @@ class OutputRules:
     """How tokens become the text of an answer."""
 
     make_detokenizer: Callable[[], Detokenizer]
-    stops: tuple[str, ...] = ()
+    stops: tuple[str, ...]
     end_ids: frozenset[int] = frozenset()  # tokens that end an output; their text is not part of it
     pieces: bool = False  # whether deltas tell of each token
     min_tokens: int = 0  # within which no stop string ends an output
@@ -59,9 +59,9 @@ class Delta:
     choice: int
     text: str
     tokens: list[int]
-    pieces: list[Piece] | None = None
+    pieces: list[Piece] | None
+    step: int
     tree: verify_pb2.VerifiedTree | None = None
-    step: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     matched: str | int | None = None  # the stop string or id
 
@@ -92,7 +92,7 @@ class ChoiceText:
             self._begin_call(response)
         tokens = list(response.tokens)
         self._step += bool(tokens)
-        delta = Delta(self.choice, "", [], [] if self._rules.pieces else None, step=self._step)
+        delta = Delta(self.choice, "", [], [] if self._rules.pieces else None, self._step)
         if response.HasField("tree"):
             delta.tree = response.tree
         pieces: list[str] = []

@@ -44,7 +44,7 @@ async def wait_serving(address: str) -> None:
         await asyncio.sleep(_FIRST_RETRY_S)
 
 
-async def wait_enlisted(address: str, tokens: TokenFile | None = None) -> None:
+async def wait_enlisted(address: str, tokens: TokenFile | None) -> None:
     """Returns once the draft service at `address` serves and its verify service has taken it; waits for ever.
 
     Raises StartupError when verify refuses it.

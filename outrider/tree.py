@@ -177,7 +177,7 @@ class TokenTree:
         return self.selected(root, range(root + 1, len(self)))
 
     def trimmed(
-        self, scores: NDArray[np.uint8], count: int, max_depth: int | None = None
+        self, scores: NDArray[np.uint8], count: int, max_depth: int | None
     ) -> tuple[TokenTree, NDArray[np.int32]]:
         """The `count` nodes of lowest score among those no deeper than `max_depth`, and their indices.
 

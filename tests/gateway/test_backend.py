@@ -294,7 +294,7 @@ async def test_our_own_calls_fill_a_replica(tmp_path: Path) -> None:
     async with backend_of([only], tmp_path) as backend:
         calls = [asyncio.create_task(outputs(backend, ask())) for _ in range(2)]
         await until_called(only, 2)
-        with pytest.raises(ResourceExhausted):
+        with pytest.raises(ResourceExhausted, match="limit of 1 waiting requests"):
             backend.check_room()
         only.release.set()
         assert await asyncio.gather(*calls) == [{0: LONG}, {0: LONG}]
@@ -329,10 +329,10 @@ async def test_a_token_that_verify_does_not_take_is_not_the_clients(tmp_path: Pa
 async def test_the_deadline_ends_the_call(tmp_path: Path) -> None:
     only = fake(tmp_path, hold_after=1)
     async with backend_of([only], tmp_path) as backend:
-        with pytest.raises(DeadlineExceeded):
-            await outputs(backend, ask(), timeout_s=1.0)
+        with pytest.raises(DeadlineExceeded, match=r"longer than the 1\.5 s that this server allows"):
+            await outputs(backend, ask(), timeout_s=1.5)
         await asyncio.wait_for(only.idle.wait(), 30)
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded, match="longer than the 0 s"):
             await outputs(backend, ask(), timeout_s=0.0)
 
 
@@ -410,7 +410,8 @@ async def test_what_was_given_goes_on_only_where_its_tokens_stay_the_same(tmp_pa
     """Before a token came any replica may begin it anew."""
     first, other = fake(tmp_path, numerics_id="a"), fake(tmp_path, numerics_id="b")
     first.break_after = [breaks_after]
-    async with backend_of([first, other], tmp_path) as backend:
+    retry = FAST_RETRY if breaks_after == 0 else replace(FAST_RETRY, patience_s=0.5)
+    async with backend_of([first, other], tmp_path, retry=retry) as backend:
         backend.replicas.serving[1].outstanding += 1
         given: list[int] = []
         fails = pytest.raises(Unavailable, match="as that which began")
