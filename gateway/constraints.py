@@ -12,7 +12,7 @@ from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
 from gateway.shown import missing, shown
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
-from outrider.wire import JSON_STYLE
+from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 
 _KINDS = ("json_schema", "regex", "ebnf")
 _BESIDE = ("regex", "ebnf")  # fields of SGLang's that stand beside OpenAI's `response_format`
@@ -96,14 +96,34 @@ def _with_thoughts(answer: str, form: ReasoningFormat, *, before: str) -> common
     return common_pb2.Grammar(ebnf=lark)
 
 
-def of_sglang(params: SglangSampling) -> common_pb2.Grammar | None:
-    """The grammar of SGLang's `json_schema`, `regex` or `ebnf`, of which one may be given."""
+def of_sglang(params: SglangSampling, schema_field: str) -> common_pb2.Grammar | None:
+    """The grammar of SGLang's `json_schema`, `regex` or `ebnf`, of which one may be given.
+
+    `schema_field` is what the body calls `json_schema`, for complaints about it.
+    """
     given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
     if len(given) > 1:
         raise InvalidArgument(
             f"Only one of {', '.join(given)} may be given.", field="sampling_params", code="invalid_value"
         )
+    if params.json_schema is not None:
+        return _of_schema_text(params.json_schema, schema_field)
     return common_pb2.Grammar(**given) if given else None
+
+
+def _of_schema_text(text: str, field: str) -> common_pb2.Grammar:
+    """The grammar of a schema's JSON text. It is a strict one: output is held to all of it, or it is refused."""
+    as_it_is = common_pb2.Grammar(json_schema=text)
+    if len(text) > MAX_GRAMMAR_BYTES:  # it will be refused
+        return as_it_is
+    try:
+        schema = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidArgument(f"The schema is no JSON: {error}.", field=field, code="invalid_json_schema") from None
+    if not isinstance(schema, dict):  # verify knows what a boolean means
+        return as_it_is
+    check_schema(schema, field, strict=True)
+    return of_schema(sayable(schema, strict=True))
 
 
 def sglang_grammar_field(params: SglangSampling) -> str:

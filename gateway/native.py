@@ -12,17 +12,20 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from gateway.answer import numbered
+from gateway.body import check_cost
 from gateway.chunks import DONE
 from gateway.completions import as_prompts, encode_prompts
 from gateway.constraints import of_sglang, sglang_grammar_field
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.names import Names
 from gateway.native_output import Output, each_of, scores_of
+from gateway.offload import offload
 from gateway.plan import Prompt, check_total, make_plan
 from gateway.schemas import GenerateRequest, SamplingFields, SglangSampling
 from gateway.service import Ready, gateway_of
 from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
+from outrider.v1 import common_pb2
 from outrider.wire import MAX_NAME_CHARS
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -43,13 +46,15 @@ async def generate(request: Request) -> ASGIApp:
     check_total(sum(nums), ready.info, names[nums.index(max(nums))].path("n"))
     ids = _ids(body, len(prompts), request_id(request))
     scores = scores_of(body, len(prompts))
+    grammars = await _grammars(body, sampling, names)
     answers = []
-    for prompt, params, id, wanted, called in zip(prompts, sampling, ids, scores, names, strict=True):
+    for prompt, params, id, wanted, called, grammar in zip(
+        prompts, sampling, ids, scores, names, grammars, strict=True
+    ):
         plan = make_plan(
             _fields(params, body), [prompt], request_id=id, max_tokens=_max_tokens(params, body, called),
             names=called, default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
-            codec=ready.codec, info=ready.info, defaults=ready.sampling, grammar=of_sglang(params),
-            report=wanted.report,
+            codec=ready.codec, info=ready.info, defaults=ready.sampling, grammar=grammar, report=wanted.report,
         )  # fmt: skip
         answers += gateway.answers(
             plan, request, grammar_field=called.path(sglang_grammar_field(params)), prompt_field=prompt.field,
@@ -126,10 +131,21 @@ async def _prompts(body: GenerateRequest, ready: Ready) -> tuple[list[Prompt], b
 
 def _sampling(body: GenerateRequest, num_prompts: int) -> list[SglangSampling]:
     """Parameters per prompt: one set for all, or a set each."""
-    sets = each_of(body.sampling_params, num_prompts, "sampling_params", SglangSampling())
-    for params in sets:
-        of_sglang(params)
-    return sets
+    return each_of(body.sampling_params, num_prompts, "sampling_params", SglangSampling())
+
+
+async def _grammars(
+    body: GenerateRequest, sampling: list[SglangSampling], names: list[Names]
+) -> list[common_pb2.Grammar | None]:
+    """The grammar of each prompt's parameters. All are read before an answer begins, since any may be refused."""
+    num_sets = len(sampling) if isinstance(body.sampling_params, list) else 1
+    sets = [*zip(sampling, names, strict=True)][:num_sets]
+    schemas = "".join(params.json_schema or "" for params, _ in sets).encode()
+    check_cost(schemas)
+    made = await offload(
+        len(schemas), lambda: [of_sglang(params, called.path("json_schema")) for params, called in sets]
+    )
+    return made * (len(sampling) // num_sets)
 
 
 def _names(body: GenerateRequest, num_prompts: int) -> list[Names]:
