@@ -42,7 +42,7 @@ class Entry:
         self._begun = False
 
     def add(self, delta: Delta) -> None:
-        """A response came: with tokens, or an end."""
+        """Counts a response that came: with tokens, or an end."""
         self._begun = True
         if delta.tokens:
             self._watch.tokens()
@@ -53,12 +53,12 @@ class Entry:
             self._state["finish_reason"] = delta.finish_reason
 
     def failed(self) -> None:
-        """The call failed: the request is refused if that was before the answer began."""
+        """Notes that the call failed: the request is refused if that was before the answer began."""
         if not self._begun:
             self._state["refused"] = True
 
     def end(self, num_tokens: int, cached_tokens: int, speculation: SpeculationCount, *, complete: bool) -> None:
-        """The answer ended, or its client went; times count of whole answers only."""
+        """Notes the answer's end, or that its client went; times count of whole answers only."""
         if not self._begun:
             # Other prompts of a request that is refused have not failed. Who hangs up pays: verify may have been at it.
             if self._caller is not None and self._state.get("refused"):

@@ -236,15 +236,15 @@ class _Route:
         return DeadlineExceeded(f"The request took longer than the {self._timeout_s:g} s that this server allows.")
 
     def went_well(self) -> None:
-        """Tokens came."""
+        """Notes that tokens came."""
         self._failures = self._refusals = 0
 
     def keep_to(self, numerics_id: str) -> None:
-        """Tokens were given: from here on only replicas that would have given the same."""
+        """Notes that tokens were given: from here on only replicas that would have given the same."""
         self._numerics_id = self._numerics_id or numerics_id or None
 
     def failed(self, replica: Replica, reason: str, *, engine: bool = False) -> None:
-        """The call broke. Unavailable when that happened too often in a row, Internal when engines fail on it."""
+        """Notes a call that broke. Unavailable after too many in a row, Internal when engines fail on it."""
         self._replicas.broke(replica)
         if self._failures == 0:
             self._give_up_at = min(time.monotonic() + self._retry.patience_s, self.deadline)
@@ -261,7 +261,7 @@ class _Route:
             raise EnginesFailed("The engines of several verify services failed while they computed this request.")
 
     def refused(self, replica: Replica, error: ResourceExhausted) -> None:
-        """The replica is full. A new request tries the others and is refused; one under way waits its turn."""
+        """Notes a replica that is full. A new request tries the others and is refused; one under way waits its turn."""
         if self._failures == 0:
             self._full.append(replica)
             self._refusal = error

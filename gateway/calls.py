@@ -133,12 +133,12 @@ class _StreamedCall:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, response: verify_pb2.GenerateResponse) -> None:
-        """A response came."""
+        """Takes a response that came."""
         self._arrived.append(response)
         self._wake()
 
     def end(self, error: Exception | None) -> None:
-        """Nothing follows."""
+        """Ends the call: nothing follows."""
         self._ended, self._error = True, error
         if self.timer is not None:
             self.timer.cancel()
@@ -200,7 +200,7 @@ class _Stream:
         return call
 
     def give_up(self, call: _StreamedCall) -> None:
-        """Nobody waits for the call."""
+        """Ends a call that nobody waits for."""
         if self._calls.pop(call.number, None) is None:
             return
         unsent = [begin for begin in self._begin if begin.call != call.number]
@@ -230,7 +230,7 @@ class _Stream:
                     return
 
     def _frame(self) -> verify_pb2.GenerateManyRequest:
-        """What waits, or as much of it as one message should hold."""
+        """What waits to be sent, or as much of it as one message should hold."""
         frame = verify_pb2.GenerateManyRequest(cancel=self._cancel[:MAX_ENTRIES])
         del self._cancel[:MAX_ENTRIES]
         size = 0

@@ -21,7 +21,7 @@ class NamedCall:
         self._begun = False
 
     def push(self, text: str) -> Iterable[Part]:
-        """The call begins with the first text."""
+        """The text as arguments; the call begins with the first."""
         if text and not self._begun:
             self._begun = True
             yield CallBegin(0, self._name)

@@ -154,13 +154,13 @@ class ReplicaSet:
         return chosen
 
     def broke(self, replica: Replica) -> None:
-        """A call to `replica` broke: it is in doubt until it answers again."""
+        """Notes that a call to `replica` broke: it is in doubt until it answers again."""
         replica.doubtful = True
         replica.look_again.set()
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:
-        """An answer under way looks for a replica: what room there is, is for it."""
+        """Frames the time in which an answer under way looks for a replica: what room there is, is for it."""
         self._num_waiting += 1
         try:
             yield

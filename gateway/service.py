@@ -115,7 +115,7 @@ class Gateway:
         )  # fmt: skip
 
     def fail(self, error: StartupError) -> None:
-        """The gateway cannot serve, because of `error`."""
+        """Notes that the gateway cannot serve, because of `error`."""
         log.error("the gateway cannot serve", reason=error.message)
         if self._on_failure is not None:
             self._on_failure(error)

@@ -179,7 +179,7 @@ class ChoiceText:
             self._held.clear()
 
     def _give_text(self, text: str) -> None:
-        """Text that the detokenizer had kept back belongs to the last token, but for one that ended the output."""
+        """Gives text that the detokenizer had kept back to the last token, but for one that ended the output."""
         for piece in reversed(self._held):
             if not piece.ends:
                 piece.text += text
@@ -189,7 +189,7 @@ class ChoiceText:
     # ---- Counting
 
     def _begin_call(self, response: verify_pb2.GenerateResponse) -> None:
-        """A call begins: the first, or one that goes on where another broke."""
+        """Begins a call: the first, or one that goes on where another broke."""
         if not self._started:
             self.cached_tokens = response.start.cached_tokens
             self.numerics_id = response.start.numerics_id

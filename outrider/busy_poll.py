@@ -57,7 +57,7 @@ class BusyPoll:
         self._missed = 0
 
     def asked(self, sessions: int) -> None:
-        """Something was sent, about so many sessions, that a frame will answer."""
+        """Notes that something was sent, about so many sessions, that a frame will answer."""
         if not self._on:
             return
         if sessions > FEW_SESSIONS and not self._has_many_cores:
@@ -72,7 +72,7 @@ class BusyPoll:
             self._loop.call_soon(self._look)
 
     def came(self) -> None:
-        """A frame has come."""
+        """Notes that a frame has come."""
         if self._asked_ns < 0:
             return
         took_ms = (self._clock() - self._asked_ns) / 1e6

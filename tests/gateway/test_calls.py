@@ -172,7 +172,7 @@ async def test_the_end_of_the_stream_breaks_its_calls_and_the_next_opens_another
 
 
 class FailingStream(FakeVerify):
-    """Its streams fail, by default as grpc.aio says of a write that meets a call's end."""
+    """A fake whose streams fail, by default as grpc.aio says of a write that meets a call's end."""
 
     answers = 0  # frames before that
     says = "Internal error from Core"

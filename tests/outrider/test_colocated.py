@@ -41,7 +41,7 @@ def test_files_of_either_half_are_read_before_a_model_is_loaded(
 
 
 class Verify:
-    """Serves until it is told to stop, or fails."""
+    """A verify service that serves until it is told to stop, or fails."""
 
     def __init__(self, events: list[str]) -> None:
         self.events = events

@@ -72,7 +72,7 @@ class Servicer(verify_pb2_grpc.VerifyServiceServicer):
 
 
 def named(name: str) -> verify_pb2.SpeculateRequest:
-    """A frame."""
+    """A frame with a drafter's name."""
     return verify_pb2.SpeculateRequest(enlist=verify_pb2.Enlist(drafter_id=name))
 
 
