@@ -15,15 +15,15 @@ from outrider.speculation_count import SpeculationCount
 
 
 class Account:
-    """For all answers of one request. `state` is the exchange's: it has the caller and the time when the request came,
-    and gets the finish reason."""
+    """The account of all answers of one request. `state` is the exchange's: it has the caller and the time when the
+    request came, and gets the finish reason."""
 
     def __init__(self, metrics: Metrics, state: dict[str, Any]) -> None:
         self._metrics = metrics
         self._state = state
 
     def begin(self, prompt_len: int) -> Entry:
-        """An answer is asked for: its prompt counts at once."""
+        """Begins the account of an answer that is asked for: its prompt counts at once."""
         caller: Caller | None = self._state.get("caller")
         if caller is not None:
             caller.use(prompt_len)
@@ -31,7 +31,7 @@ class Account:
 
 
 class Entry:
-    """One answer."""
+    """The account of one answer."""
 
     def __init__(self, metrics: Metrics, state: dict[str, Any], caller: Caller | None, prompt_len: int) -> None:
         self._metrics = metrics
@@ -42,7 +42,7 @@ class Entry:
         self._begun = False
 
     def add(self, delta: Delta) -> None:
-        """A response came: with tokens, or an end."""
+        """Counts a response that came: with tokens, or an end."""
         self._begun = True
         if delta.tokens:
             self._watch.tokens()
@@ -53,12 +53,12 @@ class Entry:
             self._state["finish_reason"] = delta.finish_reason
 
     def failed(self) -> None:
-        """The call failed: the request is refused if that was before the answer began."""
+        """Notes that the call failed: the request is refused if that was before the answer began."""
         if not self._begun:
             self._state["refused"] = True
 
     def end(self, num_tokens: int, cached_tokens: int, speculation: SpeculationCount, *, complete: bool) -> None:
-        """The answer ended, or its client went; times count of whole answers only."""
+        """Notes the answer's end, or that its client went; times count of whole answers only."""
         if not self._begun:
             # Other prompts of a request that is refused have not failed. Who hangs up pays: verify may have been at it.
             if self._caller is not None and self._state.get("refused"):

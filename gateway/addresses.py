@@ -15,7 +15,7 @@ _FILE = "file:"
 
 
 class Addresses:
-    """Those given, looked up again and again: a file or name that cannot be keeps what it stood for last."""
+    """The addresses given, looked up again and again; a file or name that cannot be keeps what it stood for last."""
 
     def __init__(self, given: Iterable[str]) -> None:
         self._given = tuple(given)
@@ -37,7 +37,7 @@ async def _listed(address: str) -> list[str]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Those of a file. OSError where it has none: somebody is about to write them."""
+    """The addresses that a file lists. OSError where it has none: somebody is about to write them."""
     listed = [line for _, line in lines_of(path.read_text(encoding="utf-8"))]
     if not listed:
         raise OSError(f"{path} has no address")

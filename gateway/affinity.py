@@ -31,7 +31,7 @@ class PrefixMap:
         return None
 
     def remember(self, keys: list[bytes], address: str) -> None:
-        """The prompt goes to `address`."""
+        """Notes that the prompt goes to `address`."""
         for key in keys:
             self._addresses[key] = address
             self._addresses.move_to_end(key)

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from gateway.calls import Broken, NotOffered
 from gateway.merge import merge
-from gateway.replicas import Replica, ReplicaSet
+from gateway.replica import Replica
+from gateway.replicas import ReplicaSet
 from outrider.errors import DeadlineExceeded, Internal, OutriderError, ResourceExhausted, Unavailable
 from outrider.telemetry import get_logger
 from outrider.v1 import verify_pb2
@@ -48,9 +49,9 @@ class RetryPolicy:
 class Backend:
     """Opens Generate calls on the replicas."""
 
-    def __init__(self, replicas: ReplicaSet, retry: RetryPolicy | None = None) -> None:
+    def __init__(self, replicas: ReplicaSet, retry: RetryPolicy) -> None:
         self.replicas = replicas
-        self._retry = retry or RetryPolicy()
+        self._retry = retry
 
     def check_room(self) -> None:
         """Unavailable or ResourceExhausted when a call made now would be refused."""
@@ -67,7 +68,7 @@ class Backend:
         with their next response. Closing the iterator cancels all. Raises what verify answers, Unavailable when no
         replica can go on, DeadlineExceeded after `timeout_s`.
         """
-        route = _Route(self.replicas, self._retry, time.monotonic() + timeout_s, request)
+        route = _Route(self.replicas, self._retry, timeout_s, request)
         if apart and request.num_choices > 1:
             parts = [_only(request, index, []) for index in _given(request)]
             return merge([self._follow(part, route.fork(), ended) for part in parts])
@@ -84,7 +85,7 @@ class Backend:
                 alone, replica, again = again is not None, again or await route.next_replica(), None
                 left_s = route.deadline - time.monotonic()
                 if left_s <= 0:
-                    raise DeadlineExceeded("The request took longer than the server allows.")
+                    raise route.late()
                 call = replica.begin(request, left_s, alone=alone)
                 try:
                     while responses := await call.take():
@@ -101,6 +102,8 @@ class Backend:
                     again = replica if replica.serving else None  # it may have gone from the addresses meanwhile
                 except ResourceExhausted as error:
                     route.refused(replica, error)
+                except DeadlineExceeded as error:
+                    raise route.late() from error
                 finally:
                     replica.end(call)
                 if not choices.progress:
@@ -140,7 +143,7 @@ class _Choices:
         return [choice for choice in self._given.items() if choice[0] not in self._ended]
 
     def take(self, response: verify_pb2.GenerateResponse, replica: Replica) -> bool:
-        """Whether the caller is to have it. Broken for what no client may get."""
+        """Takes a response in; whether the caller is to have it. Broken for what no client may get."""
         index = response.choice_index
         if index not in self._given or index in self._ended:
             return False
@@ -162,9 +165,10 @@ class _Route:
     """Where one request has been, and where it goes next."""
 
     def __init__(
-        self, replicas: ReplicaSet, retry: RetryPolicy, deadline: float, request: verify_pb2.GenerateRequest
+        self, replicas: ReplicaSet, retry: RetryPolicy, timeout_s: float, request: verify_pb2.GenerateRequest
     ) -> None:
-        self.deadline = deadline
+        self.deadline = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
         self._request = request
         self._num_positions = num_ids(request.prompt_tokens) + request.sampling.max_tokens
         self._replicas = replicas
@@ -176,11 +180,12 @@ class _Route:
         self._numerics_id: str | None = None
         self._full: list[Replica] = []
         self._refusal: ResourceExhausted | None = None
-        self._give_up_at = deadline
+        self._give_up_at = self.deadline
 
     def fork(self) -> _Route:
         """A route for one choice that goes on from here."""
-        route = _Route(self._replicas, self._retry, self.deadline, self._request)
+        route = _Route(self._replicas, self._retry, self._timeout_s, self._request)
+        route.deadline = self.deadline
         route._failures, route._numerics_id, route._breaks = self._failures, self._numerics_id, self._breaks
         route._give_up_at, route._engines = self._give_up_at, self._engines
         return route
@@ -216,7 +221,7 @@ class _Route:
             raise
 
     def _pause_s(self) -> float:
-        """None after the first break, since another replica may be ready; then longer and longer.
+        """Seconds to wait before another try: 0 after the first break, since another replica may be ready; then more.
 
         Many breaks count though tokens came between: one that ends after each token is not asked without a pause.
         """
@@ -226,16 +231,20 @@ class _Route:
         longest = min(self._retry.first_pause_s * 2 ** min(tries - 2, 16), self._retry.max_pause_s)
         return longest * random.uniform(0.5, 1.0)
 
+    def late(self) -> DeadlineExceeded:
+        """The error for a request whose time is over."""
+        return DeadlineExceeded(f"The request took longer than the {self._timeout_s:g} s that this server allows.")
+
     def went_well(self) -> None:
-        """Tokens came."""
+        """Notes that tokens came."""
         self._failures = self._refusals = 0
 
     def keep_to(self, numerics_id: str) -> None:
-        """Tokens were given: from here on only replicas that would have given the same."""
+        """Notes that tokens were given: from here on only replicas that would have given the same."""
         self._numerics_id = self._numerics_id or numerics_id or None
 
     def failed(self, replica: Replica, reason: str, *, engine: bool = False) -> None:
-        """The call broke. Unavailable when that happened too often in a row, Internal when engines fail on it."""
+        """Notes a call that broke. Unavailable after too many in a row, Internal when engines fail on it."""
         self._replicas.broke(replica)
         if self._failures == 0:
             self._give_up_at = min(time.monotonic() + self._retry.patience_s, self.deadline)
@@ -252,7 +261,7 @@ class _Route:
             raise EnginesFailed("The engines of several verify services failed while they computed this request.")
 
     def refused(self, replica: Replica, error: ResourceExhausted) -> None:
-        """The replica is full. A new request tries the others and is refused; one under way waits its turn."""
+        """Notes a replica that is full. A new request tries the others and is refused; one under way waits its turn."""
         if self._failures == 0:
             self._full.append(replica)
             self._refusal = error
@@ -284,7 +293,7 @@ def _given(request: verify_pb2.GenerateRequest) -> dict[int, list[int]]:
 
 
 def _only(request: verify_pb2.GenerateRequest, choice_index: int, tokens: Sequence[int]) -> verify_pb2.GenerateRequest:
-    """The same request for one of its choices, which has `tokens` already."""
+    """The request for one of its choices alone, which has `tokens` already."""
     alone = verify_pb2.GenerateRequest()
     alone.CopyFrom(request)
     alone.num_choices = 1

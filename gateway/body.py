@@ -71,7 +71,7 @@ class BodyDecoder:
 
     def decode(self, body: bytes, kind: type[BodyT]) -> BodyT:
         """`body` as `kind`; InvalidArgument with OpenAI's code and param, 413 for more values than are parsed."""
-        _check_cost(body)
+        check_cost(body)
         fields = _strict_object(body)
         try:
             decoded = msgspec.json.decode(body, type=kind)
@@ -117,14 +117,14 @@ def _option_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, frozenset[str
 
 
 def _fields_of(hint: Any) -> list[str]:
-    """Of the one struct in a type."""
+    """The names of the fields that the one struct in a type has."""
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return list(hint.__struct_fields__)
     return [name for part in get_args(hint) for name in _fields_of(part)]
 
 
-def _check_cost(body: bytes) -> None:
-    """413 for too many values. Where there may be so many, commas and brackets within strings are not counted."""
+def check_cost(body: bytes) -> None:
+    """413 for too many values in JSON. Where there may be so many, commas and brackets in strings are not counted."""
     if _cost(body, 0, len(body)) <= _MAX_COST:
         return
     cost = end = 0

@@ -84,7 +84,7 @@ def _is_apart(kind: str, branches: Sequence[_Branch]) -> bool:
 
 
 def _are_distinct(groups: Sequence[frozenset[Value]]) -> bool:
-    """Whether none has what another has."""
+    """Whether no group has a value that another has."""
     return len(frozenset[Value]().union(*groups)) == sum(map(len, groups))
 
 

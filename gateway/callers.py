@@ -33,7 +33,7 @@ class Bucket:
 
     @property
     def level(self) -> float:
-        """What is there now; below zero when more was taken."""
+        """The units that are there now; below zero when more was taken."""
         now = self._clock()
         self._level = min(self.per_minute, self._level + (now - self._last) * self.per_minute / 60)
         self._last = now
@@ -108,11 +108,11 @@ class Callers:
         self._learn()
 
     def all_entries(self) -> list[KeyEntry]:
-        """Those of the flags, then the file's."""
+        """The entries of the flags, then the file's."""
         return [*self.entries, *(self.file.entries if self.file is not None else ())]
 
     def _learn(self) -> None:
-        """Who has a key now; a line that is as it was keeps what it had used."""
+        """Takes the keys as they are now; a line that did not change keeps what it has used."""
         self._callers = {entry: self._callers.get(entry) or self._caller(entry) for entry in self.all_entries()}
         self._known = [(_digest(entry.key.encode()), caller) for entry, caller in self._callers.items()]
 
@@ -147,7 +147,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def callers_of(args: GatewayArgs) -> Callers:
-    """From the flags and the key file. StartupError for what cannot be read."""
+    """The callers by the flags and the key file. StartupError for what cannot be read."""
     entries = [KeyEntry(key, f"key-{index}") for index, key in enumerate(args.api_key)]
     file = None if args.api_key_file is None else KeyFile(args.api_key_file)
     return Callers(entries, args.requests_per_minute, args.tokens_per_minute, file=file)

@@ -58,7 +58,7 @@ class Call(Protocol):
         ...
 
     def close(self) -> None:
-        """Nobody waits for the rest."""
+        """Ends the call: nobody waits for the rest."""
         ...
 
 
@@ -84,13 +84,13 @@ class ReplicaCalls:
         return self._stream.begin(request, timeout_s)
 
     def retire(self) -> None:
-        """The stream ends when the calls on it have."""
+        """Takes no more calls on the stream that is open, which ends once those it has have ended."""
         if self._stream is not None:
             self._stream.retire()
             self._stream = None
 
     def ask_again(self) -> None:
-        """Another process answers at the address: it may know what the last one did not."""
+        """Tries a stream of many calls again: another process answers at the address, which may know it."""
         self.each_alone = False
 
     def _not_offered(self) -> None:
@@ -133,12 +133,12 @@ class _StreamedCall:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, response: verify_pb2.GenerateResponse) -> None:
-        """A response came."""
+        """Takes a response that came."""
         self._arrived.append(response)
         self._wake()
 
     def end(self, error: Exception | None) -> None:
-        """Nothing follows."""
+        """Ends the call: nothing follows."""
         self._ended, self._error = True, error
         if self.timer is not None:
             self.timer.cancel()
@@ -200,7 +200,7 @@ class _Stream:
         return call
 
     def give_up(self, call: _StreamedCall) -> None:
-        """Nobody waits for the call."""
+        """Ends a call that nobody waits for."""
         if self._calls.pop(call.number, None) is None:
             return
         unsent = [begin for begin in self._begin if begin.call != call.number]
@@ -215,7 +215,7 @@ class _Stream:
         self._news.set()
 
     def _late(self, call: _StreamedCall) -> None:
-        call.end(DeadlineExceeded("The request took longer than the server allows."))
+        call.end(DeadlineExceeded("the call's time is over"))
         self.give_up(call)
 
     async def _write(self) -> None:
@@ -230,7 +230,7 @@ class _Stream:
                     return
 
     def _frame(self) -> verify_pb2.GenerateManyRequest:
-        """What waits, or as much of it as one message should hold."""
+        """What waits to be sent, or as much of it as one message should hold."""
         frame = verify_pb2.GenerateManyRequest(cancel=self._cancel[:MAX_ENTRIES])
         del self._cancel[:MAX_ENTRIES]
         size = 0

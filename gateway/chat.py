@@ -29,7 +29,7 @@ from outrider.errors import InvalidArgument
 
 
 async def chat_completions(request: Request) -> ASGIApp:
-    """Checks, renders, encodes, generates, answers."""
+    """Answers POST /v1/chat/completions: checks, renders, encodes, generates."""
     gateway = gateway_of(request)
     body = await gateway.read(request, ChatCompletionRequest)
     check_stream_options(body)
@@ -79,7 +79,7 @@ def _names(body: ChatCompletionRequest) -> Names:
 async def begin_chat(
     gateway: Gateway, body: ChatCompletionRequest, ready: Ready, id: str, request: Request, names: Names
 ) -> Chat:
-    """Everything before the first token; the call begins when the answer's deltas are read."""
+    """Does everything that comes before the first token; the call begins when the answer's deltas are read."""
     refuse_unsupported(body)
     if body.top_logprobs and not body.logprobs:
         raise InvalidArgument("top_logprobs needs logprobs.", field="top_logprobs", code="invalid_value")
@@ -154,7 +154,7 @@ async def _events(chat: Chat) -> AsyncGenerator[bytes]:
 
 
 def _chunks(chat: Chat, messages: list[Message], created: int) -> ChatChunks:
-    """For an answer that has begun: its fingerprint is known."""
+    """The writer of the stream, once the answer has begun: its fingerprint is known then."""
     body, ready, options = chat.body, chat.ready, chat.body.stream_options
     return ChatChunks(
         id=chat.id, created=created, model=ready.model_name, fingerprint=chat.answer.fingerprint,

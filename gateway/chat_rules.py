@@ -27,7 +27,7 @@ class ChatRules:
     markers: frozenset[str]
 
 
-def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str, continued: str = "") -> ChatRules:
+def chat_rules(body: ChatCompletionRequest, ready: Ready, prompt_tail: str, continued: str) -> ChatRules:
     """The rules for a body whose prompt ends in `prompt_tail`, and that in an answer's beginning where it has one."""
     plan = plan_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     form = _format_of(plan, ready)

@@ -36,7 +36,7 @@ class Extension:
         self._trees = trees
 
     def of(self, delta: Delta) -> bytes:
-        """A delta's, as JSON; empty when there is nothing to tell."""
+        """A delta's extension as JSON; empty when there is nothing to tell."""
         told: dict[str, Any] = {}
         if self._origins and (tokens := [origin_of(piece) for piece in delta.pieces or () if not piece.ends]):
             told["tokens"] = tokens

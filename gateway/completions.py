@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 async def completions(request: Request) -> ASGIApp:
-    """Checks, encodes, generates, answers; several prompts run at once."""
+    """Answers POST /v1/completions: checks, encodes, generates; several prompts run at once."""
     gateway = gateway_of(request)
     body = await gateway.read(request, CompletionRequest)
     check_stream_options(body)
@@ -55,7 +55,7 @@ async def completions(request: Request) -> ASGIApp:
 
 
 def _max_tokens(body: CompletionRequest) -> int | None:
-    """0 asks for the echoed prompt alone; the token that verify makes is dropped."""
+    """The `max_tokens` of a body: 0 asks for the echoed prompt alone; the token that verify makes is dropped."""
     if body.max_tokens == 0 and not (body.echo and not body.stream):
         raise InvalidArgument(
             "max_tokens is 0; it must be at least 1, but with echo and without stream.",
@@ -112,7 +112,7 @@ class _Run:
         return TextChoice(index, text, choice.finish_reason if self.body.max_tokens != 0 else "length", logprobs)
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The stream."""
+        """The events of the stream."""
         created, chunks = int(time.time()), None
         scores: dict[int, TextScores] = {}
         async with contextlib.aclosing(numbered(self.answers)) as deltas:
@@ -132,7 +132,7 @@ class _Run:
         yield DONE
 
     def _chunks(self, begun: Answer, created: int) -> CompletionChunks:
-        """With the fingerprint of the answer that has begun first."""
+        """The writer of the stream, with the fingerprint of the answer that has begun first."""
         options, ready = self.body.stream_options, self.ready
         return CompletionChunks(
             id=self.id, created=created, model=ready.model_name, fingerprint=begun.fingerprint,

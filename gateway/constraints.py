@@ -12,14 +12,14 @@ from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
 from gateway.shown import missing, shown
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
-from outrider.wire import JSON_STYLE
+from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES
 
 _KINDS = ("json_schema", "regex", "ebnf")
 _BESIDE = ("regex", "ebnf")  # fields of SGLang's that stand beside OpenAI's `response_format`
 
 
 def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | None:
-    """OpenAI's `response_format`; None for free text. InvalidArgument for a type or a shape that is not known."""
+    """OpenAI's `response_format` as a grammar; None for free text. InvalidArgument for an unknown type or shape."""
     if given is None or given.type == "text":
         return None
     if given.type == "json_object":
@@ -40,7 +40,7 @@ def of_response_format(given: ResponseFormat | None) -> common_pb2.Grammar | Non
 
 
 def of_openai(fields: OpenAIFields) -> common_pb2.Grammar | None:
-    """`response_format`, or SGLang's `regex` and `ebnf` beside OpenAI's fields; one of them may be given."""
+    """The grammar of `response_format`, or of SGLang's `regex` or `ebnf` beside OpenAI's fields; one may be given."""
     given = {kind: value for kind in _BESIDE if (value := getattr(fields, kind)) is not None}
     grammar = of_response_format(fields.response_format)
     if len(given) + (grammar is not None) > 1:
@@ -56,12 +56,12 @@ def grammar_field(fields: OpenAIFields) -> str:
 
 
 def of_schema(schema: object) -> common_pb2.Grammar:
-    """A JSON schema."""
+    """The grammar of a JSON schema."""
     return common_pb2.Grammar(json_schema=msgspec.json.encode(schema).decode())
 
 
 def after_reasoning(grammar: common_pb2.Grammar, form: ReasoningFormat, *, inside: bool) -> common_pb2.Grammar | None:
-    """The same for an answer that reasoning may go before (or goes before: `inside`). None where it cannot be said."""
+    """A grammar for an answer that reasoning may go before (or goes before: `inside`). None where it cannot be said."""
     kind = grammar.WhichOneof("kind")
     if kind == "json_object":
         rule = "%json " + json.dumps({"type": "object", "x-guidance": JSON_STYLE})
@@ -74,7 +74,8 @@ def after_reasoning(grammar: common_pb2.Grammar, form: ReasoningFormat, *, insid
 
 
 def calls_after_reasoning(lark: str, form: ReasoningFormat, *, inside: bool) -> common_pb2.Grammar:
-    """The same for text with calls: a grammar of `gateway.tool_parsers.strict`, whose free text is TEXT."""
+    """A grammar for reasoning and then text with calls: one of `gateway.tool_parsers.strict`, whose free text is
+    TEXT."""
     rules = lark.partition("start: ")[2]
     if inside:
         return _with_thoughts(rules, form, before="")
@@ -95,14 +96,34 @@ def _with_thoughts(answer: str, form: ReasoningFormat, *, before: str) -> common
     return common_pb2.Grammar(ebnf=lark)
 
 
-def of_sglang(params: SglangSampling) -> common_pb2.Grammar | None:
-    """SGLang's `json_schema`, `regex` and `ebnf`, of which one may be given."""
+def of_sglang(params: SglangSampling, schema_field: str) -> common_pb2.Grammar | None:
+    """The grammar of SGLang's `json_schema`, `regex` or `ebnf`, of which one may be given.
+
+    `schema_field` is what the body calls `json_schema`, for complaints about it.
+    """
     given = {kind: value for kind in _KINDS if (value := getattr(params, kind)) is not None}
     if len(given) > 1:
         raise InvalidArgument(
             f"Only one of {', '.join(given)} may be given.", field="sampling_params", code="invalid_value"
         )
+    if params.json_schema is not None:
+        return _of_schema_text(params.json_schema, schema_field)
     return common_pb2.Grammar(**given) if given else None
+
+
+def _of_schema_text(text: str, field: str) -> common_pb2.Grammar:
+    """The grammar of a schema's JSON text. It is a strict one: output is held to all of it, or it is refused."""
+    as_it_is = common_pb2.Grammar(json_schema=text)
+    if len(text) > MAX_GRAMMAR_BYTES:  # it will be refused
+        return as_it_is
+    try:
+        schema = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidArgument(f"The schema is no JSON: {error}.", field=field, code="invalid_json_schema") from None
+    if not isinstance(schema, dict):  # verify knows what a boolean means
+        return as_it_is
+    check_schema(schema, field, strict=True)
+    return of_schema(sayable(schema, strict=True))
 
 
 def sglang_grammar_field(params: SglangSampling) -> str:

@@ -34,7 +34,8 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level BPE: `pieces[id]` are the bytes of each token, or its text where they are whole characters."""
+    """Detokenizes byte-level BPE: `pieces[id]` are the bytes of each token, or its text where they are whole
+    characters."""
 
     def __init__(self, pieces: list[bytes | str]) -> None:
         self._pieces = pieces
@@ -42,7 +43,7 @@ class ByteDetokenizer:
         self._cut = False  # whether a character's first bytes wait in the decoder
 
     def push(self, token: int) -> str:
-        """Complete characters only."""
+        """The characters that are complete now."""
         piece = self._pieces[token] if token < len(self._pieces) else ""
         if isinstance(piece, str):
             if not self._cut:
@@ -66,7 +67,7 @@ def _whole(piece: bytes) -> bytes | str:
 
 
 class FallbackDetokenizer:
-    """For sentencepiece-style vocabularies: a piece is text, or one byte (int) of a run of byte pieces.
+    """Detokenizes sentencepiece-style vocabularies: a piece is text, or one byte (int) of a run of byte pieces.
 
     `strip` leading spaces are dropped from the whole text.
     """
@@ -77,7 +78,7 @@ class FallbackDetokenizer:
         self._strip = strip
 
     def push(self, token: int) -> str:
-        """A run of bytes comes out when a text piece follows it."""
+        """The token's text; a run of bytes comes out when a text piece follows it."""
         piece = self._pieces[token] if token < len(self._pieces) else None
         if piece is None:
             return ""
@@ -87,7 +88,7 @@ class FallbackDetokenizer:
         return self._trim(self._end_run() + piece)
 
     def finish(self) -> str:
-        """The last run."""
+        """The last run of bytes as text."""
         return self._trim(self._end_run())
 
     def _end_run(self) -> str:
@@ -108,7 +109,7 @@ class FallbackDetokenizer:
 
 
 class WindowDetokenizer:
-    """For any other decoder: decodes the last pieces again with each token, and says what they added."""
+    """Detokenizes for any other decoder: decodes the last pieces again with each token, and says what they added."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
@@ -117,7 +118,7 @@ class WindowDetokenizer:
         self._told_text = ""
 
     def push(self, token: int) -> str:
-        """Nothing while the text ends in a character that may be incomplete."""
+        """What the token adds to the text: nothing while that ends in a character that may be incomplete."""
         self._window.append(token)
         text = self._decode(self._window)
         if text.endswith(_REPLACEMENT) or len(text) <= len(self._told_text):

@@ -174,7 +174,7 @@ class EventStream:
         await self._send_body(send, self._last_words(), more=False)
 
     async def _take(self) -> bytes:
-        """What waits; a comment when nothing has come for a while, nothing at the end."""
+        """What waits to be sent; a comment when nothing has come for a while, nothing at the end."""
         if not self._waiting and not self._ended:
             await self._wake.wait()
         self._wake.clear()

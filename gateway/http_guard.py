@@ -79,7 +79,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self.on_connection is not None:
                 self.on_connection(tcp_peer(*self.client))
         if len(self.connections) > self.max_connections:
-            self._refuse(HttpError(503, "The server is at its limit of connections."))
+            self._refuse(HttpError(503, f"The server is at its limit of {self.max_connections} connections."))
             return
         self._start_timer()
 
@@ -129,7 +129,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(self._refusal or HttpError(400, "The HTTP request is malformed."))
 
     def on_message_begin(self) -> None:
-        """A request begins: its headers have a limited time.
+        """Begins a request: its headers have a limited time.
 
         Nothing else ends the time that uvicorn gives a connection after an answer: not a stray line between requests,
         nor the rest of a body that was answered unread.
@@ -144,12 +144,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._start_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; what comes after a body is passed over."""
+        """Takes a header; what comes after a body is passed over."""
         if self._in_headers:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The headers are there: checks them before any of the application runs."""
+        """Checks the headers before any of the application runs."""
         self._in_headers = False
         self._stop_timer()
         if self.parser.get_method() == b"CONNECT":  # after which the parser reads no requests
@@ -175,23 +175,23 @@ class GuardedProtocol(HttpToolsProtocol):
             self._flow.resume_reading()  # what uvicorn has paused
 
     def on_chunk_header(self) -> None:
-        """A chunk begins, or trailers do: the last chunk is empty."""
+        """Begins a chunk, or trailers: the last chunk is empty."""
         self._in_trailers = True
         self._header_bytes = 0
 
     def on_body(self, body: bytes) -> None:
-        """A part of a body."""
+        """Takes a part of a body."""
         self._had_body, self._in_trailers = True, False
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is whole, unless it is to be read again."""
+        """Ends a request, unless it is to be read again."""
         self._in_trailers = False
         if not self._asks_upgrade:
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A request is answered: the next one has its turn."""
+        """Ends an answer: the next request has its turn."""
         self._open.popleft()
         super().on_response_complete()
         if not self.transport.is_closing():
@@ -249,7 +249,7 @@ class GuardedProtocol(HttpToolsProtocol):
     # ---- The clocks
 
     def resume_writing(self) -> None:
-        """The peer has read."""
+        """Writes on: the peer has read."""
         self._unsent = 0
         super().resume_writing()
 
@@ -286,7 +286,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def guarded(
-    *, max_connections: int, header_timeout_s: float, on_connection: Callable[[str], None] | None = None
+    *, max_connections: int, header_timeout_s: float, on_connection: Callable[[str], None] | None
 ) -> type[GuardedProtocol]:
     """The protocol class with these limits, for uvicorn's `http` setting.
 

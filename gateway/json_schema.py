@@ -32,7 +32,7 @@ def check_depth(schema: Mapping[str, Any] | None, field: str) -> None:
 
 
 def is_shallow(value: object, levels: int = MAX_DEPTH) -> bool:
-    """Whether JSON is nested no deeper."""
+    """Whether JSON is nested no deeper than so many levels."""
     if not isinstance(value, Mapping | list):
         return True
     items = value.values() if isinstance(value, Mapping) else value
@@ -93,7 +93,7 @@ def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _closed(schema: Any, alone: list[str]) -> Any:
-    """alone: gets the references of places that nothing else describes."""
+    """A schema as `closed` has it; `alone` gets the references of places that nothing else describes."""
     if not isinstance(schema, Mapping):
         return schema
     keys, made = schema.keys() - _SAYS_NOTHING, dict(schema)

@@ -58,7 +58,7 @@ def told(logprob: float) -> float:
 
 
 def chat_logprobs(pieces: Iterable[Piece], piece_of: PieceOf) -> ChatLogprobs:
-    """Those of a chunk, or of a whole message; what ended the output is no part of that."""
+    """The log-probabilities of a chunk, or of a whole message; what ended the output is no part of that."""
     found = (piece.logprob for piece in pieces if piece.logprob is not None and not piece.ends)
     return ChatLogprobs([_of_token(logprob, piece_of) for logprob in found])
 
@@ -95,12 +95,12 @@ class TextScores:
     _made: TextLogprobs = field(default_factory=lambda: TextLogprobs([], [], [], []))
 
     def add_prompt(self, logprobs: Sequence[verify_pb2.TokenLogprob], lengths: Sequence[int]) -> None:
-        """The prompt's tokens, for `echo`, with the characters that each has of the echoed text."""
+        """Adds the prompt's tokens, for `echo`, with the characters that each has of the echoed text."""
         for logprob, length in zip(logprobs, lengths, strict=True):
             self._add(logprob, length)
 
     def add(self, pieces: Iterable[Piece]) -> None:
-        """The output's tokens, those that end it included: without text, where the text ends."""
+        """Adds tokens of the output, those that end it included: without text, where the text ends."""
         for piece in pieces:
             if piece.logprob is None:
                 self.offset += len(piece.text)

@@ -21,7 +21,7 @@ class NamedCall:
         self._begun = False
 
     def push(self, text: str) -> Iterable[Part]:
-        """The call begins with the first text."""
+        """The text as arguments; the call begins with the first."""
         if text and not self._begun:
             self._begun = True
             yield CallBegin(0, self._name)
@@ -37,13 +37,13 @@ class NamedCall:
 class MessageRules:
     """How the choices of one request are read. `named` calls end as OpenAI's do: with `stop`; `single`: one call."""
 
-    make_parser: Callable[[], PartParser] | None = None
-    make_reasoning: Callable[[PartParser | None], ReasoningParser] | None = None
-    named: bool = False
-    single: bool = False
+    make_parser: Callable[[], PartParser] | None
+    make_reasoning: Callable[[PartParser | None], ReasoningParser] | None
+    named: bool
+    single: bool
 
     def message(self) -> Message:
-        """For one choice."""
+        """A new reader of one choice."""
         inner = self.make_parser() if self.make_parser is not None else None
         return Message(self, inner, self.make_reasoning(inner) if self.make_reasoning is not None else None)
 
@@ -90,7 +90,7 @@ class Message:
         return made
 
     def _reason(self, parser: ReasoningParser, delta: Delta) -> list[Part]:
-        """Token by token, so that those of the reasoning can be counted."""
+        """The parts of a delta, read token by token, so that those of the reasoning can be counted."""
         made: list[Part] = []
         for piece in delta.pieces or ():
             before = parser.inside

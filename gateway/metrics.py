@@ -86,7 +86,7 @@ class Stopwatch:
         self._started = False
 
     def tokens(self) -> None:
-        """Tokens came."""
+        """Notes that tokens came."""
         now = time.monotonic()
         if self._started:
             self._metrics.gaps.observe(now - self._last)
@@ -96,7 +96,7 @@ class Stopwatch:
         self._last = now
 
     def done(self) -> None:
-        """The last one has come."""
+        """Notes that the last token has come."""
         self._metrics.whole.observe(time.monotonic() - self._began)
 
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """`renamed` has the route's names of SamplingFields and `max_tokens` where they differ; `inside` is the path, with
-    its dot, of the object in the body that these stand in."""
+    """What a route calls its fields: `renamed` has its names of SamplingFields and `max_tokens` where they differ;
+    `inside` is the path, with its dot, of the object in the body that these stand in."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
     inside: str = ""
 
     def word(self, name: str) -> str:
-        """A field as messages have it."""
+        """A field's name as messages have it."""
         return self.renamed.get(name, name)
 
     def path(self, name: str) -> str:
-        """The same as `param` has it; `name` may go on with an index."""
+        """A field's name as `param` has it; `name` may go on with an index."""
         bare, bracket, index = name.partition("[")
         return f"{self.inside}{self.word(bare)}{bracket}{index}"

@@ -12,17 +12,20 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from gateway.answer import numbered
+from gateway.body import check_cost
 from gateway.chunks import DONE
 from gateway.completions import as_prompts, encode_prompts
 from gateway.constraints import of_sglang, sglang_grammar_field
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.names import Names
 from gateway.native_output import Output, each_of, scores_of
+from gateway.offload import offload
 from gateway.plan import Prompt, check_total, make_plan
 from gateway.schemas import GenerateRequest, SamplingFields, SglangSampling
 from gateway.service import Ready, gateway_of
 from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
+from outrider.v1 import common_pb2
 from outrider.wire import MAX_NAME_CHARS
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -43,13 +46,15 @@ async def generate(request: Request) -> ASGIApp:
     check_total(sum(nums), ready.info, names[nums.index(max(nums))].path("n"))
     ids = _ids(body, len(prompts), request_id(request))
     scores = scores_of(body, len(prompts))
+    grammars = await _grammars(body, sampling, names)
     answers = []
-    for prompt, params, id, wanted, called in zip(prompts, sampling, ids, scores, names, strict=True):
+    for prompt, params, id, wanted, called, grammar in zip(
+        prompts, sampling, ids, scores, names, grammars, strict=True
+    ):
         plan = make_plan(
             _fields(params, body), [prompt], request_id=id, max_tokens=_max_tokens(params, body, called),
             names=called, default_max_tokens=DEFAULT_MAX_NEW_TOKENS,
-            codec=ready.codec, info=ready.info, defaults=ready.sampling, grammar=of_sglang(params),
-            report=wanted.report,
+            codec=ready.codec, info=ready.info, defaults=ready.sampling, grammar=grammar, report=wanted.report,
         )  # fmt: skip
         answers += gateway.answers(
             plan, request, grammar_field=called.path(sglang_grammar_field(params)), prompt_field=prompt.field,
@@ -67,7 +72,7 @@ async def generate(request: Request) -> ASGIApp:
 
 
 def _max_tokens(params: SglangSampling, body: GenerateRequest, names: Names) -> int | None:
-    """0 asks for what is known of the prompt; the token that verify makes is dropped."""
+    """SGLang's `max_new_tokens`: 0 asks for what is known of the prompt; the token that verify makes is dropped."""
     if params.max_new_tokens == 0 and body.stream:
         raise InvalidArgument(
             "max_new_tokens is 0; it must be at least 1 in a stream.",
@@ -126,14 +131,25 @@ async def _prompts(body: GenerateRequest, ready: Ready) -> tuple[list[Prompt], b
 
 def _sampling(body: GenerateRequest, num_prompts: int) -> list[SglangSampling]:
     """Parameters per prompt: one set for all, or a set each."""
-    sets = each_of(body.sampling_params, num_prompts, "sampling_params", SglangSampling())
-    for params in sets:
-        of_sglang(params)
-    return sets
+    return each_of(body.sampling_params, num_prompts, "sampling_params", SglangSampling())
+
+
+async def _grammars(
+    body: GenerateRequest, sampling: list[SglangSampling], names: list[Names]
+) -> list[common_pb2.Grammar | None]:
+    """The grammar of each prompt's parameters. All are read before an answer begins, since any may be refused."""
+    num_sets = len(sampling) if isinstance(body.sampling_params, list) else 1
+    sets = [*zip(sampling, names, strict=True)][:num_sets]
+    schemas = "".join(params.json_schema or "" for params, _ in sets).encode()
+    check_cost(schemas)
+    made = await offload(
+        len(schemas), lambda: [of_sglang(params, called.path("json_schema")) for params, called in sets]
+    )
+    return made * (len(sampling) // num_sets)
 
 
 def _names(body: GenerateRequest, num_prompts: int) -> list[Names]:
-    """SGLang's, of each prompt's parameters."""
+    """SGLang's names for the fields of each prompt's parameters."""
     if isinstance(body.sampling_params, list):
         return [Names(_THEIRS, f"sampling_params[{index}].") for index in range(num_prompts)]
     return [Names(_THEIRS, "sampling_params.")] * num_prompts
@@ -155,7 +171,7 @@ def _ids(body: GenerateRequest, num_prompts: int, fallback: str) -> list[str]:
 
 
 def _fields(params: SglangSampling, body: GenerateRequest) -> SamplingFields:
-    """SGLang's names as ours."""
+    """SGLang's parameters under our names."""
     ours = {_RENAMED.get(name, name): getattr(params, name) for name in SglangSampling.__struct_fields__}
     given: dict[str, Any] = {name: ours[name] for name in SamplingFields.__struct_fields__ if name in ours}
     return SamplingFields(**given, speculative=body.speculative, priority=body.priority, cache_salt=body.cache_salt)

@@ -16,7 +16,7 @@ from gateway.native_schemas import (
     ModelInfoReport,
     SpeculativeLoad,
 )
-from gateway.replicas import ServerInfo
+from gateway.replica import ServerInfo
 from gateway.service import gateway_of
 from outrider.algorithms import algorithm_name
 from outrider.args import VerifyArgs

@@ -27,7 +27,7 @@ class Scores:
 
     @property
     def report(self) -> Report:
-        """The same, for the plan."""
+        """What the plan is asked to report."""
         return Report(
             logprobs=self.wanted, prompt_logprobs=self.prompt_from is not None,
             top_logprobs=self.num_top if self.wanted else 0,
@@ -35,7 +35,7 @@ class Scores:
 
 
 def scores_of(body: GenerateRequest, num_prompts: int) -> list[Scores]:
-    """For each prompt, from one setting for all or a list."""
+    """What is wanted of each prompt, from one setting for all or a list."""
     wanted = each_of(body.return_logprob, num_prompts, "return_logprob", False)
     starts = each_of(body.logprob_start_len, num_prompts, "logprob_start_len", -1)
     tops = each_of(body.top_logprobs_num, num_prompts, "top_logprobs_num", 0)
@@ -46,7 +46,7 @@ def scores_of(body: GenerateRequest, num_prompts: int) -> list[Scores]:
 
 
 def each_of(given: ValueT | list[ValueT] | None, num_prompts: int, field: str, default: ValueT) -> list[ValueT]:
-    """A setting of each prompt. InvalidArgument for a list of another length."""
+    """The setting of each prompt, from one for all or a list. InvalidArgument for a list of another length."""
     if not isinstance(given, list):
         return [default if given is None else given] * num_prompts
     if len(given) != num_prompts:

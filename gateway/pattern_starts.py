@@ -31,7 +31,7 @@ class _Start:
 
 
 def never_meet(patterns: Sequence[str]) -> bool:
-    """Whether it is plain that no text matches two of them, in Rust's syntax; that it is not may be for being many."""
+    """Whether it is plain that no text matches two of these patterns in Rust's syntax; False where there are many."""
     if len(patterns) > _MOST_PATTERNS:
         return False
     return all(_differ(one, other) for one, other in combinations(map(_start, patterns), 2))

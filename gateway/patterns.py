@@ -28,13 +28,13 @@ _PAIR_CHARS = 12  # of two surrogates
 
 
 def is_regular(pattern: str) -> bool:
-    """Whether one in Rust's syntax does not look around or back, nor is anything else that it is more than regular
-    with, or that is not known."""
+    """Whether a pattern in Rust's syntax looks neither around nor back, and has nothing else that is more than regular,
+    or not known."""
     return all(_is_sayable(part) for part in _PARTS.findall(pattern))
 
 
 def in_rust(pattern: str) -> str:
-    """The same in Rust's syntax, where characters have a meaning that are plain in ECMA-262."""
+    """The pattern in Rust's syntax, where characters have a meaning that are plain in ECMA-262."""
     return _PARTS.sub(lambda found: _part_in_rust(found[0]), pattern)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.names import Names
-from gateway.replicas import ServerInfo
+from gateway.replica import ServerInfo
 from gateway.sampling_defaults import SamplingDefaults, with_defaults
 from gateway.schemas import (
     OpenAIFields,
@@ -93,12 +93,35 @@ def make_plan(
     for prompt in prompts:
         _check_prompt(prompt, max_tokens, names.path("max_tokens"), codec.context_length, info.model.vocab_size)
     params = sampling_params(fields, max_tokens, info, names)
-    options = fields.speculative or _NO_OPTIONS
-    speculative = speculative_params(options)
     sampling = params.to_proto()
     if grammar is not None:
         sampling.grammar.CopyFrom(grammar)
     predicted = None if prediction is None else prediction[: codec.context_length]
+    calls = _calls(fields, prompts, sampling, predicted, report, request_id, num_choices)
+    if max_tokens is None:  # verify is told all the same: an answer's end does not depend on whose context serves it
+        most = codec.context_length if default_max_tokens is None else max(default_max_tokens, params.min_tokens)
+        for call, prompt in zip(calls, prompts, strict=True):
+            call.sampling.max_tokens = min(most, codec.context_length - len(prompt.ids))
+    rules = OutputRules(
+        make_detokenizer=lambda: codec.detokenizer(
+            skip_special=fields.skip_special_tokens is not False, keep=report.markers
+        ),
+        stops=stop_strings(fields),
+        min_tokens=params.min_tokens,
+        prediction=predicted,
+        end_ids=_end_ids(params, info),
+        pieces=report.logprobs or report.pieces or bool((fields.speculative or _NO_OPTIONS).include_origins),
+    )
+    return Plan(calls, tuple(len(prompt.ids) for prompt in prompts), num_choices, rules)
+
+
+def _calls(
+    fields: SamplingFields, prompts: Sequence[Prompt], sampling: common_pb2.SamplingParams,
+    predicted: Sequence[int] | None, report: Report, request_id: str, num_choices: int,
+) -> tuple[verify_pb2.GenerateRequest, ...]:  # fmt: skip
+    """A call for each prompt, `sampling` in all of them, but for their seeds where the caller gave none."""
+    options = fields.speculative or _NO_OPTIONS
+    speculative = speculative_params(options)
     calls = tuple(
         verify_pb2.GenerateRequest(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
@@ -120,21 +143,7 @@ def make_plan(
     if fields.seed is None:  # texts that come of equal prompts are as many samples
         for call in calls[1:]:
             call.sampling.seed = _any_seed()
-    if max_tokens is None:  # verify is told all the same: an answer's end does not depend on whose context serves it
-        most = codec.context_length if default_max_tokens is None else max(default_max_tokens, params.min_tokens)
-        for call, prompt in zip(calls, prompts, strict=True):
-            call.sampling.max_tokens = min(most, codec.context_length - len(prompt.ids))
-    rules = OutputRules(
-        make_detokenizer=lambda: codec.detokenizer(
-            skip_special=fields.skip_special_tokens is not False, keep=report.markers
-        ),
-        stops=stop_strings(fields),
-        min_tokens=params.min_tokens,
-        prediction=predicted,
-        end_ids=_end_ids(params, info),
-        pieces=report.logprobs or report.pieces or bool(options.include_origins),
-    )
-    return Plan(calls, tuple(len(prompt.ids) for prompt in prompts), num_choices, rules)
+    return calls
 
 
 def _num_choices(
@@ -202,7 +211,7 @@ def _any_seed() -> int:
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
-    """Keys are token ids in decimal."""
+    """The bias by token id; the keys given are ids in decimal."""
     for key in given:
         if not (key.isascii() and key.isdigit() and len(key) < 11):
             raise InvalidArgument(
@@ -260,7 +269,7 @@ def speculative_params(options: SpeculativeOptions) -> common_pb2.SpeculativePar
 
 
 def _topk(options: SpeculativeOptions) -> int | None:
-    """`topk`, which has SGLang's name too."""
+    """The setting `topk`, which has SGLang's name too."""
     if options.topk is not None and options.eagle_topk not in (None, options.topk):
         raise InvalidArgument(
             "topk and eagle_topk are one setting.", field="speculative.eagle_topk", code="invalid_value"
@@ -269,7 +278,8 @@ def _topk(options: SpeculativeOptions) -> int | None:
 
 
 def _check_tree(options: SpeculativeOptions) -> None:
-    """A tree of num_steps levels of topk branches has only so many nodes to choose from."""
+    """InvalidArgument for more draft tokens than a tree of num_steps levels of topk branches has nodes to choose
+    from."""
     topk = _topk(options)
     if options.num_steps is None or topk is None or options.num_draft_tokens is None:
         return

@@ -29,7 +29,7 @@ class PredictionMatch:
         self._row = self._all
 
     def feed(self, tokens: Iterable[int]) -> None:
-        """The output goes on."""
+        """Takes in the output's next tokens."""
         for token in filter(self._words.__contains__, tokens):
             # Made anew for each token: kept ones would be as large as a long prediction's square.
             where = np.packbits(self._predicted == token, bitorder="little")
@@ -39,6 +39,6 @@ class PredictionMatch:
 
     @property
     def count(self) -> PredictionCount:
-        """So far."""
+        """The counts so far."""
         rejected = self._row.bit_count()
         return PredictionCount(len(self._predicted) - rejected, rejected)

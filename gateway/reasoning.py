@@ -112,7 +112,8 @@ class ReasoningParser:
             yield from self._inner.finish()
 
     def _enter(self, text: str) -> str:
-        """Whether the output opens the mark: known at its first characters that are no white space."""
+        """Finds out whether the output opens the mark, by its first characters that are no white space; what is left to
+        read."""
         stripped = text.lstrip()
         begin = self._form.begin
         if stripped.startswith(begin):

@@ -34,27 +34,32 @@ class Replica:
 
     @classmethod
     def at(cls, address: str, channel: grpc.aio.Channel) -> Replica:
-        """That which the channel leads to."""
+        """The replica that this channel leads to."""
         return cls(address, channel, verify_pb2_grpc.VerifyServiceStub(channel), ReplicaCalls(channel))
 
     @property
     def load(self) -> int:
-        """Sessions that it has, ours as they are now."""
+        """The sessions that it has, ours as they are now."""
         return self.outstanding + self.others
 
     @property
     def context_length(self) -> int:
-        """Most tokens of a prompt and its output together; 0: not told."""
+        """The most tokens of a prompt and its output together; 0: not told."""
         return 0 if self.info is None else self.info.limits.context_length or self.info.model.context_length
 
-    def is_full(self, more: int = 0) -> bool:
+    @property
+    def max_queued(self) -> int:
+        """The most requests that may wait in its queue; 0: not told."""
+        return 0 if self.info is None else self.info.limits.max_queued_requests
+
+    def is_full(self, more: int) -> bool:
         """Whether our own calls, with so many `more`, fill its batch and its queue."""
         limits = self.info.limits if self.info is not None else verify_pb2.RequestLimits()
         room = limits.max_running_requests + limits.max_queued_requests
         return room > 0 and self.outstanding + more >= room
 
     def learn(self, info: ServerInfo) -> None:
-        """Takes in its answer."""
+        """Takes in the replica's answer."""
         if self.info is not None and self.info.boot_id != info.boot_id:
             self.calls.ask_again()
         self.info = info
@@ -73,7 +78,7 @@ class Replica:
         return call
 
     def end(self, call: Call) -> None:
-        """Nobody waits for the call any more."""
+        """Ends a call that nobody waits for any more."""
         self.outstanding -= 1
         call.close()
 

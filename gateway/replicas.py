@@ -88,7 +88,7 @@ class ReplicaSet:
 
     @property
     def _processes(self) -> list[Replica]:
-        """A replica of each, by address: of several addresses of one process the first that serves, if any does."""
+        """A replica of each process, by address: of several addresses of one the first that serves, if any does."""
         best_last = sorted(self._replicas.values(), key=lambda one: (not one.serving, one.address), reverse=True)
         found = {one.address if one.info is None else one.info.boot_id: one for one in best_last}
         return sorted(found.values(), key=lambda one: one.address)
@@ -100,7 +100,7 @@ class ReplicaSet:
 
     @property
     def context_length(self) -> int:
-        """The longest of those that serve; 0: none does, or tells."""
+        """The longest context of those that serve; 0: none does, or tells."""
         return max((replica.context_length for replica in self.serving), default=0)
 
     @property
@@ -135,10 +135,13 @@ class ReplicaSet:
         if not alike:
             raise Unavailable("No verify service computes as that which began this answer.")
         kept = 0 if sure else self._num_waiting
-        alike = [replica for replica in alike if not replica.is_full(kept)]
-        if not alike:
-            raise ResourceExhausted("The server is at its limit of waiting requests.", retry_after_s=RETRY_SOON_S)
-        alike = [replica for replica in alike if not replica.doubtful] or alike
+        with_room = [replica for replica in alike if not replica.is_full(kept)]
+        if not with_room:
+            most = max(replica.max_queued for replica in alike)
+            raise ResourceExhausted(
+                f"The server is at its limit of {most} waiting requests.", retry_after_s=RETRY_SOON_S
+            )
+        alike = [replica for replica in with_room if not replica.doubtful] or with_room
         least = min(alike, key=lambda replica: replica.load)
         if len(self._replicas) == 1 or not prompt_tokens:
             return least
@@ -151,13 +154,13 @@ class ReplicaSet:
         return chosen
 
     def broke(self, replica: Replica) -> None:
-        """A call to `replica` broke: it is in doubt until it answers again."""
+        """Notes that a call to `replica` broke: it is in doubt until it answers again."""
         replica.doubtful = True
         replica.look_again.set()
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:
-        """An answer under way looks for a replica: what room there is, is for it."""
+        """Frames the time in which an answer under way looks for a replica: what room there is, is for it."""
         self._num_waiting += 1
         try:
             yield

@@ -23,7 +23,7 @@ class SpeculationUsage(Struct):
 
     @classmethod
     def of(cls, count: SpeculationCount) -> SpeculationUsage:
-        """From the counts of its choices."""
+        """What speculation did for a request, from the counts of its choices."""
         return cls(count.verify_steps, count.draft_tokens, count.accepted_tokens, count.accept_length)
 
 
@@ -59,7 +59,7 @@ class Usage(Struct):
         prediction: PredictionCount | None = None,
         reasoning_tokens: int | None = None,
     ) -> Usage:
-        """Of one HTTP request: each prompt counts once, whatever its number of choices."""
+        """The counts of one HTTP request: each prompt counts once, whatever its number of choices."""
         prompt = sum(answer.prompt_len for answer in answers)
         completion = sum(answer.completion_tokens for answer in answers)
         count = total_speculation(answer.speculation for answer in answers)

@@ -32,7 +32,7 @@ from outrider.errors import OutriderError
 
 
 async def responses(request: Request) -> ASGIApp:
-    """Reads it as a chat, and answers in items."""
+    """Answers POST /v1/responses: reads it as a chat, and answers in items."""
     gateway = gateway_of(request)
     body = await gateway.read(request, ResponsesRequest)
     ready = gateway.ready_for(body.model)
@@ -73,7 +73,8 @@ class _Run:
         return self.response(done=True)
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """The stream. It begins with the first tokens, and ends with the event that has the whole response."""
+        """The events of the stream. It begins with the first tokens, and ends with the event that has the whole
+        response."""
         async with contextlib.aclosing(self._deltas()) as deltas:
             async for delta in deltas:
                 yield self._beginning() + b"".join(map(self._encode, self._step(delta))) + self._told(delta)

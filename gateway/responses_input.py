@@ -67,7 +67,7 @@ def wants_logprobs(body: ResponsesRequest) -> bool:
 
 
 def in_its_words(error: OutriderError) -> OutriderError:
-    """The same error with this route's name for the field."""
+    """The error with this route's name for the field."""
     name, *inside = (error.field or "").split(".")
     bare = name.partition("[")[0]
     if bare == "messages":

@@ -38,7 +38,7 @@ class Transcript:
         self._text: list[str] = []
 
     def tokens(self, pieces: list[Piece]) -> None:
-        """Tokens of the parts that come next."""
+        """Takes in the tokens of the parts that come next."""
         if self._logprobs:
             self._pieces += pieces
 
@@ -128,7 +128,7 @@ class Transcript:
         return place
 
     def _pass(self, text: str) -> None:
-        """Text that is no message's has come: its tokens are not told."""
+        """Passes over text that is no message's: its tokens are not told."""
         if (place := self._place_of(text)) >= 0:
             self._drop(place + len(text))
 
@@ -143,12 +143,12 @@ class Transcript:
         return first if place < 0 else place
 
     def _drop(self, size: int) -> None:
-        """The pieces within the first `size` characters go; one without text stays with the next that has some."""
+        """Drops the pieces within the first `size` characters; one without text stays with the next that has some."""
         while size > 0 and len(self._pieces[0].text) <= size:
             size -= len(self._pieces.popleft().text)
 
     def _take_logprobs(self, item: OutputMessage, text: str) -> list[TokenLogprob]:
-        """Those of the pieces up to the end of `text`, where that can be told."""
+        """The log-probabilities of the pieces up to the end of `text`, where that can be told."""
         place = self._place_of(text)
         left = math.inf if place < 0 else place + len(text)
         pieces: list[Piece] = []

@@ -207,7 +207,7 @@ class ResponsesUsage(Struct):
 
     @classmethod
     def of(cls, usage: Usage, reasoning_tokens: int) -> ResponsesUsage:
-        """From a chat's."""
+        """A response's usage from a chat's."""
         return cls(
             usage.prompt_tokens, InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
             usage.completion_tokens, OutputTokensDetails(reasoning_tokens), usage.total_tokens, usage.speculation,

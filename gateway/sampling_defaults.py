@@ -23,7 +23,7 @@ FieldsT = TypeVar("FieldsT", bound=SamplingFields)
 
 
 def read_defaults(*folders: Path) -> SamplingDefaults:
-    """From the first folder that has the file; a value that no request may have is passed over with a warning."""
+    """The defaults of the first folder that has the file, with a warning for a value that no request may have."""
     path = next((folder / FILE for folder in folders if os.access(folder / FILE, os.R_OK)), None)
     if path is None:
         return OPENAI

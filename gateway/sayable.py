@@ -113,7 +113,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 
 def _is_exact(number: float) -> bool:
-    """Whether it is written as it is; beyond 64 bits that is a double's shortest digits and zeros."""
+    """Whether a number is written as it is; beyond 64 bits that is a double's shortest digits and zeros."""
     try:
         held = float(number)
     except OverflowError:

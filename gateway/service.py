@@ -22,7 +22,8 @@ from gateway.metrics import Metrics
 from gateway.offload import offload
 from gateway.plan import Plan
 from gateway.reasoning import ReasoningFormat, reasoning_format
-from gateway.replicas import ProbeTimes, ReplicaSet, ServerInfo
+from gateway.replica import ServerInfo
+from gateway.replicas import ProbeTimes, ReplicaSet
 from gateway.sampling_defaults import OPENAI, SamplingDefaults, read_defaults
 from gateway.shown import no_such_model
 from gateway.template import ChatTemplate
@@ -114,7 +115,7 @@ class Gateway:
         )  # fmt: skip
 
     def fail(self, error: StartupError) -> None:
-        """The gateway cannot serve, because of `error`."""
+        """Notes that the gateway cannot serve, because of `error`."""
         log.error("the gateway cannot serve", reason=error.message)
         if self._on_failure is not None:
             self._on_failure(error)
@@ -160,13 +161,13 @@ class Gateway:
         return self._ready
 
     def ready_for(self, model: str | None) -> Ready:
-        """As `named`, for a request that generates: ResourceExhausted when all is full."""
+        """What is known of the model, for a request that generates: as `named`; ResourceExhausted when all is full."""
         ready = self.named(model)
         self.backend.check_room()
         return ready
 
     def named(self, model: str | None) -> Ready:
-        """As `ready`, for a request that may name a model: NotFound for another."""
+        """What is known of the model, for a request that may name one: as `ready`; NotFound for another."""
         ready = self.ready()
         if model is not None and model not in ready.names:
             raise no_such_model(model, ready.model_name)
@@ -206,7 +207,7 @@ class Gateway:
         return answers
 
     def _check_sizes(self, plan: Plan, grammar_field: str, prompt_field: str) -> None:
-        """The limits that the gateway itself sets on prompts and grammars."""
+        """InvalidArgument over the limits that the gateway itself sets on prompts and grammars."""
         most = self.args.max_prompt_tokens
         if most is not None and max(plan.prompt_lens) > most:
             raise InvalidArgument(

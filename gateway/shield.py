@@ -25,7 +25,7 @@ _FIRST_PRIVATE, _LAST_PRIVATE = 0xE000, 0xF8FF
 class Shield:
     """The rule for one model: its control tokens, its template, and the strings that the template compares with."""
 
-    def __init__(self, control: Iterable[str], template_strings: Iterable[str] = (), template_source: str = "") -> None:
+    def __init__(self, control: Iterable[str], template_strings: Iterable[str], template_source: str) -> None:
         self._control = sorted((text for text in control if text), key=len, reverse=True)
         self._firsts = sorted({text[0] for text in self._control})
         first_class = "[" + re.escape("".join(self._firsts)) + "]" if self._firsts else r"(?!)"

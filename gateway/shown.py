@@ -94,23 +94,23 @@ def _inside(kind: Any, name: str | None) -> list[Any]:
 
 
 def no_such_model(name: str, there: str) -> NotFound:
-    """For a model that is not served, where `there` is."""
+    """The error for a model that is not served, where `there` is."""
     named = shown(name) if len(json.dumps(name)) <= MAX_CHARS else f"with a name of {len(name)} characters"
     return NotFound(f"The model {named} does not exist; {there} does.", field="model", code="model_not_found")
 
 
 def no_such_token(token: int, vocab_size: int, field: str) -> InvalidArgument:
-    """For an id outside of the vocabulary."""
+    """The error for an id outside of the vocabulary."""
     return InvalidArgument(f"Token ids are from 0 to {vocab_size - 1}, not {token}.", field=field, code="invalid_value")
 
 
 def missing(field: str) -> InvalidArgument:
-    """For a field that has to be there."""
+    """The error for a field that has to be there."""
     return InvalidArgument(f"Missing required parameter: '{field}'.", field=field, code="missing_required_parameter")
 
 
 def not_text(kind: str, field: str) -> InvalidArgument:
-    """For a part of a message that is an image, a sound or a file."""
+    """The error for a part of a message that is an image, a sound or a file."""
     return InvalidArgument(
         f"This server reads only text parts, not {shown(kind)}.", field=field, code="unsupported_content"
     )

@@ -114,8 +114,8 @@ class ChatTemplate:
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(NUM_WORKERS))
 
     @classmethod
-    def of_folder(cls, folder: Path, given: Path | None = None) -> ChatTemplate | None:
-        """A model's, or that in the file given; None without any."""
+    def of_folder(cls, folder: Path, given: Path | None) -> ChatTemplate | None:
+        """The template of a model folder, or of the file given; None without any."""
         sources, variables = find_templates(folder, given), token_variables(folder)
         if DEFAULT not in sources:
             return None
@@ -123,7 +123,7 @@ class ChatTemplate:
         return cls(sources[DEFAULT], variables, tool_use=tool_use)
 
     def chosen(self, *, tools: bool) -> ChatTemplate:
-        """The one for a conversation that does or does not offer tools."""
+        """The template for a conversation that does or does not offer tools."""
         return self.tool_use if tools and self.tool_use is not None else self
 
     def all(self) -> tuple[ChatTemplate, ...]:
@@ -201,7 +201,7 @@ class ChatTemplate:
         raise StartupError(reply.message)
 
     async def _ask(self, worker: _Worker, request: Load | Render) -> Reply:
-        """As _Worker.ask; a worker that fails, or is left in the middle of an exchange, is ended.
+        """Asks a worker; one that fails, or is left in the middle of an exchange, is ended.
 
         Its own alarm comes before our timeout, unless the process is stopped.
         """

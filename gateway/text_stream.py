@@ -21,7 +21,7 @@ class OutputRules:
     """How tokens become the text of an answer."""
 
     make_detokenizer: Callable[[], Detokenizer]
-    stops: tuple[str, ...] = ()
+    stops: tuple[str, ...]
     end_ids: frozenset[int] = frozenset()  # tokens that end an output; their text is not part of it
     pieces: bool = False  # whether deltas tell of each token
     min_tokens: int = 0  # within which no stop string ends an output
@@ -59,9 +59,9 @@ class Delta:
     choice: int
     text: str
     tokens: list[int]
-    pieces: list[Piece] | None = None
+    pieces: list[Piece] | None
+    step: int
     tree: verify_pb2.VerifiedTree | None = None
-    step: int = 0
     finish_reason: Literal["stop", "length"] | None = None
     matched: str | int | None = None  # the stop string or id
 
@@ -92,7 +92,7 @@ class ChoiceText:
             self._begin_call(response)
         tokens = list(response.tokens)
         self._step += bool(tokens)
-        delta = Delta(self.choice, "", [], [] if self._rules.pieces else None, step=self._step)
+        delta = Delta(self.choice, "", [], [] if self._rules.pieces else None, self._step)
         if response.HasField("tree"):
             delta.tree = response.tree
         pieces: list[str] = []
@@ -179,7 +179,7 @@ class ChoiceText:
             self._held.clear()
 
     def _give_text(self, text: str) -> None:
-        """Text that the detokenizer had kept back belongs to the last token, but for one that ended the output."""
+        """Gives text that the detokenizer had kept back to the last token, but for one that ended the output."""
         for piece in reversed(self._held):
             if not piece.ends:
                 piece.text += text
@@ -189,7 +189,7 @@ class ChoiceText:
     # ---- Counting
 
     def _begin_call(self, response: verify_pb2.GenerateResponse) -> None:
-        """A call begins: the first, or one that goes on where another broke."""
+        """Begins a call: the first, or one that goes on where another broke."""
         if not self._started:
             self.cached_tokens = response.start.cached_tokens
             self.numerics_id = response.start.numerics_id
@@ -199,7 +199,7 @@ class ChoiceText:
         self._seen = SpeculationCount()
 
     def _count(self, response: verify_pb2.GenerateResponse, num_tokens: int) -> None:
-        """Until verify tells its own count; what a stop string cut off is not counted."""
+        """Counts a step, until verify tells its own count; what a stop string cut off is not counted."""
         if num_tokens and response.HasField("num_drafted"):
             accepted = min(response.num_accepted, num_tokens)
             self._seen.count(drafted=response.num_drafted, accepted=accepted, committed=num_tokens)

@@ -97,7 +97,7 @@ def _strings(ids: list[int], ready: Ready) -> list[str]:
 
 
 def _json_array(items: list[int] | list[str]) -> Raw:
-    """Encoded already, in pieces."""
+    """A JSON array that is encoded already, in pieces."""
     pieces = (msgspec.json.encode(items[at : at + _PIECE])[1:-1] for at in range(0, len(items), _PIECE))
     return Raw(b"[%b]" % b",".join(pieces))
 

@@ -57,7 +57,7 @@ class TextCodec:
 
     @property
     def max_chars(self) -> int:
-        """More characters than this are more tokens than the context holds, without counting them."""
+        """The most characters of a text: more are more tokens than the context holds, without counting them."""
         return self.context_length * self._longest_token
 
     def is_control(self, text: str) -> bool:

@@ -26,7 +26,7 @@ class ToolPlan:
 
     tools: tuple[Tool, ...]
     mode: Mode
-    parallel: bool = True
+    parallel: bool
 
     @property
     def names(self) -> frozenset[str]:

@@ -24,7 +24,7 @@ class Answer(Generic[ValueT]):
         return self._future.__await__()
 
     def set(self, value: ValueT) -> None:
-        """Any thread may."""
+        """Gives the value. Any thread may."""
         self._loop.call_soon_threadsafe(self._settle, self._future.set_result, value)
 
     def fail(self, error: BaseException) -> None:

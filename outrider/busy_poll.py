@@ -25,10 +25,10 @@ _MOST_MISSED = 4  # frames in a row that did not come while they were looked for
 
 
 class Loop(Protocol):
-    """What it needs of an event loop."""
+    """What busy polling needs of an event loop."""
 
     def call_soon(self, callback: Callable[[], object], /) -> object:
-        """Once, after what else is due."""
+        """Calls once, after what else is due."""
         ...
 
 
@@ -38,7 +38,8 @@ def is_wanted(choice: Choice, *, on_device: bool) -> bool:
 
 
 class BusyPoll:
-    """Of one stream; owned by its event loop. on: else it does nothing. clock: monotonic ns. cores: of this process."""
+    """The busy polling of one stream, owned by its event loop. on: else it does nothing. clock: monotonic ns. cores: of
+    this process."""
 
     def __init__(
         self, loop: Loop, *, on: bool, clock: Callable[[], int] = time.monotonic_ns,
@@ -56,7 +57,7 @@ class BusyPoll:
         self._missed = 0
 
     def asked(self, sessions: int) -> None:
-        """Something was sent, about so many sessions, that a frame will answer."""
+        """Notes that something was sent, about so many sessions, that a frame will answer."""
         if not self._on:
             return
         if sessions > FEW_SESSIONS and not self._has_many_cores:
@@ -71,7 +72,7 @@ class BusyPoll:
             self._loop.call_soon(self._look)
 
     def came(self) -> None:
-        """A frame has come."""
+        """Notes that a frame has come."""
         if self._asked_ns < 0:
             return
         took_ms = (self._clock() - self._asked_ns) / 1e6

@@ -21,7 +21,7 @@ def groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
 
 
 def text_of(path: Path) -> str:
-    """Of one of their files; empty where there is none."""
+    """The text of a group's file; empty where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:

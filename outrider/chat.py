@@ -40,7 +40,7 @@ class Answer:
     tokens_per_s: float | None
 
     def summary(self) -> str:
-        """In one line."""
+        """What the answer took, in one line."""
         if self.num_tokens is None:
             return "the server tells no number of tokens"
         parts = [f"{self.num_tokens} token{'' if self.num_tokens == 1 else 's'}"]
@@ -222,5 +222,5 @@ def _turn(
 
 
 def _say(line: str, painter: Painter) -> None:
-    """A line beside the conversation; on stderr, so that a pipe gets the answers alone."""
+    """Says a line beside the conversation; on stderr, so that a pipe gets the answers alone."""
     print(painter.faint(line), file=sys.stderr, flush=True)

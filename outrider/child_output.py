@@ -23,7 +23,7 @@ def to_stderr(data: bytes) -> None:
 
 
 class ChildOutput:
-    """Of a process and those that follow it, one at a time. `pass_on` gets all that they print."""
+    """The output of a process and of those that follow it, one at a time. `pass_on` gets all that they print."""
 
     def __init__(self, pass_on: Callable[[bytes], None]) -> None:
         self._pass_on = pass_on
@@ -54,7 +54,7 @@ class ChildOutput:
             self._close()
 
     def last_lines(self) -> list[str]:
-        """At most a dozen; of a line drawn over by carriage returns, the final state."""
+        """The last lines, at most a dozen; of a line drawn over by carriage returns, the final state."""
         return self._tail.lines()
 
     def _take(self) -> None:

@@ -51,7 +51,7 @@ class Colocated:
 
     @classmethod
     def parse(cls, words: list[str]) -> Colocated:
-        """From the words of a command line. StartupError without both halves."""
+        """The settings of a command line's words. StartupError without both halves."""
         if SEPARATOR not in words:
             raise StartupError("give the flags of `outrider verify`, then `--`, then those of `outrider draft`")
         at = words.index(SEPARATOR)
@@ -63,7 +63,7 @@ class Colocated:
         return cls(verify, draft)
 
     def to_argv(self) -> list[str]:
-        """The words again."""
+        """The settings as command-line words."""
         return [*self.verify.to_argv(), SEPARATOR, *self.draft.to_argv()]
 
 
@@ -87,7 +87,7 @@ def main(words: list[str]) -> int:
 
 
 async def _serve(settings: Colocated, verify: Any, engine: Any, draft: Any, loaded: list[Any]) -> int:
-    """Verify for as long as it lives, and draft beside it; told to stop, draft leaves first."""
+    """Serves verify for as long as it lives, and draft beside it; told to stop, draft leaves first."""
     verifying, drafting = Stopping(), Stopping()
     on_signals(lambda: _stop(verifying, drafting))
     ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -112,7 +112,7 @@ async def _serve(settings: Colocated, verify: Any, engine: Any, draft: Any, load
 
 
 def _stop(verifying: Stopping, drafting: Stopping) -> None:
-    """The first time draft ends, then verify; the second time neither waits."""
+    """Ends draft, then verify; the second time neither waits."""
     if drafting.asked.is_set():
         verifying.ask()
     drafting.ask()
@@ -121,7 +121,8 @@ def _stop(verifying: Stopping, drafting: Stopping) -> None:
 async def _keep_drafting(
     args: DraftArgs, draft: Any, loaded: list[Any], stopping: Stopping, memory: InMemoryServer
 ) -> None:  # fmt: skip
-    """Draft until it is told to stop. Once it has served, it is begun again when it fails, after pauses that grow.
+    """Serves draft until it is told to stop. Once it has served, it is begun again when it fails, after pauses that
+    grow.
 
     loaded: what it begins with, which is taken out of it, so that nobody keeps its memory.
     """

@@ -11,7 +11,7 @@ from outrider.cgroups import groups, text_of
 
 
 def num_cores(root: Path = Path("/")) -> int:
-    """As many as threads find time on at once: those allowed, or fewer where a control group's quota gives less time.
+    """The cores that threads find time on at once: those allowed, or fewer by the quota of a control group.
 
     root: where /proc and /sys are.
     """
@@ -20,12 +20,12 @@ def num_cores(root: Path = Path("/")) -> int:
 
 
 def allowed_cores() -> set[int]:
-    """That this process may use; none where the system does not tell."""
+    """The cores that this process may use; empty where the system does not tell."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """In cores, of every group that has one."""
+    """The CPU quota, in cores, of each control group that has one."""
     for group in groups("cpu", root):
         words = text_of(group / "cpu.max").split()
         words = words or [text_of(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]

@@ -97,7 +97,7 @@ async def run() -> int:
 
 
 def main() -> int:
-    """Returns the exit code."""
+    """Runs the demo; returns the exit code."""
     try:
         return asyncio.run(run())
     except StartupError as error:

@@ -58,7 +58,7 @@ class Dialer:
 def dialer_of(
     args: DialingArgs, addresses: Sequence[str], token_path: str | None, token_flag: str = "--token-file"
 ) -> Dialer:
-    """As the flags say, for verify services at these addresses. StartupError for files that cannot be used."""
+    """The dialer that the flags ask for, to verify services at these addresses. StartupError for unusable files."""
     tls, name = args.verify_tls, args.verify_ssl_server_name
     if tls is not None and name is None:
         name = common_name(addresses)
@@ -138,11 +138,11 @@ class DialledChannel(grpc.aio.Channel):
         await self._inner.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
-        """Of the channel for the next call."""
+        """The state of the channel for the next call."""
         return self._inner.get_state(try_to_connect)
 
     async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
-        """Of the channel for the next call."""
+        """Waits for another state of the channel for the next call."""
         await self._inner.wait_for_state_change(last_observed_state)
 
     async def channel_ready(self) -> None:

@@ -34,6 +34,6 @@ def proxy_of(url: str) -> str | None:
 def open_url(
     url: str | urllib.request.Request, timeout_s: float, context: ssl.SSLContext | None = None
 ) -> HTTPResponse:
-    """As urllib's urlopen; one of FAILURES, or HTTPError for a status from 400 on."""
+    """Opens a URL as urllib's urlopen does, past any proxy. One of FAILURES, or HTTPError for a status from 400 on."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     return opener.open(url, timeout=timeout_s)

@@ -74,6 +74,13 @@ def flag(name: str, default: bool) -> bool:
     raise StartupError(f"{name} is {value!r}; it must be 1 or 0 (or true, yes, on; false, no, off)")
 
 
+def check() -> None:
+    """StartupError for a variable of the services that has a value it cannot have."""
+    cpu_kernel()
+    early_proposals()
+    ngram_force_greedy_verify()
+
+
 def runtime_dir() -> Path | None:
     """XDG_RUNTIME_DIR: where sockets of this user go; default: none."""
     given = os.environ.get("XDG_RUNTIME_DIR")

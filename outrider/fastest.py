@@ -18,7 +18,7 @@ def section(*, quantized: bool) -> str:
 
 
 def fastest_algorithm(*, quantized: bool, path: Path = SPEEDS) -> str:
-    """Its name; USUAL where the table has nothing to say. Raises StartupError for a damaged one.
+    """The fastest algorithm measured for the embedded model; USUAL without a table. StartupError for a damaged one.
 
     quantized: for a quantised target, whose steps are shorter: a draft must be cheaper to pay.
     """

@@ -64,7 +64,7 @@ class Args:
 
     @classmethod
     def parse(cls, argv: list[str]) -> Self:
-        """From command-line words; exits with 2 and a usage line when they are wrong."""
+        """The settings of command-line words; exits with 2 and a usage line when they are wrong."""
         parser = parser_for(cls)
         namespace, unknown = parser.parse_known_args(argv)
         if unknown:
@@ -233,13 +233,13 @@ def check_device(name: str) -> None:
 
 
 def check_url(flag: str, url: str, example: str) -> None:
-    """StartupError unless it is one that HTTP can be spoken to."""
+    """StartupError unless a URL is one that HTTP can be spoken to."""
     if not is_url(url):
         raise StartupError(f"{flag} is {url!r}; it must be a URL, such as {example}")
 
 
 def is_url(text: str) -> bool:
-    """Whether it names a server, to be asked by HTTP."""
+    """Whether text names a server, to be asked by HTTP."""
     try:
         url = urlsplit(text)
         return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
@@ -248,11 +248,11 @@ def is_url(text: str) -> bool:
 
 
 def check_key(flag: str, key: str) -> None:
-    """StartupError unless a header can hold it; the key is not told."""
+    """StartupError unless a header can hold the key, which is not told."""
     if not (key and key.isascii() and key.isprintable() and key == key.strip()):
         raise StartupError(f"{flag} must be printable ASCII without space around it: no HTTP header may hold others")
 
 
 def is_text(words: str) -> bool:
-    """Whether they came as UTF-8: Python keeps other bytes of a command line or a terminal as lone surrogates."""
+    """Whether words came as UTF-8: Python keeps other bytes of a command line or a terminal as lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in words)

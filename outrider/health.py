@@ -21,7 +21,7 @@ _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 def main(args: HealthArgs) -> int:
-    """0 when all that were named serve; else 1, and a line for each that does not."""
+    """The exit code: 0 when all that were named serve; else 1, and a line for each that does not."""
     wrong = asyncio.run(_ask_all(args))
     for line in wrong:
         print(f"outrider health: {line}", file=sys.stderr)

@@ -26,7 +26,7 @@ class Health(health_pb2_grpc.HealthServicer):
         self._num_watchers = 0
 
     def set(self, service: str, status: Status) -> None:
-        """Says so from now on; waits for nobody."""
+        """Sets what is said of a service from now on; waits for nobody."""
         self._states[service] = status
         self._changed.set()
         self._changed = asyncio.Event()

@@ -71,7 +71,7 @@ class InMemoryChannel(grpc.aio.Channel):
         await asyncio.get_running_loop().create_future()
 
     async def channel_ready(self) -> None:
-        """At once."""
+        """Returns at once: there is nothing to connect."""
 
     def unary_unary(self, method: str, *_: Any, **__: Any) -> Any:
         """A method with one answer: awaitable."""
@@ -132,7 +132,7 @@ class _Pipe:
         return self._waiting.popleft()
 
     def end(self) -> None:
-        """Nothing is put any more."""
+        """Ends the pipe: nothing is put any more."""
         self._ended = True
         self._news.set()
         self._room.set()
@@ -168,7 +168,7 @@ class _Context:
         raise _Aborted(details)
 
     def fail(self, error: Exception) -> None:
-        """The call ends with an error's status."""
+        """Ends the call with an error's status."""
         told = told_error(error, self.method)
         self.code, self.message, self.details = told.status, told.message, details_of(told)
 
@@ -232,7 +232,7 @@ class _Call:
         await self._asked.put(request)
 
     async def done_writing(self) -> None:
-        """Nothing more is told."""
+        """Tells the handler nothing more."""
         self._asked.end()
 
     async def read(self) -> Any:

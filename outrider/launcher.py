@@ -80,12 +80,13 @@ class Settings(Protocol):
     command: ClassVar[str]
 
     def to_argv(self) -> list[str]:
-        """As words."""
+        """The settings as command-line words."""
         ...
 
 
 def command_of(settings: Settings) -> tuple[str, ...]:
-    """Shows as `outrider NAME` in a list of processes. -P: the folder one happens to be in hides no package."""
+    """The words that start a part, which shows as `outrider NAME` in a list of processes. -P: the folder one happens to
+    be in hides no package."""
     return (sys.executable, "-P", "-m", "outrider", settings.command, *settings.to_argv())
 
 
@@ -261,7 +262,8 @@ def choose_grpc_address(address: str | None, held: contextlib.ExitStack) -> str 
 
 
 def choose_metrics_ports(args: ServeArgs, held: contextlib.ExitStack) -> tuple[int, int]:
-    """For verify and draft: as --metrics-port says, or two free ones. StartupError when they cannot be had."""
+    """The metrics ports of verify and draft: --metrics-port's, or two free ones. StartupError when they cannot be
+    had."""
     first, second = (args.metrics_port, args.metrics_port + 1) if args.metrics_port else (0, 0)
     return choose_port(args.metrics_host, first, held), choose_port(args.metrics_host, second, held)
 

@@ -24,7 +24,7 @@ _Put = Callable[[bytes], int]  # writes at most PIPE_BUF bytes, and says how man
 
 @functools.lru_cache(maxsize=2)  # a process has stdout and stderr
 def lossy(stream: TextIO) -> Lossy:
-    """That of a stream, one for all who write to it."""
+    """The one Lossy of a stream, shared by all who write to it."""
     return Lossy(stream)
 
 
@@ -42,11 +42,11 @@ class Lossy:
 
     @property
     def never_waits(self) -> bool:
-        """Whether it is a pipe or a socket."""
+        """Whether the stream is a pipe or a socket: lines that find no room there are lost."""
         return self._put is not None
 
     def write(self, text: str) -> None:
-        """Lines; in pieces or whole."""
+        """Writes lines, in pieces or whole."""
         if self._put is not None:
             self.write_bytes(text.encode(errors="backslashreplace"))
             return
@@ -54,13 +54,13 @@ class Lossy:
             self._stream.write(text)
 
     def flush(self) -> None:
-        """As a stream's."""
+        """Flushes the stream, unless it is one that never waits: nothing is held back there."""
         if self._put is None:
             with contextlib.suppress(OSError, ValueError):
                 self._stream.flush()
 
     def write_bytes(self, data: bytes) -> None:
-        """The same, of bytes, and at once."""
+        """Writes lines as bytes, at once."""
         if self._put is None:
             with contextlib.suppress(OSError, ValueError):
                 self._stream.buffer.write(data)
@@ -91,7 +91,7 @@ class Lossy:
         return end + json.dumps({**event, **named}).encode() + b"\n"
 
     def _writes(self, data: bytes, put: _Put) -> bool:
-        """Whether there was room for all of it."""
+        """Writes data; whether there was room for all of it."""
         for start in range(0, len(data), select.PIPE_BUF):
             piece = data[start : start + select.PIPE_BUF]
             try:
@@ -106,7 +106,7 @@ class Lossy:
 
 
 def _put_of(stream: TextIO) -> _Put | None:
-    """None: it is neither a pipe nor a socket."""
+    """What writes to a stream without waiting; None where it is neither a pipe nor a socket."""
     try:
         number = stream.fileno()
         mode = os.fstat(number).st_mode

@@ -23,5 +23,5 @@ def default_model_name(info: verify_pb2.VerifyServiceGetServerInfoResponse) -> s
 
 
 def may_be_hub_id(name: str) -> bool:
-    """Whether it may name a model on the hub: OWNER/NAME. A folder of that name goes before."""
+    """Whether a name may be that of a model on the hub: OWNER/NAME. A folder of that name goes before."""
     return name.count("/") == 1 and not name.startswith(("/", ".", "~"))

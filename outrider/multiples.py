@@ -12,7 +12,8 @@ _ESCAPED = re.compile(r"\\u00([0-7][0-9a-fA-F])")
 
 
 def remainders(value: str) -> int:
-    """That a multiple's digits may leave on their way; 1 for what is no number above 0, which is refused anyway."""
+    """How many remainders a grammar for multiples of `value` has to tell apart; 1 for what is no number above 0, which
+    is refused anyway."""
     try:
         digits = Decimal(value).normalize().as_tuple().digits
     except ArithmeticError:
@@ -21,7 +22,7 @@ def remainders(value: str) -> int:
 
 
 def remainders_of(source: str) -> int:
-    """Those of all `multipleOf` in a schema, or in a grammar that has schemas in it."""
+    """How many remainders all `multipleOf` of a schema, or of a grammar with schemas in it, have to tell apart."""
     return math.lcm(*map(remainders, _KEY.findall(unescaped(source))))
 
 

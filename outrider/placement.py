@@ -56,7 +56,7 @@ class Placement:
             os.sched_setaffinity(0, self._allowed)
 
     def step(self, sessions: int, *, drafts: bool) -> None:
-        """So many sessions ran in a step; drafts: trees of theirs were verified, or made."""
+        """Places threads for a step in which so many sessions ran; drafts: trees of theirs were verified, or made."""
         if self._core is None:
             return
         if drafts and sessions <= FEW_SESSIONS:

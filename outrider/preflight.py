@@ -40,9 +40,7 @@ def check_before_start(args: ServeArgs) -> None:
 
 def check_before_load(args: ServingArgs) -> None:
     """StartupError for certificates, token files or variables of the environment that cannot be used."""
-    env.early_proposals()
-    env.cpu_kernel()
-    env.ngram_force_greedy_verify()
+    env.check()
     files = server_files(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
     if files is not None:
         files.read()

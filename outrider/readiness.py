@@ -44,7 +44,7 @@ async def wait_serving(address: str) -> None:
         await asyncio.sleep(_FIRST_RETRY_S)
 
 
-async def wait_enlisted(address: str, tokens: TokenFile | None = None) -> None:
+async def wait_enlisted(address: str, tokens: TokenFile | None) -> None:
     """Returns once the draft service at `address` serves and its verify service has taken it; waits for ever.
 
     Raises StartupError when verify refuses it.
@@ -69,7 +69,7 @@ async def wait_enlisted(address: str, tokens: TokenFile | None = None) -> None:
 
 
 async def wait_both(verify: str, draft: str, tokens: TokenFile | None) -> None:
-    """As wait_serving and wait_enlisted."""
+    """Returns once both serve, as wait_serving and wait_enlisted see it."""
     await wait_serving(verify)
     await wait_enlisted(draft, tokens)
 
@@ -93,7 +93,7 @@ async def wait_healthy(host: str, port: int, tls: ssl.SSLContext | None = None) 
 
 
 def any_certificate() -> ssl.SSLContext:
-    """For asking our own child whether it is up; nothing is entrusted to it."""
+    """A context that believes any certificate, to ask our own child whether it is up; nothing is entrusted to it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
@@ -113,7 +113,7 @@ def _probe(address: str) -> grpc.aio.Channel:
 
 
 async def _retries() -> AsyncIterator[None]:
-    """At once, then after pauses that grow."""
+    """Yields at once, then after pauses that grow."""
     pause_s = _FIRST_RETRY_S
     while True:
         yield

@@ -48,7 +48,7 @@ class Resolver:
     complaint: what the log says of such a one, each reason once.
     """
 
-    def __init__(self, look_up: LookUp = endpoints_of, complaint: str = "cannot look up an address") -> None:
+    def __init__(self, look_up: LookUp, complaint: str = "cannot look up an address") -> None:
         self._look_up = look_up
         self._complaint = complaint
         self._last: dict[str, list[str]] = {}

@@ -115,7 +115,7 @@ class RowRing:
         return first
 
     def read(self, last: int) -> None:
-        """The rows up to number `last` have been read; what was not written yet cannot have been."""
+        """Notes that the rows up to number `last` have been read; what was not written yet cannot have been."""
         if self._tail <= last < self._head:
             self._tail = last + 1
 
@@ -153,7 +153,7 @@ class RowReader:
         return self._slots[place : place + count]
 
     def skip(self, end: int) -> None:
-        """All rows before number `end` have been read, or will never be asked for."""
+        """Notes that all rows before number `end` have been read, or will never be asked for."""
         self.last = max(end - 1, -1 if self.last is None else self.last)
 
     def address(self, first: int, count: int) -> int:

@@ -156,7 +156,7 @@ def error_from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns exceptions of any kind of handler into statuses with google.rpc details."""
 
-    def __init__(self, on_call: Callable[[str], None] | None = None) -> None:
+    def __init__(self, on_call: Callable[[str], None] | None) -> None:
         self._on_call = on_call
 
     async def intercept_service(

@@ -62,7 +62,7 @@ class SamplingParams:
 
     @classmethod
     def from_proto(cls, pb: common_pb2.SamplingParams, *, vocab_size: int) -> SamplingParams:
-        """From the wire; absent fields take their defaults."""
+        """The parameters from the wire; absent fields take their defaults."""
         given = {name: getattr(pb, name) for name in _OPTIONAL if pb.HasField(name)}
         params = cls(
             **given,
@@ -74,7 +74,7 @@ class SamplingParams:
         return params
 
     def to_proto(self) -> common_pb2.SamplingParams:
-        """For the wire."""
+        """The parameters for the wire."""
         pb = common_pb2.SamplingParams(
             stop_token_ids=self.stop_token_ids, ignore_eos=self.ignore_eos, logit_bias=self.logit_bias
         )

@@ -45,11 +45,11 @@ class Span:
     now: Scrape
 
     def change(self, name: str, **labels: str) -> float:
-        """By how much a counter grew."""
+        """The growth of a counter."""
         return max(0.0, self.now.total(name, **labels) - self.before.total(name, **labels))
 
     def rate(self, name: str, **labels: str) -> float:
-        """Growth in a second."""
+        """The growth of a counter in a second."""
         return self.change(name, **labels) / max(1e-9, self.now.at_s - self.before.at_s)
 
     def mean_ms(self, histogram: str, **labels: str) -> float | None:
@@ -57,13 +57,13 @@ class Span:
         return self.share(f"{histogram}_sum", f"{histogram}_count", 1000.0, **labels)
 
     def share(self, part: str, whole: str, times: float = 1.0, **labels: str) -> float | None:
-        """Growth of one counter for each of another; None where that one stood still."""
+        """The growth of one counter for each of another; None where that one stood still."""
         grown = self.change(whole, **labels)
         return times * self.change(part, **labels) / grown if grown else None
 
 
 def parse(text: str, at_s: float) -> Scrape:
-    """From Prometheus' text format. ValueError for anything else."""
+    """A scrape from Prometheus' text format. ValueError for anything else."""
     samples: dict[tuple[str, Labels], float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -54,13 +54,13 @@ class SpeculationCount:
         self.accepted_histogram[accepted] += steps
 
     def to_proto(self) -> common_pb2.SpeculationStats:
-        """For the wire."""
+        """The counts for the wire."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         return common_pb2.SpeculationStats(accepted_histogram=self.accepted_histogram, **numbers)
 
     @classmethod
     def from_wire(cls, stats: common_pb2.SpeculationStats) -> SpeculationCount:
-        """As another process counted."""
+        """The counts that another process made."""
         numbers = {name: getattr(stats, name) for name in _NUMBERS}
         return cls(accepted_histogram=list(stats.accepted_histogram), **numbers)
 

@@ -16,14 +16,14 @@ _heard: set[signal.Signals] = set()  # those that have asked this process to end
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels them and waits until they have ended, however they do. A cancel of the caller's own goes on to it."""
+    """Cancels tasks and waits until they have ended, however they do. A cancel of the caller's own goes on to it."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def leave_haste_to_supervisor() -> None:
-    """For a part of a supervisor. SIGTERM counts once from here on: whoever sends it to all processes (as systemd does)
+    """Counts SIGTERM once from here on, in a part of a supervisor: whoever sends it to all processes (as systemd does)
     has the supervisor send it too, and that one hurries nobody so, but kills."""
     _counted_once.add(signal.SIGTERM)
 
@@ -35,7 +35,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 class Stopping:
-    """`asked`: end in good order; `hurry`: do not wait any longer."""
+    """What a process is asked. `asked`: end in good order; `hurry`: do not wait any longer."""
 
     def __init__(self) -> None:
         self.asked, self.hurry = asyncio.Event(), asyncio.Event()
@@ -65,7 +65,7 @@ def on_signals(stop: Callable[[], object]) -> None:
 
 
 def stopped_by_signals() -> Stopping:
-    """Asked by the process's signals."""
+    """A Stopping that the process's signals ask."""
     stopping = Stopping()
     on_signals(stopping.ask)
     return stopping

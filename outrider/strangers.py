@@ -72,14 +72,14 @@ class Strangers:
         self._throttle = Throttle()
 
     def note(self, peer: str) -> None:
-        """This peer, as `tcp_peer` writes it, is no stranger: a call of its was taken."""
+        """Notes that this peer, as `tcp_peer` writes it, is no stranger: a call of its was taken."""
         if peer not in self._known:
             self._known[peer] = None
             if len(self._known) > _MOST_KNOWN:
                 del self._known[next(iter(self._known))]
 
     def ended(self, connection: Ended) -> None:
-        """A connection is no more."""
+        """Notes that a connection is no more."""
         if connection.peer in self._known:
             del self._known[connection.peer]
             return
@@ -160,7 +160,7 @@ def _ask_for_tcp(feed: socket.socket) -> None:
 
 
 def _let_through(feed: socket.socket, ports: Sequence[int]) -> None:
-    """Only what ends at these ports wakes us: a filter of the kernel's (classic BPF) on the port in each message."""
+    """Lets only what ends at these ports wake us: a kernel's filter (classic BPF) on the port in each message."""
     keep, drop, load_half, jump_equal = (0x06, 0, 0, 0xFFFFFFFF), (0x06, 0, 0, 0), 0x28, 0x15
     tests = [(jump_equal, len(ports) - index, 0, port) for index, port in enumerate(ports)]
     program = [(load_half, 0, 0, _PORTS_AT), *tests, drop, keep]

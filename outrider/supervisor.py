@@ -160,7 +160,7 @@ class Supervisor:
         await when_ready()
 
     async def _end(self) -> None:
-        """SIGTERM, then SIGKILL for what is left when time is up or stop() comes again."""
+        """Ends the parts: SIGTERM, then SIGKILL for what is left when time is up or stop() comes again."""
         in_order = asyncio.create_task(self._terminate())
         killed = asyncio.create_task(self._stopping.hurry.wait())
         await asyncio.wait({in_order, killed}, timeout=self._stop_timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -179,7 +179,7 @@ class Supervisor:
         await asyncio.gather(*(child.wait() for child in late))
 
     async def _terminate(self) -> None:
-        """From the last part to the first; all at once where not all have served, for nobody relies on them yet."""
+        """Sends SIGTERM from last to first; to all at once where not all have served: nobody relies on them yet."""
         at_once = not self._all_were_ready
         for child in self._children if at_once else ():
             child.signal(signal.SIGTERM)

@@ -50,7 +50,7 @@ def configure_logging(service: str) -> None:
 
 
 def _json_formatter(service: str) -> logging.Formatter:
-    """For what libraries log."""
+    """The formatter of what libraries log, as JSON."""
     return structlog.stdlib.ProcessorFormatter(
         processor=structlog.processors.JSONRenderer(),
         foreign_pre_chain=[
@@ -61,7 +61,7 @@ def _json_formatter(service: str) -> logging.Formatter:
 
 
 def _name_module(logger: object, method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """As our own lines do it."""
+    """Names the module of a library's line, as our own lines do."""
     event["module"] = event["_record"].name
     return event
 
@@ -69,7 +69,8 @@ def _name_module(logger: object, method: str, event: structlog.typing.EventDict)
 def _show_controls(
     logger: object, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:  # fmt: skip
-    """What strangers send is logged, and a terminal would obey it; what is no text is shown by its repr anyway."""
+    """Shows control characters: what strangers send is logged, and a terminal would obey it; what is no text is shown
+    by its repr anyway."""
     for key, value in event.items():
         if isinstance(value, str):
             event[key] = shown_text(value) if key == "exception" else shown_line(value)
@@ -77,7 +78,7 @@ def _show_controls(
 
 
 class _ShownFormatter(logging.Formatter):
-    """The same for what libraries log."""
+    """Shows control characters in what libraries log."""
 
     def format(self, record: logging.LogRecord) -> str:
         return shown_text(super().format(record))
@@ -86,7 +87,8 @@ class _ShownFormatter(logging.Formatter):
 def _name_service(
     usual: str, logger: object, method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:  # fmt: skip
-    """A thread has no context of whoever started it, and in one process verify is called in that of its drafter."""
+    """Names the service by the module's package: a thread has no context of whoever started it, and in one process
+    verify is called in that of its drafter."""
     package = str(event.get("module", "")).partition(".")[0]
     event["service"] = _SERVICES.get(package) or event.get("service") or usual
     return event

@@ -44,7 +44,7 @@ def load_tokenizer(path: Path, vocab_size: int | None = None) -> Tokenizer:
 
 
 def stated_vocab_size(folder: Path) -> int | None:
-    """Of the model in a folder, as config.json has it; None where it does not say."""
+    """The vocabulary size of the model in a folder, as config.json has it; None where it does not say."""
     config = read_json(folder / "config.json", missing_ok=True)
     inner = config.get("text_config")
     size = config.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, dict) else None)

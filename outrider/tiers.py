@@ -28,7 +28,8 @@ DEFAULT = {1: Tier((1, 3, 7)), 8: Tier((0, 1, 3)), 32: Tier((0, 1)), 64: Tier((0
 
 
 def read_tiers(path: str | None) -> dict[int, Tier]:
-    """From --speculative-adaptive-config: {"1": {"candidate_steps": [1, 3, 7]}, ...}. StartupError for nonsense."""
+    """The tiers of --speculative-adaptive-config: {"1": {"candidate_steps": [1, 3, 7]}, ...}. StartupError for
+    nonsense."""
     if path is None:
         return DEFAULT
     try:
@@ -44,7 +45,7 @@ def read_tiers(path: str | None) -> dict[int, Tier]:
 
 
 def _tier(read: Any) -> Tier:
-    """As the file has it. ValueError, naming what is wrong with it."""
+    """A tier as the file has it. ValueError, naming what is wrong with it."""
     if not isinstance(read, dict):
         raise ValueError(f"{read!r} is no tier")
     unknown = read.keys() - {spec.name for spec in fields(Tier)}

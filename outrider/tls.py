@@ -81,7 +81,8 @@ def server_files(certfile: str | None, keyfile: str | None, ca_certs: str | None
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """For gRPC: with authorities given, clients must show a certificate of theirs. StartupError for unusable files."""
+    """Credentials for gRPC: with authorities given, clients must show a certificate of theirs. StartupError for
+    unusable files."""
     stamp, complaint = files.stamp(), _Complaint()
     first = _configuration(files.read())
 
@@ -126,7 +127,7 @@ def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
 
 
 def http_context(files: TlsFiles) -> ssl.SSLContext:
-    """For a server of Python's own. StartupError for unusable files."""
+    """The context of a server of Python's own. StartupError for unusable files."""
     stamp, current, complaint = files.stamp(), _context(files), _Complaint()
 
     def choose(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
@@ -152,7 +153,8 @@ def http_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 class _Unresumed(ssl.SSLContext):
-    """For asyncio: every connection begins in a context of its own, which knows no session of those before it.
+    """A server's context for asyncio: every connection begins in one of its own, which knows no session of those before
+    it.
 
     A client that resumes one shows no certificate, while its authority may be dropped, or its time over. To give no
     tickets is not enough: TLS 1.2 has a cache as well, which Python cannot turn off.
@@ -161,7 +163,7 @@ class _Unresumed(ssl.SSLContext):
     outer: Callable[[], ssl.SSLContext]
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """As SSLContext's."""
+        """A connection, as SSLContext makes it, in a context of its own."""
         outer = self.outer()
         connection = outer.wrap_bio(*args, **kwargs)
         assert isinstance(connection, _Connection)
@@ -176,7 +178,7 @@ class _Connection(ssl.SSLObject):
 
 
 def _bare(kind: type[ContextT], files: TlsFiles) -> ContextT:
-    """Without the files' contents."""
+    """A context without the files' contents."""
     context = kind(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -199,7 +201,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """For a client of Python's own: as `channel_credentials`. StartupError for unusable files."""
+    """The context of a client of Python's own: as `channel_credentials`. StartupError for unusable files."""
     files.read()
     context = ssl.create_default_context(cafile=files.ca_certs)
     if files.certfile is not None:
@@ -208,7 +210,8 @@ def client_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def channel_credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """For gRPC: the server must show a certificate of one of the authorities. StartupError for unusable files."""
+    """Credentials for gRPC: the server must show a certificate of one of the authorities. StartupError for unusable
+    files."""
     material = files.read()
     return grpc.ssl_channel_credentials(material.ca, material.key, material.certificate)
 

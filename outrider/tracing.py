@@ -39,7 +39,7 @@ def set_call_metadata(request_id: str, traceparent: str) -> None:
 
 
 def call_metadata() -> tuple[tuple[str, str], ...]:
-    """As set_call_metadata said; nothing elsewhere."""
+    """The metadata that set_call_metadata set for this task; nothing elsewhere."""
     return _call_metadata.get()
 
 
@@ -106,7 +106,7 @@ class Tracing:
 
 
 def tracing_of(args: ObservingArgs, service: str) -> Tracing | None:
-    """As the flags say; None: no traces. StartupError where OpenTelemetry is not installed."""
+    """The tracing that the flags ask for; None: no traces. StartupError where OpenTelemetry is not installed."""
     if args.otlp_traces_endpoint is None:
         return None
     try:

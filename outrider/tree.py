@@ -44,7 +44,7 @@ class TokenTree:
 
     @classmethod
     def chain(cls, tokens: Ids) -> TokenTree:
-        """One branch."""
+        """A tree of one branch."""
         return cls(tokens, np.arange(-1, len(tokens) - 1, dtype=np.int32))
 
     @classmethod
@@ -103,7 +103,7 @@ class TokenTree:
 
     @property
     def links(self) -> dict[int, dict[int, int]]:
-        """Of each node that has children (-1: the root): they, by token."""
+        """The children of each node that has some, by token; -1 is the root."""
         links = self._children
         if links is None:
             if self.is_chain:
@@ -126,7 +126,7 @@ class TokenTree:
 
     @property
     def row_depths(self) -> Ids:
-        """int32 [n+1]: of the rows, the root's first."""
+        """int32 [n+1]: the depth of each row, the root's first."""
         found = self._row_depths
         if found is None:
             if self.is_chain:  # made once for all chains: no step waits for that
@@ -141,7 +141,7 @@ class TokenTree:
 
     @property
     def depth(self) -> int:
-        """Of the deepest node; 0 without nodes."""
+        """The depth of the deepest node; 0 without nodes."""
         depth = self._depth
         if depth < 0:  # plain numbers are sooner than numpy begins
             self._depth = depth = len(self.above) if self.is_chain else max(self.row_depths.tolist())
@@ -177,7 +177,7 @@ class TokenTree:
         return self.selected(root, range(root + 1, len(self)))
 
     def trimmed(
-        self, scores: NDArray[np.uint8], count: int, max_depth: int | None = None
+        self, scores: NDArray[np.uint8], count: int, max_depth: int | None
     ) -> tuple[TokenTree, NDArray[np.int32]]:
         """The `count` nodes of lowest score among those no deeper than `max_depth`, and their indices.
 
@@ -202,7 +202,7 @@ class TokenTree:
         return np.array(raised, np.uint8) if is_changed else scores
 
     def selected(self, root: int, candidates: Iterable[int]) -> tuple[TokenTree, NDArray[np.int32]]:
-        """Those of the ascending `candidates` that hang together below `root`, re-rooted there, and their indices."""
+        """The nodes of ascending `candidates` that hang together below `root`, re-rooted there, and their indices."""
         new_index, above = {root: ROOT}, self.above
         parents: list[int] = []
         for node in candidates:

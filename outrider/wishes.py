@@ -19,7 +19,7 @@ def most_nodes(num_steps: int, topk: int) -> int:
 
 
 def check_wishes(params: common_pb2.SpeculativeParams, most: int) -> None:
-    """InvalidArgument for one that no tree has, or above `most`."""
+    """InvalidArgument for a wish that no tree fulfils, or above `most`."""
     for name, least in zip(WISHES, (1, 1, 2), strict=True):  # the root is a draft token too
         value = getattr(params, name)
         if params.HasField(name) and not least <= value <= most:

@@ -127,7 +127,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--run-dir", default="/run/envoy", help="Folder to write in.")
     parser.add_argument("--grace-s", type=seconds, default=30.0, help="Time that running answers get on SIGTERM.")
     parser.add_argument(
-        "--request-timeout-s", type=seconds, default=600.0, help="That of the gateways: the time for an answer."
+        "--request-timeout-s", type=some_seconds, default=600.0, help="That of the gateways: the time for an answer."
     )
     parser.add_argument("--log-level", default="warning")
     parser.add_argument("--check", action="store_true", help="Only say whether Envoy takes the configuration.")
@@ -167,6 +167,14 @@ def seconds(word: str) -> float:
         value = math.nan
     if not 0 <= value <= _MOST_S:
         raise argparse.ArgumentTypeError(f"{word!r} must be a number of seconds from 0 to {_MOST_S:.0f}")
+    return value
+
+
+def some_seconds(word: str) -> float:
+    """A time that a flag gives, above 0. ArgumentTypeError for any other."""
+    value = seconds(word)
+    if value == 0:
+        raise argparse.ArgumentTypeError(f"{word!r} must be above 0")
     return value
 
 

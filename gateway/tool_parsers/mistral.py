@@ -16,7 +16,7 @@ MARKERS = frozenset((BEGIN, "[ARGS]", "[CALL_ID]"))
 
 
 class MistralCalls:
-    """One choice's text; the character after the first mark tells which of the two forms it is."""
+    """The parser of one choice's text; the character after the first mark tells which of the two forms it is."""
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names

@@ -27,7 +27,7 @@ class PythonicCalls:
         self._plain = False
 
     def push(self, text: str) -> Iterator[Part]:
-        """Nothing while the text may be calls."""
+        """The text, but nothing while it may be calls."""
         self._held += text
         start = self._held.lstrip()
         if self._plain or (start and start[0] != "[") or len(self._held) > _MAX_CHARS:

@@ -32,7 +32,7 @@ class ValueScanner:
 
     @property
     def is_scalar(self) -> bool:
-        """Whether it is a number or a word, whose end only what follows tells."""
+        """Whether the value is a number or a word, whose end only what follows tells."""
         return self._kind == "scalar"
 
     def push(self, char: str) -> bool:

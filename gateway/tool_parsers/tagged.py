@@ -81,7 +81,7 @@ class TaggedCalls:
         self._held = self._raw = ""
 
     def _start(self, text: str) -> str:
-        """Whether the whole output is calls: known at its first characters."""
+        """Finds out whether the whole output is calls, by its first characters; what is left to read."""
         stripped = text.lstrip()
         mark = self._form.may_begin
         if mark is not None and stripped.startswith(mark):
@@ -114,7 +114,7 @@ class TaggedCalls:
         return made, ""
 
     def _gap(self, text: str) -> tuple[list[Part], str]:
-        """Past what may stand around calls, to the next one; back to text, where none follows."""
+        """Goes past what may stand around calls, to the next one; back to text, where none follows."""
         text, waiting = self._skip(text)
         if waiting or not text:
             self._held = text
@@ -137,7 +137,7 @@ class TaggedCalls:
         return self._leave(), text
 
     def _skip(self, text: str) -> tuple[str, bool]:
-        """Without fillers at its beginning; and whether it may be the beginning of one."""
+        """The text without fillers at its beginning; and whether it may be the beginning of one."""
         marks = (*((self._form.begin,) if self._form.begin else ()), *self._form.fillers)
         waited_for = marks if self._expecting else (*marks, self._form.header_begin or "")
         while True:
@@ -155,12 +155,12 @@ class TaggedCalls:
             text = text[len(mark) :]
 
     def _pass(self, text: str) -> None:
-        """After a call, what may stand around calls is the format's and never text."""
+        """Passes over what may stand around calls: after one it is the format's and never text."""
         if self._expecting:
             self._raw += text
 
     def _body(self, text: str) -> tuple[list[Part], str]:
-        """More of a call."""
+        """Reads more of a call."""
         call = self._call
         assert call is not None
         size, arguments = call.push(text)
@@ -182,7 +182,7 @@ class TaggedCalls:
         return made, text[size:]
 
     def _leave(self) -> list[Part]:
-        """No call, or none any more: what was not told of it is text again, and so is what follows."""
+        """Goes back to text, which what was not told of a call is, and what follows."""
         raw, self._raw = self._raw, ""
         self._state = "text" if self._form.begin is not None else "plain"
         self._call, self._told_name, self._between = None, False, False

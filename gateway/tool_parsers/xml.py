@@ -67,7 +67,7 @@ class XmlCalls:
         self._name, self._raw, self._held = None, "", ""
 
     def _pass(self, text: str) -> None:
-        """After a call, what may stand around calls is the format's and never text."""
+        """Passes over what may stand around calls: after one it is the format's and never text."""
         if self._raw:
             self._raw += text
 
@@ -121,7 +121,7 @@ class XmlCalls:
         return [CallArguments(self._index, "}")]
 
     def _leave(self) -> list[Part]:
-        """Back to text, with what no call came of."""
+        """Goes back to text, with what no call came of."""
         raw, self._raw, self._inside = self._raw, "", False
         self._between = self._between and not raw
         return [*self._close(), *([Content(raw)] if raw else [])]

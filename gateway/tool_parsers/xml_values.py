@@ -14,7 +14,7 @@ _ANY: Types = frozenset(("string", "number", "integer", "boolean", "null", "arra
 
 
 class Parameters:
-    """Those of one function by its schema, which is a client's: anything may stand anywhere in it."""
+    """The parameters of one function by its schema, which is a client's: anything may stand anywhere in it."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._root = schema
@@ -30,7 +30,8 @@ class Parameters:
         self._by_reference: dict[str, Types] = {}  # none while one is followed, so that circles end
 
     def as_json(self, key: str, value: str) -> str:
-        """What may be text is text, but for null where that may be too. What cannot be is JSON where it can be read.
+        """A parameter's value as JSON. What may be text is text, but for null where that may be too. What cannot be is
+        JSON where it can be read.
 
         So is what nothing is said of. True, False and None are read as templates print them, in Python's way.
         """
@@ -58,7 +59,7 @@ class Parameters:
         return self._by_key[known]
 
     def _types(self, schema: Any) -> Types:
-        """Those that every keyword allows."""
+        """The types that every keyword of a schema allows."""
         if not isinstance(schema, Mapping):
             return _ANY
         types = _ANY

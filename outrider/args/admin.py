@@ -34,7 +34,7 @@ class DraftersArgs(DialingArgs):
     )
 
     def check(self) -> None:
-        """What goes together."""
+        """StartupError for flags that do not go together."""
         DialingArgs.check(self)
         for address in self.verify_address:
             check_address("--verify-address", address)

@@ -77,7 +77,7 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
     )
 
     def check(self) -> None:
-        """Bounds."""
+        """StartupError for values out of bounds."""
         SpeculativeArgs.check(self)
         ObservingArgs.check(self)
         ServingArgs.check(self)

@@ -91,7 +91,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
     )  # fmt: skip
 
     def check(self) -> None:
-        """Bounds."""
+        """StartupError for values out of bounds."""
         ObservingArgs.check(self)
         ServingArgs.check(self)
         DialingArgs.check(self)

@@ -34,7 +34,7 @@ class ServingArgs(Args):
     )  # fmt: skip
 
     def check(self) -> None:
-        """What goes together."""
+        """StartupError for flags that do not go together."""
         server_files(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
 
 
@@ -54,7 +54,7 @@ class DialingArgs(Args):
     )
 
     def check(self) -> None:
-        """What goes together."""
+        """StartupError for flags that do not go together."""
         if (self.verify_ssl_certfile is None) != (self.verify_ssl_keyfile is None):
             raise StartupError("--verify-ssl-certfile and --verify-ssl-keyfile go together")
         for name in ("verify_ssl_certfile", "verify_ssl_server_name"):

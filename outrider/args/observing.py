@@ -35,7 +35,7 @@ class ObservingArgs(Args):
         return (host_port(self.metrics_host, self.metrics_port),)
 
     def check(self) -> None:
-        """Bounds."""
+        """StartupError for values out of bounds."""
         endpoint, ratio = self.otlp_traces_endpoint, self.otlp_traces_sample_ratio
         if endpoint is not None and not is_url(endpoint):
             raise StartupError(f"--otlp-traces-endpoint is {endpoint!r}; it must be an http or https URL")

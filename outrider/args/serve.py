@@ -73,7 +73,7 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
     startup_timeout_s: float = arg(900.0, "network", "Time to become ready, a model's first download included.")
 
     def check(self) -> None:
-        """Bounds of all parts."""
+        """StartupError for values out of any part's bounds."""
         VerifyArgs.check(self)
         DraftArgs.check(self)
         GatewayArgs.check(self)

@@ -87,7 +87,7 @@ class SpeculativeArgs(Args):
     )
 
     def check(self) -> None:
-        """Ranges of trees, and of SGLang's n-gram cache."""
+        """StartupError for trees, or an n-gram cache of SGLang's, that are out of range."""
         at_least(self, 1, "speculative_num_steps", "speculative_eagle_topk")
         # As one request may ask for at most.
         at_most(self, MAX_WISH, "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")

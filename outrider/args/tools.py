@@ -30,7 +30,7 @@ class ChatArgs(Args):
     no_speculation: bool = arg(False, "conversation", "Ask the server to decode plainly.")
 
     def check(self) -> None:
-        """Bounds."""
+        """StartupError for values out of bounds."""
         at_least(self, 1, "max_tokens")
         at_least(self, 0, "temperature")
         check_url("--url", self.url, "http://127.0.0.1:8000")
@@ -52,7 +52,7 @@ class ConvertArgs(Args):
     revision: str | None = arg(None, "files", "Revision of the hub id.")
 
     def check(self) -> None:
-        """Both sides are needed."""
+        """StartupError unless both sides are given."""
         for name in ("source", "destination"):
             if getattr(self, name) is None:
                 raise StartupError(f"--{name} is needed")
@@ -76,7 +76,7 @@ class HealthArgs(DialingArgs):
     verify_ssl_certfile: str | None = arg(None, "security", "Certificate (PEM) to show them.")
 
     def check(self) -> None:
-        """Something must be asked."""
+        """StartupError where nothing is asked."""
         super().check()
         if not self.address and not self.url:
             raise StartupError("--address or --url is needed")

@@ -24,7 +24,7 @@ class TopArgs(Args):
     once: bool = arg(False, "view", "Print one frame and end, with 1 where a process did not answer.")
 
     def check(self) -> None:
-        """Bounds."""
+        """StartupError for values out of bounds."""
         if not 0 < self.interval_s <= 3600:
             raise StartupError(f"--interval-s is {self.interval_s:g}; it must be above 0 and at most 3600")
         for url in self.metrics:

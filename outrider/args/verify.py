@@ -140,11 +140,11 @@ class VerifyArgs(ObservingArgs, ServingArgs):
 
     @property
     def most_choices(self) -> int:
-        """Of one request: no more than run and wait at once."""
+        """The most choices of one request: no more than run and wait at once."""
         return min(self.max_choices, self.max_running_requests + self.max_queued_requests)
 
     def check(self) -> None:
-        """Bounds."""
+        """StartupError for values out of bounds."""
         ObservingArgs.check(self)
         ServingArgs.check(self)
         for name, address in (("--listen", self.listen), ("--grpc-address", self.grpc_address)):

@@ -357,6 +357,7 @@ def test_certificates_that_cannot_be_used_are_refused_in_words(tmp_path: Path) -
     [
         (["--grace-s=nan"], "'nan' must be a number of seconds from 0 to 1000000"),
         (["--grace-s=-1"], "'-1' must be a number of seconds"),
+        (["--request-timeout-s=0"], "argument --request-timeout-s: '0' must be above 0"),
         (["--request-timeout-s=-5"], "'-5' must be a number of seconds"),
         (["--request-timeout-s=1e300"], "'1e300' must be a number of seconds"),
         (["--port=8080", "--stats-port=8080"], "--port and --stats-port are both 8080; give one of them another"),

@@ -287,7 +287,7 @@ class LoopThread:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Returns once it holds; what it waits for may run in this process."""
+    """Returns once a condition holds; what it waits for may run in this process."""
     while not holds():
         time.sleep(0.01)
 
@@ -355,7 +355,7 @@ def running(
 
 
 def is_ready(gateway: Gateway) -> bool:
-    """Whether it takes requests."""
+    """Whether a gateway takes requests."""
     try:
         gateway.ready()
     except Unavailable:

@@ -128,7 +128,7 @@ def test_connections_beyond_the_limit_of_files_are_refused(
 
 
 def test_a_running_answer_is_finished(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
-    """SIGTERM while an answer is on its way: it is completed, and no new one is begun."""
+    """SIGTERM comes while an answer is on its way: it is completed, and no new one is begun."""
     fake, address, loop = verify
     fake.hold_after = 2
     process = start("--port=0", f"--verify-address={address}")
@@ -211,7 +211,7 @@ def test_a_second_signal_does_not_wait(start: Start, verify: tuple[FakeVerify, s
 def test_before_it_drains_a_balancer_may_notice(
     start: Start, verify: tuple[FakeVerify, str, LoopThread], tmp_path: Path
 ) -> None:
-    """With --drain-delay-s nothing ends at SIGTERM but /health: what runs goes on, and new requests are taken."""
+    """--drain-delay-s has nothing end at SIGTERM but /health: what runs goes on, and new requests are taken."""
     fake, address, loop = verify
     fake.hold_after = 2
     process = start("--port=0", f"--verify-address={address}", "--drain-delay-s=600")
@@ -297,7 +297,7 @@ def test_a_name_is_listened_on_over_what_it_has(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.skipif(not (has_ipv6() and socket.has_dualstack_ipv6()), reason="this machine has no IPv6")
 def test_all_addresses_of_ipv6_are_those_of_ipv4_too(start: Start, verify: tuple[FakeVerify, str, LoopThread]) -> None:
-    """As gRPC has it."""
+    """gRPC's servers do the same."""
     process = start("--host=::", "--port=0", f"--verify-address={verify[1]}")
     url = url_of(process)
     assert url.startswith("http://[::]:")

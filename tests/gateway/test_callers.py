@@ -18,7 +18,7 @@ from tests.files import replace
 
 
 class Clock:
-    """Seconds, as told."""
+    """A clock of seconds that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -142,7 +142,7 @@ def test_keys_change_without_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_key_file_that_can_be_read_again(tmp_path: Path) -> None:
-    """Its time and place are those that it had when it could not, as after a chmod."""
+    """The file's time and place are those that it had when it could not be read, as after a chmod."""
     path = tmp_path / "keys"
     path.write_text("before\n")
     callers = callers_of(GatewayArgs(api_key_file=str(path)))

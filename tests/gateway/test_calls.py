@@ -172,7 +172,7 @@ async def test_the_end_of_the_stream_breaks_its_calls_and_the_next_opens_another
 
 
 class FailingStream(FakeVerify):
-    """Its streams fail, by default as grpc.aio says of a write that meets a call's end."""
+    """A fake whose streams fail, by default as grpc.aio says of a write that meets a call's end."""
 
     answers = 0  # frames before that
     says = "Internal error from Core"
@@ -202,7 +202,7 @@ async def test_a_stream_that_fails_breaks_its_calls_so_that_they_go_on_elsewhere
 @pytest.mark.asyncio
 @pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code.name not in {"OK", "UNIMPLEMENTED"}])
 async def test_no_status_of_a_stream_is_an_answer_to_its_calls(tmp_path: Path, code: grpc.StatusCode) -> None:
-    """It lives for hours: proxies end it, or what another client sent."""
+    """A stream lives for hours: proxies end it, or what another client sent."""
     verify = FailingStream(tmp_path, vocab_size=300)
     verify.answers, verify.says, verify.code = 1, "longer than a proxy lets it be", code
     async with calls_to(verify, tmp_path) as made:

@@ -288,6 +288,8 @@ def test_generate_streams_a_list(gateway: RunningGateway) -> None:
             {"text": "a", "sampling_params": {"max_new_tokens": 2, "min_new_tokens": 5}},
             "sampling_params.min_new_tokens",
         ),
+        ({"text": "a", "sampling_params": {"json_schema": f'{{"const": {2**60 + 1}}}'}}, "sampling_params.json_schema"),
+        ({"text": ["a"] * 2, "sampling_params": [{}, {"json_schema": "{"}]}, "sampling_params[1].json_schema"),
         ({"text": "a", "sampling_params": {"logit_bias": {"x": 1}}}, "sampling_params.logit_bias"),
         ({"text": "a", "sampling_params": [{"logit_bias": {"5": 101}}]}, "sampling_params[0].logit_bias[5]"),
         ({"text": "a", "sampling_params": {"stop_token_ids": [99999]}}, "sampling_params.stop_token_ids"),
@@ -297,6 +299,12 @@ def test_generate_streams_a_list(gateway: RunningGateway) -> None:
 def test_generate_refuses(gateway: RunningGateway, body: dict[str, Any], param: str) -> None:
     reply = httpx.post(f"{gateway.url}/generate", json=body)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_schemas_of_a_batch_are_not_read_for_ever(gateway: RunningGateway) -> None:
+    sets = [{"json_schema": "[" + "[]," * 20_000}] * 8
+    reply = httpx.post(f"{gateway.url}/generate", json={"text": ["a"] * 8, "sampling_params": sets})
+    assert reply.status_code == 413
 
 
 @pytest.mark.parametrize(

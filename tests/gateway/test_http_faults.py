@@ -527,7 +527,7 @@ def test_pipelined_requests_are_answered_in_order(gateway: RunningGateway) -> No
 
 @pytest.mark.parametrize("cut", [0, 20, 1, 100_000])
 def test_an_offer_of_http_2_is_passed_over(gateway: RunningGateway, cut: int) -> None:
-    """As curl --http2 and Java's client make it: the body is read, and the next request on the connection too."""
+    """curl --http2 and Java's client make it so: the body is read, and the next request on the connection too."""
     body = json.dumps({"messages": USER}).encode()
     offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__")
     chat = head(f"content-length: {len(body)}", "content-type: application/json", *offer) + body
@@ -617,7 +617,7 @@ def stream_head(stream: bool) -> bytes:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("hold_after", [0, 2])
 def test_a_client_that_hangs_up(gateway: RunningGateway, stream: bool, hold_after: int) -> None:
-    """While it waits for the first token (queued, or in prefill), and in the middle of its answer."""
+    """A client hangs up while it waits for the first token (queued, or in prefill), and in the middle of its answer."""
     verify = gateway.verify[0]
     verify.hold_after = hold_after
     with raw(gateway) as connection:
@@ -630,7 +630,7 @@ def test_a_client_that_hangs_up(gateway: RunningGateway, stream: bool, hold_afte
 
 
 def test_a_client_that_does_not_read(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Its stream is dropped at the buffer's limit; verify never waits for it, and others are served meanwhile."""
+    """The stream is dropped at the buffer's limit; verify never waits for it, and others are served meanwhile."""
     endless = plain_fake(folder, tokenizer, context_length=10**6)
     endless.say = lambda request, choice: [40 + index % 200 for index in range(10**5)]
     with running({"stream_buffer_bytes": 2**16}, lambda: [endless], tmp_path) as gateway:
@@ -675,7 +675,7 @@ def test_a_fault_that_verify_finds(http: httpx.Client, gateway: RunningGateway, 
 
 
 def test_no_replica_goes_on(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Before the first byte a 503; after it an error event, and no [DONE]."""
+    """Where no replica goes on there is a 503 before the first byte; after it an error event, and no [DONE]."""
     with running({}, lambda: [plain_fake(folder, tokenizer)], tmp_path) as gateway:
         (verify,) = gateway.verify
         verify.break_after = [0] * 99

@@ -87,7 +87,7 @@ def test_a_client_that_hangs_up_with_requests_waiting(gateway: RunningGateway, s
 
 
 def test_requests_that_come_while_one_is_answered(gateway: RunningGateway) -> None:
-    """They wait their turn, and no more of them are taken in than a buffer holds."""
+    """Requests wait their turn, and no more of them are taken in than a buffer holds."""
     verify = gateway.verify[0]
     verify.hold_after = 2
     with raw(gateway) as connection:
@@ -146,7 +146,7 @@ def test_what_is_no_request_keeps_no_connection(
     folder: Path, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes,
     status: int, after: bytes,
 ) -> None:  # fmt: skip
-    """After an answer: a line between requests, and the rest of a body that nobody reads."""
+    """What comes after an answer: a line between requests, and the rest of a body that nobody reads."""
     monkeypatch.setattr(app, "KEEP_ALIVE_S", 0.5)
     with fakes.running({}, lambda: [plain_fake(folder, tokenizer)], tmp_path) as gateway, raw(gateway) as connection:
         connection.sendall(request_bytes)

@@ -78,7 +78,7 @@ def test_tokenize_and_back(gateway: RunningGateway, tokenizer: Tokenizer) -> Non
 def test_text_of_many_ids_is_made_beside_the_event_loop(
     gateway: RunningGateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a client asks to be told of its own prompt."""
+    """A client may ask to be told of its own long prompt."""
 
     async def here() -> threading.Thread:
         return threading.current_thread()
@@ -149,7 +149,7 @@ def test_a_page_of_another_origin_empties_no_cache(gateway: RunningGateway) -> N
 
 
 def test_times_begin_with_the_request(metered: RunningGateway) -> None:
-    """With its headers, however long its body takes to come."""
+    """Times begin with the headers, however long the body takes to come."""
     body = json.dumps({"messages": USER}).encode()
     slow = http.client.HTTPConnection("127.0.0.1", metered.port, timeout=30)
     with httpx.Client(base_url=metered.url) as client, contextlib.closing(slow):

@@ -164,7 +164,7 @@ def test_completion_stream(client: openai.OpenAI, ids: list[int]) -> None:
 def test_the_token_that_ends_a_completion_has_its_logprob(
     gateway: RunningGateway, tokenizer: Tokenizer, stream: bool
 ) -> None:
-    """As lm-evaluation-harness asks whether a text ends: with one token after it, whichever that is."""
+    """lm-evaluation-harness asks so whether a text ends: with one token after it, whichever that is."""
     (verify,) = gateway.verify
     verify.say = lambda request, choice: [verify.eos]
     prompt, end = tokenizer.encode("Say: ", add_special_tokens=False).ids, tokenizer.id_to_token(verify.eos)

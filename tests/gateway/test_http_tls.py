@@ -70,7 +70,7 @@ def test_certificates_are_renewed_and_strangers_turned_away(start: Start, tmp_pa
 def test_a_session_is_resumed_only_where_no_certificate_is_asked_for(
     start: Start, tmp_path: Path, version: ssl.TLSVersion, tickets: bool, asks: bool
 ) -> None:
-    """It would go on with one whose authority was dropped, or whose time is over."""
+    """A session would go on with a certificate whose authority was dropped, or whose time is over."""
     authority = Authority(tmp_path)
     certfile, keyfile = authority.issue("localhost", "localhost", "127.0.0.1")
     context = trusting(authority, authority.issue("client"))

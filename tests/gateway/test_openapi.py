@@ -80,7 +80,7 @@ REFUSED = frozenset(
 
 
 def _make_servable(body: dict[str, Any]) -> None:
-    """Without what is refused whatever else is there, so that the rest is looked at."""
+    """Takes out what is refused whatever else is there, so that the rest is looked at."""
     for name in REFUSED & body.keys():
         del body[name]
     body.update(_with_whole_numbers(body))
@@ -107,7 +107,7 @@ def _with_whole_numbers(value: Any) -> Any:
 
 @pytest.mark.parametrize("path", [path for method, path in OPERATIONS if DOCUMENT[path][method.upper()].body])
 def test_a_plain_body_is_served_as_described(gateway: RunningGateway, session: requests.Session, path: str) -> None:
-    """Of those that are made from the document all may be refused."""
+    """All bodies that are made from the document may be refused; this one is not."""
     case = DOCUMENT[path]["POST"].Case(body=SERVED[path], media_type="application/json")
     reply = case.call_and_validate(base_url=gateway.url, session=session, checks=CHECKS, timeout=30)
     assert reply.status_code == 200

@@ -11,7 +11,7 @@ TOKENS = st.lists(st.integers(0, 5), max_size=40)
 
 
 def longest_common_subsequence(first: list[int], second: list[int]) -> int:
-    """By the table of all prefixes."""
+    """The length of it, by the table of all prefixes."""
     row = [0] * (len(second) + 1)
     for one in first:
         before, row = row, [0]

@@ -48,7 +48,7 @@ async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tm
 
 @pytest.mark.asyncio
 async def test_a_process_with_two_addresses_is_shown_once(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """As localhost has them, for one that listens on all."""
+    """localhost has two addresses for a process that listens on all."""
     verify = FakeVerify(folder, tokenizer.get_vocab_size(), boot_id="both")
     other = FakeVerify(folder, tokenizer.get_vocab_size(), boot_id="other")
     async with (

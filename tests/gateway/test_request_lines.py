@@ -22,7 +22,7 @@ def ask(client: httpx.Client, name: str, **fields: object) -> httpx.Response:
 
 
 def fail(request: verify_pb2.GenerateRequest, choice: int) -> list[int]:
-    """In words that are not verify's."""
+    """Fails in words that are not verify's."""
     raise Aborted(grpc.StatusCode.INTERNAL, "a proxy's words")
 
 

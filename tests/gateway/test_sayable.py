@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from gateway.constraints import of_response_format
-from gateway.schemas import JsonSchema, ResponseFormat
+from gateway.constraints import of_response_format, of_sglang
+from gateway.schemas import JsonSchema, ResponseFormat, SglangSampling
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
 from tests.gateway.compiling import Grammars
@@ -89,6 +90,31 @@ def test_numbers_that_a_strict_schema_would_have_rounded(
         of_answer(schema, strict=True)
     assert f"to {place}." in refused.value.message
     assert grammars.takes(of_answer(schema, strict=False), "")
+
+
+def test_a_schema_that_comes_as_a_text_is_strict() -> None:
+    for schema in ({"pattern": r"^\d$"}, {"oneOf": [{"const": 1}, {"const": 2}]}, {"not": {}}):
+        given = SglangSampling(json_schema=json.dumps(schema, indent=1))
+        assert of_sglang(given, "f") == of_answer(schema, strict=True)
+    for text in ("true", "[]"):  # verify tells what it makes of them
+        assert of_sglang(SglangSampling(json_schema=text), "f") == common_pb2.Grammar(json_schema=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (json.dumps({"properties": {"user": {"const": BIG}}}), f"to {BIG} in 'properties.user.const'."),
+        ('{"not": ' * 40 + "{}" + "}" * 40, "more than 32 levels deep"),
+        ('{"type": ', "no JSON"),
+        ('{"minimum": NaN}', "no JSON"),
+        ("[" * 30_000, "no JSON"),
+    ],
+)
+def test_a_text_that_is_no_schema_we_hold_output_to(text: str, complaint: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        of_sglang(SglangSampling(json_schema=text), "sampling_params.json_schema")
+    assert complaint in refused.value.message
+    assert (refused.value.field, refused.value.code) == ("sampling_params.json_schema", "invalid_json_schema")
 
 
 @pytest.mark.parametrize(

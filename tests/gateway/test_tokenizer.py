@@ -49,7 +49,7 @@ class Conversations:
         self.template = template
 
     async def ids(self, messages: list[dict[str, Any]], **extra: Any) -> list[int]:
-        """As the chat route does it."""
+        """The ids of messages, by the chat route's way."""
         cover = self.codec.covering(messages, extra)
         context = {"messages": cover.cover(messages), "add_generation_prompt": True, **cover.cover(extra)}
         return await self.codec.encode_chat(await self.template.render(context, self.codec.max_chars), cover)
@@ -88,7 +88,7 @@ def turns(*contents: str) -> list[dict[str, Any]]:
 
 @pytest.mark.asyncio
 async def test_embedded_model_as_transformers(embedded_folder: Path) -> None:
-    """Token for token what apply_chat_template gives, one turn and several."""
+    """Compares with apply_chat_template token for token, one turn and several."""
     from transformers import AutoTokenizer
 
     oracle = AutoTokenizer.from_pretrained(embedded_folder)
@@ -219,7 +219,7 @@ IN_WORDS = "{% for m in messages %}{% if m.role == 'user' %}user {{ m.content }}
 
 @pytest.mark.asyncio
 async def test_a_template_for_tools_is_taken_where_they_are_offered(tmp_path: Path) -> None:
-    """As transformers takes it; the other template for who offers none."""
+    """Transformers does the same: who offers no tools gets the other template."""
     from transformers import AutoTokenizer
 
     folder = models.write_folder(tmp_path, models.byte_level())

@@ -12,7 +12,7 @@ from outrider.child_output import ChildOutput
 
 @pytest.mark.asyncio
 async def test_a_pipe_that_ends_as_the_time_for_it_does_is_closed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else another's descriptor of the same number would be."""
+    """Closing it twice would close another's descriptor of the same number."""
     monkeypatch.setattr(child_output, "_DRAIN_S", 0.0)  # over in the loop's next turn, which sees the end as well
     output = ChildOutput(lambda data: None)
     with output.opened():

@@ -41,14 +41,14 @@ def test_files_of_either_half_are_read_before_a_model_is_loaded(
 
 
 class Verify:
-    """Serves until it is told to stop, or fails."""
+    """A verify service that serves until it is told to stop, or fails."""
 
     def __init__(self, events: list[str]) -> None:
         self.events = events
         self.failing = asyncio.Event()
 
     async def serve(self, args: Any, engine: Any, stop: Stopping, on_ready: Any) -> int:
-        """Ready at once."""
+        """Says at once that it is ready."""
         servicer: Any = verify_pb2_grpc.VerifyServiceServicer
         on_ready(servicer())
         failing = asyncio.create_task(self.failing.wait())
@@ -74,7 +74,7 @@ class Draft:
         return "loaded"
 
     async def serve(self, args: Any, loaded: str, stopping: Callable[[], Stopping], dial: Any) -> int:
-        """Until it is told to stop."""
+        """Serves until it is told to stop."""
         assert loaded == "loaded"
         stop = stopping()
         self.verify_address = args.verify_address

@@ -17,7 +17,7 @@ from outrider.v1 import admin_pb2_grpc, common_pb2
 
 
 class Noting(admin_pb2_grpc.AdminServiceServicer):
-    """Has one drafter."""
+    """A service that has one drafter."""
 
     def __init__(self) -> None:
         self.asked: list[object] = []

@@ -33,6 +33,13 @@ def test_nonsense_is_refused_by_name(name: str, read: object, monkeypatch: pytes
         read()
 
 
+@pytest.mark.parametrize("name", ["OUTRIDER_CPU_KERNEL", "OUTRIDER_ENABLE_SPEC_V2", "SGLANG_NGRAM_FORCE_GREEDY_VERIFY"])
+def test_a_service_is_not_loaded_with_nonsense(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "perhaps")
+    with pytest.raises(StartupError, match=name):
+        env.check()
+
+
 def test_a_switch_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "2")
     with pytest.raises(StartupError, match="OUTRIDER_CPU_KERNEL is '2'; it must be 1 or 0"):

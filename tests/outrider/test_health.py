@@ -47,7 +47,7 @@ def site() -> Generator[str]:
 
 
 def test_a_gateway_with_tls_is_asked_over_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With a certificate to show, where it wants to see one."""
+    """A certificate is shown where the gateway wants to see one."""
     authority = Authority(tmp_path)
     files = TlsFiles(*authority.issue("localhost"), str(authority.path))
     certificate, key = authority.issue("prober")

@@ -25,12 +25,12 @@ class Servicer(verify_pb2_grpc.VerifyServiceServicer):
         self.stuck = asyncio.Event()
 
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[verify_pb2.GenerateResponse]:
-        """Not asked for."""
+        """Nobody asks for it."""
         raise Unimplemented("a fake")
         yield
 
     async def GenerateMany(self, request_iterator: Any, context: Any) -> AsyncIterator[verify_pb2.GenerateManyResponse]:
-        """Not asked for."""
+        """Nobody asks for it."""
         raise Unimplemented("a fake")
         yield
 
@@ -47,7 +47,7 @@ class Servicer(verify_pb2_grpc.VerifyServiceServicer):
     async def StreamFeatures(
         self, request: verify_pb2.StreamFeaturesRequest, context: Any
     ) -> AsyncIterator[verify_pb2.StreamFeaturesResponse]:
-        """As many answers as asked for."""
+        """Gives as many answers as asked for."""
         try:
             for position in range(request.count):
                 self.said += 1
@@ -72,7 +72,7 @@ class Servicer(verify_pb2_grpc.VerifyServiceServicer):
 
 
 def named(name: str) -> verify_pb2.SpeculateRequest:
-    """A frame."""
+    """A frame with a drafter's name."""
     return verify_pb2.SpeculateRequest(enlist=verify_pb2.Enlist(drafter_id=name))
 
 

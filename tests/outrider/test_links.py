@@ -227,7 +227,7 @@ async def test_a_request_over_the_limits_is_refused_and_logged() -> None:
 
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That this process was asked to end is forgotten after the test."""
+    """Has the process forget after the test that it was asked to end."""
     monkeypatch.setattr(stopping, "_heard", set())
     monkeypatch.setattr(rpc, "_unread_lines", Throttle())
 

@@ -61,15 +61,15 @@ def test_a_line_in_pieces_is_lost_as_one(ends: Ends) -> None:
     lossy.write_bytes(b"o\n")
     assert read() == b"one\ntwo\n"
     lossy.write_bytes(b"a part")
-    lossy.write_bytes(b"z\n" * 200_000)
+    lossy.write_bytes((b"z" * 99 + b"\n") * 4_000)
     lossy.write_bytes(b"of what is")
     before = read()
     lossy.write_bytes(b" lost\nlast\n")
     text = before + read()
-    assert text.startswith(b"a partz\n")
+    assert text.startswith(b"a partzzz")
     assert b"lost\n" not in text
     assert text.endswith(b"}\nlast\n")
-    assert text.count(b"z\n") + number_lost(text) == 200_001
+    assert text.count(b"z\n") + number_lost(text) == 4_001
 
 
 def test_files_get_everything(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ async def test_wait_serving_outlasts_not_serving_and_a_restart(tmp_path: Path) -
 async def test_a_leaving_server_is_asked_again_after_a_pause_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not by gRPC itself, which once went round until memory ran out."""
+    """gRPC itself, asking again, once went round until memory ran out."""
 
     async def pause(_seconds: float) -> None:
         raise InterruptedError

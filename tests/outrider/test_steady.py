@@ -28,7 +28,7 @@ def run() -> None:
 
 
 def test_what_ended_is_freed() -> None:
-    """In a process of its own, as it is for the rest of a process."""
+    """The setting stays for the rest of a process, so the test has one of its own."""
     script = "from tests.outrider.test_steady import run; run()"
     root = Path(__file__).parents[2]
     ended = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)

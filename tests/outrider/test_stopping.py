@@ -70,7 +70,7 @@ def test_a_part_is_not_hurried_by_the_sigterm_of_its_supervisor(
 
 @pytest.mark.asyncio
 async def test_a_hangup_that_is_ignored_stays_so() -> None:
-    """As nohup has it."""
+    """nohup has its command ignore it."""
     output = Output()
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

@@ -186,7 +186,7 @@ def test_memory_for_friends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def message(family: int, ours: int, theirs: int, peer: bytes, received: int, kind: int = 20) -> bytes:
-    """As the kernel writes one."""
+    """A message as the kernel writes it."""
     info = bytes(128) + struct.pack("=Q", received) + bytes(100)
     body = struct.pack("=4B", family, 7, 0, 0) + struct.pack(">HH", ours, theirs) + bytes(16) + peer.ljust(16, b"\0")
     body += bytes(72 - len(body))

@@ -9,23 +9,12 @@ import pytest
 from playwright.sync_api import Browser
 from tokenizers import Tokenizer
 
-from tests.gateway import models
+from tests.gateway.conftest import folder as folder
+from tests.gateway.conftest import tokenizer as tokenizer
 from tests.gateway.fakes import FakeVerify, RunningGateway, running
 from tests.page.browser import Visit, chromium
 
 ANSWER = "Hello <b>you</b>, the quick brown fox.\nHow are you today?"
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with a small byte-level tokenizer and ChatML."""
-    return models.write_folder(tmp_path_factory.mktemp("model"), models.byte_level())
-
-
-@pytest.fixture(scope="session")
-def tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of `folder`."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
