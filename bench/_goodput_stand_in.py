@@ -58,12 +58,12 @@ class RowRunner(ScriptedRunner):
 
 
 def step_ms(setting: Setting, rows: int) -> float:
-    """Of the target."""
+    """Milliseconds of a step of the target with so many rows."""
     return setting.verify_ms + ROW_MS * rows
 
 
 def main(words: list[str]) -> int:
-    """Runs one of the two."""
+    """Runs one of the two services."""
     part, address, text = words
     die_with_parent()
     configure_logging(part)

@@ -35,9 +35,9 @@ async def serve_engine(
     args: VerifyArgs, engine: Engine, *, lent_ms: float = 0.0, placement: Placement | None = None,
     wrap: Wrap = lambda servicer: servicer,
 ) -> StepLoop:  # fmt: skip
-    """As `outrider verify` does, its rpcs behind what `wrap` makes of them. Returns the loop when it was told to end.
+    """Serves as `outrider verify` does, its rpcs behind what `wrap` makes of them, until it is told to end.
 
-    Raises what the loop failed of.
+    Returns the loop, or raises what it failed of.
     """
     loop, told, inbox = asyncio.get_running_loop(), told_to_end(), Inbox()
     step_loop = build_step_loop(

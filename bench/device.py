@@ -148,7 +148,7 @@ class Bench:
         cache.truncate(sequence, first)
 
     def read_bytes(self) -> int:
-        """That a plain step of one session reads: weights but the embedding, and the session's keys and values."""
+        """Bytes that a plain step of one session reads: weights but the embedding, and its keys and values."""
         config = self.runner.config
         layer = config.hidden_size * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)
         weights = config.num_layers * layer + config.vocab_size * config.hidden_size
@@ -202,7 +202,7 @@ class Bench:
 
 
 def measure(args: argparse.Namespace, target: Path, head: Path) -> dict[str, Any]:
-    """All figures."""
+    """Measures all figures."""
     bench = Bench(args, target, head)
     rate = read_rate(bench.device)
     plain = {batch: bench.timed(f"plain, {batch} sessions", lambda b=batch: bench.verify(b, 0)) for batch in args.batch}

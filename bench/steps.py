@@ -50,7 +50,7 @@ class Row:
 
     @property
     def scheduling_ms(self) -> float:
-        """Neither model nor sampling."""
+        """Milliseconds of a step that are neither model nor sampling."""
         return self.step_ms - self.model_ms - self.sampling_ms
 
 

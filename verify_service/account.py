@@ -36,7 +36,7 @@ class _Pause:
 
 
 class Account:
-    """Pure state."""
+    """Whether drafting pays for all sessions together, by about how many run. Pure state."""
 
     def __init__(self) -> None:
         self.pays = False  # as far as is known
@@ -80,7 +80,7 @@ class Account:
     ) -> None:  # fmt: skip
         """Takes in a step that drafters had a part in.
 
-        quiet_ms: of a plain one; reading: prompts were read meanwhile.
+        quiet_ms: what a plain one takes; reading: prompts were read meanwhile.
         """
         if self.is_paused(sessions):  # what was asked for before it is still made
             return

@@ -29,7 +29,7 @@ class Untold:
     batch_tokens: int = 0
 
     def add(self, step_us: int, batch_tokens: int) -> None:
-        """One step more."""
+        """Adds a step."""
         self.steps += 1
         self.verify_us += step_us
         self.batch_tokens += batch_tokens
@@ -74,7 +74,7 @@ class Assignment:
         self.untold.add(step_us, batch_tokens)
 
     def take_untold(self) -> verify_pb2.Verdict:
-        """The verdict of all steps that were left out."""
+        """The verdict of all steps that the drafter was not told of."""
         untold, self.untold = self.untold, None
         assert untold is not None
         tokens = self.session.tokens[untold.base_len : self.session.committed_len].tolist()

@@ -195,7 +195,7 @@ def choose_nodes(costs: CostTable, base_rows: int, base_tokens: float, likely: S
 
 
 def _choose_of_one(costs: CostTable, base_rows: int, base_tokens: float, likely: list[float]) -> int:
-    """The same for one session that has few, sooner than numpy begins."""
+    """What choose_nodes does, for one session with few nodes: done before numpy would have begun."""
     best, best_rate, tokens = 0, 0.0, base_tokens
     for count, ms in enumerate(costs.ms_from(base_rows, len(likely) + 1)):
         tokens += likely[count - 1] if count else 0.0

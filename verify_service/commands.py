@@ -49,7 +49,7 @@ class DrafterLeft:
 
 @dataclass(eq=False, slots=True)
 class Arrived:
-    """One proposal of a frame; its form is checked, or what is wrong with it. None: of a session that it has not."""
+    """One proposal of a frame, its form checked, or what is wrong with that; None: its drafter has no such session."""
 
     session: int
     generation: int
@@ -162,7 +162,7 @@ class Inbox:
             self._bell.release()
 
     def wait(self, until_ns: int | None) -> None:
-        """Until the bell rings, or so many monotonic nanoseconds (None: for ever). Only the engine's thread may."""
+        """Waits for the bell, or until so many monotonic nanoseconds (None: for ever). Only the engine's thread may."""
         if until_ns is None:
             self._bell.acquire()
         else:

@@ -261,7 +261,7 @@ class Committer:
 
 
 def _no_token(session: Session) -> OutriderError:
-    """Why there was none to follow what is committed."""
+    """Why no token could follow what is committed."""
     is_short = session.output_len < session.params.min_tokens
     error = session.grammar.leaves_only(session.stop_ids) if session.grammar is not None and is_short else None
     return error or Internal("the model gave no finite logits for this request")

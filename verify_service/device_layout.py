@@ -62,7 +62,7 @@ class PromptChunk:
 
 
 def lay_out(works: Sequence[Work]) -> tuple[list[Drawn], list[PromptChunk]]:
-    """Who draws in a step, and the prompts that are scored; rows of logits are in the order of `works`."""
+    """The sessions that draw in a step, and the prompts that are scored; logits' rows are in the order of `works`."""
     drawn: list[Drawn] = []
     prompts: list[PromptChunk] = []
     first = 0
@@ -104,5 +104,5 @@ class TreeBatch:
 
 
 def padded_width(num_nodes: int) -> int:
-    """Kernels are compiled for the width of a batch: a power of two, so that there are few of them."""
+    """The next power of two: kernels are compiled for the width of a batch, and there should be few of them."""
     return 1 << (num_nodes - 1).bit_length() if num_nodes else 0

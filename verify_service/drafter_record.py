@@ -105,9 +105,10 @@ class DrafterRecord:
     _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
 
     def handed_on(self) -> DrafterRecord:
-        """For the process that takes its place. One that was worth it may be slow at first, as that was.
+        """The record with which the drafter's next process begins.
 
-        None else: it might come back for the sake of that.
+        Where drafting was worth it, its first rounds are left out again, since new processes are slow; else they count,
+        so that no drafter reconnects to be forgiven.
         """
         record = copy.deepcopy(self)
         record.purse_ms, record.tried = max(0.0, record.purse_ms), None
@@ -118,7 +119,7 @@ class DrafterRecord:
 
     @property
     def worth(self) -> _Worth:
-        """Of as many sessions as run now."""
+        """What rounds have been worth with as many sessions as run now: one, or several."""
         return self.worth_alone if self.alone else self.worth_to_several
 
     @property
@@ -168,7 +169,7 @@ class DrafterRecord:
         return self.tried is not None and self.tried[0] == session
 
     def earn(self, step_ms: float, *, sharers: int = 1) -> None:
-        """A share of each step's time is for new sessions of drafters that gain nothing, of which there are so many."""
+        """Saves up for new sessions while they gain nothing: a share of a step's time, split among so many drafters."""
         self.step_ms = step_ms
         self.purse_ms = min(self.purse_ms + PROBE_SHARE / sharers * step_ms, _PURSE_STEPS * step_ms)
 
@@ -182,7 +183,7 @@ class DrafterRecord:
         return True
 
     def end_try(self, session: int, committed_len: int) -> None:
-        """A session is not its own any more: where it was tried with that, another might have gained all its steps."""
+        """Notes that it lost a session. A try is paid for then: another drafter might have gained all its steps."""
         if self.tried is not None and self.tries(session):
             self.purse_ms -= (committed_len - self.tried[1]) * self.step_ms
             self.tried = None

@@ -83,12 +83,12 @@ def load_engine(args: VerifyArgs) -> Engine:
 
 
 def _most_rows(args: VerifyArgs, sizes: Sizes) -> int:
-    """That a step may have."""
+    """The most rows that a step may have."""
     return args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk
 
 
 def execution_of(args: VerifyArgs) -> Execution:
-    """How the flags want steps to be computed."""
+    """How steps are to be computed, by the flags."""
     graphs = None
     if not args.disable_cuda_graph:
         required = args.cuda_graph_max_bs is not None

@@ -34,7 +34,10 @@ class QuietTimes:
         self._tried: set[int] = set()
 
     def ms(self, sessions: int) -> float | None:
-        """As measured, or by what so many rows cost beside what was measured nearest; None where nothing was."""
+        """Milliseconds of a quiet step: as measured, or by what its rows cost beside the nearest that was measured.
+
+        None where nothing was.
+        """
         if sessions in self._ms or not self._ms:
             return self._ms.get(sessions)
         nearest = min(self._ms, key=lambda known: max(known, sessions) / min(known, sessions))
@@ -46,7 +49,7 @@ class QuietTimes:
         return self._tries_left > 0 and self._patience > 0
 
     def begin(self, sessions: int) -> None:
-        """So many sessions are about to run: where nothing is known of them, that comes first."""
+        """Begins to measure where nothing is known of as many sessions as are about to run."""
         if sessions > 1 and not self.is_measuring and sessions not in self._tried and not self._is_known(sessions):
             self._measure(sessions)
 

@@ -35,7 +35,7 @@ MAX_DRAFTERS = 1024  # who asks what is served is told of them all
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
-    """Owned by the event loop."""
+    """The rpc handlers of VerifyService. Owned by the event loop."""
 
     def __init__(
         self,

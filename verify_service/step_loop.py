@@ -219,7 +219,7 @@ class StepLoop:
         )  # fmt: skip
 
     def _run_apart(self, works: list[Work], error: Exception) -> None:
-        """After a step that failed: its sessions one by one, so that only those end which it fails for.
+        """Runs the sessions of a failed step one by one, so that only those end which it fails for.
 
         Raises the error when the engine is at fault.
         """
@@ -249,7 +249,7 @@ class StepLoop:
             raise error
 
     def _obey(self, commands: list[Command]) -> bool:
-        """Does what they say; whether the loop goes on."""
+        """Does what commands say; returns whether the loop goes on."""
         for command in commands:
             match command:
                 case ProposalsArrived(drafter, proposals, read):

@@ -19,14 +19,14 @@ from verify_service.commands import Command, Inbox
 
 @dataclass(eq=False, slots=True)
 class Wait:
-    """For commands, until so many monotonic nanoseconds (None: for ever)."""
+    """A wait for commands, until so many monotonic nanoseconds (None: for ever)."""
 
     until_ns: int | None
 
 
 @dataclass(eq=False, slots=True)
 class Settle:
-    """Drafters were told: until that is on its way, or so many nanoseconds, nothing else is done.
+    """A wait until what drafters were told is on its way, or so many nanoseconds; nothing else is done meanwhile.
 
     deadline_ns: of the wait that follows.
     """
@@ -37,7 +37,7 @@ class Settle:
 
 @dataclass(eq=False, slots=True)
 class Compute:
-    """A forward pass is next, of so many milliseconds about; inf: it is not to be lent."""
+    """A forward pass that is next, of about so many milliseconds; inf: it is not to be lent."""
 
     ms: float
 
@@ -73,7 +73,7 @@ class Turns:
         self._looks_ns: float = math.inf  # when the event loop looks whether it is over
 
     def run(self) -> None:
-        """Until the steps end; raises what they raise."""
+        """Takes the steps on until they end; raises what they raise."""
         with self._turn:
             self._pause = next(self._steps)
         while not self._has_ended:
@@ -108,7 +108,7 @@ class Turns:
         self._hand_back(is_due=is_due)
 
     def settled(self) -> None:
-        """What drafters were told is on its way."""
+        """Ends a Settle: what drafters were told is on its way."""
         if isinstance(self._pause, Settle) and self._take_turn():
             if isinstance(self._pause, Settle):
                 self._go_on()
@@ -164,7 +164,7 @@ def _until_ns(pause: Pause) -> int | None:
 
 
 def _deadline_ns(pause: Pause | None) -> int | None:
-    """None too where there is no pause: the thread may end while the event loop looks."""
+    """When the wait is over; None: never, or there is no pause, since the thread may end while the event loop looks."""
     if pause is None:
         return None
     return pause.deadline_ns if isinstance(pause, Settle) else _until_ns(pause)

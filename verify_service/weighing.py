@@ -54,7 +54,7 @@ class Seen:
 
 
 class Weigher:
-    """Owned by the engine. clock: monotonic nanoseconds."""
+    """Measures steps and tells brakes what drafts gave. Owned by the engine. clock: monotonic nanoseconds."""
 
     def __init__(
         self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int] = time.monotonic_ns
@@ -72,9 +72,9 @@ class Weigher:
         self._linger = 0  # steps that drafts asked for then may still disturb
 
     def begin(self, sessions: int) -> bool:
-        """So many sessions are about to run: decides whether drafters are heard.
+        """Decides whether drafters are heard in a step of so many sessions.
 
-        Whether there is a pause, in which they are to have none.
+        Returns whether there is a pause, in which drafters are to have no sessions.
         """
         self.quiet.begin(sessions)
         paused = self._account.is_paused(sessions)
@@ -93,7 +93,7 @@ class Weigher:
         return self._account.may_open(sessions, len(assignments), all_heard=all_heard)
 
     def ended(self, works: list[Work]) -> tuple[float, set[Assignment]]:
-        """A step has ended: milliseconds since the one before it did, and who was asked for drafts before it.
+        """Notes that a step has ended: the milliseconds since the one before, and who was asked for drafts before it.
 
         `weigh` follows, which can wait until drafters are told of the step.
         """
@@ -133,7 +133,10 @@ class Weigher:
     def _measure(
         self, works: list[Work], told: Counter[Told], step_ms: float, own_ms: float | None, *, waited: bool
     ) -> None:
-        """own_ms: of the whole step without its wait, where nothing else came between."""
+        """Takes in what a step took.
+
+        own_ms: of the whole step without its wait, where nothing else came between.
+        """
         count, rows = len(works), sum(work.num_rows for work in works)
         verifies_nothing = rows == count == len(self._sessions)
         is_quiet = verifies_nothing and not (told or self._told_before or waited)

@@ -54,7 +54,7 @@ class Meter:
     opened: threading.Event = field(default_factory=threading.Event)
 
     def pass_one(self) -> None:
-        """Called in each step, on the thread that runs it."""
+        """Lets a step pass; called in each, on the thread that runs it."""
         self.before_step()
         self.opened.wait()
 
@@ -124,7 +124,7 @@ class Pair:
 async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0, **flags: Any) -> AsyncIterator[Pair]:
     """A verify service over the model in a folder. At the end all pages must be free, and no step may have failed.
 
-    lent_ms: of steps that the event loop may run; they must not be held up then.
+    lent_ms: how long a step may take that the event loop runs; none may be held up then.
     """
     flags = {
         "max_total_tokens": 4096,

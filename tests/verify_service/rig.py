@@ -58,7 +58,7 @@ class ActingInbox(Inbox):
         self._act = act
 
     def take(self) -> list[Command]:
-        """All commands that are there by then."""
+        """Lets the others act; returns all commands that are there then."""
         self._act()
         return super().take()
 
@@ -105,7 +105,7 @@ class Rig:
         return sessions
 
     def cancel(self, *sessions: Session) -> None:
-        """What the servicer does when a call ends early."""
+        """Cancels sessions, as the servicer does when a call ends early."""
         self.inbox.put(Cancel(list(sessions)))
 
     def join(
@@ -144,14 +144,14 @@ class Rig:
         self.inbox.put(DrafterLeft(sim.drafter))
 
     def send(self, sim: Sim, *proposals: verify_pb2.Proposal) -> None:
-        """One frame of proposals, as the stream's reader hands it over."""
+        """Hands over one frame of proposals, as the stream's reader does."""
         vocab_size = self.runner.model.vocab_size
         arrived = parse_proposals(proposals, vocab_size=vocab_size, max_nodes=MAX_PROPOSAL_NODES)
         read = None if sim.view.ring is None else sim.view.ring.last
         self.inbox.put(ProposalsArrived(sim.drafter, arrived, read))
 
     def release(self, sim: Sim, seen: Seen) -> None:
-        """A drafter gives a session up."""
+        """Has a drafter give a session up."""
         release = verify_pb2.Release(session=seen.session, generation=seen.generation)
         self.inbox.put(Released(sim.drafter, [release]))
 
@@ -162,7 +162,7 @@ class Rig:
                 self.read(sim)
 
     def read(self, sim: Sim) -> list[Seen]:
-        """One drafter's turn."""
+        """Lets one drafter read and answer; returns what it was told."""
         frame = taken(sim.drafter.outbox)
         if frame is None:
             return []
@@ -192,13 +192,13 @@ class Rig:
         return not (self.loop.scheduler.running or self.loop.scheduler.waiting)
 
     def step(self) -> None:
-        """One step of the loop, and clients get what it committed."""
+        """Runs one step of the loop; clients get what it committed."""
         self.take_step()
         self.loop.flush()
         self.check()
 
     def take_step(self) -> None:
-        """One step of the loop, whatever it waits for."""
+        """Runs one step of the loop, whatever it waits for."""
         steps = self.loop.step()
         with contextlib.suppress(StopIteration):
             pause = next(steps)
@@ -217,7 +217,7 @@ class Rig:
         raise AssertionError(f"still busy after {most_steps} steps")
 
     def check(self) -> None:
-        """No page is in two hands, none is lost."""
+        """Checks that no page is in two hands and none is lost."""
         scheduler = self.loop.scheduler
         scheduler.pool.check()
         held = scheduler.cache.num_pages if scheduler.cache is not None else 0
@@ -228,7 +228,7 @@ class Rig:
             scheduler.cache.check()
 
     def check_whole(self) -> None:
-        """After all has ended, every page can be had again."""
+        """Checks, after all has ended, that every page can be had again."""
         scheduler = self.loop.scheduler
         assert self.is_idle
         assert scheduler.num_available == scheduler.pool.num_pages
@@ -272,7 +272,7 @@ class StepClock:
         runner.forward = timed
 
     def spend(self, ms: float) -> None:
-        """Something else takes so long."""
+        """Lets so many milliseconds go by."""
         self._now_ns += int(1e6 * ms)
 
     def __call__(self) -> int:

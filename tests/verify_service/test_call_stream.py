@@ -39,7 +39,7 @@ class Caller:
         self._number = 0
 
     async def begin(self, *requests: verify_pb2.GenerateRequest, **fields: Any) -> list[int]:
-        """Calls, all in one message; their numbers."""
+        """Begins calls, all in one message; returns their numbers."""
         first = self._number + 1
         self._number += len(requests)
         begins = [
@@ -54,7 +54,7 @@ class Caller:
         await self.rpc.write(verify_pb2.GenerateManyRequest(cancel=numbers))
 
     async def until_ended(self, *numbers: int) -> dict[int, list[verify_pb2.GenerateResponse]]:
-        """Reads until these calls have ended; the responses of each so far."""
+        """Reads until these calls have ended; returns the responses of each so far."""
         while not set(numbers) <= self.ends().keys():
             frame = await self.rpc.read()
             assert isinstance(frame, verify_pb2.GenerateManyResponse)

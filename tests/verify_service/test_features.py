@@ -51,7 +51,7 @@ async def head(
 
 
 def with_rows(policy: Policy) -> Policy:
-    """Does not draft past a missing row, as a head cannot."""
+    """A policy that does not draft past a missing row, as a head cannot."""
 
     def careful(seen: Seen) -> list[Draft]:
         return policy(seen) if seen.next_row_pos == len(seen.tokens) - 1 else []

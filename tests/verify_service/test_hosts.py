@@ -29,7 +29,7 @@ class Clock:
 
 
 async def waited(door: Hosts, clock: Clock, peer: str) -> int:
-    """Whole seconds until it may enlist."""
+    """Whole seconds until a drafter of this host may enlist."""
     began_s = clock.now_s
     while True:
         try:

@@ -166,7 +166,7 @@ class Wire(RuleBasedStateMachine):
 
     @rule()
     def a_step_fails(self) -> None:
-        """The next one, once."""
+        """Has the next step fail once."""
         runner = self.rig.runner
 
         def fail() -> None:

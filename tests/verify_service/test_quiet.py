@@ -11,7 +11,7 @@ COSTS = CostTable({1: 10.0, 4: 16.0, 8: 24.0})
 
 
 def measured(*sessions: int) -> QuietTimes:
-    """So many sessions were measured to take a fifth more than the table says."""
+    """Quiet times where these numbers of sessions were measured to take a fifth more than the table says."""
     quiet = QuietTimes(COSTS)
     for count in (count for count in sessions for _ in range(SAMPLES)):
         quiet.observe(count, 1.2 * COSTS.ms(count))

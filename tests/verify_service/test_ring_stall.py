@@ -18,7 +18,7 @@ WIDTH = 8  # fp32 numbers of a row
 
 
 def one_draft(seen: Seen) -> list[Draft]:
-    """Any; its frame says what was read."""
+    """A policy of any one draft; its frame says what was read."""
     return [Draft([seen.tokens[-1]])]
 
 

@@ -104,7 +104,7 @@ def test_a_drafter_that_never_answers_is_waited_for_twice(sessions: int) -> None
 
 @pytest.mark.parametrize(("reply_ms", "waits"), [(0.5, True), (30.0, False)])
 def test_a_drafter_is_waited_for_only_where_its_answer_is_likely_to_come_in_time(reply_ms: float, waits: bool) -> None:
-    """In a millisecond's steps, of which a draft saves a few."""
+    """Steps take a millisecond, and a draft saves a few of them."""
     rig = build_rig(MODEL, brake=True, costs=CostTable({1: 1.0, 16: 1.0}), wait_ms=1000.0)
     truth = Truth()
     sim = rig.join(perfect(truth))

@@ -79,11 +79,11 @@ class Script:
         return thread
 
     def bring(self, command: Command) -> None:
-        """As a frame does, on the event loop."""
+        """Brings a command on the event loop, as a frame does."""
         self._on_loop(lambda: self.turns.bring(command))
 
     def settled(self) -> None:
-        """Likewise."""
+        """Says on the event loop that what drafters were told is on its way."""
         self._on_loop(self.turns.settled)
 
     def _on_loop(self, call: Callable[[], None]) -> None:
@@ -122,12 +122,12 @@ class Script:
         return commands
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Waits for a pause at which that holds."""
+        """Waits for a pause at which `holds()`."""
         with self.paused:
             assert self.paused.wait_for(holds, timeout=30)
 
     def threads_after(self, pause: Pause) -> set[int]:
-        """Who took the steps on from such a pause."""
+        """The threads that took the steps on from such a pause."""
         return {thread for at, thread in self.ran_by if at is pause}
 
 
@@ -163,7 +163,7 @@ def test_a_short_step_is_run_by_who_brings_what_it_waited_for(pause: Compute, mo
 
 
 def test_of_steps_that_follow_one_another_the_first_alone_is_lent() -> None:
-    """Else the event loop would decode, and nobody would hear of it."""
+    """The event loop would else decode, and nobody would hear of it."""
     second = Compute(2.0)
     script = Script()
     thread = script.begin(lambda command: [] if isinstance(command, Stop) else [SHORT, second, second])
