@@ -19,7 +19,7 @@ import torch
 import uvloop
 from numpy.typing import NDArray
 
-from bench._parts import serve_engine
+from bench._parts import serve_model
 from bench._wire_clock import Clock
 from bench._wire_script import AUX_LAYERS, VOCAB_SIZE, Script, Setting
 from bench._wire_stamps import frame_key, round_key
@@ -32,7 +32,7 @@ from outrider.supervisor import die_with_parent
 from outrider.telemetry import configure_logging
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.app import LENT_MS
-from verify_service.loading import Engine
+from verify_service.loading import LoadedModel
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
 from verify_service.step_loop import StepLoop
@@ -202,11 +202,11 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     )  # fmt: skip
     runner = ScriptedRunner(setting, num_slots)
     costs = CostTable({1: setting.verify_ms, 512: setting.verify_ms})
-    engine = Engine(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "")
+    loaded = LoadedModel(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "")
     sent_ns: dict[str, int] = {}
     came_ns: dict[str, int] = {}
-    step_loop = await serve_engine(
-        args, engine, lent_ms=LENT_MS, placement=setting.placement(0),
+    step_loop = await serve_model(
+        args, loaded, lent_ms=LENT_MS, placement=setting.placement(0),
         wrap=lambda servicer: Stamped(servicer, sent_ns, came_ns),
     )  # fmt: skip
     stamps = {"sent_ns": sent_ns, "came_ns": came_ns}

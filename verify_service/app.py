@@ -37,7 +37,7 @@ from verify_service.counting import CallTotals
 from verify_service.drafters import Drafters
 from verify_service.features import feature_layout, row_bytes
 from verify_service.grammar import GrammarCompiler
-from verify_service.loading import Engine, load_engine
+from verify_service.loading import LoadedModel, load_model
 from verify_service.metrics import make_registry
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.sampler import Sampler
@@ -46,7 +46,7 @@ from verify_service.service import VerifyServicer, new_boot_id
 from verify_service.sizing import outbox_bytes
 from verify_service.step_loop import Responses, StepLoop
 from verify_service.target import Target
-from verify_service.turns import Later
+from verify_service.turns import Lending
 
 log = get_logger(__name__)
 
@@ -60,30 +60,30 @@ def main(args: VerifyArgs) -> int:
     configure_logging("verify")
     check_before_load(args)
     serving.check_free(args.listen, *([args.grpc_address] if args.grpc_address else []), *args.metrics_addresses)
-    engine = load_engine(args)
+    loaded = load_model(args)
     keep_steady()
-    return uvloop.run(_serve_until_signals(args, engine))
+    return uvloop.run(_serve_until_signals(args, loaded))
 
 
-async def _serve_until_signals(args: VerifyArgs, engine: Engine) -> int:
-    return await serve(args, engine, stopped_by_signals())
+async def _serve_until_signals(args: VerifyArgs, loaded: LoadedModel) -> int:
+    return await serve(args, loaded, stopped_by_signals())
 
 
 async def serve(
-    args: VerifyArgs, engine: Engine, stop: Stopping, on_ready: Callable[[VerifyServicer], object] | None = None
+    args: VerifyArgs, loaded: LoadedModel, stop: Stopping, on_ready: Callable[[VerifyServicer], object] | None = None
 ) -> int:
     """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
-    loop, placement = asyncio.get_running_loop(), engine.placement
+    loop, placement = asyncio.get_running_loop(), loaded.placement
     loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="worker", initializer=placement.roam))
     if left := remove_left_behind():
         log.info("shared memory of killed processes removed", files=left)
     inbox = Inbox()
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
-        lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0, later=loop.call_later, placement=placement,
+        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
+        lending=Lending(LENT_MS, loop.call_later) if loaded.runner.uses_kernels else None, placement=placement,
     )  # fmt: skip
     tracing = tracing_of(args, "verify")
-    servicer = build_servicer(args, engine, step_loop, inbox, tracing)
+    servicer = build_servicer(args, loaded, step_loop, inbox, tracing)
     admin_tokens = token_file(args.admin_token_file, "--admin-token-file")
     strangers = Strangers()
     server = serving.create_server(args, [(admin.PATH, admin_tokens)], strangers)
@@ -106,7 +106,7 @@ async def serve(
             stop.asked.set()
 
         on_end = partial(loop.call_soon_threadsafe, has_ended)
-        thread = threading.Thread(target=_run, args=(step_loop, engine.runner.device, failed, on_end))
+        thread = threading.Thread(target=_run, args=(step_loop, loaded.runner.device, failed, on_end))
         thread.start()
         try:
             rpc.set_serving(health, SERVICES, True)
@@ -134,20 +134,20 @@ async def serve(
 
 
 def build_step_loop(
-    args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Callable[[Responses], object], *, lent_ms: float = 0.0,
-    later: Later | None = None, placement: Placement | None = None, sampler: Sampler | None = None,
+    args: VerifyArgs, loaded: LoadedModel, inbox: Inbox, deliver: Callable[[Responses], object], *,
+    lending: Lending | None = None, placement: Placement | None = None, sampler: Sampler | None = None,
 ) -> StepLoop:  # fmt: skip
-    """The engine's loop over a loaded model. lent_ms, later: see StepLoop."""
+    """The engine's loop over a loaded model. lending: see StepLoop."""
     placement = placement or Placement(None)
-    runner = engine.runner
+    runner = loaded.runner
     page_size = args.page_size
-    pool = PagePool(engine.sizes.total_tokens // page_size, page_size)
+    pool = PagePool(loaded.sizes.total_tokens // page_size, page_size)
     scheduler = Scheduler(
         pool,
         runner.slot_table,
         max_running=args.max_running_requests,
         max_queued=args.max_queued_requests,
-        chunk=engine.sizes.chunk,
+        chunk=loaded.sizes.chunk,
         cache=None if args.disable_radix_cache else RadixCache(pool),
         move=runner.pool.move,
         longest_prefix_first=args.schedule_policy == "lpm",
@@ -161,7 +161,7 @@ def build_step_loop(
         runner,
         scheduler,
         drafters,
-        costs=engine.costs,
+        costs=loaded.costs,
         inbox=inbox,
         deliver=deliver,
         max_verify_nodes=args.max_verify_nodes,
@@ -170,24 +170,23 @@ def build_step_loop(
         greedy_for_ngram=env.ngram_force_greedy_verify(),
         decode_log_interval=args.decode_log_interval,
         clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=placement.roam),
-        lent_ms=lent_ms,
-        later=later,
+        lending=lending,
         placement=placement,
         sampler=sampler,
     )
 
 
 def build_servicer(
-    args: VerifyArgs, engine: Engine, step_loop: StepLoop, inbox: Inbox, tracing: Tracing | None = None
+    args: VerifyArgs, loaded: LoadedModel, step_loop: StepLoop, inbox: Inbox, tracing: Tracing | None = None
 ) -> VerifyServicer:
     """The rpc handlers over a loaded model."""
-    runner, sizes = engine.runner, engine.sizes
+    runner, sizes = loaded.runner, loaded.sizes
     config = runner.config
     model = common_pb2.ModelInfo(
         model_path=str(runner.model_path),
         architecture=config.architecture,
         vocab_size=config.vocab_size,
-        vocab_fingerprint=engine.fingerprint,
+        vocab_fingerprint=loaded.fingerprint,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         context_length=sizes.context_length,

@@ -34,7 +34,7 @@ class RowPlan:
     thresholds: tuple[float, float] | None
     """single and acc; None: coupled."""
     edits: list[RowEdits]
-    """Of each row; empty where nothing is penalised."""
+    """The edits of each row's logits; empty where nothing is penalised."""
     masks: NDArray[np.int32] | None
     """[n + 1, ceil(V / 32)]: bits of the tokens that a grammar allows."""
 
@@ -58,7 +58,7 @@ class PromptChunk:
     work: Work
     first: int
     tokens: NDArray[np.int32]
-    """That follow the rows from `first` on."""
+    """The prompt's tokens that follow the rows from `first` on."""
 
 
 def lay_out(works: Sequence[Work]) -> tuple[list[Drawn], list[PromptChunk]]:

@@ -32,7 +32,7 @@ _WARM_UP_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class LoadedModel:
     """A loaded model with what was measured and chosen for it."""
 
     runner: ModelRunner
@@ -42,7 +42,7 @@ class Engine:
     placement: Placement = field(default_factory=lambda: Placement(None))
 
 
-def load_engine(args: VerifyArgs) -> Engine:
+def load_model(args: VerifyArgs) -> LoadedModel:
     """Loads and warms the model up. StartupError when it cannot be served."""
     placement = Placement(args.core)  # first: a large model takes minutes
     folder = resolve_model(
@@ -79,7 +79,7 @@ def load_engine(args: VerifyArgs) -> Engine:
         "model loaded", path=str(folder), kernels=runner.backend, tokens=sizes.total_tokens,
         step_ms=round(costs.ms(1), 2),
     )  # fmt: skip
-    return Engine(runner, sizes, costs, vocab_fingerprint(folder), placement)
+    return LoadedModel(runner, sizes, costs, vocab_fingerprint(folder), placement)
 
 
 def _most_rows(args: VerifyArgs, sizes: Sizes) -> int:

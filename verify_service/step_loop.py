@@ -46,7 +46,7 @@ from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
 from verify_service.telling import Teller
-from verify_service.turns import Compute, Later, Steps, Turns, Wait
+from verify_service.turns import Compute, Lending, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher
 
 log = get_logger(__name__)
@@ -79,8 +79,7 @@ class StepLoop:
         greedy_for_ngram: bool = False,
         decode_log_interval: int = 0,
         clerk: Executor | None = None,
-        lent_ms: float = 0.0,
-        later: Later | None = None,
+        lending: Lending | None = None,
         placement: Placement | None = None,
         sampler: Sampler | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
@@ -109,7 +108,7 @@ class StepLoop:
         self._clerk = clerk
         self._placement = placement or Placement(None)
         self._busy: Future[None] | None = None  # the clerk's work
-        self._later: Callable[[], object] | None = None  # the account of the last step
+        self._account: Callable[[], object] | None = None  # of the last step, yet to be done
         self._assigner = Assigner(scheduler, drafters, self._planner, self._weigher, self._teller, costs)
         self._gatherer = Gatherer(
             scheduler, drafters, self._planner, self._teller, costs=costs, counters=self.counters, obey=self._obey,
@@ -121,7 +120,7 @@ class StepLoop:
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
-        self.turns = Turns(self._steps(), inbox, most_ms=lent_ms, later=later)
+        self.turns = Turns(self._steps(), inbox, lending)
         self._failed_steps = 0  # in a row, of those that failed for every session
 
     def run(self) -> None:
@@ -159,7 +158,7 @@ class StepLoop:
         told = self._teller.tell(works)
         if len(works) > 1 or self._gatherer.left_out:  # one alone takes turns with nobody
             self._gatherer.ran([work.session.session_id for work in works], len(late))
-        if works and self._clerk is not None and (self._responses or self._later or len(works) >= _MANY):
+        if works and self._clerk is not None and (self._responses or self._account or len(works) >= _MANY):
             self._busy = self._clerk.submit(self.flush, works, BREATH_S if told else 0.0)
         else:
             self.flush()
@@ -202,7 +201,7 @@ class StepLoop:
             self._placement.step(len(running), drafts=any([work.match is not None for work in works]))
             self._count(sent, elapsed_ns)
 
-        self._later = account
+        self._account = account
 
     def _await_clerk(self) -> None:
         if self._busy is not None:
@@ -307,7 +306,7 @@ class StepLoop:
             ]
             self._responses.clear()
             self._deliver(responses)
-        if self._later is not None:
-            later, self._later = self._later, None
-            later()
+        if self._account is not None:
+            account, self._account = self._account, None
+            account()
         self._sampler.prepare(works)

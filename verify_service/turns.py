@@ -47,24 +47,32 @@ Pause = Wait | Settle | Compute
 
 Steps = Generator[Pause, list[Command], None]
 
-Later = Callable[[float, Callable[[], object]], object]
-"""Has something called on the event loop, in so many seconds, about."""
+
+@dataclass(frozen=True, slots=True)
+class Lending:
+    """Which steps the event loop may run, while it does nothing else.
+
+    most_ms: how long they may take. call_later: has something called on the event loop in about so many seconds, by
+    which the thread is woken for waits that were left behind.
+    """
+
+    most_ms: float
+    call_later: Callable[[float, Callable[[], object]], object]
+
+
+_NOTHING_LENT = Lending(0.0, lambda delay_s, call: None)
 
 
 class Turns:
     """Takes `steps` on, by `run` on a thread of their own and by `bring` on the event loop.
 
-    most_ms: what a step may take that the event loop runs, which does nothing else meanwhile; 0: it runs none. later:
-    by it the event loop wakes the thread for waits that it left behind; needed where it runs steps.
+    lending: the steps that the event loop may run; None: none.
     """
 
-    def __init__(self, steps: Steps, inbox: Inbox, *, most_ms: float, later: Later | None = None) -> None:
-        if most_ms and later is None:
-            raise ValueError(f"the event loop is to run steps of {most_ms:g} ms, and `later` is missing")
+    def __init__(self, steps: Steps, inbox: Inbox, lending: Lending | None) -> None:
         self._steps = steps
         self._inbox = inbox
-        self._most_ms = most_ms
-        self._later = later
+        self._lending = lending or _NOTHING_LENT
         self._turn = threading.Lock()  # held by whoever takes the steps on
         self._pause: Pause | None = None  # None: they have not begun, or have ended
         self._has_ended = False
@@ -101,7 +109,7 @@ class Turns:
         steps_left = 1
         while is_due := self._is_due():
             if isinstance(self._pause, Compute):
-                if self._pause.ms > self._most_ms or not steps_left:
+                if self._pause.ms > self._lending.most_ms or not steps_left:
                     break
                 steps_left -= 1
             self._go_on()
@@ -115,7 +123,7 @@ class Turns:
             self._hand_back(is_due=self._is_due())
 
     def _take_turn(self) -> bool:
-        return self._most_ms > 0.0 and self._pause is not None and self._turn.acquire(blocking=False)
+        return self._lending.most_ms > 0.0 and self._pause is not None and self._turn.acquire(blocking=False)
 
     def _hand_back(self, *, is_due: bool) -> None:
         """Ends the event loop's turn; wakes the thread where there is something for it to do, now or later."""
@@ -130,9 +138,8 @@ class Turns:
         until_ns = _deadline_ns(self._pause)
         if until_ns is None or self._looks_ns <= until_ns:
             return
-        assert self._later is not None
         self._looks_ns = until_ns
-        self._later(max(0, math.ceil((until_ns - time.monotonic_ns()) / 1e6)) / 1e3, self._look)
+        self._lending.call_later(max(0, math.ceil((until_ns - time.monotonic_ns()) / 1e6)) / 1e3, self._look)
 
     def _look(self) -> None:
         """Wakes the thread if the wait is over that there is now. Those of former steps are not taken back."""

@@ -26,7 +26,7 @@ from tests.fakes import FakeRunner, ToyModel
 from verify_service.app import SERVICE, build_servicer, build_step_loop
 from verify_service.commands import Command, DrafterJoined, Inbox, Stop
 from verify_service.drafter import Drafter
-from verify_service.loading import Engine
+from verify_service.loading import LoadedModel
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
 from verify_service.step_loop import StepLoop
@@ -224,11 +224,11 @@ async def _service(
         model, pages, args.max_running_requests, context, feature_width, eos_token_ids, frozenset(nan_tokens), gate
     )
     sizes = Sizes(pages, context, args.chunked_prefill_size or 32)
-    engine = Engine(cast(ModelRunner, runner), sizes, costs if costs is not None else CostTable({}), FINGERPRINT)
+    loaded = LoadedModel(cast(ModelRunner, runner), sizes, costs if costs is not None else CostTable({}), FINGERPRINT)
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch)
+        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch)
     )
-    servicer = build_servicer(args, engine, step_loop, inbox)
+    servicer = build_servicer(args, loaded, step_loop, inbox)
     server = rpc.create_server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     health = rpc.add_health_and_reflection(server, [SERVICE])

@@ -250,7 +250,7 @@ async def test_a_frame_of_too_many_releases_ends_the_stream(serve: Serve, monkey
 async def test_large_frames_wait_outside_while_the_engine_is_busy(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of frames that are a third of what may be in flight, three are taken during a step, and all in the end."""
+    """Frames are a third of what may be in flight: three are taken during a step, and all in the end."""
     service = await serve(MODEL, max_draft_wait_ms=0.0)
     held = await hold(service)
     large = proposal(held, session=4711, assumed=pack_ids([1] * 1000))

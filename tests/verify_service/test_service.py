@@ -230,7 +230,7 @@ async def test_a_passed_deadline_ends_the_work_and_not_only_the_reply(serve: Ser
 
 @pytest.mark.asyncio
 async def test_a_client_that_reads_nothing_is_let_go_when_it_leaves(serve: Serve) -> None:
-    """Its answers fill the connection, so the handler is stuck in a write, not in a wait."""
+    """The answers fill the connection, so the handler is stuck in a write, not in a wait."""
     service = await serve(MODEL, context=8192, pages=8192, disable_radix_cache=True)
     stub = await service.narrow_stub()
     service.gate.close(after=6000)

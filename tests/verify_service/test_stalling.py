@@ -120,7 +120,7 @@ def test_a_drafter_is_waited_for_only_where_its_answer_is_likely_to_come_in_time
 
 
 def test_commands_without_end_do_not_lengthen_a_wait() -> None:
-    """Somebody sends and sends, and never what is waited for."""
+    """A drafter sends and sends, and never what is waited for."""
     rig = build_rig(MODEL, wait_ms=WAIT_MS)
     rig.join(name="silent")
     noisy = rig.join(lambda seen: [Draft([])], name="noisy", max_sessions=1)

@@ -19,7 +19,7 @@ from outrider.answer import Answer
 from outrider.errors import Unavailable
 from verify_service.commands import Administer, Command, Inbox, Stop
 from verify_service.drafters import Drafters
-from verify_service.turns import Compute, Pause, Settle, Steps, Turns, Wait
+from verify_service.turns import Compute, Lending, Pause, Settle, Steps, Turns, Wait
 
 FOREVER = Wait(None)
 SHORT, LONG, NEVER = Compute(1.0), Compute(99.0), Compute(math.inf)
@@ -69,7 +69,7 @@ class Script:
                 if any(isinstance(command, Stop) for command in self.got):
                     return
 
-        self.turns = Turns(steps(), self.inbox, most_ms=most_ms, later=self.loop.call_later)
+        self.turns = Turns(steps(), self.inbox, Lending(most_ms, self.loop.call_later))
         self.failures: list[BaseException] = []
         self.looping = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.looping.start()
@@ -190,7 +190,7 @@ def test_what_can_wait_is_done_once_drafters_were_told_on_the_same_thread() -> N
 
 @pytest.mark.parametrize("pause_ms", [0, 5])
 def test_a_wait_that_ends_is_noticed_though_the_thread_slept_for_longer(pause_ms: int) -> None:
-    """It slept until a command came, for ever; then the event loop left a deadline behind."""
+    """The thread slept until a command came, for ever; then the event loop left a deadline behind."""
     waits: list[Wait] = []
 
     def after(command: Command) -> list[Pause]:
