@@ -8,7 +8,7 @@ from typing import TypeVar
 import grpc.aio
 
 from outrider.answer import Answer
-from outrider.errors import InvalidArgument, NotFound, OutriderError, Unauthenticated
+from outrider.errors import InvalidArgument, NotFound, Unauthenticated
 from outrider.telemetry import get_logger
 from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from verify_service.commands import Administer, Inbox
@@ -96,14 +96,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def _ask(self, work: Callable[[Drafters], ResultT]) -> ResultT:
         """Has the engine do the work between two steps."""
         answer: Answer[ResultT] = Answer()
-
-        def run(drafters: Drafters) -> None:
-            try:
-                answer.set(work(drafters))
-            except OutriderError as error:
-                answer.fail(error)
-
-        self._inbox.put(Administer(run, answer))
+        self._inbox.put(Administer(work, answer))
         return await answer
 
 

@@ -172,7 +172,7 @@ def build_step_loop(
         clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=placement.roam),
         lending=lending,
         placement=placement,
-        sampler=sampler,
+        sampler=sampler or Sampler(),
     )
 
 

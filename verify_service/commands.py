@@ -95,10 +95,17 @@ class FlushCache:
 
 @dataclass(frozen=True, slots=True)
 class Administer:
-    """An operator looks at the drafters, or changes what they get; `run` gives the answer, and raises nothing."""
+    """An operator looks at the drafters, or changes what they get; `answer` gets what `work` returns or raises."""
 
-    run: Callable[[Drafters], None]
+    work: Callable[[Drafters], Any]
     answer: Answer[Any]
+
+    def run(self, drafters: Drafters) -> None:
+        """Does the work and gives the answer."""
+        try:
+            self.answer.set(self.work(drafters))
+        except OutriderError as error:
+            self.answer.fail(error)
 
 
 @dataclass(frozen=True, slots=True)

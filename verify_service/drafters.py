@@ -65,7 +65,7 @@ class Drafters:
             return
         self._drafters.remove(drafter)
         drafter.totals.counts.update(drafter.counts)
-        drafter.counts = drafter.totals.counts  # of the step under way
+        drafter.counts = drafter.totals.counts  # what the step under way still counts goes there
         key = drafter.algorithm, drafter.draft_model
         self._records.pop(key, None)
         self._records[key] = drafter.record

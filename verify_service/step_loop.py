@@ -58,10 +58,11 @@ Responses = list[tuple[Session, verify_pb2.GenerateResponse | Exception]]
 
 
 class StepLoop:
-    """See the module's text. `deliver` is called with each step's responses.
+    """Runs steps: takes commands, has a step planned, computed and committed, and tells drafters and clients.
 
-    clerk: does what can wait while the device computes, a thread of its own; None: the engine itself, before that.
-    lent_ms: how long a step may take that the event loop runs; 0: none. later: see Turns.
+    deliver: is called with each step's responses. greedy_for_ngram: sessions that an n-gram drafter may draft for take
+    the likeliest tokens. clerk: does what can wait while the device computes, a thread of its own; None: the engine
+    itself, before that. lending: see Turns. clock: nanoseconds, by which it is judged whether drafts pay.
     """
 
     def __init__(
@@ -75,19 +76,15 @@ class StepLoop:
         deliver: Callable[[Responses], object],
         max_verify_nodes: int,
         max_draft_wait_ms: float,
-        brake: bool = True,
-        greedy_for_ngram: bool = False,
-        decode_log_interval: int = 0,
-        clerk: Executor | None = None,
-        lending: Lending | None = None,
-        placement: Placement | None = None,
-        sampler: Sampler | None = None,
+        brake: bool,
+        greedy_for_ngram: bool,
+        decode_log_interval: int,
+        clerk: Executor | None,
+        lending: Lending | None,
+        placement: Placement,
+        sampler: Sampler,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """clock: nanoseconds, by which it is judged whether drafts pay.
-
-        greedy_for_ngram: sessions that an n-gram drafter may draft for take the likeliest tokens.
-        """
         self.scheduler = scheduler
         self.drafters = drafters
         self.inbox = inbox
@@ -100,13 +97,13 @@ class StepLoop:
         )
         self._costs = costs
         self._greedy_for_ngram = greedy_for_ngram
-        self._sampler = sampler or Sampler()
+        self._sampler = sampler
         self._weigher = Weigher(drafters, costs, self.counters, clock)
         self._features = FeatureSender(runner)
         self._teller = Teller(drafters, self._features)
         self._responses: list[tuple[Session, Unsent]] = []
         self._clerk = clerk
-        self._placement = placement or Placement(None)
+        self._placement = placement
         self._busy: Future[None] | None = None  # the clerk's work
         self._account: Callable[[], object] | None = None  # of the last step, yet to be done
         self._assigner = Assigner(scheduler, drafters, self._planner, self._weigher, self._teller, costs)
@@ -270,8 +267,8 @@ class StepLoop:
                     self._features.answer(self.drafters, command)
                 case FlushCache(answer):
                     answer.set(self.scheduler.flush_cache())
-                case Administer(run=run):
-                    run(self.drafters)
+                case Administer():
+                    command.run(self.drafters)
                 case Stop():
                     self._stopped_by = command
         return self._stopped_by is None

@@ -20,6 +20,7 @@ from engine.config import ModelConfig
 from engine.pages import PagePool
 from engine.radix_cache import RadixCache
 from outrider.cost_table import CostTable
+from outrider.placement import Placement
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
@@ -42,6 +43,7 @@ from verify_service.grammar import GrammarCompiler
 from verify_service.outbox import RoundOutbox
 from verify_service.parsing import parse_proposals
 from verify_service.requests import RequestBounds, SessionFactory
+from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
 from verify_service.step_loop import Responses, StepLoop
@@ -333,6 +335,11 @@ def build_rig(
         max_draft_wait_ms=wait_ms,
         brake=brake,
         greedy_for_ngram=greedy_for_ngram,
+        decode_log_interval=0,
+        clerk=None,
+        lending=None,
+        placement=Placement(None),
+        sampler=Sampler(),
         clock=clock or time.monotonic_ns,
     )
     factory = build_factory(runner.config)

@@ -134,10 +134,10 @@ class Script:
 def note(turn: int) -> Administer:
     """A command that can be told from others."""
 
-    def run(drafters: Drafters) -> None:
+    def work(drafters: Drafters) -> None:
         raise AssertionError(f"nobody obeys note {turn}")
 
-    return Administer(run, cast("Answer[None]", None))
+    return Administer(work, cast("Answer[None]", None))
 
 
 def end(script: Script, thread: threading.Thread) -> None:
