@@ -68,7 +68,7 @@ class Assignment:
         hopes = not (self.has_answered or self.is_silenced or self.brake.fixed)
         return hopes and self.session.table_row >= 0
 
-    def leave_out(self, base_len: int, step_us: int, batch_tokens: int) -> None:
+    def note_untold(self, base_len: int, step_us: int, batch_tokens: int) -> None:
         """Notes a step that a silenced drafter is not told of."""
         self.untold = self.untold or Untold(base_len)
         self.untold.add(step_us, batch_tokens)

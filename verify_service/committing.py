@@ -192,13 +192,13 @@ class Committer:
         """Prepares the verdict; it is told when the next step is known, or with later ones where it is silenced."""
         session, match = work.session, work.match
         if assignment.is_silenced and match is None and session.finish is None:
-            assignment.leave_out(base_len, step_us, batch_tokens)
+            assignment.note_untold(base_len, step_us, batch_tokens)
             self._advance(assignment)
             return
         if assignment.untold is None:
             verdict = assignment.verdict_of(base_len, taken, step_us, batch_tokens)
         else:
-            assignment.leave_out(base_len, step_us, batch_tokens)
+            assignment.note_untold(base_len, step_us, batch_tokens)
             verdict = assignment.take_untold()
             base_len = verdict.base_len
         if match is not None:

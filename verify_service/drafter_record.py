@@ -7,25 +7,26 @@ from dataclasses import dataclass, field
 
 from verify_service.acceptance import Acceptance
 
-_PROVEN, _PATIENCE = 0.1, 3.0  # worth of a drafter whose sessions may lose so many steps' time before they are silenced
-_TRUST = 4.0  # where all sessions together gain they may lose so many times as much
-# Rounds' worth that a session may fall behind those before it: rounds differ by 1.3 steps. Of MT-bench's answers, which
-# gain 0.3 to 0.6 steps a round, half were silenced where 3 steps were allowed, few at 6 to 12 (computed).
+_PROVEN = 0.1  # steps that a round must save on average for drafting for several to have proved its worth
+_PATIENCE = 3.0  # steps' time that a session may then lose before it is silenced, and one of a new drafter
+_TRUST = 4.0  # times as much may be lost where all sessions together gain
+# Rounds' worth that a lone session may fall behind those before it: rounds differ by 1.3 steps. Of MT-bench's answers,
+# which gain 0.3 to 0.6 steps a round, half were silenced where 3 steps were allowed, few at 6 to 12 (computed).
 _LUCK_ROUNDS = 30.0
-_NEW_PATIENCE = 6.0  # the same of one of which little is known, for one session: its first rounds are its slowest
-PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
+_NEW_PATIENCE = 6.0  # steps' time that a lone session of a new drafter may lose: its first rounds are its slowest
+PROBE_SHARE = 0.01  # of plain steps' time, which goes to what silenced sessions have cost, and to new ones
 TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
-_SLOW_ROUNDS = 16  # of a process's, the first: code is new to it, and tells nothing of later ones
-# Nodes that come true of each tree of a drafter that may be of use, and how many more it might have had with better
-# luck: it is no good if even so there are too few, as after six trees of which nothing came true. A good drafter has
-# such six now and then, and is found out by its next probes.
+_SLOW_ROUNDS = 16  # first rounds of a process, which tell nothing of later ones: its code is not warm
+# Nodes that must come true of each tree for a drafter to be of use, and how many more it might have had in all with
+# better luck: it is no good if even so there are too few, as after six trees of which nothing came true. A good drafter
+# has such six now and then, and is found out by its next probes.
 _LEAST_TRUE, _LUCK = 0.2, 1.1
-_TREES = 64.0  # after which old ones fade
-_LOSS = 0.05  # of a round's step that a drafter must cost for a lone session to begin in silence
-_MANY_ROUNDS = 192  # of a drafter's, from which its worth is known within a tenth of a step
-_FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
-_PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
-_MOST_STEPS = 100.0  # that opening one may cost: a long text is paid for in ten thousand steps at most
+_TREES = 64.0  # trees after which old ones fade
+_LOSS = 0.05  # of a step's time that rounds must cost on average for a lone session to begin in silence
+_MANY_ROUNDS = 192  # rounds from which on a drafter's worth is known within a tenth of a step
+_FEW_ROUNDS = 64  # rounds of a drafter before sessions may begin in silence because others gained nothing
+_PURSE_STEPS = 2.0  # plain steps' time that is saved up for new sessions at most
+_MOST_STEPS = 100.0  # plain steps' time that opening one may cost: a long text is paid for in ten thousand at most
 
 
 @dataclass(slots=True)

@@ -23,13 +23,12 @@ from verify_service.drafters import Drafters
 from verify_service.planner import Work
 from verify_service.quiet import QuietTimes
 
-_LINGER_STEPS = 16  # after which a drafter that has not answered is thought to rest
-_TRIAL_STEPS = 8  # after which it may be given further sessions though it has not answered for the last ones
-# Of its share of a wait for most sessions' drafts, what one would save if it did without: a call for one fewer takes
-# hardly less. Whether they all are worth the whole wait, the account says.
+_LINGER_STEPS = 16  # steps after which a drafter that has not answered is thought to rest
+_TRIAL_STEPS = 8  # steps after which it may be given further sessions though it has not answered for the last ones
+# What a session that did without its draft would save of its share of a wait for most sessions' drafts: a call for one
+# fewer takes hardly less. Whether they all are worth the whole wait, the account says.
 _OWN_WAIT = 0.25
-_READING_STEPS = 64  # that a drafter may take for a prompt before its silence tells against it
-
+_READING_STEPS = 64  # steps that a drafter may take for a prompt before its silence tells against it
 
 Told = tuple[int, bool]  # a record's id; whether each step tells it, or a probe did
 
