@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service import admin
+from verify_service.calls import Calls
 from verify_service.commands import Inbox, Stop
 from verify_service.counting import CallTotals
 from verify_service.drafters import Drafters
@@ -59,7 +61,7 @@ def main(args: VerifyArgs) -> int:
     """Runs the process; returns its exit code."""
     configure_logging("verify")
     check_before_load(args)
-    serving.check_free(args.listen, *([args.grpc_address] if args.grpc_address else []), *args.metrics_addresses)
+    serving.check_free(*_addresses(args), *args.metrics_addresses)
     loaded = load_model(args)
     keep_steady()
     return uvloop.run(_serve_until_signals(args, loaded))
@@ -92,23 +94,13 @@ async def serve(
         admin.AdminServicer(inbox, has_token=admin_tokens is not None), server
     )
     health = rpc.add_health_and_reflection(server, SERVICES)
-    addresses = serving.listen(server, args, args.listen, *([args.grpc_address] if args.grpc_address else []))
+    addresses = serving.listen(server, args, *_addresses(args))
     registry = make_registry(step_loop, servicer.totals, servicer.model_name)
     registry.register(strangers.families)
-    telling = serve_metrics(registry, args.metrics_host, args.metrics_port)
-    async with strangers.watched(addresses), telling as metrics_address:
+    metrics = serve_metrics(registry, args.metrics_host, args.metrics_port)
+    async with strangers.watched(addresses), metrics as metrics_address:
         await server.start()
-        failed: list[BaseException] = []
-        ended = asyncio.Event()
-
-        def has_ended() -> None:
-            ended.set()
-            stop.asked.set()
-
-        on_end = partial(loop.call_soon_threadsafe, has_ended)
-        thread = threading.Thread(target=_run, args=(step_loop, loaded.runner.device, failed, on_end))
-        thread.start()
-        try:
+        async with _engine_thread(step_loop, loaded.runner.device, servicer.calls, inbox, stop) as failed:
             rpc.set_serving(health, SERVICES, True)
             announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
             if metrics_address is not None:
@@ -121,11 +113,6 @@ async def serve(
             rpc.set_serving(health, SERVICES, False)
             if not failed:
                 await _first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
-        finally:  # whatever happens: a process waits for its threads
-            servicer.calls.stopped = True
-            inbox.put(Stop(Unavailable("this server is shutting down")))
-            await ended.wait()
-            thread.join()
         servicer.end_streams()
         await server.stop(grace=1.0)
     if tracing is not None:
@@ -206,6 +193,34 @@ def build_servicer(
         CallTotals(grammars=compiler.totals), tracing,
         busy_poll=is_wanted(args.busy_poll, on_device=runner.device.type != "cpu"),
     )  # fmt: skip
+
+
+def _addresses(args: VerifyArgs) -> list[str]:
+    return [address for address in (args.listen, args.grpc_address) if address]
+
+
+@asynccontextmanager
+async def _engine_thread(
+    step_loop: StepLoop, device: torch.device, calls: Calls, inbox: Inbox, stop: Stopping
+) -> AsyncIterator[list[BaseException]]:
+    """Runs the engine until the block ends, and asks to stop where it ends before; what it failed of is in the list."""
+    failed: list[BaseException] = []
+    ended = asyncio.Event()
+
+    def has_ended() -> None:
+        ended.set()
+        stop.asked.set()
+
+    on_end = partial(asyncio.get_running_loop().call_soon_threadsafe, has_ended)
+    thread = threading.Thread(target=_run, args=(step_loop, device, failed, on_end))
+    thread.start()
+    try:
+        yield failed
+    finally:  # whatever happens: a process waits for its threads
+        calls.stopped = True
+        inbox.put(Stop(Unavailable("this server is shutting down")))
+        await ended.wait()
+        thread.join()
 
 
 def _run(
