@@ -83,7 +83,7 @@ class _Trees:
             self.true *= 0.5
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DrafterRecord:
     """What one drafter's sessions have shown together; what it is worth to one alone and to several, each by itself.
 

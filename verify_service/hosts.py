@@ -1,6 +1,6 @@
 """How often drafters of one host may enlist: each costs a connection, and sessions that are opened to it.
 
-A host whose drafter was thrown out waits before the next one, twice as long each time. Owned by the event loop.
+A host whose drafter was expelled waits before the next one, twice as long each time. Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from outrider.errors import ResourceExhausted
 
 _BURST, _INTERVAL_S = 64, 0.25  # so many at once, as after a restart of verify; then one in each interval
-_FIRST_S, _LONGEST_S = 1.0, 60.0  # for one that was thrown out
+_FIRST_S, _LONGEST_S = 1.0, 60.0  # for one whose drafter was expelled
 _FORGOTTEN_S = 60.0  # after that wait
 _HELD_S, _MAX_HELD = 1.0, 64  # who comes too soon is kept waiting, so that it does not dial again at once
 _TIMER_S = 0.002  # by which a timer may end before its time
@@ -62,7 +62,7 @@ class Hosts:
             )
         host.paid_until_s = max(host.paid_until_s, now_s) + _INTERVAL_S
 
-    def thrown_out(self, peer: str) -> None:
+    def expelled(self, peer: str) -> None:
         """Notes that a drafter of this host was expelled; its next one has to wait, each time twice as long."""
         host, now_s = self._of(_name(peer)), self._clock()
         repeats = now_s < host.barred_until_s + _FORGOTTEN_S

@@ -114,7 +114,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         await self._hosts.admit(peer)
         stream = DrafterStream(
             self._args, self._target, self._inbox, self._engine.turns, self._feature_calls,
-            admit=self._admit_drafter, on_expelled=partial(self._hosts.thrown_out, peer), busy_poll=self._busy_poll,
+            admit=self._admit_drafter, on_expelled=partial(self._hosts.expelled, peer), busy_poll=self._busy_poll,
         )  # fmt: skip
         self._streams.add(stream)
         try:

@@ -76,7 +76,7 @@ class DrafterStream:
         self, args: VerifyArgs, target: Target, inbox: Inbox, turns: Turns, feature_calls: FeatureCalls,
         *, admit: Callable[[], object], on_expelled: Callable[[], object], busy_poll: bool = False,
     ) -> None:  # fmt: skip
-        """admit: raises where no more drafters may be enlisted. on_expelled: called when this one is thrown out."""
+        """admit: raises where no more drafters may be enlisted. on_expelled: called when this one is expelled."""
         self._args = args
         self._admit, self._on_expelled = admit, on_expelled
         self._target = target

@@ -102,9 +102,9 @@ class Turns:
 
     def bring(self, command: Command) -> None:
         """Puts a command in and does what it makes due, one short step included; the thread does the rest."""
-        self._inbox.put(command, ring=False)
+        self._inbox.put(command, wake=False)
         if not self._take_turn():
-            self._inbox.ring()
+            self._inbox.wake()
             return
         steps_left = 1
         while is_due := self._is_due():
@@ -130,7 +130,7 @@ class Turns:
         self._is_looked_after = True
         self._turn.release()
         if is_due or self._has_ended:
-            self._inbox.ring()
+            self._inbox.wake()
         else:
             self._look_later()
 
@@ -146,7 +146,7 @@ class Turns:
         self._looks_ns = math.inf
         until_ns = _deadline_ns(self._pause)
         if until_ns is not None and until_ns <= time.monotonic_ns():
-            self._inbox.ring()
+            self._inbox.wake()
         else:
             self._look_later()
 

@@ -19,6 +19,7 @@ from outrider.cost_table import CostTable
 from verify_service.account import Account
 from verify_service.assignment import Assignment
 from verify_service.counting import Counters
+from verify_service.drafter_record import DrafterRecord
 from verify_service.drafters import Drafters
 from verify_service.planner import Work
 from verify_service.quiet import QuietTimes
@@ -30,7 +31,8 @@ _TRIAL_STEPS = 8  # steps after which it may be given further sessions though it
 _OWN_WAIT = 0.25
 _READING_STEPS = 64  # steps that a drafter may take for a prompt before its silence tells against it
 
-Told = tuple[int, bool]  # a record's id; whether each step tells it, or a probe did
+Told = tuple[DrafterRecord, bool]
+"""A drafter's record, and whether its sessions are told of each step, or were by a probe."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +114,7 @@ class Weigher:
         decodes = seen.decodes
         steady, self._sessions = seen.running <= self._sessions, seen.running
         assignments = [work.assignment for work in works if work.assignment is not None]
-        told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if a in seen.told)
+        told = Counter((a.drafter.record, a.brake.listens) for a in assignments if a in seen.told)
         if told or not (self._linger and any(a.asked_ns for a in assignments)):
             self._linger = _LINGER_STEPS if told else 0
         if decodes:
@@ -163,7 +165,7 @@ class Weigher:
         total = shares.total()
         for drafter in self._drafters:
             for listens in (True, False):
-                key = id(drafter.record), listens
+                key = drafter.record, listens
                 if count := shares[key]:
                     drafter.record.observe_tax(extra_ms * count / total, told[key], probing=not listens)
 

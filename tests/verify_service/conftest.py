@@ -46,10 +46,10 @@ class WatchedInbox(Inbox):
         self._idle_at = -1
         self.kinds: list[type[Command]] = []
 
-    def put(self, command: Command, *, ring: bool = True) -> None:
+    def put(self, command: Command, *, wake: bool = True) -> None:
         self._num_put += 1
         self.kinds.append(type(command))
-        super().put(command, ring=ring)
+        super().put(command, wake=wake)
         self._loop.call_soon_threadsafe(self.notify)
 
     def wait(self, until_ns: int | None) -> None:
