@@ -63,7 +63,7 @@ class ProposalsArrived:
 
     drafter: Drafter
     proposals: list[Arrived]
-    read: int | None = None
+    read: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,10 +93,10 @@ class DraftTotals:
 class CallTotals:
     """What the rpc handlers saw; owned by the event loop."""
 
+    grammars: GrammarTotals
     prompt_tokens: int = 0
     cached_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # sessions by how they ended
-    grammars: GrammarTotals = field(default_factory=GrammarTotals)
     stages_s: dict[str, Buckets] = field(
         default_factory=lambda: {stage: Buckets(_STAGE_BOUNDS) for stage in ("queue", "prefill", "decode")}
     )

@@ -42,9 +42,9 @@ class Scheduler:
         max_running: int,
         max_queued: int,
         chunk: int,
-        cache: RadixCache | None = None,
+        cache: RadixCache | None,
         move: Callable[[Slots, Slots], None] | None = None,
-        longest_prefix_first: bool = False,
+        longest_prefix_first: bool,
     ) -> None:
         self.pool = pool
         self.slot_table = slot_table

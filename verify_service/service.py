@@ -46,9 +46,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         engine: StepLoop,
         inbox: Inbox,
         totals: CallTotals,
-        tracing: Tracing | None = None,
+        tracing: Tracing | None,
         *,
-        busy_poll: bool = False,
+        busy_poll: bool,
     ) -> None:
         self._args = args
         self._busy_poll = busy_poll

@@ -74,7 +74,7 @@ class DrafterStream:
 
     def __init__(
         self, args: VerifyArgs, target: Target, inbox: Inbox, turns: Turns, feature_calls: FeatureCalls,
-        *, admit: Callable[[], object], on_expelled: Callable[[], object], busy_poll: bool = False,
+        *, admit: Callable[[], object], on_expelled: Callable[[], object], busy_poll: bool,
     ) -> None:  # fmt: skip
         """admit: raises where no more drafters may be enlisted. on_expelled: called when this one is expelled."""
         self._args = args

@@ -9,7 +9,6 @@ all sessions together (account.py).
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,9 +56,7 @@ class Seen:
 class Weigher:
     """Measures steps and tells brakes what drafts gave. Owned by the engine. clock: monotonic nanoseconds."""
 
-    def __init__(
-        self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int] = time.monotonic_ns
-    ) -> None:
+    def __init__(self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int]) -> None:
         self.quiet = QuietTimes(costs)
         self._account = Account()
         self._drafters = drafters

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc.aio
+import pytest
 import pytest_asyncio
 
 from engine.runner import ModelRunner
 from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
-from outrider.errors import Unavailable
+from outrider.errors import OutriderError, Unavailable
 from outrider.health_service import Health
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.drafter_view import Policy
@@ -273,6 +274,18 @@ def _run(step_loop: StepLoop, failed: list[BaseException]) -> None:
         step_loop.run()
     except BaseException as error:
         failed.append(error)
+
+
+def tokens_of(responses: list[verify_pb2.GenerateResponse], choice: int = 0) -> list[int]:
+    """All tokens of one choice."""
+    return [token for response in responses if response.choice_index == choice for token in response.tokens]
+
+
+async def error_of(call: Awaitable[object]) -> OutriderError:
+    """The error that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return rpc.error_from_rpc(caught.value)
 
 
 def layout(width: int) -> common_pb2.FeatureLayout:

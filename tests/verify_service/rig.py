@@ -296,7 +296,6 @@ def build_rig(
     wait_ms: float = 20.0,
     outbox_bytes: int = 2**20,
     feature_width: int = 0,
-    eos_token_ids: tuple[int, ...] = (),
     nan_tokens: frozenset[int] = frozenset(),
     longest_prefix_first: bool = False,
     greedy_for_ngram: bool = False,
@@ -308,7 +307,6 @@ def build_rig(
         max_running,
         min(context, pages * page_size),
         feature_width=feature_width,
-        eos_token_ids=eos_token_ids,
         nan_tokens=nan_tokens,
     )
     pool = PagePool(pages, page_size)

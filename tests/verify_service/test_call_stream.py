@@ -18,7 +18,7 @@ from outrider.statuses import code_of, error_of
 from outrider.v1 import verify_pb2
 from tests.fakes import ToyModel
 from tests.files import replace
-from tests.verify_service.conftest import Serve, Service
+from tests.verify_service.conftest import Serve, Service, tokens_of
 from tests.verify_service.rig import prompt_of, request
 from verify_service import call_stream
 from verify_service.call_stream import CallStream
@@ -77,10 +77,6 @@ async def code_of_stream(caller: Caller) -> grpc.StatusCode:
     except grpc.aio.AioRpcError as error:
         return error.code()
     return await caller.rpc.code()
-
-
-def tokens_of(responses: list[verify_pb2.GenerateResponse], choice: int = 0) -> list[int]:
-    return [token for response in responses if response.choice_index == choice for token in response.tokens]
 
 
 async def all_free(service: Service) -> None:

@@ -19,10 +19,9 @@ from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import WIRE_VERSION, pack_ids
 from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, perfect
-from tests.verify_service.conftest import Serve
+from tests.verify_service.conftest import Serve, tokens_of
 from tests.verify_service.held import LONG, MODEL, OUTPUT, PROMPT, TEXT, Held, hold
 from tests.verify_service.rig import request
-from tests.verify_service.test_service import tokens_of
 from verify_service import hosts, speculate
 from verify_service.app import SERVICE
 from verify_service.commands import DrafterJoined, DrafterLeft, ProposalsArrived, Submit

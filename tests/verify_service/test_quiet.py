@@ -18,13 +18,13 @@ def measured(*sessions: int) -> QuietTimes:
     return quiet
 
 
-def steps_until_due(quiet: QuietTimes, sessions: int, *, most: int = 10_000) -> int:
+def steps_until_due(quiet: QuietTimes, sessions: int) -> int:
     """Steps with drafts until a plain one is wanted."""
-    for step in range(most):
+    for step in range(10_000):
         if quiet.is_measuring:
             return step
         quiet.step(sessions, is_quiet=False)
-    return most
+    return 10_000
 
 
 def test_slow_steps_among_the_first_do_not_matter() -> None:
