@@ -18,7 +18,7 @@ from typing import cast
 import torch
 import uvloop
 
-from bench._parts import serve_engine, work
+from bench._parts import serve_model, work
 from bench._wire_clock import Clock
 from bench._wire_draft import ScriptedModel, make_drafter
 from bench._wire_script import Setting
@@ -34,7 +34,7 @@ from outrider.args import DraftArgs, VerifyArgs
 from outrider.cost_table import CostTable
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import configure_logging
-from verify_service.loading import Engine
+from verify_service.loading import LoadedModel
 from verify_service.sizing import Sizes
 
 ROW_MS = 0.05
@@ -58,12 +58,12 @@ class RowRunner(ScriptedRunner):
 
 
 def step_ms(setting: Setting, rows: int) -> float:
-    """Of the target."""
+    """Milliseconds of a step of the target with so many rows."""
     return setting.verify_ms + ROW_MS * rows
 
 
 def main(words: list[str]) -> int:
-    """Runs one of the two."""
+    """Runs one of the two services."""
     part, address, text = words
     die_with_parent()
     configure_logging(part)
@@ -80,7 +80,7 @@ async def _verify(address: str, setting: Setting) -> int:
     )  # fmt: skip
     costs = CostTable({rows: step_ms(setting, rows) for rows in (1, 512)})
     runner = cast("ModelRunner", RowRunner(setting, num_slots))
-    await serve_engine(args, Engine(runner, Sizes(num_slots, setting.max_len, 2048), costs, ""))
+    await serve_model(args, LoadedModel(runner, Sizes(num_slots, setting.max_len, 2048), costs, ""))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What runs in the processes that benchmarks start: a verify service over a given engine, or a drafter's worker.
+"""What runs in the processes that benchmarks start: a verify service over a loaded model, or a drafter's worker.
 
 Each says that it is ready, and ends on SIGTERM. What fails ends it too, with an error: who waits for it must not go on.
 """
@@ -21,9 +21,10 @@ from outrider.telemetry import announce
 from outrider.v1 import verify_pb2_grpc
 from verify_service.app import build_servicer, build_step_loop
 from verify_service.commands import Inbox, Stop
-from verify_service.loading import Engine
+from verify_service.loading import LoadedModel
 from verify_service.service import VerifyServicer
 from verify_service.step_loop import StepLoop
+from verify_service.turns import Lending
 
 _DRAIN_S = 5.0
 _STOP_S = 1.0
@@ -31,20 +32,20 @@ _STOP_S = 1.0
 Wrap = Callable[[VerifyServicer], verify_pb2_grpc.VerifyServiceServicer]
 
 
-async def serve_engine(
-    args: VerifyArgs, engine: Engine, *, lent_ms: float = 0.0, placement: Placement | None = None,
+async def serve_model(
+    args: VerifyArgs, loaded: LoadedModel, *, lent_ms: float = 0.0, placement: Placement | None = None,
     wrap: Wrap = lambda servicer: servicer,
 ) -> StepLoop:  # fmt: skip
-    """As `outrider verify` does, its rpcs behind what `wrap` makes of them. Returns the loop when it was told to end.
+    """Serves as `outrider verify` does, its rpcs behind what `wrap` makes of them, until it is told to end.
 
-    Raises what the loop failed of.
+    Returns the loop, or raises what it failed of.
     """
     loop, told, inbox = asyncio.get_running_loop(), told_to_end(), Inbox()
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch), lent_ms=lent_ms,
-        later=loop.call_later, placement=placement,
+        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch), 
+        lending=Lending(lent_ms, loop.call_later) if lent_ms else None, placement=placement,
     )  # fmt: skip
-    servicer = build_servicer(args, engine, step_loop, inbox)
+    servicer = build_servicer(args, loaded, step_loop, inbox)
     server = rpc.create_server()
     let_grpc_in_first()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(wrap(servicer), server)

@@ -19,7 +19,7 @@ import torch
 import uvloop
 from numpy.typing import NDArray
 
-from bench._parts import serve_engine
+from bench._parts import serve_model
 from bench._wire_clock import Clock
 from bench._wire_script import AUX_LAYERS, VOCAB_SIZE, Script, Setting
 from bench._wire_stamps import frame_key, round_key
@@ -32,7 +32,7 @@ from outrider.supervisor import die_with_parent
 from outrider.telemetry import configure_logging
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from verify_service.app import LENT_MS
-from verify_service.loading import Engine
+from verify_service.loading import LoadedModel
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
 from verify_service.step_loop import StepLoop
@@ -51,7 +51,7 @@ def target_config(setting: Setting) -> ModelConfig:
 
 
 class ScriptedRunner:
-    """In the place of engine.runner.ModelRunner: the script's logits, and feature rows, each step in fixed time."""
+    """Stands in for engine.runner.ModelRunner: the script's logits, and feature rows, each step in fixed time."""
 
     dtype = torch.bfloat16
     model_path = Path("/nowhere/scripted")
@@ -74,16 +74,16 @@ class ScriptedRunner:
 
     @property
     def pool(self) -> ScriptedRunner:
-        """Where `move` is."""
+        """The object that has `move`: this one."""
         return self
 
     @property
     def likeliest(self) -> list[int] | None:
-        """As the C decoder's forward pass finds it."""
+        """Each row's likeliest token, which the C decoder's forward pass finds too."""
         return self._likeliest
 
     def move(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
-        """Nothing to copy: all slots hold the same."""
+        """Copies nothing: all slots hold the same."""
 
     @property
     def features(self) -> torch.Tensor | None:
@@ -123,7 +123,7 @@ class Stamped(verify_pb2_grpc.VerifyServiceServicer):
     async def Generate(
         self, request: verify_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[verify_pb2.GenerateResponse]:
-        """The service's own, as those below."""
+        """Calls the service's own."""
         async for response in self._servicer.Generate(request, context):
             yield response
 
@@ -172,14 +172,14 @@ class _Stamping:
         self.peer = context.peer
 
     async def write(self, frame: verify_pb2.SpeculateResponse) -> None:
-        """As the context's."""
+        """Writes a frame to the context; notes when."""
         if frame.WhichOneof("message") == "round" and frame.round.verdicts:
             self._sent_ns[round_key(frame.round)] = time.monotonic_ns()
         await self._context.write(frame)
 
 
 def write_report(path: Path, report: dict[str, Any]) -> None:
-    """For the process that started this one."""
+    """Writes what was measured, for the process that started this one."""
     path.write_text(json.dumps(report), encoding="utf-8")
 
 
@@ -202,11 +202,11 @@ async def _serve(address: str, report: Path, setting: Setting) -> int:
     )  # fmt: skip
     runner = ScriptedRunner(setting, num_slots)
     costs = CostTable({1: setting.verify_ms, 512: setting.verify_ms})
-    engine = Engine(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "")
+    loaded = LoadedModel(cast("ModelRunner", runner), Sizes(num_slots, setting.max_len, 2048), costs, "")
     sent_ns: dict[str, int] = {}
     came_ns: dict[str, int] = {}
-    step_loop = await serve_engine(
-        args, engine, lent_ms=LENT_MS, placement=setting.placement(0),
+    step_loop = await serve_model(
+        args, loaded, lent_ms=LENT_MS, placement=setting.placement(0),
         wrap=lambda servicer: Stamped(servicer, sent_ns, came_ns),
     )  # fmt: skip
     stamps = {"sent_ns": sent_ns, "came_ns": came_ns}

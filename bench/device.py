@@ -41,7 +41,7 @@ from kernels.transfer import Readback, to_device
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, VerifyArgs
 from outrider.wishes import most_nodes
 from verify_service.device_sampler import kernels_for
-from verify_service.loading import load_engine
+from verify_service.loading import load_model
 
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
@@ -94,7 +94,7 @@ class Bench:
         self.args, self.device = args, pick_device(args.device)
         self._kernels = kernels_for(self.device)
         self.model = cast("HeadModel", make_drafter(draft).model)
-        self.runner = load_engine(verify).runner
+        self.runner = load_model(verify).runner
         self._sequence = self.model.cache.open()
         accepted = max(1, round(args.accept_length))
         self._features = torch.zeros(accepted, self.model.feature_width, dtype=self.runner.dtype)
@@ -148,7 +148,7 @@ class Bench:
         cache.truncate(sequence, first)
 
     def read_bytes(self) -> int:
-        """That a plain step of one session reads: weights but the embedding, and the session's keys and values."""
+        """Bytes that a plain step of one session reads: weights but the embedding, and its keys and values."""
         config = self.runner.config
         layer = config.hidden_size * (2 * config.q_size + 2 * config.kv_size + 3 * config.intermediate_size)
         weights = config.num_layers * layer + config.vocab_size * config.hidden_size
@@ -202,7 +202,7 @@ class Bench:
 
 
 def measure(args: argparse.Namespace, target: Path, head: Path) -> dict[str, Any]:
-    """All figures."""
+    """Measures all figures."""
     bench = Bench(args, target, head)
     rate = read_rate(bench.device)
     plain = {batch: bench.timed(f"plain, {batch} sessions", lambda b=batch: bench.verify(b, 0)) for batch in args.batch}

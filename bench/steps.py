@@ -27,7 +27,7 @@ from outrider.wire import pack_ids
 from verify_service.app import build_step_loop
 from verify_service.commands import Inbox, Submit
 from verify_service.grammar import GrammarCompiler
-from verify_service.loading import Engine, load_engine
+from verify_service.loading import LoadedModel, load_model
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.sampler import Sampler
 from verify_service.session import Session
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def scheduling_ms(self) -> float:
-        """Neither model nor sampling."""
+        """Milliseconds of a step that are neither model nor sampling."""
         return self.step_ms - self.model_ms - self.sampling_ms
 
 
@@ -73,24 +73,24 @@ class Clock:
         return timed
 
 
-def measure(args: VerifyArgs, engine: Engine, batch: int, context: int) -> Row:
+def measure(args: VerifyArgs, loaded: LoadedModel, batch: int, context: int) -> Row:
     """STEPS steps of `batch` sessions with `context` tokens each."""
     inbox, sampler, model, sampling = Inbox(), Sampler(), Clock(), Clock()
-    loop = build_step_loop(args, engine, inbox, lambda responses: None, sampler=sampler)
-    forward = engine.runner.forward
-    engine.runner.forward = model.around(forward)
+    loop = build_step_loop(args, loaded, inbox, lambda responses: None, sampler=sampler)
+    forward = loaded.runner.forward
+    loaded.runner.forward = model.around(forward)
     sampler.accept = sampling.around(sampler.accept)
     try:
-        config = engine.runner.config
-        compiler = GrammarCompiler(engine.runner.model_path, vocab_size=config.vocab_size, eos_token_ids=())
+        config = loaded.runner.config
+        compiler = GrammarCompiler(loaded.runner.model_path, vocab_size=config.vocab_size, eos_token_ids=())
         factory = SessionFactory(
-            config, RequestBounds(engine.sizes.context_length, args.max_choices, args.max_verify_nodes), compiler
+            config, RequestBounds(loaded.sizes.context_length, args.max_choices, args.max_verify_nodes), compiler
         )
         rng = np.random.default_rng(0)
         sessions: list[Session] = []
         for _ in range(batch):
             prompt = rng.integers(config.vocab_size, size=context)
-            request = _request(prompt, 2 * (STEPS + batch * -(-context // engine.sizes.chunk)))
+            request = _request(prompt, 2 * (STEPS + batch * -(-context // loaded.sizes.chunk)))
             try:
                 sessions += factory.build(request)
             except InvalidArgument as error:
@@ -107,7 +107,7 @@ def measure(args: VerifyArgs, engine: Engine, batch: int, context: int) -> Row:
         for _ in range(STEPS):
             step(loop, inbox)
     finally:
-        engine.runner.forward = forward
+        loaded.runner.forward = forward
     return Row(batch, context, *(statistics.median(clock.times) for clock in (steps, model, sampling)))
 
 
@@ -136,11 +136,11 @@ def main(argv: Sequence[str]) -> int:
     batch, context = max(options.batch), max(options.context)
     tokens = batch * (context + 3 * STEPS + 2 * batch * -(-context // _CHUNK))  # who was read first goes on meanwhile
     args = VerifyArgs.parse([f"--max-total-tokens={tokens}", *verify_flags])
-    engine = load_engine(args)
+    loaded = load_model(args)
     rows: list[Row] = []
     for context in options.context:
         for batch in options.batch:
-            row = measure(args, engine, batch, context)
+            row = measure(args, loaded, batch, context)
             rows.append(row)
             print(
                 f"batch {batch:>2}  context {context:>5}  step {row.step_ms:7.2f} ms  model {row.model_ms:7.2f} ms  "

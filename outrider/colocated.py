@@ -79,19 +79,19 @@ def main(words: list[str]) -> int:
     draft: Any = importlib.import_module("draft_service.app")
     draft.cache_kernels(env.home() / "numba")
     verify: Any = importlib.import_module("verify_service.app")
-    engine = verify.load_engine(settings.verify)
+    model = verify.load_model(settings.verify)
     with structlog.contextvars.bound_contextvars(service="draft"):
         loaded = [draft.load(settings.draft)]
     keep_steady()
-    return uvloop.run(_serve(settings, verify, engine, draft, loaded))
+    return uvloop.run(_serve(settings, verify, model, draft, loaded))
 
 
-async def _serve(settings: Colocated, verify: Any, engine: Any, draft: Any, loaded: list[Any]) -> int:
+async def _serve(settings: Colocated, verify: Any, model: Any, draft: Any, loaded: list[Any]) -> int:
     """Serves verify for as long as it lives, and draft beside it; told to stop, draft leaves first."""
     verifying, drafting = Stopping(), Stopping()
     on_signals(lambda: _stop(verifying, drafting))
     ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    verify_task = asyncio.create_task(verify.serve(settings.verify, engine, verifying, ready.set_result))
+    verify_task = asyncio.create_task(verify.serve(settings.verify, model, verifying, ready.set_result))
     await asyncio.wait([ready, verify_task], return_when=asyncio.FIRST_COMPLETED)
     if not ready.done():
         return await verify_task

@@ -11,19 +11,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_OWED_STEPS = 4.5  # of plain steps' time that one session may owe
-_READING_ALLOWANCE = 3.0  # of plain steps' time that reading prompts may cost besides, which says nothing of drafts
-_READING_SHARE = 0.01  # of a step, which each one saves up for it
-_MOST_OF_IT = 0.75  # in one step: one that stood still for other reasons says little
+_OWED_STEPS = 4.5  # plain steps' time that one session may owe
+_MAX_STEP_LOSS = 0.75  # of what may be owed, which one step can cost: a longer stall has other causes
+_READING_ALLOWANCE = 3.0  # plain steps' time that reading prompts may cost besides, which says nothing of drafts
+_READING_SAVED = 0.01  # of a plain step's time that each step adds to what is left of that allowance
 # Steps without drafts when they owe more; it doubles, so little is lost in the end.
 _FIRST_PAUSE, _LAST_PAUSE = 96, 4096
-_EARNED_SHARE, _MOST_EARNED = 0.1, 6.0  # of what drafting has brought in, which it may owe too; at most so many steps
-_OWING_STEPS = 64  # without new losses, after which a trial is widened in spite of old ones
-# Opened to drafters at once: a draft for one of them takes about as long as for all, and is worth less to them. Of 6
-# with answers of 128 tokens on two shared cores, reading prompts took what the drafts gained.
+_EARNED_SHARE = 0.1  # of what drafting has brought in, which it may owe later
+_MAX_EARNED = 6.0  # plain steps' time that this comes to at most
+_OWING_STEPS = 64  # steps without new losses after which a trial is widened in spite of old ones
+# Sessions that are opened to drafters at once: a draft for one of them takes about as long as for all, and is worth
+# less to them. Of 6 with answers of 128 tokens on two shared cores, reading prompts took what the drafts gained.
 _FEW_SESSIONS = 4
-_PROVEN_STEPS = 8  # in a row without debts, after which sessions are opened as they come
-_RELIABLE_STEPS = 192  # without debts, after which the next pause is a first one
+_PROVEN_STEPS = 8  # steps in a row without debts after which sessions are opened as they come
+_RELIABLE_STEPS = 192  # steps in a row without debts after which the next pause is a first one
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class _Pause:
 
 
 class Account:
-    """Pure state."""
+    """Whether drafting pays for all sessions together, by about how many run. Pure state."""
 
     def __init__(self) -> None:
         self.pays = False  # as far as is known
@@ -70,7 +71,7 @@ class Account:
         """Counts a step."""
         size = sessions.bit_length()
         self._owing[size] = max(0, self._owing.get(size, 0) - 1)
-        self._reading_left = min(self._reading_left + _READING_SHARE, _READING_ALLOWANCE)
+        self._reading_left = min(self._reading_left + _READING_SAVED, _READING_ALLOWANCE)
         for pause in self._pauses.values():
             if pause.above < sessions:
                 pause.left = max(0, pause.left - 1)
@@ -80,7 +81,7 @@ class Account:
     ) -> None:  # fmt: skip
         """Takes in a step that drafters had a part in.
 
-        quiet_ms: of a plain one; reading: prompts were read meanwhile.
+        quiet_ms: what a plain one takes; reading: prompts were read meanwhile.
         """
         if self.is_paused(sessions):  # what was asked for before it is still made
             return
@@ -90,10 +91,10 @@ class Account:
             spent_ms = min(-gained_ms, self._reading_left * quiet_ms)
             self._reading_left -= spent_ms / quiet_ms
             gained_ms += spent_ms
-        gained_ms = max(-_MOST_OF_IT * base_ms, min(gained_ms, 2 * quiet_ms))
+        gained_ms = max(-_MAX_STEP_LOSS * base_ms, min(gained_ms, 2 * quiet_ms))
         before_ms = self._owed_ms.get(size, 0.0)
         earned_ms = self._earned_ms.get(size, 0.0) + _EARNED_SHARE * max(0.0, gained_ms - before_ms)
-        self._earned_ms[size] = min(earned_ms, _MOST_EARNED * quiet_ms)
+        self._earned_ms[size] = min(earned_ms, _MAX_EARNED * quiet_ms)
         allowed_ms = base_ms + self._earned_ms[size]  # the luck of many sessions evens out: less says as much
         owed_ms = max(0.0, before_ms - gained_ms)
         self._owed_ms[size] = min(owed_ms, allowed_ms)

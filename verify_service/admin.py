@@ -8,7 +8,7 @@ from typing import TypeVar
 import grpc.aio
 
 from outrider.answer import Answer
-from outrider.errors import InvalidArgument, NotFound, OutriderError, Unauthenticated
+from outrider.errors import InvalidArgument, NotFound, Unauthenticated
 from outrider.telemetry import get_logger
 from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from verify_service.commands import Administer, Inbox
@@ -53,7 +53,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SetDrafterMode(
         self, request: admin_pb2.SetDrafterModeRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.SetDrafterModeResponse:
-        """NotFound for a drafter that is not enlisted."""
+        """Switches what a drafter may have. NotFound for one that is not enlisted."""
         self._check(context)
         mode = _MODES.get(request.mode)
         if mode is None:
@@ -74,7 +74,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SetAlgorithm(
         self, request: admin_pb2.SetAlgorithmRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.SetAlgorithmResponse:
-        """InvalidArgument for an algorithm that there is not."""
+        """Switches an algorithm on or off. InvalidArgument for one that does not exist."""
         self._check(context)
         if request.algorithm not in common_pb2.Algorithm.values()[1:]:
             known = ", ".join(common_pb2.Algorithm.keys()[1:])
@@ -94,16 +94,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             raise Unauthenticated("this service is managed over Unix sockets alone, unless it has --admin-token-file")
 
     async def _ask(self, work: Callable[[Drafters], ResultT]) -> ResultT:
-        """Has the engine do it between two steps."""
+        """Has the engine do the work between two steps."""
         answer: Answer[ResultT] = Answer()
-
-        def run(drafters: Drafters) -> None:
-            try:
-                answer.set(work(drafters))
-            except OutriderError as error:
-                answer.fail(error)
-
-        self._inbox.put(Administer(run, answer))
+        self._inbox.put(Administer(work, answer))
         return await answer
 
 

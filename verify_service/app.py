@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -32,12 +33,13 @@ from outrider.telemetry import announce, configure_logging, get_logger
 from outrider.tracing import Tracing, tracing_of
 from outrider.v1 import admin_pb2_grpc, common_pb2, verify_pb2, verify_pb2_grpc
 from verify_service import admin
+from verify_service.calls import Calls
 from verify_service.commands import Inbox, Stop
 from verify_service.counting import CallTotals
 from verify_service.drafters import Drafters
 from verify_service.features import feature_layout, row_bytes
 from verify_service.grammar import GrammarCompiler
-from verify_service.loading import Engine, load_engine
+from verify_service.loading import LoadedModel, load_model
 from verify_service.metrics import make_registry
 from verify_service.requests import RequestBounds, SessionFactory
 from verify_service.sampler import Sampler
@@ -46,7 +48,7 @@ from verify_service.service import VerifyServicer, new_boot_id
 from verify_service.sizing import outbox_bytes
 from verify_service.step_loop import Responses, StepLoop
 from verify_service.target import Target
-from verify_service.turns import Later
+from verify_service.turns import Lending
 
 log = get_logger(__name__)
 
@@ -59,31 +61,31 @@ def main(args: VerifyArgs) -> int:
     """Runs the process; returns its exit code."""
     configure_logging("verify")
     check_before_load(args)
-    serving.check_free(args.listen, *([args.grpc_address] if args.grpc_address else []), *args.metrics_addresses)
-    engine = load_engine(args)
+    serving.check_free(*_addresses(args), *args.metrics_addresses)
+    loaded = load_model(args)
     keep_steady()
-    return uvloop.run(_serve_until_signals(args, engine))
+    return uvloop.run(_serve_until_signals(args, loaded))
 
 
-async def _serve_until_signals(args: VerifyArgs, engine: Engine) -> int:
-    return await serve(args, engine, stopped_by_signals())
+async def _serve_until_signals(args: VerifyArgs, loaded: LoadedModel) -> int:
+    return await serve(args, loaded, stopped_by_signals())
 
 
 async def serve(
-    args: VerifyArgs, engine: Engine, stop: Stopping, on_ready: Callable[[VerifyServicer], object] | None = None
+    args: VerifyArgs, loaded: LoadedModel, stop: Stopping, on_ready: Callable[[VerifyServicer], object] | None = None
 ) -> int:
     """Serves until told to stop; returns the exit code. `on_ready` gets the handlers once they serve."""
-    loop, placement = asyncio.get_running_loop(), engine.placement
+    loop, placement = asyncio.get_running_loop(), loaded.placement
     loop.set_default_executor(ThreadPoolExecutor(thread_name_prefix="worker", initializer=placement.roam))
     if left := remove_left_behind():
         log.info("shared memory of killed processes removed", files=left)
     inbox = Inbox()
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
-        lent_ms=LENT_MS if engine.runner.uses_kernels else 0.0, later=loop.call_later, placement=placement,
+        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch),
+        lending=Lending(LENT_MS, loop.call_later) if loaded.runner.uses_kernels else None, placement=placement,
     )  # fmt: skip
     tracing = tracing_of(args, "verify")
-    servicer = build_servicer(args, engine, step_loop, inbox, tracing)
+    servicer = build_servicer(args, loaded, step_loop, inbox, tracing)
     admin_tokens = token_file(args.admin_token_file, "--admin-token-file")
     strangers = Strangers()
     server = serving.create_server(args, [(admin.PATH, admin_tokens)], strangers)
@@ -92,23 +94,13 @@ async def serve(
         admin.AdminServicer(inbox, has_token=admin_tokens is not None), server
     )
     health = rpc.add_health_and_reflection(server, SERVICES)
-    addresses = serving.listen(server, args, args.listen, *([args.grpc_address] if args.grpc_address else []))
+    addresses = serving.listen(server, args, *_addresses(args))
     registry = make_registry(step_loop, servicer.totals, servicer.model_name)
     registry.register(strangers.families)
-    telling = serve_metrics(registry, args.metrics_host, args.metrics_port)
-    async with strangers.watched(addresses), telling as metrics_address:
+    metrics = serve_metrics(registry, args.metrics_host, args.metrics_port)
+    async with strangers.watched(addresses), metrics as metrics_address:
         await server.start()
-        failed: list[BaseException] = []
-        ended = asyncio.Event()
-
-        def has_ended() -> None:
-            ended.set()
-            stop.asked.set()
-
-        on_end = partial(loop.call_soon_threadsafe, has_ended)
-        thread = threading.Thread(target=_run, args=(step_loop, engine.runner.device, failed, on_end))
-        thread.start()
-        try:
+        async with _engine_thread(step_loop, loaded.runner.device, servicer.calls, inbox, stop) as failed:
             rpc.set_serving(health, SERVICES, True)
             announce(f"verify serves {servicer.model_name} at {' and '.join(addresses)}")
             if metrics_address is not None:
@@ -121,11 +113,6 @@ async def serve(
             rpc.set_serving(health, SERVICES, False)
             if not failed:
                 await _first_of(servicer.calls.idle.wait(), stop.hurry.wait(), timeout_s=args.shutdown_grace_s)
-        finally:  # whatever happens: a process waits for its threads
-            servicer.calls.stopped = True
-            inbox.put(Stop(Unavailable("this server is shutting down")))
-            await ended.wait()
-            thread.join()
         servicer.end_streams()
         await server.stop(grace=1.0)
     if tracing is not None:
@@ -134,20 +121,20 @@ async def serve(
 
 
 def build_step_loop(
-    args: VerifyArgs, engine: Engine, inbox: Inbox, deliver: Callable[[Responses], object], *, lent_ms: float = 0.0,
-    later: Later | None = None, placement: Placement | None = None, sampler: Sampler | None = None,
+    args: VerifyArgs, loaded: LoadedModel, inbox: Inbox, deliver: Callable[[Responses], object], *,
+    lending: Lending | None = None, placement: Placement | None = None, sampler: Sampler | None = None,
 ) -> StepLoop:  # fmt: skip
-    """The engine's loop over a loaded model. lent_ms, later: see StepLoop."""
+    """The engine's loop over a loaded model. lending: see StepLoop."""
     placement = placement or Placement(None)
-    runner = engine.runner
+    runner = loaded.runner
     page_size = args.page_size
-    pool = PagePool(engine.sizes.total_tokens // page_size, page_size)
+    pool = PagePool(loaded.sizes.total_tokens // page_size, page_size)
     scheduler = Scheduler(
         pool,
         runner.slot_table,
         max_running=args.max_running_requests,
         max_queued=args.max_queued_requests,
-        chunk=engine.sizes.chunk,
+        chunk=loaded.sizes.chunk,
         cache=None if args.disable_radix_cache else RadixCache(pool),
         move=runner.pool.move,
         longest_prefix_first=args.schedule_policy == "lpm",
@@ -161,7 +148,7 @@ def build_step_loop(
         runner,
         scheduler,
         drafters,
-        costs=engine.costs,
+        costs=loaded.costs,
         inbox=inbox,
         deliver=deliver,
         max_verify_nodes=args.max_verify_nodes,
@@ -170,24 +157,23 @@ def build_step_loop(
         greedy_for_ngram=env.ngram_force_greedy_verify(),
         decode_log_interval=args.decode_log_interval,
         clerk=ThreadPoolExecutor(1, thread_name_prefix="clerk", initializer=placement.roam),
-        lent_ms=lent_ms,
-        later=later,
+        lending=lending,
         placement=placement,
-        sampler=sampler,
+        sampler=sampler or Sampler(),
     )
 
 
 def build_servicer(
-    args: VerifyArgs, engine: Engine, step_loop: StepLoop, inbox: Inbox, tracing: Tracing | None = None
+    args: VerifyArgs, loaded: LoadedModel, step_loop: StepLoop, inbox: Inbox, tracing: Tracing | None = None
 ) -> VerifyServicer:
     """The rpc handlers over a loaded model."""
-    runner, sizes = engine.runner, engine.sizes
+    runner, sizes = loaded.runner, loaded.sizes
     config = runner.config
     model = common_pb2.ModelInfo(
         model_path=str(runner.model_path),
         architecture=config.architecture,
         vocab_size=config.vocab_size,
-        vocab_fingerprint=engine.fingerprint,
+        vocab_fingerprint=loaded.fingerprint,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         context_length=sizes.context_length,
@@ -207,6 +193,34 @@ def build_servicer(
         CallTotals(grammars=compiler.totals), tracing,
         busy_poll=is_wanted(args.busy_poll, on_device=runner.device.type != "cpu"),
     )  # fmt: skip
+
+
+def _addresses(args: VerifyArgs) -> list[str]:
+    return [address for address in (args.listen, args.grpc_address) if address]
+
+
+@asynccontextmanager
+async def _engine_thread(
+    step_loop: StepLoop, device: torch.device, calls: Calls, inbox: Inbox, stop: Stopping
+) -> AsyncIterator[list[BaseException]]:
+    """Runs the engine until the block ends, and asks to stop where it ends before; what it failed of is in the list."""
+    failed: list[BaseException] = []
+    ended = asyncio.Event()
+
+    def has_ended() -> None:
+        ended.set()
+        stop.asked.set()
+
+    on_end = partial(asyncio.get_running_loop().call_soon_threadsafe, has_ended)
+    thread = threading.Thread(target=_run, args=(step_loop, device, failed, on_end))
+    thread.start()
+    try:
+        yield failed
+    finally:  # whatever happens: a process waits for its threads
+        calls.stopped = True
+        inbox.put(Stop(Unavailable("this server is shutting down")))
+        await ended.wait()
+        thread.join()
 
 
 def _run(

@@ -15,7 +15,7 @@ _DRAFT_ROW = 0.05  # of a plain step: what a row of a prompt takes a draft model
 
 
 class Assigner:
-    """Owned by the engine."""
+    """Decides before each step which sessions drafters have. Owned by the engine."""
 
     def __init__(
         self, scheduler: Scheduler, drafters: Drafters, planner: Planner, weigher: Weigher, teller: Teller,

@@ -29,7 +29,7 @@ class Untold:
     batch_tokens: int = 0
 
     def add(self, step_us: int, batch_tokens: int) -> None:
-        """One step more."""
+        """Adds a step."""
         self.steps += 1
         self.verify_us += step_us
         self.batch_tokens += batch_tokens
@@ -68,13 +68,13 @@ class Assignment:
         hopes = not (self.has_answered or self.is_silenced or self.brake.fixed)
         return hopes and self.session.table_row >= 0
 
-    def leave_out(self, base_len: int, step_us: int, batch_tokens: int) -> None:
+    def note_untold(self, base_len: int, step_us: int, batch_tokens: int) -> None:
         """Notes a step that a silenced drafter is not told of."""
         self.untold = self.untold or Untold(base_len)
         self.untold.add(step_us, batch_tokens)
 
     def take_untold(self) -> verify_pb2.Verdict:
-        """The verdict of all steps that were left out."""
+        """The verdict of all steps that the drafter was not told of."""
         untold, self.untold = self.untold, None
         assert untold is not None
         tokens = self.session.tokens[untold.base_len : self.session.committed_len].tolist()

@@ -7,6 +7,11 @@ a session for which all that does not pay, and takes nobody's word.
 
 A silenced session is probed at growing intervals. A probe verifies nothing: output depends on no draft, so what is
 committed later tells what a tree would have given (hindsight.py). It costs one draft.
+
+Words: a session is `silent` by its own account (here); all are `hushed` while plain steps are measured, or drafting
+does not pay for so many (weighing.py). It `listens` where it is neither, or its user fixed its tree; it `asks` where
+the next verdict wants a draft, since it listens, or as a probe; it was `told` where drafts were asked for, for the step
+under way. Its assignment `is_silenced` where the last verdict sent had a node budget of 0.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ class SessionBrake:
     expected_nodes: float = 4.0  # nodes verified per round
     fixed: bool = False  # by the user: neither trimmed nor silenced
     probing: bool = False  # one tree is asked for in spite of the silence
-    asked: bool = False  # the probe has been sent
+    probe_sent: bool = False
     told: bool = False  # drafts are asked for, for the step under way
     saved_ms: float = 0.0
     debt_ms: float = 0.0
@@ -82,13 +87,13 @@ class SessionBrake:
     @property
     def asks(self) -> bool:
         """Whether the next verdict asks for drafts."""
-        return self.listens or (self.probing and not self.asked and not self.record.hushed)
+        return self.listens or (self.probing and not self.probe_sent and not self.record.hushed)
 
     def tell(self) -> bool:
         """Called with each verdict that is sent: whether it asks for drafts."""
         asks = self.asks
         if asks and not self.listens:
-            self.asked = True
+            self.probe_sent = True
             self.debt_ms += self.record.probe_ms
         self.told = self.told or asks
         return asks
@@ -108,7 +113,7 @@ class SessionBrake:
         net_ms = gained * value_ms - nodes * node_ms - self.record.tax_ms
         self.record.worth.observe(net_ms / value_ms)
         if net_ms > 0.0:
-            self.silent = self.probing = self.asked = False
+            self.silent = self.probing = self.probe_sent = False
             self.saved_ms, self.rounds = net_ms, _SETTLED
             self.expected_accepted, self.expected_nodes = gained, nodes
         elif self.probing:
@@ -163,12 +168,12 @@ class SessionBrake:
             return False
         if self.plain_steps < self.probe_after or self.debt_ms > 0.0:
             return False
-        self.probing, self.asked = True, False
+        self.probing, self.probe_sent = True, False
         self.plain_steps = self.probe_after
         return True
 
     def _probe_failed(self) -> None:
-        self.probing = self.asked = False
+        self.probing = self.probe_sent = False
         self.plain_steps = 0
         self.probe_after = max(self.probe_after, min(2 * self.probe_after, _LAST_PROBE))
 
@@ -195,7 +200,7 @@ def choose_nodes(costs: CostTable, base_rows: int, base_tokens: float, likely: S
 
 
 def _choose_of_one(costs: CostTable, base_rows: int, base_tokens: float, likely: list[float]) -> int:
-    """The same for one session that has few, sooner than numpy begins."""
+    """What choose_nodes does, for one session with few nodes: done before numpy would have begun."""
     best, best_rate, tokens = 0, 0.0, base_tokens
     for count, ms in enumerate(costs.ms_from(base_rows, len(likely) + 1)):
         tokens += likely[count - 1] if count else 0.0

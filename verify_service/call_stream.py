@@ -143,7 +143,7 @@ class CallStream:
             entry.task = None
 
     def _forget(self, number: int) -> None:
-        """The caller has given a call up."""
+        """Drops a call that the caller has given up."""
         entry = self._running.pop(number, None)
         if entry is None:
             return
@@ -170,7 +170,7 @@ class CallStream:
         self._news.set()
 
     def _fail(self, number: int, error: Exception) -> None:
-        """A call ends with a status."""
+        """Ends a call with a status."""
         told: OutriderError = told_error(error, _METHOD)
         end = verify_pb2.CallEnd(code=told.status.value[0], message=told.message, details=details_of(told))
         self._end(number, how_ended(told))
@@ -178,7 +178,7 @@ class CallStream:
         self._news.set()
 
     def _end(self, number: int, how: str = "finished") -> None:
-        """The call runs no more, and is left once that is written."""
+        """Ends a call, which is left once its end is written."""
         entry = self._running.pop(number)
         if entry.timer is not None:
             entry.timer.cancel()

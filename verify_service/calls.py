@@ -103,7 +103,7 @@ class Calls:
         return call
 
     async def _compiled(self, request: verify_pb2.GenerateRequest) -> list[Session]:
-        """Its sessions, made on a thread: a grammar may take seconds."""
+        """The request's sessions, made on a thread: a grammar may take seconds."""
         self._num_compiling += 1
         try:
             sessions = await asyncio.to_thread(self._factory.build, request)
@@ -128,8 +128,8 @@ class Calls:
             call.tell(response)
 
     def give_up(self, call: Call, how: str) -> None:
-        """What still runs of the call is wanted no more, since it was `cancelled`, or by an error (`how_ended`): its
-        pages are free within one step."""
+        """Ends what still runs of the call, which was `cancelled`, or failed (`how_ended`); its pages are free within
+        one step."""
         if not call.running:
             return
         call.how = how
@@ -140,7 +140,7 @@ class Calls:
         call.running = {}
 
     def leave(self, call: Call) -> None:
-        """The caller has all of the call, or wants no more."""
+        """Forgets a call whose caller has all of it, or wants no more."""
         self.give_up(call, "cancelled")
         self._open.discard(call)
         self._rest()
@@ -154,7 +154,7 @@ class Calls:
         )  # fmt: skip
 
     def _note(self, call: Call, session: Session, response: verify_pb2.GenerateResponse) -> None:
-        """What a response is the first or the last of, and its trace."""
+        """Counts and traces a response, and completes it where it is a session's first."""
         if session.session_id not in call.started:
             call.started.add(session.session_id)
             self._totals.began(session)
@@ -174,7 +174,7 @@ class Calls:
 
 
 def how_ended(error: Exception) -> str:
-    """What is counted of sessions that end so: they failed, or there was no room for them."""
+    """The name under which sessions that end with this error are counted: they failed, or there was no room."""
     return "refused" if isinstance(error, ResourceExhausted) else "error"
 
 

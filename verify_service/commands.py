@@ -49,7 +49,7 @@ class DrafterLeft:
 
 @dataclass(eq=False, slots=True)
 class Arrived:
-    """One proposal of a frame; its form is checked, or what is wrong with it. None: of a session that it has not."""
+    """One proposal of a frame, its form checked, or what is wrong with that; None: its drafter has no such session."""
 
     session: int
     generation: int
@@ -63,7 +63,7 @@ class ProposalsArrived:
 
     drafter: Drafter
     proposals: list[Arrived]
-    read: int | None = None
+    read: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,17 @@ class FlushCache:
 
 @dataclass(frozen=True, slots=True)
 class Administer:
-    """An operator looks at the drafters, or changes what they get; `run` gives the answer, and raises nothing."""
+    """An operator looks at the drafters, or changes what they get; `answer` gets what `work` returns or raises."""
 
-    run: Callable[[Drafters], None]
+    work: Callable[[Drafters], Any]
     answer: Answer[Any]
+
+    def run(self, drafters: Drafters) -> None:
+        """Does the work and gives the answer."""
+        try:
+            self.answer.set(self.work(drafters))
+        except OutriderError as error:
+            self.answer.fail(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +126,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._commands: collections.deque[Command] = collections.deque()
-        self._bell = threading.Lock()  # free once it has rung
+        self._bell = threading.Lock()  # free: who waits is to wake up
         self._bell.acquire()
         self._ended: OutriderError | None = None  # nobody takes commands any more
         self._calls_put = 0  # by the event loop alone
@@ -135,14 +142,14 @@ class Inbox:
         """Requests, and requests given up, that the engine has not taken yet: those of one step, however long it is."""
         return self._calls_put - self._calls_taken
 
-    def put(self, command: Command, *, ring: bool = True) -> None:
-        """Hands a command over; any thread may. ring: whether who waits is to wake up."""
+    def put(self, command: Command, *, wake: bool = True) -> None:
+        """Hands a command over; any thread may. wake: whether to wake who waits."""
         self._calls_put += isinstance(command, (Submit, Cancel))
         self._commands.append(command)
         if self._ended is not None:
             self.end(self._ended)
-        if ring:
-            self.ring()
+        if wake:
+            self.wake()
 
     def end(self, error: OutriderError) -> list[Command]:
         """Nobody takes commands from here on: those that are there, and come later, are answered so, where they can be.
@@ -156,13 +163,13 @@ class Inbox:
                 command.answer.fail(error)
         return commands
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wakes who waits, or the next one who will."""
-        with contextlib.suppress(RuntimeError):  # it has rung already
+        with contextlib.suppress(RuntimeError):  # it is free already
             self._bell.release()
 
     def wait(self, until_ns: int | None) -> None:
-        """Until the bell rings, or so many monotonic nanoseconds (None: for ever). Only the engine's thread may."""
+        """Waits to be woken, or until so many monotonic nanoseconds (None: for ever). Only the engine's thread may."""
         if until_ns is None:
             self._bell.acquire()
         else:

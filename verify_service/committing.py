@@ -192,13 +192,13 @@ class Committer:
         """Prepares the verdict; it is told when the next step is known, or with later ones where it is silenced."""
         session, match = work.session, work.match
         if assignment.is_silenced and match is None and session.finish is None:
-            assignment.leave_out(base_len, step_us, batch_tokens)
+            assignment.note_untold(base_len, step_us, batch_tokens)
             self._advance(assignment)
             return
         if assignment.untold is None:
             verdict = assignment.verdict_of(base_len, taken, step_us, batch_tokens)
         else:
-            assignment.leave_out(base_len, step_us, batch_tokens)
+            assignment.note_untold(base_len, step_us, batch_tokens)
             verdict = assignment.take_untold()
             base_len = verdict.base_len
         if match is not None:
@@ -261,7 +261,7 @@ class Committer:
 
 
 def _no_token(session: Session) -> OutriderError:
-    """Why there was none to follow what is committed."""
+    """Why no token could follow what is committed."""
     is_short = session.output_len < session.params.min_tokens
     error = session.grammar.leaves_only(session.stop_ids) if session.grammar is not None and is_short else None
     return error or Internal("the model gave no finite logits for this request")

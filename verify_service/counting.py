@@ -44,14 +44,14 @@ class Counters:
     _window_tokens: int = 0
 
     def lap(self, phase: int) -> int:
-        """The time since the last lap was spent in `phase`; returns what it is now, in monotonic nanoseconds."""
+        """Counts the time since the last lap as spent in `phase`; returns the time now, in monotonic nanoseconds."""
         now_ns = time.monotonic_ns()
         self.phase_ns[phase] += now_ns - self._lap_ns
         self._lap_ns = now_ns
         return now_ns
 
     def spent_ns(self) -> list[int]:
-        """What phase_ns says, and the idle time since the last lap; never less than was read before."""
+        """Nanoseconds by phase, the idle time since the last lap included; never less than was read before."""
         spent_ns = self.phase_ns.copy()
         if self.is_idle:
             spent_ns[IDLE] += time.monotonic_ns() - self._lap_ns
@@ -93,21 +93,21 @@ class DraftTotals:
 class CallTotals:
     """What the rpc handlers saw; owned by the event loop."""
 
+    grammars: GrammarTotals
     prompt_tokens: int = 0
     cached_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # sessions by how they ended
-    grammars: GrammarTotals = field(default_factory=GrammarTotals)
     stages_s: dict[str, Buckets] = field(
         default_factory=lambda: {stage: Buckets(_STAGE_BOUNDS) for stage in ("queue", "prefill", "decode")}
     )
 
     def began(self, session: Session) -> None:
-        """The first response of a session passed."""
+        """Counts a session that began, at its first response."""
         self.prompt_tokens += session.prompt_len
         self.cached_tokens += session.cached_len
 
     def ended(self, finish: verify_pb2.GenerateFinish) -> None:
-        """Its last one did."""
+        """Counts a session that ended, by the finish of its last response."""
         self.finished[verify_pb2.FinishReason.Name(finish.reason).removeprefix("FINISH_REASON_").lower()] += 1
         for stage, spent_us in (
             ("queue", finish.queue_us), ("prefill", finish.prefill_us), ("decode", finish.decode_us)

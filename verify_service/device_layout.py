@@ -34,7 +34,7 @@ class RowPlan:
     thresholds: tuple[float, float] | None
     """single and acc; None: coupled."""
     edits: list[RowEdits]
-    """Of each row; empty where nothing is penalised."""
+    """The edits of each row's logits; empty where nothing is penalised."""
     masks: NDArray[np.int32] | None
     """[n + 1, ceil(V / 32)]: bits of the tokens that a grammar allows."""
 
@@ -58,11 +58,11 @@ class PromptChunk:
     work: Work
     first: int
     tokens: NDArray[np.int32]
-    """That follow the rows from `first` on."""
+    """The prompt's tokens that follow the rows from `first` on."""
 
 
 def lay_out(works: Sequence[Work]) -> tuple[list[Drawn], list[PromptChunk]]:
-    """Who draws in a step, and the prompts that are scored; rows of logits are in the order of `works`."""
+    """The sessions that draw in a step, and the prompts that are scored; logits' rows are in the order of `works`."""
     drawn: list[Drawn] = []
     prompts: list[PromptChunk] = []
     first = 0
@@ -104,5 +104,5 @@ class TreeBatch:
 
 
 def padded_width(num_nodes: int) -> int:
-    """Kernels are compiled for the width of a batch: a power of two, so that there are few of them."""
+    """The next power of two: kernels are compiled for the width of a batch, and there should be few of them."""
     return 1 << (num_nodes - 1).bit_length() if num_nodes else 0

@@ -54,7 +54,7 @@ def kernels_for(device: torch.device) -> Kernels:
 
 
 class DeviceSampler:
-    """Draws for a whole step, as verify_service.sampler.Sampler."""
+    """Draws for a whole step on the device; has the interface of verify_service.sampler.Sampler."""
 
     def __init__(self, device: torch.device, kernels: Kernels | None = None) -> None:
         self._device = device
@@ -78,7 +78,7 @@ class DeviceSampler:
 
     @torch.inference_mode()
     def accept(self, works: Sequence[Work], logits: torch.Tensor) -> list[Accepted | None]:
-        """As Sampler.accept; logits [L, V] are shaped in place."""
+        """Does what Sampler.accept does; logits [L, V] are shaped in place."""
         drawn, prompts = lay_out(works)
         read = Readback()
         prompt_marks = [self._score_prompt(each, logits, read) for each in prompts]

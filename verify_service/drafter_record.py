@@ -7,25 +7,26 @@ from dataclasses import dataclass, field
 
 from verify_service.acceptance import Acceptance
 
-_PROVEN, _PATIENCE = 0.1, 3.0  # worth of a drafter whose sessions may lose so many steps' time before they are silenced
-_TRUST = 4.0  # where all sessions together gain they may lose so many times as much
-# Rounds' worth that a session may fall behind those before it: rounds differ by 1.3 steps. Of MT-bench's answers, which
-# gain 0.3 to 0.6 steps a round, half were silenced where 3 steps were allowed, few at 6 to 12 (computed).
+_PROVEN = 0.1  # steps that a round must save on average for drafting for several to have proved its worth
+_PATIENCE = 3.0  # steps' time that a session may then lose before it is silenced, and one of a new drafter
+_TRUST = 4.0  # times as much may be lost where all sessions together gain
+# Rounds' worth that a lone session may fall behind those before it: rounds differ by 1.3 steps. Of MT-bench's answers,
+# which gain 0.3 to 0.6 steps a round, half were silenced where 3 steps were allowed, few at 6 to 12 (computed).
 _LUCK_ROUNDS = 30.0
-_NEW_PATIENCE = 6.0  # the same of one of which little is known, for one session: its first rounds are its slowest
-PROBE_SHARE = 0.01  # of the plain steps' time, which what a session has cost may take
+_NEW_PATIENCE = 6.0  # steps' time that a lone session of a new drafter may lose: its first rounds are its slowest
+PROBE_SHARE = 0.01  # of plain steps' time, which goes to what silenced sessions have cost, and to new ones
 TOLERANCE = 0.02  # of a step's time, which a session that gains nothing may cost without being silenced
-_SLOW_ROUNDS = 16  # of a process's, the first: code is new to it, and tells nothing of later ones
-# Nodes that come true of each tree of a drafter that may be of use, and how many more it might have had with better
-# luck: it is no good if even so there are too few, as after six trees of which nothing came true. A good drafter has
-# such six now and then, and is found out by its next probes.
+_SLOW_ROUNDS = 16  # first rounds of a process, which tell nothing of later ones: its code is not warm
+# Nodes that must come true of each tree for a drafter to be of use, and how many more it might have had in all with
+# better luck: it is no good if even so there are too few, as after six trees of which nothing came true. A good drafter
+# has such six now and then, and is found out by its next probes.
 _LEAST_TRUE, _LUCK = 0.2, 1.1
-_TREES = 64.0  # after which old ones fade
-_LOSS = 0.05  # of a round's step that a drafter must cost for a lone session to begin in silence
-_MANY_ROUNDS = 192  # of a drafter's, from which its worth is known within a tenth of a step
-_FEW_ROUNDS = 64  # of a drafter's, before sessions begin in silence because others gained nothing
-_PURSE_STEPS = 2.0  # of steps' time that is saved up for new sessions
-_MOST_STEPS = 100.0  # that opening one may cost: a long text is paid for in ten thousand steps at most
+_TREES = 64.0  # trees after which old ones fade
+_LOSS = 0.05  # of a step's time that rounds must cost on average for a lone session to begin in silence
+_MANY_ROUNDS = 192  # rounds from which on a drafter's worth is known within a tenth of a step
+_FEW_ROUNDS = 64  # rounds of a drafter before sessions may begin in silence because others gained nothing
+_PURSE_STEPS = 2.0  # plain steps' time that is saved up for new sessions at most
+_MOST_STEPS = 100.0  # plain steps' time that opening one may cost: a long text is paid for in ten thousand at most
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class _Trees:
             self.true *= 0.5
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DrafterRecord:
     """What one drafter's sessions have shown together; what it is worth to one alone and to several, each by itself.
 
@@ -105,9 +106,10 @@ class DrafterRecord:
     _probe_tax: _Tax = field(default_factory=lambda: _Tax(32.0))
 
     def handed_on(self) -> DrafterRecord:
-        """For the process that takes its place. One that was worth it may be slow at first, as that was.
+        """The record with which the drafter's next process begins.
 
-        None else: it might come back for the sake of that.
+        Where drafting was worth it, its first rounds are left out again, since new processes are slow; else they count,
+        so that no drafter reconnects to be forgiven.
         """
         record = copy.deepcopy(self)
         record.purse_ms, record.tried = max(0.0, record.purse_ms), None
@@ -118,7 +120,7 @@ class DrafterRecord:
 
     @property
     def worth(self) -> _Worth:
-        """Of as many sessions as run now."""
+        """What rounds have been worth with as many sessions as run now: one, or several."""
         return self.worth_alone if self.alone else self.worth_to_several
 
     @property
@@ -168,7 +170,7 @@ class DrafterRecord:
         return self.tried is not None and self.tried[0] == session
 
     def earn(self, step_ms: float, *, sharers: int = 1) -> None:
-        """A share of each step's time is for new sessions of drafters that gain nothing, of which there are so many."""
+        """Saves up for new sessions while they gain nothing: a share of a step's time, split among so many drafters."""
         self.step_ms = step_ms
         self.purse_ms = min(self.purse_ms + PROBE_SHARE / sharers * step_ms, _PURSE_STEPS * step_ms)
 
@@ -182,7 +184,7 @@ class DrafterRecord:
         return True
 
     def end_try(self, session: int, committed_len: int) -> None:
-        """A session is not its own any more: where it was tried with that, another might have gained all its steps."""
+        """Notes that it lost a session. A try is paid for then: another drafter might have gained all its steps."""
         if self.tried is not None and self.tries(session):
             self.purse_ms -= (committed_len - self.tried[1]) * self.step_ms
             self.tried = None

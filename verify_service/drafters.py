@@ -65,7 +65,7 @@ class Drafters:
             return
         self._drafters.remove(drafter)
         drafter.totals.counts.update(drafter.counts)
-        drafter.counts = drafter.totals.counts  # of the step under way
+        drafter.counts = drafter.totals.counts  # what the step under way still counts goes there
         key = drafter.algorithm, drafter.draft_model
         self._records.pop(key, None)
         self._records[key] = drafter.record
@@ -82,7 +82,7 @@ class Drafters:
     def assign(self, session: Session, *, row_ms: float | None = None) -> Assignment | None:
         """Opens the session to the least busy drafter that matches what the request asks for.
 
-        One whose sessions gain nothing comes after those that do, or may, but for a try now and then.
+        A drafter whose sessions gain nothing comes after those that gain, or may, but for a try now and then.
 
         row_ms: what a row of its text may cost a drafter with a model; while its sessions gain nothing, few are opened.
         None opens it whatever it costs.
@@ -105,7 +105,7 @@ class Drafters:
     def misplaced(self) -> Session | None:
         """A session whose drafter gains nothing while another, which does or may, has room for it; none goes twice.
 
-        One that is with it as a try stays: it shows what that drafter is worth now.
+        A session that its drafter has as a try stays: it shows what that drafter is worth now.
         """
         poor = [drafter for drafter in self._drafters if drafter.record.gains_nothing]
         others = [drafter for drafter in self._open() if not drafter.record.gains_nothing] if poor else []
@@ -126,7 +126,7 @@ class Drafters:
         return self.assign(session)
 
     def _open(self) -> list[Drafter]:
-        """Who may be given sessions, and has room for one more."""
+        """The drafters that may be given sessions and have room for one more."""
         return [
             drafter
             for drafter in self._drafters
@@ -180,7 +180,7 @@ class Drafters:
         drafter.wake()
 
     def set_mode(self, drafter: Drafter, mode: Mode) -> int:
-        """Lets a drafter have what `mode` says, and who enlists by its name later; how many sessions it lost by it."""
+        """Lets a drafter, and later ones of its name, have what `mode` says; returns how many sessions it lost."""
         drafter.mode = mode
         self._modes.pop(drafter.drafter_id, None)
         if mode is not Mode.ENABLED:

@@ -133,7 +133,7 @@ class FeatureSender:
         return 0
 
     def _put_many(self, messages: Sequence[Message], drafter: Drafter) -> None:
-        """As _put for each; in the ring all are written in one go."""
+        """Does for each what _put does; in the ring all are written in one go."""
         ring, room, number = drafter.ring, drafter.outbox.room_for_rows, None
         if ring is not None and len(messages) > 1:
             wanted = [one for _, one in messages]

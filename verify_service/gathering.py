@@ -24,9 +24,10 @@ BREATH_S = 0.0003
 
 
 class Gatherer:
-    """Owned by the engine. `left_out`: ids of sessions that the step under way is better without.
+    """Matches proposals to sessions before a step, and waits for late ones. Owned by the engine.
 
-    obey: does what commands say; whether the loop goes on. rest: does what can wait.
+    left_out: ids of sessions that the step under way is better without. obey: does what commands say; whether the loop
+    goes on. rest: does what can wait.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Gatherer:
         self._rest = rest
 
     def gather(self) -> Generator[Pause, list[Command], tuple[float, list[Assignment]]]:
-        """Matches proposals and waits for late ones as long as that pays: the time waited, and for whom."""
+        """Matches proposals and waits for late ones as long as that pays; returns the time waited, and for whom."""
         late = self._give_up_on(self._planner.match())
         if not late:
             self.left_out = self._leave_out(late)
@@ -112,7 +113,7 @@ class Gatherer:
     def _leave_out_fixed(self, late: list[Assignment]) -> Collection[int]:
         """Ids of late sessions whose users fixed their trees: others do not wait for them, and they keep their drafts.
 
-        None for whom the step of the others would outlast what a late session may wait.
+        Without those for whom the step of the others would outlast what they may wait.
         """
         fixed = {one.session.session_id: one for one in late if one.brake.fixed}
         running = self._scheduler.running
@@ -139,7 +140,7 @@ class Gatherer:
         return asked_ns + int(self._planner.bound_ms(assignment) * 1e6)
 
     def _give_up_on(self, late: list[Assignment]) -> list[Assignment]:
-        """Those of `late` that are waited for still: who was left out until now has had its time."""
+        """`late`, less the sessions that were left out and whose deadline has passed: they decode plainly now."""
         if not late or not self.left_out:
             return late
         now_ns = time.monotonic_ns()
@@ -151,7 +152,7 @@ class Gatherer:
         return [assignment for assignment in late if assignment not in missed]
 
     def _missed(self, late: list[Assignment]) -> None:
-        """Drafts that did not come while they were waited for: their sessions decode plainly."""
+        """Has sessions decode plainly whose drafts did not come while they were waited for."""
         self._counters.missing += len(late)
         for assignment in late:
             assignment.waited_len = assignment.session.committed_len

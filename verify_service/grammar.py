@@ -101,7 +101,7 @@ class GrammarState:
         return np.flatnonzero(allowed).astype(np.int32)
 
     def _allowed(self, path: list[int]) -> NDArray[np.uint8]:
-        """By token, at most V of them: 1 where it may follow `path`."""
+        """uint8, one a token, at most V of them: 1 where the token may follow `path`."""
         bits = np.frombuffer(self._at(path).compute_bitmask(), np.uint8)
         return np.unpackbits(bits, bitorder="little")[: self._vocab_size]
 
@@ -174,7 +174,7 @@ class GrammarCompiler:
             return GrammarState(compiled.deep_copy(), kind, self._vocab_size)
 
     def _of(self, source: Source) -> Future[Compiled]:
-        """What is known of a grammar, or will be; compiled here if nobody else does."""
+        """A grammar, compiled or refused, once that is known; compiles it here if nobody else does."""
         with self._lock:
             known = self._kept.get(source)
             if known is not None:

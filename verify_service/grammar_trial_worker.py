@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(cpu_s: int, packages: str, tokenizer: str, vocab_size: int) -> None:
-    """With the model's tokenizer, for a grammar may name tokens: where there are none such it is refused at once."""
+    """Compiles the grammar. With the model's tokenizer: one that names tokens which do not exist is refused at once."""
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops a service may tell all its processes
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """How often drafters of one host may enlist: each costs a connection, and sessions that are opened to it.
 
-A host whose drafter was thrown out waits before the next one, twice as long each time. Owned by the event loop.
+A host whose drafter was expelled waits before the next one, twice as long each time. Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from outrider.errors import ResourceExhausted
 
 _BURST, _INTERVAL_S = 64, 0.25  # so many at once, as after a restart of verify; then one in each interval
-_FIRST_S, _LONGEST_S = 1.0, 60.0  # for one that was thrown out
+_FIRST_S, _LONGEST_S = 1.0, 60.0  # for one whose drafter was expelled
 _FORGOTTEN_S = 60.0  # after that wait
 _HELD_S, _MAX_HELD = 1.0, 64  # who comes too soon is kept waiting, so that it does not dial again at once
 _TIMER_S = 0.002  # by which a timer may end before its time
@@ -27,12 +27,15 @@ class _Host:
     bar_s: float = 0.0
 
     def wait_s(self, now_s: float) -> float:
-        """Until the next one may enlist."""
+        """Seconds until the next drafter of this host may enlist; 0 or less: now."""
         return max(self.barred_until_s - now_s, self.paid_until_s - (_BURST - 1) * _INTERVAL_S - now_s)
 
 
 class Hosts:
-    """peer arguments: as gRPC writes them. All drafters behind one proxy are one host's, and those on Unix sockets."""
+    """Admits drafters host by host.
+
+    peer: gRPC's name of a connection. All drafters behind one proxy are of one host, and so are all on Unix sockets.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
@@ -42,7 +45,7 @@ class Hosts:
         self._num_held = 0
 
     async def admit(self, peer: str) -> None:
-        """Returns when a drafter of its may enlist. ResourceExhausted, after a while, where that takes too long."""
+        """Returns once a drafter of this host may enlist. ResourceExhausted where that takes over a second or so."""
         name = _name(peer)
         host = self._of(name)
         if (wait_s := host.wait_s(self._clock())) > 0.0 and self._num_held < _MAX_HELD:
@@ -59,8 +62,8 @@ class Hosts:
             )
         host.paid_until_s = max(host.paid_until_s, now_s) + _INTERVAL_S
 
-    def thrown_out(self, peer: str) -> None:
-        """One of its drafters was."""
+    def expelled(self, peer: str) -> None:
+        """Notes that a drafter of this host was expelled; its next one has to wait, each time twice as long."""
         host, now_s = self._of(_name(peer)), self._clock()
         repeats = now_s < host.barred_until_s + _FORGOTTEN_S
         host.bar_s = min(2 * host.bar_s, _LONGEST_S) if host.bar_s and repeats else _FIRST_S
@@ -74,5 +77,5 @@ class Hosts:
 
 
 def _name(peer: str) -> str:
-    """What comes before the port; of Unix sockets, that it is one."""
+    """The host: what comes before the port; one name for all Unix sockets."""
     return "unix" if peer.startswith("unix") else peer.rpartition(":")[0] or peer

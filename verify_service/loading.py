@@ -32,7 +32,7 @@ _WARM_UP_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class LoadedModel:
     """A loaded model with what was measured and chosen for it."""
 
     runner: ModelRunner
@@ -42,7 +42,7 @@ class Engine:
     placement: Placement = field(default_factory=lambda: Placement(None))
 
 
-def load_engine(args: VerifyArgs) -> Engine:
+def load_model(args: VerifyArgs) -> LoadedModel:
     """Loads and warms the model up. StartupError when it cannot be served."""
     placement = Placement(args.core)  # first: a large model takes minutes
     folder = resolve_model(
@@ -79,16 +79,16 @@ def load_engine(args: VerifyArgs) -> Engine:
         "model loaded", path=str(folder), kernels=runner.backend, tokens=sizes.total_tokens,
         step_ms=round(costs.ms(1), 2),
     )  # fmt: skip
-    return Engine(runner, sizes, costs, vocab_fingerprint(folder), placement)
+    return LoadedModel(runner, sizes, costs, vocab_fingerprint(folder), placement)
 
 
 def _most_rows(args: VerifyArgs, sizes: Sizes) -> int:
-    """That a step may have."""
+    """The most rows that a step may have."""
     return args.max_running_requests * (args.max_verify_nodes + 1) + sizes.chunk
 
 
 def execution_of(args: VerifyArgs) -> Execution:
-    """How the flags want steps to be computed."""
+    """How steps are to be computed, by the flags."""
     graphs = None
     if not args.disable_cuda_graph:
         required = args.cuda_graph_max_bs is not None

@@ -67,17 +67,17 @@ class RoundOutbox:
         return sorted(sizes, key=lambda key: -sizes[key])
 
     def open(self, opened: verify_pb2.Opened) -> None:
-        """A session is now the drafter's."""
+        """Adds that a session is now the drafter's."""
         with self._lock:
             self._opened[opened.session, opened.generation] = self._sized(opened)
 
     def feature_rows(self, features: verify_pb2.SessionFeatures) -> None:
-        """Rows of a prompt, or of recomputed text."""
+        """Adds rows of a prompt, or of recomputed text."""
         with self._lock:
             self._features.setdefault((features.session, features.generation), []).append(self._sized(features))
 
     def verdict(self, verdict: verify_pb2.Verdict) -> None:
-        """What a step committed."""
+        """Adds what a step committed."""
         key = verdict.session, verdict.generation
         with self._lock:
             if (pending := self._verdicts.get(key)) is not None:
@@ -88,7 +88,7 @@ class RoundOutbox:
             self._verdicts[key] = self._sized(verdict)
 
     def close(self, session: int, generation: int, reason: verify_pb2.CloseReason) -> None:
-        """A session is no longer the drafter's."""
+        """Adds that a session is no longer the drafter's."""
         with self._lock:
             self._add_closed(session, generation, reason)
 
@@ -107,12 +107,12 @@ class RoundOutbox:
             self._bytes -= sum(size for _, size in dropped)
 
     def reject(self, rejected: verify_pb2.Rejected) -> None:
-        """A proposal was refused."""
+        """Adds that a proposal was refused."""
         with self._lock:
             self._rejected.append(self._sized(rejected))
 
     def name_no_slots_before(self, end: int) -> None:
-        """No message that is added from now on names slots of the ring before number `end`."""
+        """Notes that no message added from now on names slots of the ring before number `end`."""
         with self._lock:
             self._slot_seq_end = end
 

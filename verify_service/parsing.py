@@ -30,7 +30,7 @@ def parse_proposals(pbs: Sequence[verify_pb2.Proposal], *, vocab_size: int, max_
 
 
 def _parsed_together(pbs: Sequence[verify_pb2.Proposal], vocab_size: int, max_nodes: int) -> list[Proposal] | None:
-    """In one pass; None where any is malformed, or is not of the common form: small trees with scores."""
+    """The proposals, in one pass; None where one is malformed, or not of the common form: small trees with scores."""
     tokens, parents = [pb.tokens for pb in pbs], [pb.parents for pb in pbs]
     scores, assumed = [pb.scores for pb in pbs], [pb.assumed for pb in pbs]
     sizes = list(map(len, scores))

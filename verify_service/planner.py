@@ -66,9 +66,9 @@ class Work:
 
 
 class Planner:
-    """Chooses; notes what it chose in the assignments, and takes the step's pages.
+    """Chooses what a step runs and verifies; notes it in the assignments, and takes the step's pages.
 
-    By the way it has brakes learn, of trees that are followed, which of their nodes came true.
+    It also tells brakes which nodes of the trees that are followed came true.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Planner:
             self._judged.append((assignment, judged))
 
     def bound_ms(self, assignment: Assignment) -> float:
-        """The longest that its drafter is waited for."""
+        """The longest that the assignment's drafter is waited for."""
         return min(assignment.drafter.replies.bound_ms, self._max_wait_ms)
 
     def wait_ms(self, late: list[Assignment]) -> float:

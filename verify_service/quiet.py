@@ -7,12 +7,13 @@ from collections import Counter
 from outrider.cost_table import CostTable
 
 _ALPHA = 0.1
-SAMPLES, _SAMPLES_ALONE = 6, 3  # that a measurement takes, of several sessions and of one, which none joins meanwhile
-_TRIES = 12  # steps that it may take; the first two may still be disturbed by drafts under way
-_PATIENCE = 64  # steps that it may take with those that run prompts, which say nothing
-_NEAR = 1 / 2  # of a number of sessions: what was measured so close by serves, by what rows cost
-_SLACK = 1.1  # steps differ by so much
-_FIRST, _AGAIN = 64, 2048  # steps with so many sessions of which none was quiet, before one is measured
+SAMPLES = 6  # quiet steps that a measurement of several sessions takes
+_SAMPLES_ALONE = 3  # the same of one session, which no other joins meanwhile
+_TRIES = 12  # steps that a measurement may take; the first two may still be disturbed by drafts under way
+_PATIENCE = 64  # steps that ran prompts, which say nothing, after which a measurement is given up
+_NEAR = 1 / 2  # of a number of sessions, by which one that was measured may differ and do for it, by what rows cost
+_SLACK = 1.1  # how many times as long as others a step may take by chance
+_FIRST_AFTER, _AGAIN_AFTER = 64, 2048  # steps without a quiet one before a number of sessions is measured, or again
 
 
 class QuietTimes:
@@ -34,7 +35,10 @@ class QuietTimes:
         self._tried: set[int] = set()
 
     def ms(self, sessions: int) -> float | None:
-        """As measured, or by what so many rows cost beside what was measured nearest; None where nothing was."""
+        """Milliseconds of a quiet step: as measured, or by what its rows cost beside the nearest that was measured.
+
+        None where nothing was.
+        """
         if sessions in self._ms or not self._ms:
             return self._ms.get(sessions)
         nearest = min(self._ms, key=lambda known: max(known, sessions) / min(known, sessions))
@@ -46,7 +50,7 @@ class QuietTimes:
         return self._tries_left > 0 and self._patience > 0
 
     def begin(self, sessions: int) -> None:
-        """So many sessions are about to run: where nothing is known of them, that comes first."""
+        """Begins to measure where nothing is known of as many sessions as are about to run."""
         if sessions > 1 and not self.is_measuring and sessions not in self._tried and not self._is_known(sessions):
             self._measure(sessions)
 
@@ -82,7 +86,7 @@ class QuietTimes:
             self._tries_left = self._tries_left - 1 if self._samples_left > 0 else 0
         elif not is_quiet:
             self._since[sessions] += 1
-            if self._since[sessions] >= (_AGAIN if self._is_known(sessions) else _FIRST):
+            if self._since[sessions] >= (_AGAIN_AFTER if self._is_known(sessions) else _FIRST_AFTER):
                 self._measure(sessions)
 
     def prompt_step(self) -> None:

@@ -19,8 +19,10 @@ class Runner(Protocol):
 
     @property
     def likeliest(self) -> list[int] | None:
-        """Of the last step's logits each row's highest, the lower of equal ones; -1 where that is not finite, or one of
-        them is NaN. None where it is not known."""
+        """The index of each row's highest logit in the last step, the lower of equal ones.
+
+        -1 where that is not finite, or the row has a NaN. None where the model does not look for it.
+        """
         ...
 
     @property

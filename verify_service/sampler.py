@@ -74,7 +74,7 @@ class SessionSampler:
         self.commit(resumed.tolist())
 
     def be_greedy(self) -> None:
-        """From now on the likeliest token is taken, whatever the request's temperature."""
+        """Takes the likeliest token from now on, whatever the request's temperature."""
         self._filters, self._coupled, self.takes_highest = Filters(temperature=0.0), True, not self._is_shaped
 
     def commit(self, tokens: list[int]) -> None:
@@ -113,7 +113,7 @@ class SessionSampler:
         )
 
     def plan(self, tree: TokenTree, output_pos: int) -> RowPlan:
-        """The same walk, for a device that has the logits."""
+        """What a device that has the logits needs for the walk that `accept` does."""
         depths, count = [0, *tree.depths.tolist()], len(tree) + 1
         paths = [tree.tokens[tree.path(row - 1)].tolist() for row in range(count)] if self._is_shaped else []
         coins, finals = [0.0] * count, []
@@ -141,7 +141,7 @@ class SessionSampler:
     def path_logprobs(
         self, logits: NDArray[np.float32], tree: TokenTree, outcome: Accepted, num_top: int
     ) -> list[verify_pb2.TokenLogprob]:
-        """Of each accepted token and the bonus, in order."""
+        """Log-probabilities of each accepted token and the bonus, in order."""
         tokens = [*tree.tokens[outcome.nodes].tolist(), outcome.bonus]
         rows = [0, *(node + 1 for node in outcome.nodes)]
         return [
@@ -173,7 +173,7 @@ def _takes_highest(work: Work) -> bool:
 
 
 def _likeliest(row: NDArray[np.float32]) -> int:
-    """As `draw`, greedily."""
+    """The likeliest token, or NO_TOKEN where its logit is not finite: what `draw` gives when it is greedy."""
     best = int(row.argmax())
     return best if math.isfinite(row[best]) else NO_TOKEN
 

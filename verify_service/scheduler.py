@@ -42,9 +42,9 @@ class Scheduler:
         max_running: int,
         max_queued: int,
         chunk: int,
-        cache: RadixCache | None = None,
+        cache: RadixCache | None,
         move: Callable[[Slots, Slots], None] | None = None,
-        longest_prefix_first: bool = False,
+        longest_prefix_first: bool,
     ) -> None:
         self.pool = pool
         self.slot_table = slot_table
@@ -105,7 +105,7 @@ class Scheduler:
         return admitted
 
     def flush_cache(self) -> tuple[int, int]:
-        """Evicts all that no session reads; the pages that were freed, and those that stay."""
+        """Evicts all that no session reads; returns the pages that were freed, and those that stay."""
         return (self.cache.clear(), self.cache.num_pages) if self.cache is not None else (0, 0)
 
     def take_slots(self, session: Session, count: int) -> list[int] | None:
@@ -216,7 +216,7 @@ class Scheduler:
         return sorted(self.waiting, key=lambda session: (_order(session), unmatched(session)))
 
     def _overtaken_by(self, session: Session) -> list[Session]:
-        """Who came before it, and could begin as well."""
+        """The sessions that came before this one and could begin as well."""
         if not self._longest_prefix_first:
             return []
         return [one for one in self.waiting[: self.waiting.index(session)] if not self._awaits_sibling(one)]
@@ -275,7 +275,7 @@ class Scheduler:
         session.pages += self.pool.take(missing)
 
     def _slots(self, session: Session, first: int, count: int) -> list[int]:
-        """Of `count` positions; as numbers, since a decoding session has few, and numpy is slow to begin."""
+        """Slots of `count` positions; as numbers, since a decoding session has few, and numpy is slow to begin."""
         size = self.pool.page_size
         if size == 1:
             return session.pages[first : first + count]

@@ -35,7 +35,7 @@ MAX_DRAFTERS = 1024  # who asks what is served is told of them all
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
-    """Owned by the event loop."""
+    """The rpc handlers of VerifyService. Owned by the event loop."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         engine: StepLoop,
         inbox: Inbox,
         totals: CallTotals,
-        tracing: Tracing | None = None,
+        tracing: Tracing | None,
         *,
-        busy_poll: bool = False,
+        busy_poll: bool,
     ) -> None:
         self._args = args
         self._busy_poll = busy_poll
@@ -114,7 +114,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         await self._hosts.admit(peer)
         stream = DrafterStream(
             self._args, self._target, self._inbox, self._engine.turns, self._feature_calls,
-            admit=self._admit_drafter, on_expelled=partial(self._hosts.thrown_out, peer), busy_poll=self._busy_poll,
+            admit=self._admit_drafter, on_expelled=partial(self._hosts.expelled, peer), busy_poll=self._busy_poll,
         )  # fmt: skip
         self._streams.add(stream)
         try:

@@ -35,12 +35,12 @@ class Phase(enum.Enum):
 class Speculation:
     """What a request asks of speculation, checked. None: the drafter's planner or flags decide."""
 
-    enabled: bool = True
-    algorithm: int = common_pb2.ALGORITHM_UNSPECIFIED
-    num_draft_tokens: int | None = None
-    accept_threshold_single: float = 1.0
-    accept_threshold_acc: float = 1.0
-    wire: common_pb2.SpeculativeParams = field(default_factory=common_pb2.SpeculativeParams)
+    enabled: bool
+    algorithm: common_pb2.Algorithm
+    num_draft_tokens: int | None
+    accept_threshold_single: float
+    accept_threshold_acc: float
+    wire: common_pb2.SpeculativeParams
 
 
 @dataclass(slots=True, eq=False)

@@ -74,9 +74,9 @@ class DrafterStream:
 
     def __init__(
         self, args: VerifyArgs, target: Target, inbox: Inbox, turns: Turns, feature_calls: FeatureCalls,
-        *, admit: Callable[[], object], on_expelled: Callable[[], object], busy_poll: bool = False,
+        *, admit: Callable[[], object], on_expelled: Callable[[], object], busy_poll: bool,
     ) -> None:  # fmt: skip
-        """admit: raises where no more drafters may be enlisted. on_expelled: called when this one is thrown out."""
+        """admit: raises where no more drafters may be enlisted. on_expelled: called when this one is expelled."""
         self._args = args
         self._admit, self._on_expelled = admit, on_expelled
         self._target = target
@@ -129,7 +129,7 @@ class DrafterStream:
             reader = self.drafter = None
 
     async def _write_rounds(self, write: Write, drafter: Drafter, reader: asyncio.Task[None]) -> None:
-        """Until the reader ends, or the stream is ended: a drafter that reads nothing holds it up no longer."""
+        """Writes until the reader ends, or the stream is ended: a drafter that reads nothing does not hold that up."""
         task = asyncio.current_task()
         try:
             while self._ended_because is None and not reader.done():
@@ -163,7 +163,7 @@ class DrafterStream:
         return frame.enlist
 
     def _enlist(self, enlist: verify_pb2.Enlist) -> Drafter:
-        """A checked drafter."""
+        """Checks what a drafter says of itself, and makes its record."""
         self._admit()
         needs_features = check_enlist(enlist, self._target)
         is_near = needs_features and enlist.host_id == host_id()
@@ -235,7 +235,10 @@ class DrafterStream:
                     raise InvalidArgument("a frame must carry a message", field="message")
 
     def _hand_over(self, arrived: ProposalsArrived, *, brings_early: bool) -> None:
-        """Where early proposals come, which is while a step runs, they must not wait for its end to be read."""
+        """Gives proposals to the engine; its step is run here only while no early ones are expected.
+
+        Those come during a step, and must not wait for its end to be read.
+        """
         self._fresh_frames = 0 if brings_early else self._fresh_frames + 1
         if self._fresh_frames > FRESH_FRAMES:
             self._turns.bring(arrived)

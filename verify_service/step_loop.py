@@ -46,7 +46,7 @@ from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
 from verify_service.telling import Teller
-from verify_service.turns import Compute, Later, Steps, Turns, Wait
+from verify_service.turns import Compute, Lending, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher
 
 log = get_logger(__name__)
@@ -58,10 +58,11 @@ Responses = list[tuple[Session, verify_pb2.GenerateResponse | Exception]]
 
 
 class StepLoop:
-    """See the module's text. `deliver` is called with each step's responses.
+    """Runs steps: takes commands, has a step planned, computed and committed, and tells drafters and clients.
 
-    clerk: does what can wait while the device computes, a thread of its own; None: the engine itself, before that.
-    lent_ms: how long a step may take that the event loop runs; 0: none. later: see Turns.
+    deliver: is called with each step's responses. greedy_for_ngram: sessions that an n-gram drafter may draft for take
+    the likeliest tokens. clerk: does what can wait while the device computes, a thread of its own; None: the engine
+    itself, before that. lending: see Turns. clock: nanoseconds, by which it is judged whether drafts pay.
     """
 
     def __init__(
@@ -75,20 +76,15 @@ class StepLoop:
         deliver: Callable[[Responses], object],
         max_verify_nodes: int,
         max_draft_wait_ms: float,
-        brake: bool = True,
-        greedy_for_ngram: bool = False,
-        decode_log_interval: int = 0,
-        clerk: Executor | None = None,
-        lent_ms: float = 0.0,
-        later: Later | None = None,
-        placement: Placement | None = None,
-        sampler: Sampler | None = None,
+        brake: bool,
+        greedy_for_ngram: bool,
+        decode_log_interval: int,
+        clerk: Executor | None,
+        lending: Lending | None,
+        placement: Placement,
+        sampler: Sampler,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """clock: nanoseconds, by which it is judged whether drafts pay.
-
-        greedy_for_ngram: sessions that an n-gram drafter may draft for take the likeliest tokens.
-        """
         self.scheduler = scheduler
         self.drafters = drafters
         self.inbox = inbox
@@ -101,15 +97,15 @@ class StepLoop:
         )
         self._costs = costs
         self._greedy_for_ngram = greedy_for_ngram
-        self._sampler = sampler or Sampler()
+        self._sampler = sampler
         self._weigher = Weigher(drafters, costs, self.counters, clock)
         self._features = FeatureSender(runner)
         self._teller = Teller(drafters, self._features)
         self._responses: list[tuple[Session, Unsent]] = []
         self._clerk = clerk
-        self._placement = placement or Placement(None)
+        self._placement = placement
         self._busy: Future[None] | None = None  # the clerk's work
-        self._later: Callable[[], object] | None = None  # the account of the last step
+        self._account: Callable[[], object] | None = None  # of the last step, yet to be done
         self._assigner = Assigner(scheduler, drafters, self._planner, self._weigher, self._teller, costs)
         self._gatherer = Gatherer(
             scheduler, drafters, self._planner, self._teller, costs=costs, counters=self.counters, obey=self._obey,
@@ -121,7 +117,7 @@ class StepLoop:
         )
         self._decode_log = DecodeLog(decode_log_interval, self.counters, self.stats, log.info)
         self._stopped_by: Stop | None = None
-        self.turns = Turns(self._steps(), inbox, most_ms=lent_ms, later=later)
+        self.turns = Turns(self._steps(), inbox, lending)
         self._failed_steps = 0  # in a row, of those that failed for every session
 
     def run(self) -> None:
@@ -159,7 +155,7 @@ class StepLoop:
         told = self._teller.tell(works)
         if len(works) > 1 or self._gatherer.left_out:  # one alone takes turns with nobody
             self._gatherer.ran([work.session.session_id for work in works], len(late))
-        if works and self._clerk is not None and (self._responses or self._later or len(works) >= _MANY):
+        if works and self._clerk is not None and (self._responses or self._account or len(works) >= _MANY):
             self._busy = self._clerk.submit(self.flush, works, BREATH_S if told else 0.0)
         else:
             self.flush()
@@ -202,7 +198,7 @@ class StepLoop:
             self._placement.step(len(running), drafts=any([work.match is not None for work in works]))
             self._count(sent, elapsed_ns)
 
-        self._later = account
+        self._account = account
 
     def _await_clerk(self) -> None:
         if self._busy is not None:
@@ -219,7 +215,7 @@ class StepLoop:
         )  # fmt: skip
 
     def _run_apart(self, works: list[Work], error: Exception) -> None:
-        """After a step that failed: its sessions one by one, so that only those end which it fails for.
+        """Runs the sessions of a failed step one by one, so that only those end which it fails for.
 
         Raises the error when the engine is at fault.
         """
@@ -249,7 +245,7 @@ class StepLoop:
             raise error
 
     def _obey(self, commands: list[Command]) -> bool:
-        """Does what they say; whether the loop goes on."""
+        """Does what commands say; returns whether the loop goes on."""
         for command in commands:
             match command:
                 case ProposalsArrived(drafter, proposals, read):
@@ -271,8 +267,8 @@ class StepLoop:
                     self._features.answer(self.drafters, command)
                 case FlushCache(answer):
                     answer.set(self.scheduler.flush_cache())
-                case Administer(run=run):
-                    run(self.drafters)
+                case Administer():
+                    command.run(self.drafters)
                 case Stop():
                     self._stopped_by = command
         return self._stopped_by is None
@@ -307,7 +303,7 @@ class StepLoop:
             ]
             self._responses.clear()
             self._deliver(responses)
-        if self._later is not None:
-            later, self._later = self._later, None
-            later()
+        if self._account is not None:
+            account, self._account = self._account, None
+            account()
         self._sampler.prepare(works)

@@ -27,7 +27,7 @@ class Teller:
             self._features.send(assignment, min(session.kv_len, session.committed_len - 1))
 
     def tell_waiting(self, late: list[Assignment]) -> None:
-        """The late ones are waited for; no second notice follows for this length."""
+        """Tells late drafters that they are waited for; no second notice follows for this length."""
         self._features.fill_verdicts(late)
         for assignment in late:
             self._tell(assignment, verify_pb2.NEXT_KIND_WAITING)
@@ -35,7 +35,7 @@ class Teller:
             drafter.wake()
 
     def tell(self, works: list[Work]) -> bool:
-        """All other verdicts, now that the step is known; matched proposals are being verified from here on.
+        """Tells all other verdicts, now that the step is known; matched proposals are being verified from here on.
 
         Returns whether there were any.
         """

@@ -31,7 +31,7 @@ class CallTrace:
             session.traceparent = self._parent
 
     def responded(self, session: Session, response: verify_pb2.GenerateResponse) -> None:
-        """A session's next response passes."""
+        """Records a session's next response."""
         now_ns = time.monotonic_ns()
         began_ns, self._last_ns[session.session_id] = self._last_ns[session.session_id], now_ns
         attributes: dict[str, Any] = {"outrider.choice": response.choice_index, "outrider.tokens": len(response.tokens)}
@@ -49,7 +49,7 @@ class CallTrace:
         self._tracing.record("round", self._parent, began_ns, now_ns, attributes)
 
     def end(self, how: str) -> None:
-        """The call is over: `finished`, `cancelled` or `error`."""
+        """Ends the call's span: `finished`, `cancelled` or `error`."""
         self._span.set_attribute("outrider.end", how)
         self._span.end()
 

@@ -19,14 +19,14 @@ from verify_service.commands import Command, Inbox
 
 @dataclass(eq=False, slots=True)
 class Wait:
-    """For commands, until so many monotonic nanoseconds (None: for ever)."""
+    """A wait for commands, until so many monotonic nanoseconds (None: for ever)."""
 
     until_ns: int | None
 
 
 @dataclass(eq=False, slots=True)
 class Settle:
-    """Drafters were told: until that is on its way, or so many nanoseconds, nothing else is done.
+    """A wait until what drafters were told is on its way, or so many nanoseconds; nothing else is done meanwhile.
 
     deadline_ns: of the wait that follows.
     """
@@ -37,7 +37,7 @@ class Settle:
 
 @dataclass(eq=False, slots=True)
 class Compute:
-    """A forward pass is next, of so many milliseconds about; inf: it is not to be lent."""
+    """A forward pass that is next, of about so many milliseconds; inf: it is not to be lent."""
 
     ms: float
 
@@ -47,24 +47,32 @@ Pause = Wait | Settle | Compute
 
 Steps = Generator[Pause, list[Command], None]
 
-Later = Callable[[float, Callable[[], object]], object]
-"""Has something called on the event loop, in so many seconds, about."""
+
+@dataclass(frozen=True, slots=True)
+class Lending:
+    """Which steps the event loop may run, while it does nothing else.
+
+    most_ms: how long they may take. call_later: has something called on the event loop in about so many seconds, by
+    which the thread is woken for waits that were left behind.
+    """
+
+    most_ms: float
+    call_later: Callable[[float, Callable[[], object]], object]
+
+
+_NOTHING_LENT = Lending(0.0, lambda delay_s, call: None)
 
 
 class Turns:
     """Takes `steps` on, by `run` on a thread of their own and by `bring` on the event loop.
 
-    most_ms: what a step may take that the event loop runs, which does nothing else meanwhile; 0: it runs none. later:
-    by it the event loop wakes the thread for waits that it left behind; needed where it runs steps.
+    lending: the steps that the event loop may run; None: none.
     """
 
-    def __init__(self, steps: Steps, inbox: Inbox, *, most_ms: float, later: Later | None = None) -> None:
-        if most_ms and later is None:
-            raise ValueError(f"the event loop is to run steps of {most_ms:g} ms, and `later` is missing")
+    def __init__(self, steps: Steps, inbox: Inbox, lending: Lending | None) -> None:
         self._steps = steps
         self._inbox = inbox
-        self._most_ms = most_ms
-        self._later = later
+        self._lending = lending or _NOTHING_LENT
         self._turn = threading.Lock()  # held by whoever takes the steps on
         self._pause: Pause | None = None  # None: they have not begun, or have ended
         self._has_ended = False
@@ -73,7 +81,7 @@ class Turns:
         self._looks_ns: float = math.inf  # when the event loop looks whether it is over
 
     def run(self) -> None:
-        """Until the steps end; raises what they raise."""
+        """Takes the steps on until they end; raises what they raise."""
         with self._turn:
             self._pause = next(self._steps)
         while not self._has_ended:
@@ -94,35 +102,35 @@ class Turns:
 
     def bring(self, command: Command) -> None:
         """Puts a command in and does what it makes due, one short step included; the thread does the rest."""
-        self._inbox.put(command, ring=False)
+        self._inbox.put(command, wake=False)
         if not self._take_turn():
-            self._inbox.ring()
+            self._inbox.wake()
             return
         steps_left = 1
         while is_due := self._is_due():
             if isinstance(self._pause, Compute):
-                if self._pause.ms > self._most_ms or not steps_left:
+                if self._pause.ms > self._lending.most_ms or not steps_left:
                     break
                 steps_left -= 1
             self._go_on()
         self._hand_back(is_due=is_due)
 
     def settled(self) -> None:
-        """What drafters were told is on its way."""
+        """Ends a Settle: what drafters were told is on its way."""
         if isinstance(self._pause, Settle) and self._take_turn():
             if isinstance(self._pause, Settle):
                 self._go_on()
             self._hand_back(is_due=self._is_due())
 
     def _take_turn(self) -> bool:
-        return self._most_ms > 0.0 and self._pause is not None and self._turn.acquire(blocking=False)
+        return self._lending.most_ms > 0.0 and self._pause is not None and self._turn.acquire(blocking=False)
 
     def _hand_back(self, *, is_due: bool) -> None:
         """Ends the event loop's turn; wakes the thread where there is something for it to do, now or later."""
         self._is_looked_after = True
         self._turn.release()
         if is_due or self._has_ended:
-            self._inbox.ring()
+            self._inbox.wake()
         else:
             self._look_later()
 
@@ -130,16 +138,15 @@ class Turns:
         until_ns = _deadline_ns(self._pause)
         if until_ns is None or self._looks_ns <= until_ns:
             return
-        assert self._later is not None
         self._looks_ns = until_ns
-        self._later(max(0, math.ceil((until_ns - time.monotonic_ns()) / 1e6)) / 1e3, self._look)
+        self._lending.call_later(max(0, math.ceil((until_ns - time.monotonic_ns()) / 1e6)) / 1e3, self._look)
 
     def _look(self) -> None:
         """Wakes the thread if the wait is over that there is now. Those of former steps are not taken back."""
         self._looks_ns = math.inf
         until_ns = _deadline_ns(self._pause)
         if until_ns is not None and until_ns <= time.monotonic_ns():
-            self._inbox.ring()
+            self._inbox.wake()
         else:
             self._look_later()
 
@@ -164,7 +171,7 @@ def _until_ns(pause: Pause) -> int | None:
 
 
 def _deadline_ns(pause: Pause | None) -> int | None:
-    """None too where there is no pause: the thread may end while the event loop looks."""
+    """When the wait is over; None: never, or there is no pause, since the thread may end while the event loop looks."""
     if pause is None:
         return None
     return pause.deadline_ns if isinstance(pause, Settle) else _until_ns(pause)

@@ -9,7 +9,6 @@ all sessions together (account.py).
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,19 +18,20 @@ from outrider.cost_table import CostTable
 from verify_service.account import Account
 from verify_service.assignment import Assignment
 from verify_service.counting import Counters
+from verify_service.drafter_record import DrafterRecord
 from verify_service.drafters import Drafters
 from verify_service.planner import Work
 from verify_service.quiet import QuietTimes
 
-_LINGER_STEPS = 16  # after which a drafter that has not answered is thought to rest
-_TRIAL_STEPS = 8  # after which it may be given further sessions though it has not answered for the last ones
-# Of its share of a wait for most sessions' drafts, what one would save if it did without: a call for one fewer takes
-# hardly less. Whether they all are worth the whole wait, the account says.
+_LINGER_STEPS = 16  # steps after which a drafter that has not answered is thought to rest
+_TRIAL_STEPS = 8  # steps after which it may be given further sessions though it has not answered for the last ones
+# What a session that did without its draft would save of its share of a wait for most sessions' drafts: a call for one
+# fewer takes hardly less. Whether they all are worth the whole wait, the account says.
 _OWN_WAIT = 0.25
-_READING_STEPS = 64  # that a drafter may take for a prompt before its silence tells against it
+_READING_STEPS = 64  # steps that a drafter may take for a prompt before its silence tells against it
 
-
-Told = tuple[int, bool]  # a record's id; whether each step tells it, or a probe did
+Told = tuple[DrafterRecord, bool]
+"""A drafter's record, and whether its sessions are told of each step, or were by a probe."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,11 +54,9 @@ class Seen:
 
 
 class Weigher:
-    """Owned by the engine. clock: monotonic nanoseconds."""
+    """Measures steps and tells brakes what drafts gave. Owned by the engine. clock: monotonic nanoseconds."""
 
-    def __init__(
-        self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int] = time.monotonic_ns
-    ) -> None:
+    def __init__(self, drafters: Drafters, costs: CostTable, counters: Counters, clock: Callable[[], int]) -> None:
         self.quiet = QuietTimes(costs)
         self._account = Account()
         self._drafters = drafters
@@ -72,9 +70,9 @@ class Weigher:
         self._linger = 0  # steps that drafts asked for then may still disturb
 
     def begin(self, sessions: int) -> bool:
-        """So many sessions are about to run: decides whether drafters are heard.
+        """Decides whether drafters are heard in a step of so many sessions.
 
-        Whether there is a pause, in which they are to have none.
+        Returns whether there is a pause, in which drafters are to have no sessions.
         """
         self.quiet.begin(sessions)
         paused = self._account.is_paused(sessions)
@@ -93,7 +91,7 @@ class Weigher:
         return self._account.may_open(sessions, len(assignments), all_heard=all_heard)
 
     def ended(self, works: list[Work]) -> tuple[float, set[Assignment]]:
-        """A step has ended: milliseconds since the one before it did, and who was asked for drafts before it.
+        """Notes that a step has ended: the milliseconds since the one before, and who was asked for drafts before it.
 
         `weigh` follows, which can wait until drafters are told of the step.
         """
@@ -113,7 +111,7 @@ class Weigher:
         decodes = seen.decodes
         steady, self._sessions = seen.running <= self._sessions, seen.running
         assignments = [work.assignment for work in works if work.assignment is not None]
-        told = Counter((id(a.drafter.record), a.brake.listens) for a in assignments if a in seen.told)
+        told = Counter((a.drafter.record, a.brake.listens) for a in assignments if a in seen.told)
         if told or not (self._linger and any(a.asked_ns for a in assignments)):
             self._linger = _LINGER_STEPS if told else 0
         if decodes:
@@ -133,7 +131,10 @@ class Weigher:
     def _measure(
         self, works: list[Work], told: Counter[Told], step_ms: float, own_ms: float | None, *, waited: bool
     ) -> None:
-        """own_ms: of the whole step without its wait, where nothing else came between."""
+        """Takes in what a step took.
+
+        own_ms: of the whole step without its wait, where nothing else came between.
+        """
         count, rows = len(works), sum(work.num_rows for work in works)
         verifies_nothing = rows == count == len(self._sessions)
         is_quiet = verifies_nothing and not (told or self._told_before or waited)
@@ -161,7 +162,7 @@ class Weigher:
         total = shares.total()
         for drafter in self._drafters:
             for listens in (True, False):
-                key = id(drafter.record), listens
+                key = drafter.record, listens
                 if count := shares[key]:
                     drafter.record.observe_tax(extra_ms * count / total, told[key], probing=not listens)
 

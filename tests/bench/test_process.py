@@ -14,14 +14,14 @@ import uvloop
 
 from bench import _parts
 from bench._main import ended_by_signals
-from bench._parts import serve_engine, work
+from bench._parts import serve_model, work
 from bench._process import process
 from bench._wire_script import Setting
 from bench._wire_verify import ScriptedRunner
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
 from outrider.errors import StartupError
-from verify_service.loading import Engine
+from verify_service.loading import LoadedModel
 from verify_service.sizing import Sizes
 from verify_service.step_loop import StepLoop
 
@@ -108,10 +108,10 @@ async def test_an_engine_that_fails_ends_its_process(tmp_path: Path, monkeypatch
     monkeypatch.setattr(StepLoop, "run", fail)
     monkeypatch.setattr(_parts, "keep_steady", lambda: None)  # not for the tests' own process
     runner = cast("Any", ScriptedRunner(SETTING, 64))
-    engine = Engine(runner, Sizes(64, SETTING.max_len, 64), CostTable({1: 1.0}), "")
+    loaded = LoadedModel(runner, Sizes(64, SETTING.max_len, 64), CostTable({1: 1.0}), "")
     with pytest.raises(ZeroDivisionError):
         async with asyncio.timeout(60):
-            await serve_engine(VerifyArgs(listen=f"unix:{tmp_path}/verify"), engine)
+            await serve_model(VerifyArgs(listen=f"unix:{tmp_path}/verify"), loaded)
 
 
 @pytest.mark.asyncio

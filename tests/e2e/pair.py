@@ -31,8 +31,9 @@ from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 from verify_service.app import build_servicer, build_step_loop
 from verify_service.commands import Inbox, Stop
-from verify_service.loading import Engine, load_engine
+from verify_service.loading import LoadedModel, load_model
 from verify_service.step_loop import Responses, StepLoop
+from verify_service.turns import Lending
 
 TARGET = {"dtype": "float32", "device": "cpu"}
 
@@ -54,7 +55,7 @@ class Meter:
     opened: threading.Event = field(default_factory=threading.Event)
 
     def pass_one(self) -> None:
-        """Called in each step, on the thread that runs it."""
+        """Lets a step pass; called in each, on the thread that runs it."""
         self.before_step()
         self.opened.wait()
 
@@ -64,7 +65,7 @@ class Pair:
     """A running verify service; drafters come and go."""
 
     address: str
-    engine: Engine
+    loaded: LoadedModel
     loop: StepLoop
     meter: Meter
     stub: verify_pb2_grpc.VerifyServiceAsyncStub
@@ -124,7 +125,7 @@ class Pair:
 async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0, **flags: Any) -> AsyncIterator[Pair]:
     """A verify service over the model in a folder. At the end all pages must be free, and no step may have failed.
 
-    lent_ms: of steps that the event loop may run; they must not be held up then.
+    lent_ms: how long a step may take that the event loop runs; none may be held up then.
     """
     flags = {
         "max_total_tokens": 4096,
@@ -134,23 +135,23 @@ async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0,
         **flags,
     }
     args = VerifyArgs(model_path=str(target), features=features, **flags)
-    engine = load_engine(args)
+    loaded = load_model(args)
     meter = Meter()
     meter.opened.set()
-    forward = engine.runner.forward
+    forward = loaded.runner.forward
 
     def metered(segments: Sequence[Segment], rows: DeviceRows | None = None) -> torch.Tensor:
         meter.pass_one()
         return forward(segments, rows)
 
-    engine.runner.forward = metered
+    loaded.runner.forward = metered
     loop = asyncio.get_running_loop()
     inbox = Inbox()
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(_deliver, batch), lent_ms=lent_ms,
-        later=loop.call_later,
+        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(_deliver, batch), 
+        lending=Lending(lent_ms, loop.call_later) if lent_ms else None,
     )  # fmt: skip
-    servicer = build_servicer(args, engine, step_loop, inbox)
+    servicer = build_servicer(args, loaded, step_loop, inbox)
 
     def _deliver(batch: Responses) -> None:
         servicer.calls.deliver(batch)
@@ -166,7 +167,7 @@ async def running(target: Path, features: str = "none", *, lent_ms: float = 0.0,
         channel = rpc.create_channel(address)
         stub = cast("verify_pb2_grpc.VerifyServiceAsyncStub", verify_pb2_grpc.VerifyServiceStub(channel))
         try:
-            yield Pair(address, engine, step_loop, meter, stub)
+            yield Pair(address, loaded, step_loop, meter, stub)
         finally:
             meter.opened.set()
             inbox.put(Stop(Unavailable("the test is over")))

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc.aio
+import pytest
 import pytest_asyncio
 
 from engine.runner import ModelRunner
 from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
-from outrider.errors import Unavailable
+from outrider.errors import OutriderError, Unavailable
 from outrider.health_service import Health
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from tests.drafter_view import Policy
@@ -26,7 +27,7 @@ from tests.fakes import FakeRunner, ToyModel
 from verify_service.app import SERVICE, build_servicer, build_step_loop
 from verify_service.commands import Command, DrafterJoined, Inbox, Stop
 from verify_service.drafter import Drafter
-from verify_service.loading import Engine
+from verify_service.loading import LoadedModel
 from verify_service.service import VerifyServicer
 from verify_service.sizing import Sizes
 from verify_service.step_loop import StepLoop
@@ -46,10 +47,10 @@ class WatchedInbox(Inbox):
         self._idle_at = -1
         self.kinds: list[type[Command]] = []
 
-    def put(self, command: Command, *, ring: bool = True) -> None:
+    def put(self, command: Command, *, wake: bool = True) -> None:
         self._num_put += 1
         self.kinds.append(type(command))
-        super().put(command, ring=ring)
+        super().put(command, wake=wake)
         self._loop.call_soon_threadsafe(self.notify)
 
     def wait(self, until_ns: int | None) -> None:
@@ -224,11 +225,11 @@ async def _service(
         model, pages, args.max_running_requests, context, feature_width, eos_token_ids, frozenset(nan_tokens), gate
     )
     sizes = Sizes(pages, context, args.chunked_prefill_size or 32)
-    engine = Engine(cast(ModelRunner, runner), sizes, costs if costs is not None else CostTable({}), FINGERPRINT)
+    loaded = LoadedModel(cast(ModelRunner, runner), sizes, costs if costs is not None else CostTable({}), FINGERPRINT)
     step_loop = build_step_loop(
-        args, engine, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch)
+        args, loaded, inbox, lambda batch: loop.call_soon_threadsafe(servicer.calls.deliver, batch)
     )
-    servicer = build_servicer(args, engine, step_loop, inbox)
+    servicer = build_servicer(args, loaded, step_loop, inbox)
     server = rpc.create_server()
     verify_pb2_grpc.add_VerifyServiceServicer_to_server(servicer, server)
     health = rpc.add_health_and_reflection(server, [SERVICE])
@@ -273,6 +274,18 @@ def _run(step_loop: StepLoop, failed: list[BaseException]) -> None:
         step_loop.run()
     except BaseException as error:
         failed.append(error)
+
+
+def tokens_of(responses: list[verify_pb2.GenerateResponse], choice: int = 0) -> list[int]:
+    """All tokens of one choice."""
+    return [token for response in responses if response.choice_index == choice for token in response.tokens]
+
+
+async def error_of(call: Awaitable[object]) -> OutriderError:
+    """The error that a call ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return rpc.error_from_rpc(caught.value)
 
 
 def layout(width: int) -> common_pb2.FeatureLayout:

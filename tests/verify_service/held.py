@@ -10,9 +10,8 @@ from outrider.v1 import verify_pb2
 from tests.drafter_view import Draft, Seen
 from tests.fake_drafters import FakeDrafter, silent
 from tests.fakes import ToyModel
-from tests.verify_service.conftest import Service
+from tests.verify_service.conftest import Service, tokens_of
 from tests.verify_service.rig import request
-from tests.verify_service.test_service import tokens_of
 from verify_service.commands import ProposalsArrived
 
 MODEL = ToyModel(vocab_size=32, order=3)

@@ -20,6 +20,7 @@ from engine.config import ModelConfig
 from engine.pages import PagePool
 from engine.radix_cache import RadixCache
 from outrider.cost_table import CostTable
+from outrider.placement import Placement
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
@@ -42,6 +43,7 @@ from verify_service.grammar import GrammarCompiler
 from verify_service.outbox import RoundOutbox
 from verify_service.parsing import parse_proposals
 from verify_service.requests import RequestBounds, SessionFactory
+from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
 from verify_service.step_loop import Responses, StepLoop
@@ -58,7 +60,7 @@ class ActingInbox(Inbox):
         self._act = act
 
     def take(self) -> list[Command]:
-        """All commands that are there by then."""
+        """Lets the others act; returns all commands that are there then."""
         self._act()
         return super().take()
 
@@ -105,7 +107,7 @@ class Rig:
         return sessions
 
     def cancel(self, *sessions: Session) -> None:
-        """What the servicer does when a call ends early."""
+        """Cancels sessions, as the servicer does when a call ends early."""
         self.inbox.put(Cancel(list(sessions)))
 
     def join(
@@ -144,14 +146,14 @@ class Rig:
         self.inbox.put(DrafterLeft(sim.drafter))
 
     def send(self, sim: Sim, *proposals: verify_pb2.Proposal) -> None:
-        """One frame of proposals, as the stream's reader hands it over."""
+        """Hands over one frame of proposals, as the stream's reader does."""
         vocab_size = self.runner.model.vocab_size
         arrived = parse_proposals(proposals, vocab_size=vocab_size, max_nodes=MAX_PROPOSAL_NODES)
         read = None if sim.view.ring is None else sim.view.ring.last
         self.inbox.put(ProposalsArrived(sim.drafter, arrived, read))
 
     def release(self, sim: Sim, seen: Seen) -> None:
-        """A drafter gives a session up."""
+        """Has a drafter give a session up."""
         release = verify_pb2.Release(session=seen.session, generation=seen.generation)
         self.inbox.put(Released(sim.drafter, [release]))
 
@@ -162,7 +164,7 @@ class Rig:
                 self.read(sim)
 
     def read(self, sim: Sim) -> list[Seen]:
-        """One drafter's turn."""
+        """Lets one drafter read and answer; returns what it was told."""
         frame = taken(sim.drafter.outbox)
         if frame is None:
             return []
@@ -192,13 +194,13 @@ class Rig:
         return not (self.loop.scheduler.running or self.loop.scheduler.waiting)
 
     def step(self) -> None:
-        """One step of the loop, and clients get what it committed."""
+        """Runs one step of the loop; clients get what it committed."""
         self.take_step()
         self.loop.flush()
         self.check()
 
     def take_step(self) -> None:
-        """One step of the loop, whatever it waits for."""
+        """Runs one step of the loop, whatever it waits for."""
         steps = self.loop.step()
         with contextlib.suppress(StopIteration):
             pause = next(steps)
@@ -217,7 +219,7 @@ class Rig:
         raise AssertionError(f"still busy after {most_steps} steps")
 
     def check(self) -> None:
-        """No page is in two hands, none is lost."""
+        """Checks that no page is in two hands and none is lost."""
         scheduler = self.loop.scheduler
         scheduler.pool.check()
         held = scheduler.cache.num_pages if scheduler.cache is not None else 0
@@ -228,7 +230,7 @@ class Rig:
             scheduler.cache.check()
 
     def check_whole(self) -> None:
-        """After all has ended, every page can be had again."""
+        """Checks, after all has ended, that every page can be had again."""
         scheduler = self.loop.scheduler
         assert self.is_idle
         assert scheduler.num_available == scheduler.pool.num_pages
@@ -272,7 +274,7 @@ class StepClock:
         runner.forward = timed
 
     def spend(self, ms: float) -> None:
-        """Something else takes so long."""
+        """Lets so many milliseconds go by."""
         self._now_ns += int(1e6 * ms)
 
     def __call__(self) -> int:
@@ -294,7 +296,6 @@ def build_rig(
     wait_ms: float = 20.0,
     outbox_bytes: int = 2**20,
     feature_width: int = 0,
-    eos_token_ids: tuple[int, ...] = (),
     nan_tokens: frozenset[int] = frozenset(),
     longest_prefix_first: bool = False,
     greedy_for_ngram: bool = False,
@@ -306,7 +307,6 @@ def build_rig(
         max_running,
         min(context, pages * page_size),
         feature_width=feature_width,
-        eos_token_ids=eos_token_ids,
         nan_tokens=nan_tokens,
     )
     pool = PagePool(pages, page_size)
@@ -333,6 +333,11 @@ def build_rig(
         max_draft_wait_ms=wait_ms,
         brake=brake,
         greedy_for_ngram=greedy_for_ngram,
+        decode_log_interval=0,
+        clerk=None,
+        lending=None,
+        placement=Placement(None),
+        sampler=Sampler(),
         clock=clock or time.monotonic_ns,
     )
     factory = build_factory(runner.config)

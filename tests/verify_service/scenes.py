@@ -33,7 +33,7 @@ def learn(truth: Truth, rig: Rig, *sessions: Session) -> None:
 
 
 def check_outputs(rig: Rig, *sessions: Session) -> None:
-    """Every session has the output of plain decoding, and counts that fit it."""
+    """Checks that every session has the output of plain decoding, and counts that fit it."""
     for session in sessions:
         output = expected(rig, session)
         assert rig.output(session) == output

@@ -12,12 +12,12 @@ QUIET_MS = 10.0
 
 
 def observe(account: Account, sessions: int, *, speed: float) -> None:
-    """A step in which drafters had a part. speed: tokens per ms over those of plain steps."""
+    """Has a step observed in which drafters had a part. speed: tokens per ms over those of plain steps."""
     account.observe(sessions, committed=sessions, wall_ms=QUIET_MS / speed, quiet_ms=QUIET_MS)
 
 
 def lose(account: Account, sessions: int, *, speed: float = 0.5) -> float:
-    """Drafts that do not pay, until they are paused: how many plain steps' time they cost."""
+    """Observes drafts that do not pay until there is a pause; returns how many plain steps' time they cost."""
     for step in range(1, 10_000):
         observe(account, sessions, speed=speed)
         if account.is_paused(sessions):
@@ -26,7 +26,7 @@ def lose(account: Account, sessions: int, *, speed: float = 0.5) -> float:
 
 
 def rest(account: Account, sessions: int) -> int:
-    """How many steps the pause takes."""
+    """Waits the pause out; returns how many steps it takes."""
     steps = 0
     while account.is_paused(sessions):
         account.rest(sessions)
@@ -160,7 +160,7 @@ def test_few_sessions_are_opened_together_while_little_is_owed() -> None:
 
 def test_reading_prompts_may_cost_a_few_steps_besides_which_are_saved_up_again() -> None:
     def read(account: Account) -> float:
-        """Reads until that is paused: how many plain steps' time it cost."""
+        """Reads until there is a pause; returns how many plain steps' time that cost."""
         for step in itertools.count(1):
             account.observe(4, committed=4, wall_ms=2 * QUIET_MS, quiet_ms=QUIET_MS, reading=True)
             if account.is_paused(4):

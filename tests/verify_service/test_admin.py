@@ -16,15 +16,14 @@ from outrider import rpc, serving
 from outrider.args import VerifyArgs
 from outrider.auth import TokenFile
 from outrider.dialing import Dialer
-from outrider.errors import InvalidArgument, NotFound, OutriderError, Unauthenticated
+from outrider.errors import InvalidArgument, NotFound, Unauthenticated
 from outrider.sampling import SamplingParams
 from outrider.v1 import admin_pb2 as pb
 from outrider.v1 import admin_pb2_grpc, common_pb2
 from tests.fake_drafters import Truth, perfect
-from tests.verify_service.conftest import Serve, Service
+from tests.verify_service.conftest import Serve, Service, error_of, tokens_of
 from tests.verify_service.held import MODEL, OUTPUT, PROMPT, TEXT
 from tests.verify_service.rig import request
-from tests.verify_service.test_service import tokens_of
 from verify_service.admin import PATH, AdminServicer
 from verify_service.commands import Administer
 
@@ -52,12 +51,6 @@ async def administered(service: Service, args: VerifyArgs | None = None) -> Asyn
 
 def stub_of(channel: grpc.aio.Channel) -> admin_pb2_grpc.AdminServiceAsyncStub:
     return cast("admin_pb2_grpc.AdminServiceAsyncStub", admin_pb2_grpc.AdminServiceStub(channel))
-
-
-async def fails(call: grpc.aio.UnaryUnaryCall) -> OutriderError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return rpc.error_from_rpc(caught.value)
 
 
 @pytest.mark.asyncio
@@ -124,9 +117,9 @@ async def test_nonsense_is_refused(serve: Serve) -> None:
     async with administered(service) as address, rpc.create_channel(address) as channel:
         stub = stub_of(channel)
         unknown = pb.SetDrafterModeRequest(drafter_id="nobody", mode=pb.DRAFTER_MODE_ENABLED)
-        assert isinstance(await fails(stub.SetDrafterMode(unknown)), NotFound)
-        assert isinstance(await fails(stub.SetDrafterMode(pb.SetDrafterModeRequest())), InvalidArgument)
-        assert isinstance(await fails(stub.SetAlgorithm(pb.SetAlgorithmRequest(enabled=False))), InvalidArgument)
+        assert isinstance(await error_of(stub.SetDrafterMode(unknown)), NotFound)
+        assert isinstance(await error_of(stub.SetDrafterMode(pb.SetDrafterModeRequest())), InvalidArgument)
+        assert isinstance(await error_of(stub.SetAlgorithm(pb.SetAlgorithmRequest(enabled=False))), InvalidArgument)
 
 
 @pytest.mark.asyncio
@@ -138,7 +131,7 @@ async def test_operators_need_their_own_token_or_a_socket(serve: Serve, tmp_path
     look = pb.ListDraftersRequest()
     listen = VerifyArgs(listen="127.0.0.1:0")
     async with administered(service, listen) as address, rpc.create_channel(address) as channel:
-        assert isinstance(await fails(stub_of(channel).ListDrafters(look)), Unauthenticated)
+        assert isinstance(await error_of(stub_of(channel).ListDrafters(look)), Unauthenticated)
     guarded = VerifyArgs(listen="127.0.0.1:0", admin_token_file=str(ours), token_file=str(theirs))
     async with administered(service, guarded) as address:
         for path, allowed in ((ours, True), (theirs, False)):
@@ -146,4 +139,4 @@ async def test_operators_need_their_own_token_or_a_socket(serve: Serve, tmp_path
                 if allowed:
                     await stub_of(channel).ListDrafters(look)
                 else:
-                    assert isinstance(await fails(stub_of(channel).ListDrafters(look)), Unauthenticated)
+                    assert isinstance(await error_of(stub_of(channel).ListDrafters(look)), Unauthenticated)

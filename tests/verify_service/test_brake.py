@@ -291,7 +291,7 @@ def test_a_drafter_that_is_seldom_right_and_pays_is_not_taken_for_a_wrong_one() 
 
 
 def test_what_drafting_costs_several_is_not_held_against_one() -> None:
-    """Nor the other way round."""
+    """Nor is what drafting costs one held against several."""
     for alone in (False, True):
         record = DrafterRecord(alone=alone)
         for _ in range(200):

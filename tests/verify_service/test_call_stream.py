@@ -18,7 +18,7 @@ from outrider.statuses import code_of, error_of
 from outrider.v1 import verify_pb2
 from tests.fakes import ToyModel
 from tests.files import replace
-from tests.verify_service.conftest import Serve, Service
+from tests.verify_service.conftest import Serve, Service, tokens_of
 from tests.verify_service.rig import prompt_of, request
 from verify_service import call_stream
 from verify_service.call_stream import CallStream
@@ -39,7 +39,7 @@ class Caller:
         self._number = 0
 
     async def begin(self, *requests: verify_pb2.GenerateRequest, **fields: Any) -> list[int]:
-        """Calls, all in one message; their numbers."""
+        """Begins calls, all in one message; returns their numbers."""
         first = self._number + 1
         self._number += len(requests)
         begins = [
@@ -54,7 +54,7 @@ class Caller:
         await self.rpc.write(verify_pb2.GenerateManyRequest(cancel=numbers))
 
     async def until_ended(self, *numbers: int) -> dict[int, list[verify_pb2.GenerateResponse]]:
-        """Reads until these calls have ended; the responses of each so far."""
+        """Reads until these calls have ended; returns the responses of each so far."""
         while not set(numbers) <= self.ends().keys():
             frame = await self.rpc.read()
             assert isinstance(frame, verify_pb2.GenerateManyResponse)
@@ -77,10 +77,6 @@ async def code_of_stream(caller: Caller) -> grpc.StatusCode:
     except grpc.aio.AioRpcError as error:
         return error.code()
     return await caller.rpc.code()
-
-
-def tokens_of(responses: list[verify_pb2.GenerateResponse], choice: int = 0) -> list[int]:
-    return [token for response in responses if response.choice_index == choice for token in response.tokens]
 
 
 async def all_free(service: Service) -> None:

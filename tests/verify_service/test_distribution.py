@@ -16,9 +16,8 @@ from outrider.v1 import common_pb2, verify_pb2
 from tests.drafter_view import Draft, Policy, Seen
 from tests.fake_drafters import Truth, early, perfect, random_draft, random_trees, wrong
 from tests.fakes import ToyModel
-from tests.verify_service.conftest import Serve, Service
+from tests.verify_service.conftest import Serve, Service, tokens_of
 from tests.verify_service.rig import request
-from tests.verify_service.test_service import tokens_of
 
 VOCAB = 6
 MODEL = ToyModel(vocab_size=VOCAB, order=2, spread=1.0)

@@ -240,7 +240,7 @@ def test_a_flood_ends_the_stream_and_the_rest_of_it_is_not_even_looked_at(kind: 
 
 
 def test_refusals_are_forgiven_once_for_a_length() -> None:
-    """Who gets a few kept with each flood of them would flood for ever."""
+    """A drafter that got a few kept with each flood of them would else flood for ever."""
     bad = drafter("bad")
     everybody, one = drafters(bad), session()
     everybody.assign(one)
@@ -255,7 +255,7 @@ def test_refusals_are_forgiven_once_for_a_length() -> None:
 
 
 def test_the_next_of_an_algorithm_begins_from_what_the_last_one_showed() -> None:
-    """Under whatever name it comes; else one that leaves in time is listened to as if it were new for ever."""
+    """A drafter that leaves in time would else be listened to for ever as if it were new, whatever its name."""
     bad = drafter("bad")
     everybody = drafters(bad, drafter("other", algorithm=common_pb2.ALGORITHM_MTP))
     scores, depths = np.zeros(4, np.uint8), np.ones(4, np.int32)
@@ -280,7 +280,7 @@ def test_the_next_of_an_algorithm_begins_from_what_the_last_one_showed() -> None
 
 
 def useless(name: str, **settings: Any) -> Drafter:
-    """One of which nothing came true."""
+    """A drafter of which nothing came true."""
     bad = drafter(name, **settings)
     for _ in range(12):
         bad.record.trees.observe(0)
@@ -289,13 +289,13 @@ def useless(name: str, **settings: Any) -> Drafter:
 
 
 def save_up(poor: Drafter) -> None:
-    """All that is saved up for new sessions."""
+    """Has a drafter save up all that is saved up for new sessions."""
     for _ in range(200):
         poor.record.earn(10.0)
 
 
 def host(everybody: Drafters) -> str | None:
-    """Who gets a new session, as engines open them."""
+    """Opens a new session as the engine does; returns the id of the drafter that gets it."""
     assignment = everybody.assign(session(), row_ms=0.5)
     return None if assignment is None else assignment.drafter.drafter_id
 
@@ -403,7 +403,7 @@ def test_no_debt_is_handed_on_nor_anything_to_another_model() -> None:
 
 @pytest.mark.parametrize(("worth", "is_spared"), [(0.5, True), (-0.5, False)])
 def test_a_restart_may_be_slow_at_first_only_where_it_was_worth_it(worth: float, is_spared: bool) -> None:
-    """Else it would come back for the sake of that."""
+    """A drafter that was not worth it would else come back for the sake of that."""
     first = drafter("first")
     everybody = drafters(first)
     for _ in range(200):

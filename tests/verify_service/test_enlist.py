@@ -16,10 +16,9 @@ from outrider.errors import FailedPrecondition, InvalidArgument, OutriderError, 
 from outrider.row_ring import host_id
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import WIRE_VERSION
-from tests.verify_service.conftest import FINGERPRINT, Serve, Service, layout
+from tests.verify_service.conftest import FINGERPRINT, Serve, Service, layout, tokens_of
 from tests.verify_service.held import MODEL, OUTPUT, PROMPT
 from tests.verify_service.rig import request
-from tests.verify_service.test_service import tokens_of
 from verify_service import service as service_module
 from verify_service import speculate
 from verify_service.commands import DrafterLeft

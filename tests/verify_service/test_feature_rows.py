@@ -40,7 +40,7 @@ class FarPlane:
 
 @dataclass(eq=False)
 class FakeDrafter:
-    """What features are sent to."""
+    """What FeatureSender needs of a drafter."""
 
     ring: RowRing | None
     outbox: RoundOutbox
@@ -60,7 +60,7 @@ def assigned(whose: Any, table_row: int) -> Any:
 
 
 def fill(runner: Any, told: list[tuple[Any, verify_pb2.Verdict]]) -> None:
-    """As for verdicts of one step."""
+    """Has rows filled in for the verdicts of one step."""
     sender = FeatureSender(runner)
     for assignment, verdict in told:
         assignment.verdict = verdict

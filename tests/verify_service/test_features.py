@@ -21,10 +21,9 @@ from outrider.wire import INLINE_FEATURE_BYTES
 from tests.drafter_view import Draft, Policy, Seen, check_rows
 from tests.fake_drafters import FakeDrafter, Truth, perfect, silent
 from tests.fakes import ToyModel
-from tests.verify_service.conftest import Serve, Service, layout
+from tests.verify_service.conftest import Serve, Service, layout, tokens_of
 from tests.verify_service.held import OUTPUT, hold
 from tests.verify_service.rig import prompt_of, request
-from tests.verify_service.test_service import tokens_of
 from verify_service import feature_calls
 from verify_service.commands import ReadFeatures
 from verify_service.feature_calls import (
@@ -51,7 +50,7 @@ async def head(
 
 
 def with_rows(policy: Policy) -> Policy:
-    """Does not draft past a missing row, as a head cannot."""
+    """A policy that does not draft past a missing row, as a head cannot."""
 
     def careful(seen: Seen) -> list[Draft]:
         return policy(seen) if seen.next_row_pos == len(seen.tokens) - 1 else []

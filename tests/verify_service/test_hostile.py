@@ -19,10 +19,9 @@ from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import WIRE_VERSION, pack_ids
 from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, perfect
-from tests.verify_service.conftest import Serve
+from tests.verify_service.conftest import Serve, tokens_of
 from tests.verify_service.held import LONG, MODEL, OUTPUT, PROMPT, TEXT, Held, hold
 from tests.verify_service.rig import request
-from tests.verify_service.test_service import tokens_of
 from verify_service import hosts, speculate
 from verify_service.app import SERVICE
 from verify_service.commands import DrafterJoined, DrafterLeft, ProposalsArrived, Submit
@@ -250,7 +249,7 @@ async def test_a_frame_of_too_many_releases_ends_the_stream(serve: Serve, monkey
 async def test_large_frames_wait_outside_while_the_engine_is_busy(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of frames that are a third of what may be in flight, three are taken during a step, and all in the end."""
+    """Frames are a third of what may be in flight: three are taken during a step, and all in the end."""
     service = await serve(MODEL, max_draft_wait_ms=0.0)
     held = await hold(service)
     large = proposal(held, session=4711, assumed=pack_ids([1] * 1000))

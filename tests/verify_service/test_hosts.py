@@ -29,7 +29,7 @@ class Clock:
 
 
 async def waited(door: Hosts, clock: Clock, peer: str) -> int:
-    """Whole seconds until it may enlist."""
+    """Whole seconds until a drafter of this host may enlist."""
     began_s = clock.now_s
     while True:
         try:
@@ -41,15 +41,15 @@ async def waited(door: Hosts, clock: Clock, peer: str) -> int:
 
 
 @pytest.mark.asyncio
-async def test_thrown_out_each_time_is_twice_as_long_up_to_a_minute_and_a_quiet_minute_forgets_it() -> None:
+async def test_each_expulsion_doubles_the_wait_up_to_a_minute_and_a_quiet_minute_forgets_it() -> None:
     clock = Clock()
     door, found = clock.of(), list[int]()
     for port in range(8):
-        door.thrown_out(f"ipv4:10.0.0.1:{port}")
+        door.expelled(f"ipv4:10.0.0.1:{port}")
         found.append(await waited(door, clock, "ipv4:10.0.0.1:999"))
     assert found == [1, 2, 4, 8, 16, 32, 60, 60]
     clock.now_s += 60.0
-    door.thrown_out("ipv4:10.0.0.1:1")
+    door.expelled("ipv4:10.0.0.1:1")
     assert await waited(door, clock, "ipv4:10.0.0.1:2") == 1
 
 
@@ -67,7 +67,7 @@ async def test_other_hosts_do_not_wait(one: str, same: str, other: str) -> None:
     clock = Clock()
     door = clock.of()
     for _ in range(2):
-        door.thrown_out(one)
+        door.expelled(one)
     await door.admit(other)
     assert clock.slept_s == []
     with pytest.raises(ResourceExhausted, match=r"was thrown out; its next one may enlist in 1\.0 s") as refused:
@@ -100,7 +100,7 @@ async def test_a_timer_that_ends_a_moment_early_refuses_nobody() -> None:
         await clock.sleep(seconds - 0.001)
 
     door = Hosts(clock, sleep)
-    door.thrown_out("ipv4:10.0.0.1:1")
+    door.expelled("ipv4:10.0.0.1:1")
     await door.admit("ipv4:10.0.0.1:2")
 
 
@@ -114,7 +114,7 @@ async def test_no_more_are_kept_waiting_than_may_be(monkeypatch: pytest.MonkeyPa
         await never.wait()
 
     door = Hosts(sleep=sleep)
-    door.thrown_out("unix:")
+    door.expelled("unix:")
     held = asyncio.create_task(door.admit("unix:"))
     await begun.wait()
     with pytest.raises(ResourceExhausted):
@@ -131,7 +131,7 @@ async def test_of_many_hosts_the_first_is_forgotten(monkeypatch: pytest.MonkeyPa
     clock = Clock()
     door = clock.of()
     for number in range(3):
-        door.thrown_out(f"ipv4:10.0.0.{number}:1")
+        door.expelled(f"ipv4:10.0.0.{number}:1")
     await door.admit("ipv4:10.0.0.2:1")
     assert clock.slept_s == [pytest.approx(1.0, abs=0.01)]
     await door.admit("ipv4:10.0.0.0:1")

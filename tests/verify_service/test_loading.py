@@ -12,21 +12,21 @@ from outrider.args import VerifyArgs
 from outrider.errors import StartupError
 from tests.e2e.small_model import write_small_model
 from verify_service import app
-from verify_service.loading import load_engine
+from verify_service.loading import load_model
 
 
 def test_small_limits(tmp_path: Path) -> None:
     write_small_model(tmp_path)
     common: dict[str, Any] = {"model_path": str(tmp_path), "device": "cpu", "threads": 1}
     args = VerifyArgs(**common, max_running_requests=1, max_verify_nodes=8, chunked_prefill_size=16, page_size=16)
-    assert load_engine(args).sizes.chunk == 16
+    assert load_model(args).sizes.chunk == 16
     with pytest.raises(StartupError, match="--max-total-tokens is 10; it must be at least a page, --page-size"):
-        load_engine(VerifyArgs(**common, max_total_tokens=10, page_size=16))
+        load_model(VerifyArgs(**common, max_total_tokens=10, page_size=16))
 
 
 def test_a_core_that_there_is_not_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--core is 100000"):
-        load_engine(VerifyArgs(model_path=str(tmp_path / "nowhere"), core=100_000))
+        load_model(VerifyArgs(model_path=str(tmp_path / "nowhere"), core=100_000))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_files_and_variables_are_read_before_the_model(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, str], complaint: str
 ) -> None:
     monkeypatch.setattr(app, "configure_logging", lambda name: None)
-    monkeypatch.setattr(app, "load_engine", None)
+    monkeypatch.setattr(app, "load_model", None)
     if not flags:
         monkeypatch.setenv("OUTRIDER_NGRAM_FORCE_GREEDY_VERIFY", "maybe")
     with pytest.raises(StartupError, match=complaint):
@@ -55,7 +55,7 @@ def test_limits_that_no_memory_holds(tmp_path: Path, limit: str) -> None:
     huge: dict[str, Any] = {limit: 2**31 - 1}
     args = VerifyArgs(model_path=str(tmp_path), device="cpu", threads=1, max_total_tokens=64, **huge)
     with pytest.raises(StartupError, match=f"no memory for .*--{limit.replace('_', '-')} 2147483647"):
-        load_engine(args)
+        load_model(args)
 
 
 def test_a_pool_that_the_system_gives_no_memory_for(tmp_path: Path) -> None:
@@ -66,6 +66,6 @@ def test_a_pool_that_the_system_gives_no_memory_for(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, limits[1]))  # the pool takes 2**30
     try:
         with pytest.raises(StartupError, match=r"no memory for --max-total-tokens 2097152, .* 512 MiB at once: Cannot"):
-            load_engine(args)
+            load_model(args)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)

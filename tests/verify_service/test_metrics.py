@@ -11,10 +11,9 @@ from outrider.sampling import SamplingParams
 from outrider.speculation_count import SpeculationCount
 from outrider.v1 import common_pb2
 from tests.fake_drafters import FakeDrafter, Truth, perfect, silent, wrong
-from tests.verify_service.conftest import Serve, Service
+from tests.verify_service.conftest import Serve, Service, tokens_of
 from tests.verify_service.held import MODEL, PROMPT, TEXT
 from tests.verify_service.rig import request
-from tests.verify_service.test_service import tokens_of
 from verify_service.counting import Counters, DecodeLog
 from verify_service.metrics import make_registry
 

@@ -123,7 +123,7 @@ class Outbox(RuleBasedStateMachine):
         self.outbox.reject(verify_pb2.Rejected(session=SESSION, generation=GENERATION, detail="no"))
 
     def take(self) -> None:
-        """Has the reader read; what it read was counted while it waited."""
+        """Has the reader read; checks that what it read was counted while it waited."""
         before, frame = self.outbox.num_bytes, taken(self.outbox) or verify_pb2.Round()
         self.reader.read(frame)
         messages = (message for kind in (frame.verdicts, frame.closed, frame.rejected) for message in kind)

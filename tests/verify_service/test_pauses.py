@@ -34,7 +34,7 @@ def build() -> tuple[Rig, Truth, Sim]:
 
 
 def step_until(rig: Rig, sim: Sim, *, is_open: bool, most_steps: int) -> int:
-    """Steps until the drafter has sessions, or none; how many they were."""
+    """Steps until the drafter has sessions, or none; returns how many steps."""
     for step in range(most_steps):
         if bool(sim.drafter.assignments) is is_open:
             return step

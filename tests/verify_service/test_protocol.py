@@ -166,7 +166,7 @@ class Wire(RuleBasedStateMachine):
 
     @rule()
     def a_step_fails(self) -> None:
-        """The next one, once."""
+        """Has the next step fail once."""
         runner = self.rig.runner
 
         def fail() -> None:
@@ -241,7 +241,7 @@ class Wire(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 2))
     def drafter_repeats(self, which: int) -> None:
-        """Its last proposals once more, or those of a stream that is gone."""
+        """Has a drafter send its last proposals once more, or those of a stream that is gone."""
         if which < len(self.peers):
             peer = self.peers[which]
             old = self.rng.choice([other.last for other in (*self.peers, *self.lost)])
@@ -355,12 +355,12 @@ class Wire(RuleBasedStateMachine):
     # ---- what must hold
 
     def check_known(self, session: Drafted) -> None:
-        """No token is lost, repeated or out of order on its way to a drafter."""
+        """Checks that no token is lost, repeated or out of order on its way to a drafter."""
         tokens = session.tokens.tolist()
         assert any(text[: len(tokens)] == tokens for text in self.truth.texts)
 
     def check_hint(self, peer: Peer, session: Drafted) -> None:
-        """From the hint the drafter knows which nodes of its proposal are verified, none other and none less.
+        """Checks that the hint tells the drafter which nodes of its proposal are verified, none other and none less.
 
         Where verify waits it only hopes: what is on its way may come too late, or be trimmed.
         """

@@ -11,20 +11,20 @@ COSTS = CostTable({1: 10.0, 4: 16.0, 8: 24.0})
 
 
 def measured(*sessions: int) -> QuietTimes:
-    """So many sessions were measured to take a fifth more than the table says."""
+    """Quiet times where these numbers of sessions were measured to take a fifth more than the table says."""
     quiet = QuietTimes(COSTS)
     for count in (count for count in sessions for _ in range(SAMPLES)):
         quiet.observe(count, 1.2 * COSTS.ms(count))
     return quiet
 
 
-def steps_until_due(quiet: QuietTimes, sessions: int, *, most: int = 10_000) -> int:
+def steps_until_due(quiet: QuietTimes, sessions: int) -> int:
     """Steps with drafts until a plain one is wanted."""
-    for step in range(most):
+    for step in range(10_000):
         if quiet.is_measuring:
             return step
         quiet.step(sessions, is_quiet=False)
-    return most
+    return 10_000
 
 
 def test_slow_steps_among_the_first_do_not_matter() -> None:

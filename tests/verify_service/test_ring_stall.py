@@ -18,7 +18,7 @@ WIDTH = 8  # fp32 numbers of a row
 
 
 def one_draft(seen: Seen) -> list[Draft]:
-    """Any; its frame says what was read."""
+    """A policy of any one draft; its frame says what was read."""
     return [Draft([seen.tokens[-1]])]
 
 
@@ -64,7 +64,7 @@ def test_rows_go_through_it_again_once_the_drafter_reads(num_slots: int, stalled
 
 @pytest.mark.parametrize("seed", range(12))
 def test_rows_stay_until_a_drafter_that_reads_late_has_them(seed: int) -> None:
-    """It says what it has read; Rounds that were sent meanwhile are read some steps later. View looks at each row."""
+    """The drafter says what it has read; Rounds sent meanwhile are read some steps later. View looks at each row."""
     rng = random.Random(seed)
     rig = build_rig(feature_width=WIDTH, context=400, chunk=8, max_running=6)
     sim = rig.join(one_draft, needs_features=True, reads=lambda: False)

@@ -41,13 +41,11 @@ def make_scheduler(pages: int, page_size: int = 1, *, cache: bool = True, lpm: b
     )
 
 
-def make_sessions(
-    factory: SessionFactory, prompt: list[int], *, choices: int = 1, priority: int = 0, max_tokens: int = CONTEXT
-) -> list[Session]:
+def make_sessions(factory: SessionFactory, prompt: list[int], *, choices: int = 1, priority: int = 0) -> list[Session]:
     return factory.build(
         verify_pb2.GenerateRequest(
             prompt_tokens=pack_ids(prompt),
-            sampling=SamplingParams(max_tokens=max_tokens).to_proto(),
+            sampling=SamplingParams(max_tokens=CONTEXT).to_proto(),
             num_choices=choices,
             priority=priority,
         )

@@ -12,13 +12,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider import rpc
-from outrider.errors import Internal, InvalidArgument, OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import Internal, InvalidArgument, ResourceExhausted, Unavailable
 from outrider.sampling import SamplingParams
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import MAX_MESSAGE_BYTES, WIRE_VERSION, pack_ids
 from tests.fake_drafters import Truth, perfect
 from tests.fakes import ByteTokenizer, ToyModel
-from tests.verify_service.conftest import FINGERPRINT, Serve, Service
+from tests.verify_service.conftest import FINGERPRINT, Serve, Service, error_of, tokens_of
 from tests.verify_service.rig import prompt_of, request
 from verify_service.app import SERVICE
 from verify_service.commands import Cancel
@@ -26,16 +26,6 @@ from verify_service.commands import Cancel
 MODEL = ToyModel(vocab_size=32, order=3)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
 LONG = SamplingParams(temperature=0.0, max_tokens=200)
-
-
-def tokens_of(responses: list[verify_pb2.GenerateResponse], choice: int = 0) -> list[int]:
-    return [token for response in responses if response.choice_index == choice for token in response.tokens]
-
-
-async def error_of(call: Any) -> OutriderError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return rpc.error_from_rpc(caught.value)
 
 
 @pytest.mark.asyncio
@@ -230,7 +220,7 @@ async def test_a_passed_deadline_ends_the_work_and_not_only_the_reply(serve: Ser
 
 @pytest.mark.asyncio
 async def test_a_client_that_reads_nothing_is_let_go_when_it_leaves(serve: Serve) -> None:
-    """Its answers fill the connection, so the handler is stuck in a write, not in a wait."""
+    """The answers fill the connection, so the handler is stuck in a write, not in a wait."""
     service = await serve(MODEL, context=8192, pages=8192, disable_radix_cache=True)
     stub = await service.narrow_stub()
     service.gate.close(after=6000)

@@ -34,7 +34,7 @@ def test_a_quarter_of_a_machines_memory_at_most() -> None:
 
 
 def test_little_memory_keeps_room_for_what_serving_takes() -> None:
-    """Which is not less there: a share of it would be loaded, and killed by the kernel at the first requests."""
+    """Serving takes no less there: with a share kept for it a model would load, and be killed at the first requests."""
     head_room, least = 160 * 2**20, 1024 * TOKEN_BYTES
     assert sizes(head_room + WEIGHTS + least + TOKEN_BYTES).total_tokens == pytest.approx(1024, abs=1)
     for free in (head_room + WEIGHTS + least - TOKEN_BYTES, head_room, head_room // 2, 0):
@@ -109,7 +109,7 @@ def test_shares_lie_between_nothing_and_all(value: float) -> None:
 
 
 def test_what_waits_for_a_drafter_has_room_for_the_rows_of_all_sessions() -> None:
-    """Else one step of many sessions of a wide model would close some for reading slowly."""
+    """One step of many sessions of a wide model would else close some for reading slowly."""
     assert outbox_bytes(VerifyArgs(), row_bytes=0) == 8 * 2**20
     llama_70b = 3 * 8192 * 2
     for sessions in (48, 160):

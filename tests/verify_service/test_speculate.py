@@ -15,10 +15,9 @@ from outrider.v1 import verify_pb2
 from outrider.wire import pack_ids
 from tests.drafter_view import Draft, Seen
 from tests.fake_drafters import Truth, declining, early, perfect, random_trees, silent, wrong
-from tests.verify_service.conftest import Serve
+from tests.verify_service.conftest import Serve, tokens_of
 from tests.verify_service.held import LONG, MODEL, OUTPUT, PROMPT, TEXT, hold
 from tests.verify_service.rig import request
-from tests.verify_service.test_service import tokens_of
 from verify_service.commands import Cancel, DrafterLeft, Released
 
 

@@ -104,7 +104,7 @@ def test_a_drafter_that_never_answers_is_waited_for_twice(sessions: int) -> None
 
 @pytest.mark.parametrize(("reply_ms", "waits"), [(0.5, True), (30.0, False)])
 def test_a_drafter_is_waited_for_only_where_its_answer_is_likely_to_come_in_time(reply_ms: float, waits: bool) -> None:
-    """In a millisecond's steps, of which a draft saves a few."""
+    """Steps take a millisecond, and a draft saves a few of them."""
     rig = build_rig(MODEL, brake=True, costs=CostTable({1: 1.0, 16: 1.0}), wait_ms=1000.0)
     truth = Truth()
     sim = rig.join(perfect(truth))
@@ -120,7 +120,7 @@ def test_a_drafter_is_waited_for_only_where_its_answer_is_likely_to_come_in_time
 
 
 def test_commands_without_end_do_not_lengthen_a_wait() -> None:
-    """Somebody sends and sends, and never what is waited for."""
+    """A drafter sends and sends, and never what is waited for."""
     rig = build_rig(MODEL, wait_ms=WAIT_MS)
     rig.join(name="silent")
     noisy = rig.join(lambda seen: [Draft([])], name="noisy", max_sessions=1)

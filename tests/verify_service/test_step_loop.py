@@ -52,7 +52,7 @@ def test_output_is_that_of_plain_decoding_whatever_is_drafted(name: str, tempera
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_that_is_not_finite_costs_no_words(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where attention multiplies what it masks by 0, it spoils its whole tree."""
+    """Such a draft spoils its whole tree where attention multiplies what it masks by 0."""
     rig, truth = build_rig(MODEL), Truth()
     rig.join(POLICIES["random"](truth, random.Random(5)))
     forward, spoilt = rig.runner.forward, []
@@ -139,7 +139,7 @@ class Scene:
         )
 
     def disturb(self, sessions: list[Session]) -> set[Session]:
-        """Something happens between two steps; returns the sessions that it ended."""
+        """Lets something happen between two steps; returns the sessions that it ended."""
         what = self.rng.random()
         present = [sim for sim in self.sims if sim in self.rig.sims]
         if what < 0.05:

@@ -19,7 +19,7 @@ from outrider.answer import Answer
 from outrider.errors import Unavailable
 from verify_service.commands import Administer, Command, Inbox, Stop
 from verify_service.drafters import Drafters
-from verify_service.turns import Compute, Pause, Settle, Steps, Turns, Wait
+from verify_service.turns import Compute, Lending, Pause, Settle, Steps, Turns, Wait
 
 FOREVER = Wait(None)
 SHORT, LONG, NEVER = Compute(1.0), Compute(99.0), Compute(math.inf)
@@ -69,7 +69,7 @@ class Script:
                 if any(isinstance(command, Stop) for command in self.got):
                     return
 
-        self.turns = Turns(steps(), self.inbox, most_ms=most_ms, later=self.loop.call_later)
+        self.turns = Turns(steps(), self.inbox, Lending(most_ms, self.loop.call_later))
         self.failures: list[BaseException] = []
         self.looping = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.looping.start()
@@ -79,11 +79,11 @@ class Script:
         return thread
 
     def bring(self, command: Command) -> None:
-        """As a frame does, on the event loop."""
+        """Brings a command on the event loop, as a frame does."""
         self._on_loop(lambda: self.turns.bring(command))
 
     def settled(self) -> None:
-        """Likewise."""
+        """Says on the event loop that what drafters were told is on its way."""
         self._on_loop(self.turns.settled)
 
     def _on_loop(self, call: Callable[[], None]) -> None:
@@ -122,22 +122,22 @@ class Script:
         return commands
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Waits for a pause at which that holds."""
+        """Waits for a pause at which `holds()`."""
         with self.paused:
             assert self.paused.wait_for(holds, timeout=30)
 
     def threads_after(self, pause: Pause) -> set[int]:
-        """Who took the steps on from such a pause."""
+        """The threads that took the steps on from such a pause."""
         return {thread for at, thread in self.ran_by if at is pause}
 
 
 def note(turn: int) -> Administer:
     """A command that can be told from others."""
 
-    def run(drafters: Drafters) -> None:
+    def work(drafters: Drafters) -> None:
         raise AssertionError(f"nobody obeys note {turn}")
 
-    return Administer(run, cast("Answer[None]", None))
+    return Administer(work, cast("Answer[None]", None))
 
 
 def end(script: Script, thread: threading.Thread) -> None:
@@ -163,7 +163,7 @@ def test_a_short_step_is_run_by_who_brings_what_it_waited_for(pause: Compute, mo
 
 
 def test_of_steps_that_follow_one_another_the_first_alone_is_lent() -> None:
-    """Else the event loop would decode, and nobody would hear of it."""
+    """The event loop would else decode, and nobody would hear of it."""
     second = Compute(2.0)
     script = Script()
     thread = script.begin(lambda command: [] if isinstance(command, Stop) else [SHORT, second, second])
@@ -190,7 +190,7 @@ def test_what_can_wait_is_done_once_drafters_were_told_on_the_same_thread() -> N
 
 @pytest.mark.parametrize("pause_ms", [0, 5])
 def test_a_wait_that_ends_is_noticed_though_the_thread_slept_for_longer(pause_ms: int) -> None:
-    """It slept until a command came, for ever; then the event loop left a deadline behind."""
+    """The thread slept until a command came, for ever; then the event loop left a deadline behind."""
     waits: list[Wait] = []
 
     def after(command: Command) -> list[Pause]:
@@ -216,7 +216,7 @@ def test_a_bell_that_rings_for_nothing_makes_the_thread_forget_no_wait_of_its_ow
     thread = script.begin(after)
     script.inbox.put(note(1))
     script.until(lambda: bool(waits) and script.at is waits[0])
-    script.inbox.ring()
+    script.inbox.wake()
     script.until(lambda: script.at is FOREVER)
     assert script.threads_after(waits[0]) == {thread.ident}
     end(script, thread)

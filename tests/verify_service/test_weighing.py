@@ -49,7 +49,7 @@ class Scale:
     ) -> None:  # fmt: skip
         """So many steps in which each session verifies `nodes`; tell: drafters are asked before, if brakes let them.
 
-        waited_ms: of wall_ms, for all of them.
+        waited_ms: the part of wall_ms in which all of them were waited for.
         """
         for _ in range(times):
             self._now_ns += int(wall_ms * 1e6)
