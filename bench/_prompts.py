@@ -28,7 +28,7 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """What a chat begins with."""
+        """The text with which a chat begins."""
         return self.messages[0]["content"]
 
 

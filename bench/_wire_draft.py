@@ -56,7 +56,7 @@ class Stamping(Drafting):
     async def serve(
         self, table: SessionTable, rounds: Sequence[verify_pb2.Round], send: Send, lost: Sequence[Lost] = ()
     ) -> None:
-        """As Drafting's."""
+        """Serves as Drafting does."""
         verdicts = [round for round in rounds if round.verdicts]
         answered = not verdicts
 
@@ -78,7 +78,7 @@ class Stamping(Drafting):
                 verdict.ClearField("features")  # they were copied
 
     def foretold(self) -> Counter[str]:
-        """What verdicts verified, beside what `next` had foretold; counted when all is over, so that no round pays."""
+        """Counts what verdicts verified, beside what `next` had foretold; when all is over, so that no round pays."""
         early = {
             (proposal.session, proposal.proposal_id): len(proposal.assumed) > 0
             for frame in self.sent

@@ -56,7 +56,7 @@ class Row:
 
     @property
     def python_share(self) -> float:
-        """Of a round, outside of forward passes."""
+        """The share of a round that is outside of forward passes."""
         return 1 - self.model_ms / self.round_ms
 
 
@@ -148,7 +148,7 @@ def open_session(drafter: ModelDrafter[Any], uid: int, rng: np.random.Generator)
 
 
 def extended(drafter: ModelDrafter[Any], session: Session, rng: np.random.Generator) -> Extension:
-    """What a verdict brings."""
+    """The extension that a verdict brings."""
     base_len = len(session.tokens)
     tokens = rng.integers(10, 1000, COMMITTED).astype(np.int32)
     session.commit(tokens)

@@ -142,7 +142,7 @@ def print_table(rows: list[Row]) -> None:
 def figures_of(
     runner: ModelRunner, rows: list[Row], prefill_rate: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """What --output gets."""
+    """The figures for --output."""
     return {
         "schema": SCHEMA, "backend": runner.backend, "threads": torch.get_num_threads(),
         "prefill_tokens_per_s": prefill_rate, "dtype": options.dtype, "quantization": options.quantization,

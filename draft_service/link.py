@@ -45,7 +45,7 @@ _REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUME
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is, as it enlists."""
+    """The names under which this process enlists."""
 
     drafter_id: str
     host_id: str

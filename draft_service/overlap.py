@@ -13,7 +13,7 @@ MAX_OUTCOMES = 2  # drafted below ahead of each step: the likeliest one, and the
 
 
 class Overlap(Protocol):
-    """Asked once per round."""
+    """Decides once per round whether to draft ahead."""
 
     def outcomes(self, extensions: Sequence[Extension]) -> int:
         """Takes in a round's verdicts; how many outcomes to draft below ahead of the next step, 0: none."""
@@ -21,13 +21,13 @@ class Overlap(Protocol):
 
 
 class FixedOverlap:
-    """As it is told."""
+    """Always or never."""
 
     def __init__(self, *, on: bool) -> None:
         self._outcomes = MAX_OUTCOMES if on else 0
 
     def outcomes(self, extensions: Sequence[Extension]) -> int:
-        """Always the same."""
+        """The number that was set."""
         return self._outcomes
 
 

@@ -55,7 +55,7 @@ class InVerification:
     def whole(
         cls, session: Session, tree: TokenTree, probabilities: NDArray[np.float64], memo: object
     ) -> InVerification:
-        """All nodes of a draft."""
+        """The whole tree of a draft, in verification."""
         return cls(session, tree, probabilities, memo, np.arange(len(tree), dtype=np.int32))
 
 
@@ -181,7 +181,7 @@ class SessionTable:
         return InVerification(session, tree, probabilities, sent.memo, nodes[kept], following.root_node)
 
     def _on_its_way(self, session: Session) -> Sent | None:
-        """Where verify waits: the early proposal that has come true, which it did not have when it said so."""
+        """The early proposal that has come true, where verify waits: it did not have it when it said so."""
         tokens = session.tokens
         if session.hoped_len < len(tokens) or session.following.kind != verify_pb2.NEXT_KIND_WAITING:
             return None

@@ -159,7 +159,7 @@ class BatchBuffers:
         np.add(depths, segment.prefix_len, out=self._positions[start:end])
 
     def _place_few(self, segment: Segment, start: int, end: int) -> None:
-        """The same for a few rows, which are checked on the way."""
+        """Places a few rows, which are checked on the way."""
         first, slots = segment.prefix_len, segment.slots
         depths = range(end - start) if segment.depths is None else segment.depths.tolist()
         rows = segment.tokens.tolist(), list(slots), [first + depth for depth in depths]

@@ -30,7 +30,7 @@ def takes(vocab: int, num_top: int) -> bool:
 
 
 def likeliest(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As kernels.likeliest.likeliest, of what `takes`; equals come in the order of their ids."""
+    """Computes kernels.likeliest.likeliest of what it `takes`; equals come in the order of their ids."""
     rows = logits if logits.stride(1) == 1 else logits.contiguous()
     (num_rows, vocab), device = rows.shape, rows.device
     top, blocks = min(num_top, vocab), _num_blocks(vocab)

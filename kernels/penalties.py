@@ -58,7 +58,7 @@ class Penalties:
         min_tokens: int = 0,
         stop_ids: Iterable[int] = (),
     ) -> "Penalties":
-        """From plain Python values."""
+        """Makes penalties of plain Python values."""
         bias = logit_bias or {}
         return cls(
             presence=presence,

@@ -24,7 +24,7 @@ _TREE_TOKENS = 8  # as SGLang's trees for Llama targets have
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsArgs(Args):
-    """Which target."""
+    """The flags that name the target's weights."""
 
     model_path: str | None = arg(
         None, "target", "Local Hugging Face folder, or a hub id. Default: the embedded SmolLM2-135M-Instruct.",
@@ -43,7 +43,7 @@ class TargetArgs(WeightsArgs):
     threads: int | None = arg(None, "target", "CPU threads. Default: all cores, or a control group's CPU limit.")
 
     def check(self) -> None:
-        """Bounds."""
+        """Checks bounds."""
         at_least(self, 1, "threads")
         at_most(self, MAX_THREADS, "threads")
         check_device(self.device)
@@ -88,7 +88,7 @@ class DataArgs(TargetArgs):
     max_len: int = arg(1024, "data", "Longest conversation, in tokens.")
 
     def check(self) -> None:
-        """Bounds."""
+        """Checks bounds."""
         super().check()
         if not self.output:
             raise StartupError("--output is needed: the folder to keep the data in")
@@ -206,7 +206,7 @@ class HeadArgs(TargetArgs):
     save_every: int = arg(50_000, "evaluation", "Tokens between checkpoints.")
 
     def check(self) -> None:
-        """Bounds."""
+        """Checks bounds."""
         super().check()
         if not self.data or not self.output:
             raise StartupError("--data and --output are needed: the folder with the data, and the one for the head")
@@ -244,7 +244,7 @@ class EvalArgs(TargetArgs):
     output: str | None = arg(None, "evaluation", "JSON file for the figures.")
 
     def check(self) -> None:
-        """Bounds."""
+        """Checks bounds."""
         super().check()
         if not self.head:
             raise StartupError("--head is needed: the folder of an exported head, or a training's output folder")
@@ -286,7 +286,7 @@ class ExportArgs(WeightsArgs):
     best: bool = arg(False, "export", "The checkpoint of the best evaluation instead of the last.")
 
     def check(self) -> None:
-        """Both folders."""
+        """Checks both folders."""
         if not self.checkpoint or not self.output:
             raise StartupError("--checkpoint and --output are needed: the folder of the training, and one for the head")
 
@@ -305,7 +305,7 @@ class TokenMapArgs(Args):
     size: int = arg(8192, "map", "Tokens in the map, most frequent first.")
 
     def check(self) -> None:
-        """Both paths."""
+        """Checks both paths."""
         if not self.data or not self.output:
             raise StartupError("--data and --output are needed: the folder with the data, and a file for the map")
         if not self.output.endswith((".safetensors", ".pt")):
@@ -327,6 +327,6 @@ class PackArgs(Args):
     output: str | None = arg(None, "pack", "File to write. Default: where Outrider looks for shipped heads.")
 
     def check(self) -> None:
-        """The head's folder."""
+        """Checks the head's folder."""
         if not self.head:
             raise StartupError("--head is needed: the folder of an exported head")

@@ -65,7 +65,7 @@ class ModelDrafter(ABC, Generic[StateT]):
 
     @property
     def shape(self) -> TreeShape:
-        """Of trees for requests that wish nothing."""
+        """The shape of trees for requests that wish nothing."""
         return self._grower.shape
 
     @property
@@ -124,12 +124,12 @@ class ModelDrafter(ABC, Generic[StateT]):
             return self._trees(requests, starts)
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
-        """Below the likeliest outcomes of each, with the model's own guess at the bonus."""
+        """Drafts below the likeliest outcomes of each, with the model's own guess at the bonus."""
         with self._lock, torch.inference_mode():
             return self._trees_ahead(requests)
 
     def num_nodes(self, wishes: Wishes) -> int:
-        """As many as the flags say, where the request does not; a chain has a node for each step."""
+        """Nodes of a request's trees: as the flags say, where it does not; a chain has a node for each step."""
         if wishes.num_draft_tokens is not None:
             return wishes.num_draft_tokens - 1
         if wishes.num_steps is not None and (wishes.topk or self._grower.shape.topk) == 1:
@@ -288,12 +288,12 @@ class ModelDrafter(ABC, Generic[StateT]):
         return end if is_near else 0
 
     def _starts(self, requests: Sequence[DraftRequest]) -> list[Start | None]:
-        """Where they stand; None for those that are neither caught up nor will be in the call that grows their tree."""
+        """Where sessions stand; None where one neither is caught up nor will be in the call that grows its tree."""
         most_rows = 0 if self.model.grower is None else self.model.cache.max_len
         return [self._start(request.session, most_rows) for request in requests]
 
     def _start(self, session: Session, most_rows: int) -> Start | None:
-        """Where one stands that is caught up, or near that and then has no more than `most_rows`; else None."""
+        """Where a session stands that is caught up, or near that with no more than `most_rows`; else None."""
         state = self._served.get(session)
         if state is None:
             return None

@@ -84,7 +84,7 @@ class NativeLlama(NativeDecoder):
         return self._forward(batch, None)
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-        """As forward, with the seconds that each part of the step took."""
+        """Runs forward; also the seconds that each part of the step took."""
         seconds = np.zeros(len(PARTS))
         logits = self._forward(batch, seconds.ctypes.data)
         return logits, dict(zip(PARTS, seconds.tolist(), strict=True))

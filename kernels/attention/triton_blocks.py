@@ -39,7 +39,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What of a model shapes the work. ValueError for what no kernel covers."""
+    """The sizes of a model that shape the work. ValueError for what no kernel covers."""
 
     num_heads: int
     num_kv_heads: int

@@ -40,7 +40,7 @@ ENVIRONMENT = os.environ | {"OUTRIDER_HOME": str(ROOT / ".cache" / "tests")}
 async def test_it_serves_drains_when_it_is_asked_to_end_and_exits_with_0(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    """As in its image, which has no torch."""
+    """It runs as in its image, which has no torch."""
     address = f"unix:{tmp_path}/verify.sock"
     async with FakeVerify(address) as verify:
         process = await asyncio.create_subprocess_exec(
@@ -238,12 +238,12 @@ def test_a_tree_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str], alg
 
 
 def described(words: list[str]) -> int:
-    """What `outrider draft --describe` does, its log left as tests have it."""
+    """Does what `outrider draft --describe` does, its log left as tests have it."""
     return describe(DraftArgs.parse(words))
 
 
 def inspected(words: list[str]) -> int:
-    """What `outrider draft --inspect` does."""
+    """Does what `outrider draft --inspect` does."""
     args = DraftArgs.parse(words)
     return inspect(args, args.inspect or "")
 

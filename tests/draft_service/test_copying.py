@@ -49,7 +49,7 @@ def chain(draft: Draft | None) -> list[int]:
 
 
 def longest_match(tokens: Sequence[int]) -> int:
-    """Of the newest tokens with any earlier place."""
+    """Length of the longest match of the newest tokens with any earlier place."""
     return max(
         sum(1 for i in range(end) if list(tokens[end - i - 1 : end]) == list(tokens[len(tokens) - i - 1 :]))
         for end in range(len(tokens))

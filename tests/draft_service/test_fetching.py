@@ -39,7 +39,7 @@ class KeepsRows(FakeVerify):
     async def StreamFeatures(
         self, request: pb.StreamFeaturesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamFeaturesResponse]:
-        """Pieces of a few rows."""
+        """Sends rows in pieces of a few."""
         self.asked.append(request)
         await self.gate.wait()
         for first_pos in range(request.first_pos, request.first_pos + request.count, PER_PIECE):

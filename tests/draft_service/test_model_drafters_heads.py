@@ -66,7 +66,7 @@ class Side:
         )  # fmt: skip
 
     def chances(self, text: list[int], assumed: list[int] | None = None) -> Probabilities:
-        """What the head says after a path below `text` (whose features are the target's) and `assumed` (its own)."""
+        """What the head expects after `text` (whose features are the target's) and `assumed` (whose are its own)."""
         features = self.target.run(text)[1][:-1]
 
         def after(path: list[int]) -> dict[int, float]:

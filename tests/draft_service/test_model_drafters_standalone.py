@@ -88,7 +88,7 @@ def test_a_perfect_drafter_commits_a_whole_chain_and_the_bonus_each_round(
 
 
 def test_the_targets_own_int8_copy_is_nearly_perfect(folder: Path, target: Target) -> None:
-    """Of at most 4 tokens a round; how many, the rounding of these random weights decides."""
+    """A round has at most 4 tokens; how many, the rounding of these random weights decides."""
     runner = ModelRunner.load(
         folder, dtype="float32", num_slots=NUM_SLOTS, max_sessions=24, max_len=200, quantization="int8"
     )

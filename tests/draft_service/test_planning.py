@@ -390,7 +390,7 @@ def test_steps_follow_accepted_drafts_up_and_down() -> None:
 
 
 def chain_verdict(session: Session, *accepted: int) -> Extension:
-    """Of as many steps as there are numbers, each with a chain of 3 of which so many were accepted."""
+    """A verdict on as many steps as there are numbers, each with a chain of 3 of which so many were accepted."""
     credits = [
         verify_pb2.Credit(proposal_id=1, root_node=ROOT, nodes_verified=3, accepted_nodes=range(count))
         for count in accepted

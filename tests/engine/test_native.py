@@ -97,7 +97,7 @@ def test_features_have_the_same_bits_too(folder: Path, spec: str) -> None:
 
 
 def test_thread_counts_change_no_bit(folder: Path) -> None:
-    """With few rows and many threads, attention is cut into pieces; with one thread it is not."""
+    """Attention is cut into pieces with few rows and many threads; with one thread it is not."""
     tokens, results = random_tokens(700, 5), []
     before = torch.get_num_threads()
     for threads in (1, 2, 7):
@@ -116,7 +116,7 @@ def test_thread_counts_change_no_bit(folder: Path) -> None:
 def test_the_highest_logit_of_each_row_is_found_in_the_same_step(
     tmp_path: Path, quantization: str | None, threads: int
 ) -> None:
-    """Of equals the first, over a vocabulary that does not end with a tile; none where one is infinite or NaN."""
+    """The first of equals, over a vocabulary that does not end with a tile; none where one is infinite or NaN."""
     before = torch.get_num_threads()
     save_model("llama", tmp_path, vocab_size=307)
     weights = load_file(tmp_path / "model.safetensors")

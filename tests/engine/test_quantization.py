@@ -78,7 +78,7 @@ def test_int8_dynamic_without_the_c_decoder_is_warned_of(folder: Path, monkeypat
 
 @pytest.mark.parametrize("method", ON_CPU)
 def test_both_decoders_agree(folder: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same codes of weights; of activations, only int8_dynamic's, where rounding may fall to either side."""
+    """Codes of weights are the same; of activations, only int8_dynamic's, where rounding may fall to either side."""
     native = load_native(folder, method)
     monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "0")
     plain = load(folder, method)
@@ -118,7 +118,7 @@ def plain_greedy(runner: ModelRunner, session: Session, prompt: list[int], count
 def tree_greedy(
     runner: ModelRunner, session: Session, prompt: list[int], count: int, likely: list[int], seed: int
 ) -> tuple[list[int], int]:
-    """The same by random trees, half of whose nodes are the `likely` tokens; and how many of them were accepted."""
+    """Decodes greedily by random trees, half of whose nodes are the `likely` tokens; and how many were accepted."""
     rng = np.random.default_rng(seed)
     said = [int(runner.forward([session.segment(prompt, 1)])[0].argmax())]
     num_accepted = 0

@@ -216,7 +216,7 @@ def test_a_row_has_the_same_bits_however_many_go_with_it(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("prefix_len", [0, 30, 255])
 def test_a_row_may_see_several_keys_of_one_position(kernel: Kernel, dtype: torch.dtype, prefix_len: int) -> None:
-    """As in no tree, but a mask can say so."""
+    """No tree has them, but a mask can say so."""
     case = make_case(
         [Piece(prefix_len, 9, [-1, 0, 0, 0, 1, 1, 2, 3, 0])], heads=4, kv_heads=2, head_dim=32, dtype=dtype
     )

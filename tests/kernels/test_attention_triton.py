@@ -68,7 +68,7 @@ def assert_near(out: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def paged(case: Case, page_size: int) -> Case:
-    """The same step with each prefix in whole pages, scattered; what no segment may read is NaN."""
+    """The step of `case` with each prefix in whole pages, scattered; what no segment may read is NaN."""
     layout = case.layout
     num_pages = int((-(-layout.prefix_lens // page_size)).sum()) + -(-len(layout.slots) // page_size) + 1
     order = np.random.default_rng(1).permutation(num_pages).astype(np.int32)

@@ -41,7 +41,7 @@ def test_rows(device: torch.device, dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 96, 576, 4096])
 def test_sums_and_their_norms(device: torch.device, dtype: torch.dtype, width: int) -> None:
-    """To the bit what the norm makes of a sum that was rounded first."""
+    """They are to the bit what the norm makes of a sum that was rounded first."""
     from kernels import norm_triton
 
     x, weight = some(5, width, dtype=dtype), some(width, dtype=dtype)

@@ -206,7 +206,7 @@ def test_a_number_and_a_seed_make_a_conversation(target: Path) -> None:
 
 
 def spoken(talk: Conversation, said: list[int]) -> list[Record]:
-    """What comes of a conversation in which every completion is the same."""
+    """The records of a conversation in which every completion is the same."""
     try:
         next(talk)
         while True:
@@ -244,7 +244,7 @@ def test_answers_are_the_targets_own_and_are_marked(target: Path) -> None:
 
 
 def test_what_a_template_refuses_is_left_out(target: Path, tmp_path: Path) -> None:
-    """As those of Mistral and Gemma do a system message."""
+    """Templates of Mistral and Gemma refuse a system message."""
     shutil.copytree(target, tmp_path, dirs_exist_ok=True)
     template = tmp_path / "chat_template.jinja"
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"

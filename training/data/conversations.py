@@ -57,7 +57,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How much of the data is what; shares of 1."""
+    """The make-up of the data; shares of 1."""
 
     sampled: float = 0.5
     passage: float = 0.06

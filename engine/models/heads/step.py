@@ -14,7 +14,7 @@ NUM_TOP = 16
 
 
 class HeadStep(NamedTuple):
-    """Of the rows whose logits were wanted, in the segments' order."""
+    """What a step gives for the rows whose logits were wanted, in the segments' order."""
 
     logits: torch.Tensor
     """[L, drafted], good until the next step: fp32, within a graph of any dtype."""

@@ -33,7 +33,7 @@ class Given:
 
     @property
     def addresses(self) -> tuple[int, int, int]:
-        """Of the states, the tips' chances and their ids."""
+        """Addresses of the states, the tips' chances and their ids."""
         first = ctypes.addressof(self._memory)
         return first, first + self._chances_at, first + self._words_at
 

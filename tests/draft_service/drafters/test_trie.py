@@ -248,7 +248,7 @@ def children_of(trie: NgramTrie, node: int) -> list[int]:
 
 
 def counts(trie: NgramTrie, path: tuple[int, ...], node: int) -> dict[tuple[int, ...], int]:
-    """How often each path below `node` was inserted."""
+    """The number of times that each path below `node` was inserted."""
     found: dict[tuple[int, ...], int] = {}
     for child in children_of(trie, node):
         below = (*path, int(trie._nodes[child, TOKEN]))
