@@ -138,7 +138,7 @@ def open_session(drafter: ModelDrafter[Any], uid: int, rng: np.random.Generator)
     """A session with CONTEXT tokens, taken on and caught up."""
     tokens = rng.integers(10, 1000, CONTEXT).astype(np.int32)
     session = Session(
-        uid=uid, session=uid, generation=1, prompt_len=1, remaining=100_000, vocabulary="", vocab_size=2**31 - 1,
+        uid=uid, session_id=uid, generation=1, prompt_len=1, remaining=100_000, vocabulary="", vocab_size=2**31 - 1,
         wishes=Wishes(), corpus_scope="", prediction=np.empty(0, np.int32), tokens=tokens,
     )  # fmt: skip
     drafter.open([session])
@@ -152,7 +152,7 @@ def extended(drafter: ModelDrafter[Any], session: Session, rng: np.random.Genera
     base_len = len(session.tokens)
     tokens = rng.integers(10, 1000, COMMITTED).astype(np.int32)
     session.commit(tokens)
-    verdict = verify_pb2.Verdict(session=session.session, generation=1, base_len=base_len, tokens=tokens.tolist())
+    verdict = verify_pb2.Verdict(session=session.session_id, generation=1, base_len=base_len, tokens=tokens.tolist())
     if drafter.features.width:
         verdict.features.CopyFrom(feature_rows(drafter, base_len - 1, COMMITTED))
     return Extension(session, base_len, verdict)

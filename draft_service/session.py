@@ -85,7 +85,7 @@ class Session:
     """State of one (session, generation); `uid` is unique in this process, whichever verify service it is from."""
 
     uid: int
-    session: int
+    session_id: int  # the number on the wire
     generation: int
     prompt_len: int
     remaining: int  # tokens that may still be committed
@@ -112,7 +112,7 @@ class Session:
     @property
     def key(self) -> tuple[int, int]:
         """The session's number and generation, against which its messages are checked."""
-        return self.session, self.generation
+        return self.session_id, self.generation
 
     def commit(self, tokens: Sequence[int] | Ids) -> None:
         """Appends committed tokens. Views of `tokens` taken before stay as they are."""
@@ -148,7 +148,7 @@ class Session:
         check_token_ids(prediction, vocab_size=vocab_size, field="prediction_tokens")
         return cls(
             uid=uid,
-            session=opened.session,
+            session_id=opened.session,
             generation=opened.generation,
             prompt_len=opened.prompt_len,
             remaining=min(opened.remaining_tokens, opened.remaining_context),

@@ -357,7 +357,7 @@ def _go_on_unless(given_up: threading.Event) -> None:
 
 def _text_session(request: TextRequest) -> Session:
     return Session(
-        uid=next(_text_uids), session=0, generation=0, prompt_len=len(request.tokens), remaining=INT31_MAX,
+        uid=next(_text_uids), session_id=0, generation=0, prompt_len=len(request.tokens), remaining=INT31_MAX,
         vocabulary=request.vocabulary, vocab_size=request.vocab_size, wishes=request.wishes,
         corpus_scope=request.corpus_scope, prediction=np.empty(0, np.int32), tokens=request.tokens,
     )  # fmt: skip

@@ -79,7 +79,7 @@ class Roster(Generic[StateT]):
 
     def give_up(self, session: Session, reason: verify_pb2.ReleaseReason, detail: str) -> None:
         """Forgets a session that cannot be served, and notes why."""
-        log.warning("session given up", session=session.session, reason=detail)
+        log.warning("session given up", session=session.session_id, reason=detail)
         self.forget(session)
         self._given_up.append(GivenUp(session, reason, detail))
 

@@ -66,7 +66,7 @@ class Reader(Settled):
 
     def draft(self, requests: Sequence[DraftRequest]) -> Any:
         for request in requests:
-            if request.session.session in self.unwanted:
+            if request.session.session_id in self.unwanted:
                 self._given_up.append(GivenUp(request.session, pb.RELEASE_REASON_CAPACITY, "no room"))
         return super().draft(requests)
 

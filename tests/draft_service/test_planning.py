@@ -30,7 +30,7 @@ NO_IDS = np.empty(0, np.int32)
 
 def new_session(uid: int, wishes: Wishes | None = None) -> Session:
     return Session(
-        uid=uid, session=uid, generation=1, prompt_len=1, remaining=10**6, vocabulary="", vocab_size=100,
+        uid=uid, session_id=uid, generation=1, prompt_len=1, remaining=10**6, vocabulary="", vocab_size=100,
         wishes=wishes or Wishes(), corpus_scope="", prediction=NO_IDS, tokens=np.zeros(4, np.int32),
     )  # fmt: skip
 

@@ -509,11 +509,11 @@ class Broken(Settled):
     fails_in: str = "draft"
 
     def open(self, sessions: Any) -> None:
-        self._fail("open", [session.session for session in sessions])
+        self._fail("open", [session.session_id for session in sessions])
         super().open(sessions)
 
     def draft(self, requests: Any) -> Any:
-        self._fail("draft", [request.session.session for request in requests])
+        self._fail("draft", [request.session.session_id for request in requests])
         return super().draft(requests)
 
     def _fail(self, call: str, sessions: list[int]) -> None:
