@@ -159,7 +159,7 @@ def test_coalesced_verdicts_and_rounds_without_a_draft_are_caught_up_with(folder
 
 
 def test_long_prompts_are_run_over_several_calls(folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draft_service.drafters.model_drafter.MAX_ROWS_PER_CALL", 16)
+    monkeypatch.setattr("draft_service.drafters.session_drafter.MAX_ROWS_PER_CALL", 16)
     drafter = make(folder)
     game = Game(drafter, target)
     long, short = game.open(list(range(60)), [5, 6])
