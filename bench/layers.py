@@ -56,7 +56,7 @@ class Row:
 
 
 def prefilled_runner(
-    model: str | None, dtype: str, context: int, room: int, *, is_contiguous: bool, quantization: str | None = None
+    model: str | None, dtype: str, context: int, room: int, *, is_contiguous: bool, quantization: str | None
 ) -> tuple[ModelRunner, float]:
     """A runner with `context` random tokens in one session's cache, and the prefill's tokens per second."""
     size, folder = context + room, resolve_model(model)

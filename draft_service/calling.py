@@ -49,7 +49,7 @@ class Caller:
         self.num_away += 1
         return await answer
 
-    async def attempt(self, calls: Sequence[Call], *, here: bool = False) -> list[Any]:
+    async def attempt(self, calls: Sequence[Call], *, here: bool) -> list[Any]:
         """Makes calls in one visit; their results, or exceptions that came instead. here: on the loop in any case."""
         return _attempt(calls) if here else await self.call(_attempt, calls)
 

@@ -51,7 +51,7 @@ class OverlapRule:
     HOPELESS, MOST_HOPELESS = 1.5, 2  # times as long as without it, and so many such rounds end a trial
     FORGOTTEN_S = 1.0  # a verdict so long after the last one says nothing of a round's time
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, first: bool = True) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, first: bool) -> None:
         """first: whether to begin with it; without, it is tried when the first hold is over."""
         self._clock = clock
         self._on = first

@@ -154,7 +154,7 @@ class RowEdits:
     """int64: tokens that become -inf."""
 
 
-def row_edits(penalties: Penalties, history: History, path: Sequence[int] = ()) -> RowEdits:
+def row_edits(penalties: Penalties, history: History, path: Sequence[int]) -> RowEdits:
     """The changes of `penalise` with the same arguments."""
     ids, counts = _NO_IDS, _NO_IDS
     if penalties.uses_history:

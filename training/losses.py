@@ -31,8 +31,8 @@ STEP_DECAY = 0.8
 class Weights:
     """Weights of the parts of the loss."""
 
-    token: float = 1.0
-    feature: float = 0.5
+    token: float
+    feature: float
 
 
 class StepRows(NamedTuple):

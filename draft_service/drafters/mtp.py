@@ -32,7 +32,7 @@ from outrider.wire import Ids
 class StagedState(HeadState):
     """built[i]: rows that stage i has run on committed tokens; drafted, chances: the chain, when it is up to date."""
 
-    built: list[int] = field(default_factory=list)
+    built: list[int]
     drafted: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
 
