@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -73,11 +72,6 @@ class Reader(Settled):
     def take_given_up(self) -> list[GivenUp]:
         taken, self._given_up = self._given_up, []
         return taken
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/verify.sock"
 
 
 @pytest.fixture

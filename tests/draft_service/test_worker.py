@@ -92,11 +92,6 @@ async def serving(
         ngram.close_down()
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/verify.sock"
-
-
 async def begun(stream: Stream, session: int = 1, tokens: list[int] = LOOP, **more: Any) -> pb.Proposal:
     """Opens a session in the middle of its output, and takes what is proposed for it."""
     stream.tell(opened=[opened(session, tokens, prompt_len=1, **more)])

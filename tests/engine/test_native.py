@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from kernels.native import build
-from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, saved_model, sessions
+from tests.engine.tiny import SHAPE, VOCAB_SIZE, random_tokens, save_model, saved_model, sessions
 
 folder = saved_model("qwen3")
 
@@ -26,10 +26,6 @@ def load(folder: Path, **options: Any) -> ModelRunner:
     if not runner.backend.startswith("native"):
         pytest.skip("no C compiler")
     return runner
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

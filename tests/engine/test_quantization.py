@@ -16,7 +16,7 @@ from engine.quantization import check_quantization, draft_quantization
 from engine.runner import ModelRunner
 from outrider.args.quantization import METHODS
 from outrider.errors import StartupError
-from tests.engine.tiny import VOCAB_SIZE, Session, saved_model, sessions
+from tests.engine.tiny import Session, random_tokens, saved_model, sessions
 
 ON_CPU = ("int8", "int8_dynamic", "int4")
 TEXT = (
@@ -40,10 +40,6 @@ def load_native(folder: Path, quantization: str, **options: Any) -> ModelRunner:
     if not runner.backend.startswith("native"):
         pytest.skip("no C compiler")
     return runner
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
 
 
 @pytest.mark.parametrize("kernel", ["1", "0"])

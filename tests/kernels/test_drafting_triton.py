@@ -10,12 +10,7 @@ import torch
 from kernels.likeliest import likeliest as on_any_device
 from kernels.paired_norms import paired_norms
 from kernels.tree_growth import GrowingTrees, grow_on_torch
-from tests.kernels.interpreted import kernel_device, run_under_the_interpreter
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return kernel_device()
+from tests.kernels.interpreted import run_under_the_interpreter
 
 
 def test_under_the_interpreter() -> None:

@@ -7,15 +7,10 @@ import torch
 
 from kernels.gating import gated
 from kernels.norm import add_rms_norm, rms_norm
-from tests.kernels.interpreted import INTERPRETED, kernel_device, run_under_the_interpreter
+from tests.kernels.interpreted import INTERPRETED, run_under_the_interpreter
 
 DTYPES = (torch.float32, torch.float16) if INTERPRETED else (torch.float32, torch.float16, torch.bfloat16)
 CLOSE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return kernel_device()
 
 
 def test_under_the_interpreter() -> None:
