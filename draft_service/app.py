@@ -117,9 +117,7 @@ def load(args: DraftArgs) -> Loaded:
     except BaseException:
         drafter.close_down()
         raise
-    drafting = Drafting(
-        drafter, planner, executor=executor, copier=copier, tracing=tracing, placement=placement
-    )  # fmt: skip
+    drafting = Drafting(drafter, planner, executor=executor, copier=copier, tracing=tracing, placement=placement)
     return Loaded(drafting, executor)
 
 

@@ -159,7 +159,7 @@ class TreeEvidence:
     accepted: DepthReached = field(default_factory=DepthReached)
     steps: DepthReached = field(default_factory=lambda: DepthReached(_STEPS_PRIOR))
     nodes_a_step: float | None = None
-    """Verified, of a tree, for each step that was run for it; None: not known."""
+    """Nodes that verify takes of a tree for each step that was run for it; None: not known."""
 
 
 class Evidence:

@@ -44,7 +44,7 @@ class DeviceRows:
     tokens: torch.Tensor
     """int [T]"""
     row_bits: torch.Tensor | None = None
-    """As AttentionLayout's, where every segment has a mask."""
+    """AttentionLayout's row_bits, where every segment has a mask."""
 
 
 @dataclass(slots=True)

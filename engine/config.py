@@ -77,7 +77,7 @@ class ModelConfig:
     is_native: bool = True
     """Whether our own decoders have it; rope and eps mean nothing otherwise."""
     windows: tuple[int, ...] = ()
-    """Of each layer: a row sees the keys less than so many positions back, 0 all of them. Empty: all layers see all."""
+    """Each layer's window: a row sees keys less than so many positions back, 0: all. Empty: all layers see all."""
 
     @property
     def q_size(self) -> int:

@@ -18,7 +18,7 @@ from kernels.triton_common import jit
 
 BLOCK = 2048
 MOST_FOUND = 4096
-"""Of all blocks of a row together: what a program can hold in its registers."""
+"""Most that is found in all blocks of a row together: what a program can hold in its registers."""
 LEAST: tp.Any = tl.constexpr(-(1 << 63))
 """Below any key."""
 _HIGHEST: tp.Any = tl.constexpr(0x7FFFFFFF)

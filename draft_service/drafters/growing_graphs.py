@@ -47,7 +47,7 @@ class TreeSizes(NamedTuple):
     topk: int
     max_trees: int
     max_rows: int = MAX_ROWS
-    """Of a step; with more, step by step is as good."""
+    """Most rows of a step; with more, step by step is as good."""
 
 
 class _Key(NamedTuple):

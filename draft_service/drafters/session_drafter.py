@@ -49,7 +49,7 @@ class SessionDrafter(ABC, Generic[StateT]):
         self.num_draft_tokens = shape.num_draft_tokens
         self.features = features or common_pb2.FeatureLayout(kind=common_pb2.FEATURE_KIND_NONE)
         self.target = target or common_pb2.ModelInfo()
-        """What it was made for, for Enlist: sizes and vocabulary, as far as known."""
+        """The model that it was made for, for Enlist: sizes and vocabulary, as far as known."""
         self.model = model
         self._grower = TreeGrower(model, shape)
         self._served = Roster[StateT](model)

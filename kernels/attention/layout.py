@@ -15,7 +15,7 @@ import torch
 from kernels.transfer import to_device
 
 WORD_BITS = 64
-"""Of a row's mask where it is packed."""
+"""Bits of a word where a row's mask is packed."""
 
 
 @dataclass(slots=True)

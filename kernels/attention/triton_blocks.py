@@ -45,7 +45,7 @@ class Heads:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    """Of the queries: what is multiplied in."""
+    """The dtype of the queries, which is multiplied in."""
 
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:

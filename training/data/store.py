@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 SOURCES: Final = (SAMPLED, COMPOSED, PASSAGE, GIVEN)
 META = "data.json"
 MADE_WITH: Final = "made_with"
-"""In META, which older ones lack: what `train data` was asked for, each time that it was something else."""
+"""Key in META, which older ones lack: what `train data` was asked for, each time that it was something else."""
 _FACTS: Final = {"format": int, "seed": int, "target": str, "vocab_size": int}
 _TENSORS: Final = {"tokens": 1, "offsets": 1, "answers": 2, "sources": 1, "temperatures": 1, "keys": 1, "ended": 1}
-"""Of a shard, and how many dimensions each has."""
+"""The tensors of a shard, and how many dimensions each has."""
 
 
 class Shard(NamedTuple):

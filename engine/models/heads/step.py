@@ -21,7 +21,7 @@ class HeadStep(NamedTuple):
     carried: torch.Tensor
     """[L, hidden]: the states of the rows that go on from these."""
     top: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Of each row the likeliest output rows, as kernels.likeliest has them, [L, T] each; None: not looked for."""
+    """The likeliest output rows of each row, as kernels.likeliest has them, [L, T] each; None: not looked for."""
 
 
 class RunRows(Protocol):
