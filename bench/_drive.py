@@ -22,7 +22,7 @@ Result = tuple[Figures, Run]
 
 @dataclass(frozen=True)
 class Batch:
-    """What is asked under one load."""
+    """The requests of one load."""
 
     load: Load
     prompts: Sequence[Prompt]

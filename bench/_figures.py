@@ -23,7 +23,7 @@ class Spread:
 
 
 def spread_ms(seconds: Iterable[float]) -> Spread | None:
-    """None of nothing."""
+    """Mean, median and 99th percentile in milliseconds; None for no values."""
     values = sorted(value * 1e3 for value in seconds)
     if not values:
         return None

@@ -17,7 +17,7 @@ SERVE_EPILOG = "Other flags, and all after --, go to `outrider serve`."
 
 
 def parser_of(name: str, doc: str | None, epilog: str | None = None) -> argparse.ArgumentParser:
-    """Of `outrider bench NAME`, described by the first line of its module's docstring."""
+    """The parser of `outrider bench NAME`, described by the first line of its module's docstring."""
     return argparse.ArgumentParser(
         prog=f"outrider bench {name}", description=(doc or "").partition("\n")[0], epilog=epilog
     )

@@ -35,7 +35,7 @@ class Setting:
         return {**tree, "num_draft_tokens": self.num_draft_tokens}
 
     def flags(self, algorithm: str) -> str:
-        """What to give `outrider serve`."""
+        """Flags for `outrider serve`."""
         if not self.speculates:
             return "--speculative-algorithm NONE"
         tree = f"--speculative-num-steps {self.steps} --speculative-eagle-topk {self.topk} " if self.steps else ""

@@ -68,7 +68,7 @@ async def run(client: httpx.AsyncClient, prompts: Sequence[Prompt], asked: Asked
 
 
 def first_cause(error: Exception) -> Exception:
-    """What a group of tasks failed of."""
+    """The cause of which a group of tasks failed."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -125,7 +125,7 @@ def _in_words(url: str, failure: Exception) -> str:
 
 
 def _root(failure: BaseException) -> str:
-    """What the system or TLS said first: layers above it tell that all attempts failed."""
+    """The first words of the system or TLS: layers above it tell that all attempts failed."""
     while (cause := failure.__cause__ or failure.__context__) is not None:
         failure = cause
     if isinstance(failure, BaseExceptionGroup):

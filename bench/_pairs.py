@@ -77,7 +77,7 @@ def prompts(folder: Path) -> list[bytes]:
 async def measure(
     stub: verify_pb2_grpc.VerifyServiceAsyncStub, asked: Sequence[bytes], ways: Sequence[Way], load: TurnLoad
 ) -> dict[int, dict[str, WayFigures]]:
-    """By batch size and way's name. Prompts go round, the same for all ways of a turn."""
+    """Measures all ways, by batch size and name. Prompts go round, the same for all ways of a turn."""
     found = {batch: {way.name: WayFigures() for way in ways} for batch in load.batches}
     deck = cycle(asked)
     for turn in range(load.turns):
@@ -167,7 +167,7 @@ def _spread(ratios: list[float]) -> dict[str, float]:
 
 
 def table(result: dict[str, Any], beside: str) -> str:
-    """For people."""
+    """The figures as a Markdown table."""
     lines = [f"{'batch':>5}  {'way':<12} {'tokens/s':>9} {'accept':>7} {'over ' + beside:>11}"]
     for batch, ways in result["batches"].items():
         for name, one in ways.items():

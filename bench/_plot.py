@@ -53,8 +53,8 @@ def plot_parts(
 
 
 def plot_grid(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None:
-    """Of `bench speculative`: a stream's tokens/s by draft tokens, a line for each depth and breadth, a panel for each
-    number of streams; dashed: no speculation."""
+    """Plots `bench speculative`: a stream's tokens/s by draft tokens, a line for each depth and breadth, a panel
+    for each number of streams; dashed: no speculation."""
     batches = sorted({row["batch_size"] for row in rows})
     with _picture(path, len(batches), title) as (picture, panels):
         drafting = sorted((row for row in rows if row["num_draft_tokens"]), key=itemgetter("num_draft_tokens"))
@@ -78,8 +78,8 @@ def plot_grid(path: Path, rows: Sequence[Mapping[str, Any]], title: str) -> None
 
 
 def plot_goodput(path: Path, batches: Mapping[str, Mapping[str, Any]], plain: str, title: str) -> None:
-    """Of `bench goodput`: tokens/s over those without speculation by the number of streams, a line for each way; bars
-    reach from the least to the most of the turns."""
+    """Plots `bench goodput`: tokens/s over those without speculation by the number of streams, a line for each way;
+    bars reach from the least to the most of the turns."""
     ticks = sorted(map(int, batches))
     with _picture(path, 1, title, width=1.5) as (picture, (axes,)):
         axes.axhline(1.0, color="black", linestyle="dashed", label=plain)
@@ -122,7 +122,7 @@ def _picture(path: Path, panels: int, title: str, width: float = 1.0) -> Iterato
 
 
 def _look(index: int, label: str) -> dict[str, Any]:
-    """Of line number `index`."""
+    """Colour, marker and label of line number `index`."""
     return {"color": f"C{index % 10}", "marker": "osD^"[index // 10 % 4], "label": label}
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from bench._flags import read_json
 from outrider.errors import StartupError
+from training.args import MT_BENCH
 
-QUESTIONS = Path(__file__).parent.parent / "tests" / "data" / "mt_bench.jsonl"
 # Whole words of every common vocabulary lie here, its special tokens do not.
 RANDOM_IDS = range(1000, 30_000)
 
@@ -28,19 +28,14 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """What a chat begins with."""
+        """The text with which a chat begins."""
         return self.messages[0]["content"]
 
 
 def mt_bench() -> list[Prompt]:
-    """First turns of MT-bench's 80 questions, one of each category in turn, so that any stretch is a fair sample.
-
-    StartupError where the checkout's test data is not there, as in an installed wheel.
-    """
-    if not QUESTIONS.is_file():
-        raise StartupError(f"MT-bench's questions come with a checkout, at {QUESTIONS}; else give a file of prompts")
+    """First turns of MT-bench's 80 questions, one of each category in turn, so that any stretch is a fair sample."""
     by_category: dict[str, list[Prompt]] = {}
-    for question in _json_lines(QUESTIONS):
+    for question in _json_lines(MT_BENCH):
         prompt = Prompt(str(question["question_id"]), question["category"], _user(question["turns"][0]))
         by_category.setdefault(prompt.category, []).append(prompt)
     return [prompt for row in zip(*by_category.values(), strict=True) for prompt in row]

@@ -32,7 +32,7 @@ def check_serve_flags(words: Sequence[str], *own: str) -> ServeArgs:
 
 
 def without_drafts(words: Sequence[str]) -> list[str]:
-    """Those flags, with their values, that go with --speculative-algorithm NONE too."""
+    """The flags, with their values, that go with --speculative-algorithm NONE too."""
     of_drafts = {
         flag
         for spec in dataclasses.fields(ServeArgs)

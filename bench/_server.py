@@ -92,7 +92,7 @@ def ours_serving(
 
 @contextlib.contextmanager
 def _running(launch: Launch, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Its process, and how long the log was before. StartupError where it cannot be run."""
+    """Runs a server: its process, and how long the log was before. StartupError where it cannot be run."""
     if shutil.which(launch.command[0]) is None:
         raise StartupError(f"{launch.command[0]} cannot be run: there is no such program")
     try:
@@ -113,7 +113,7 @@ def _running(launch: Launch, log: Path) -> Iterator[tuple[subprocess.Popen[bytes
 def _until_healthy(
     process: subprocess.Popen[bytes], url: str, timeout_s: float, ready: Callable[[], bool]
 ) -> str | None:
-    """What went wrong, if anything did."""
+    """Waits until a server is healthy; what went wrong, if anything did."""
     deadline = time.monotonic() + timeout_s
     with httpx.Client(base_url=url, trust_env=False) as client:
         while True:

@@ -107,7 +107,7 @@ async def ask(client: httpx.AsyncClient, prompt: Prompt, asked: Asked) -> Answer
 
 @dataclass
 class Heard:
-    """What a stream has said so far, to who takes its bytes as they come. Times are those of Answer.
+    """A stream's text so far, for who takes its bytes as they come. Times are those of Answer.
 
     ServerRefused for what is no answer: an error, one that was given up, a stream that ends too early.
     """
@@ -125,7 +125,7 @@ class Heard:
     _done: bool = False
 
     def take(self, piece: bytes) -> None:
-        """Some bytes more."""
+        """Takes some bytes more."""
         *lines, self._rest = (self._rest + piece).split(b"\n")  # text may hold what else ends lines
         for line in lines:
             data = line.removeprefix(b"data:").strip()
@@ -150,7 +150,7 @@ class Heard:
                 self.ended, self.finish_reason = now, str(choice["finish_reason"])
 
     def check(self) -> None:
-        """At the end of the stream: whether it was an answer."""
+        """Checks, at the end of the stream, that it was an answer."""
         if self.finish_reason in _GIVEN_UP:
             raise ServerRefused(f"{self.route}: the server gave an answer up, with finish_reason {self.finish_reason}")
         if self.ended and self.usage:
@@ -163,12 +163,12 @@ class Heard:
 
     @property
     def token_counts(self) -> tuple[int, int]:
-        """Of the prompt and of the answer, as the server's usage has them."""
+        """Tokens of the prompt and of the answer, as the server's usage has them."""
         return _count(self.usage, "prompt_tokens"), _count(self.usage, "completion_tokens")
 
 
 def refusal(route: str, status: int, body: bytes) -> ServerRefused:
-    """Of an answer that is an error, in a line."""
+    """The error of an answer that is one, in a line."""
     if status == 401:
         return ServerRefused(f"{route}: HTTP 401: the server wants a key that it knows; --api-key gives one")
     return ServerRefused(f"{route}: HTTP {status}: {_shown(body[:_HEAD_BYTES])}")
@@ -190,7 +190,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _object(value: object, name: str) -> dict[str, Any]:
-    """Empty where there is none."""
+    """The object called `name`; empty where there is none."""
     if not isinstance(value, dict | None):
         raise ServerRefused(f"an event's {name} is no object: {str(value)[:200]}")
     return value or {}
@@ -211,7 +211,7 @@ def _event(data: bytes) -> dict[str, Any]:
 
 
 def _content(choice: dict[str, Any]) -> str:
-    """What is said to the user."""
+    """The text for the user."""
     said = choice.get("text") or _object(choice.get("delta"), "delta").get("content")
     return said if isinstance(said, str) else ""
 

@@ -36,7 +36,7 @@ class TokenQueue(BaseStreamer):
         self._seen_prompt = True
 
     def end(self) -> None:
-        """Generation is over."""
+        """Notes that generation is over."""
         self._loop.call_soon_threadsafe(self.queue.put_nowait, None)
 
 

@@ -35,6 +35,7 @@ from draft_service.overlap import FixedOverlap
 from draft_service.planning import FixedPlanner
 from draft_service.sessions import SessionTable
 from draft_service.worker import Worker
+from outrider.placement import Placement
 from outrider.row_ring import host_id
 from outrider.supervisor import die_with_parent
 from outrider.telemetry import configure_logging
@@ -46,8 +47,10 @@ _LARGE = 2**20  # bytes of a round whose rows are not kept
 class Stamping(Drafting):
     """Notes which rounds led to which frames, their sizes, and what verdicts verified, beside what `next` foretold."""
 
-    def __init__(self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor) -> None:
-        super().__init__(drafter, FixedPlanner(FixedOverlap(on=early)), executor=executor)
+    def __init__(
+        self, drafter: Drafter, *, early: bool, executor: ThreadPoolExecutor, placement: Placement
+    ) -> None:  # fmt: skip
+        super().__init__(drafter, FixedPlanner(FixedOverlap(on=early)), executor=executor, placement=placement)
         self.trips: list[tuple[str, str]] = []  # a round's key, and that of the fresh proposal after it
         self.rounds: list[verify_pb2.Round] = []  # with verdicts, without their rows
         self.round_bytes: list[int] = []
@@ -56,7 +59,7 @@ class Stamping(Drafting):
     async def serve(
         self, table: SessionTable, rounds: Sequence[verify_pb2.Round], send: Send, lost: Sequence[Lost] = ()
     ) -> None:
-        """As Drafting's."""
+        """Serves as Drafting does."""
         verdicts = [round for round in rounds if round.verdicts]
         answered = not verdicts
 
@@ -78,7 +81,7 @@ class Stamping(Drafting):
                 verdict.ClearField("features")  # they were copied
 
     def foretold(self) -> Counter[str]:
-        """What verdicts verified, beside what `next` had foretold; counted when all is over, so that no round pays."""
+        """Counts what verdicts verified, beside what `next` had foretold; when all is over, so that no round pays."""
         early = {
             (proposal.session, proposal.proposal_id): len(proposal.assumed) > 0
             for frame in self.sent
@@ -136,8 +139,7 @@ async def _draft(address: str, report: Path, setting: Setting) -> int:
         drafter = make_drafter(model, setting)
         drafter.warm_up()
         warm_steps = len(model.steps_ns)
-        drafting = Stamping(drafter, early=setting.early, executor=executor)
-        drafting.placement = setting.placement(1)
+        drafting = Stamping(drafter, early=setting.early, executor=executor, placement=setting.placement(1))
         identity = Identity("scripted", host_id(), secrets.token_hex(8))
         stamps = Stamps()
         worker = Worker(

@@ -26,7 +26,7 @@ class Round:
     verify_begin: int
 
     def hops_ms(self) -> dict[str, float]:
-        """By name of HOPS, and `draft_steps`, which is the part of `draft` that the network takes."""
+        """Milliseconds by name of HOPS, and `draft_steps`, which is the part of `draft` that the network takes."""
         marks = (
             self.verify_end, self.verdict_sent, self.verdict_came, self.draft_begin, self.draft_end,
             self.proposal_sent, self.proposal_came, self.verify_begin,

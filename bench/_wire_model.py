@@ -112,7 +112,7 @@ class _Decoder(Structure):
 
 
 class _ScriptedHead:
-    """In the place of NativeHead: grow.c beside a forward pass of the script's (_wire_model.c)."""
+    """A stand-in for NativeHead: grow.c beside a forward pass of the script's (_wire_model.c)."""
 
     fuses = True
     num_logits = VOCAB_SIZE
@@ -133,7 +133,7 @@ class _ScriptedHead:
         self.decoder = ctypes.addressof(self._decoder)
 
     def grower(self, cache: DraftCache) -> NativeGrower:
-        """Of trees on it."""
+        """Makes what grows trees on `cache`."""
         runner = SimpleNamespace(native=self, slot_table=cache.slot_table, head=SimpleNamespace(tokens=None))
         return NativeGrower(cast("HeadRunner", runner), num_read=VOCAB_SIZE)
 

@@ -43,7 +43,7 @@ def bars(played: Played) -> list[Bar]:
 
 
 def _between(verify: dict[str, Any], end: float, begin: float) -> list[Bar]:
-    """From a step's end to the next one's begin: commit, the wait for a proposal if there was one, and matching."""
+    """Bars from a step's end to the next one's begin: commit, the wait for a proposal if any, and matching."""
     sent = [ns for ns in verify["sent_ns"].values() if end <= ns < begin]
     if not sent:  # the next step began at once, and the verdict went out beside it
         return [(_LANES[1], "commit", end, begin)]

@@ -50,12 +50,12 @@ class Rate:
 
     @property
     def tokens_per_s(self) -> float:
-        """All sessions together."""
+        """Tokens per second of all sessions together."""
         return self.tokens / self.seconds
 
     @property
     def tokens_per_round(self) -> float:
-        """As the script has it for the text that was played."""
+        """Tokens per round in the script of the text that was played."""
         return self.tokens / max(1, self.rounds)
 
 

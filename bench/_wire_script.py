@@ -51,27 +51,27 @@ class Setting:
 
     @property
     def max_len(self) -> int:
-        """Longest session."""
+        """Tokens of the longest session."""
         return PROMPT_LEN + self.num_tokens
 
     @property
     def hidden_size(self) -> int:
-        """Of the target: the features are three of its layers'. Llama-8B's where there are none."""
+        """The target's: the features are three of its layers'. Llama-8B's where there are none."""
         return self.feature_width // len(AUX_LAYERS) or 4096
 
     def to_json(self) -> str:
-        """For a process's command line."""
+        """The setting as JSON, for a process's command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Setting:
-        """What `to_json` made."""
+        """Reads what `to_json` made."""
         fields = json.loads(text)
         cores = fields.pop("cores")
         return cls(**fields, cores=None if cores is None else tuple(cores))
 
     def placement(self, part: int) -> Placement:
-        """Of verify, part 0, or of the drafter, part 1."""
+        """The placement of verify, part 0, or of the drafter, part 1."""
         return Placement(None if self.cores is None else self.cores[part])
 
     @cached_property

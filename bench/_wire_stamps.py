@@ -50,7 +50,7 @@ class _Channel:
         return getattr(self._channel, name)
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As the channel's."""
+        """Opens the channel's stream, stamped."""
         begin = self._channel.stream_stream(method, *args, **kwargs)
         if not method.endswith("/Speculate"):
             return begin
@@ -65,7 +65,7 @@ class _Call:
         return getattr(self._call, name)
 
     async def read(self) -> Any:
-        """As the call's."""
+        """Reads from the call, and notes when."""
         frame = await self._call.read()
         now_ns = time.monotonic_ns()
         if isinstance(frame, verify_pb2.SpeculateResponse) and frame.round.verdicts:
@@ -73,7 +73,7 @@ class _Call:
         return frame
 
     async def write(self, frame: verify_pb2.SpeculateRequest) -> None:
-        """As the call's."""
+        """Writes to the call, and notes when."""
         if frame.proposals.proposals:
             self._stamps.sent_ns[frame_key(frame.proposals.proposals[0])] = time.monotonic_ns()
         await self._call.write(frame)

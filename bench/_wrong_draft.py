@@ -71,7 +71,7 @@ class WrongDrafter:
         return [_chain(request.num_nodes, request.session.max_depth()) for request in requests]
 
     def draft_ahead(self, requests: Sequence[AheadRequest]) -> list[list[Draft]]:
-        """The same below an outcome that never comes."""
+        """Drafts the same chains below an outcome that never comes."""
         self._clock.spend(time.monotonic_ns())
         assumed = np.array([_FIRST_TOKEN + NUM_NODES], np.int32)
         return [
@@ -81,19 +81,19 @@ class WrongDrafter:
         ]
 
     def num_nodes(self, wishes: Wishes) -> int:
-        """As many as are wished."""
+        """As many nodes as are wished."""
         return (wishes.num_draft_tokens or self.num_draft_tokens) - 1
 
     def is_brief(self, sessions: Sequence[Session]) -> bool:
-        """Not with a time to take."""
+        """Whether there is no time to take."""
         return self.inline
 
     def take_given_up(self) -> list[GivenUp]:
-        """None."""
+        """No session is ever given up."""
         return []
 
     def warm_up(self) -> None:
-        """Nothing is slow."""
+        """Does nothing."""
 
     async def propose(self, request: TextRequest) -> Draft:
         """A chain."""

@@ -56,7 +56,7 @@ class Row:
 
     @property
     def python_share(self) -> float:
-        """Of a round, outside of forward passes."""
+        """The share of a round that is outside of forward passes."""
         return 1 - self.model_ms / self.round_ms
 
 
@@ -138,7 +138,7 @@ def open_session(drafter: ModelDrafter[Any], uid: int, rng: np.random.Generator)
     """A session with CONTEXT tokens, taken on and caught up."""
     tokens = rng.integers(10, 1000, CONTEXT).astype(np.int32)
     session = Session(
-        uid=uid, session=uid, generation=1, prompt_len=1, remaining=100_000, vocabulary="", vocab_size=2**31 - 1,
+        uid=uid, session_id=uid, generation=1, prompt_len=1, remaining=100_000, vocabulary="", vocab_size=2**31 - 1,
         wishes=Wishes(), corpus_scope="", prediction=np.empty(0, np.int32), tokens=tokens,
     )  # fmt: skip
     drafter.open([session])
@@ -148,11 +148,11 @@ def open_session(drafter: ModelDrafter[Any], uid: int, rng: np.random.Generator)
 
 
 def extended(drafter: ModelDrafter[Any], session: Session, rng: np.random.Generator) -> Extension:
-    """What a verdict brings."""
+    """The extension that a verdict brings."""
     base_len = len(session.tokens)
     tokens = rng.integers(10, 1000, COMMITTED).astype(np.int32)
     session.commit(tokens)
-    verdict = verify_pb2.Verdict(session=session.session, generation=1, base_len=base_len, tokens=tokens.tolist())
+    verdict = verify_pb2.Verdict(session=session.session_id, generation=1, base_len=base_len, tokens=tokens.tolist())
     if drafter.features.width:
         verdict.features.CopyFrom(feature_rows(drafter, base_len - 1, COMMITTED))
     return Extension(session, base_len, verdict)

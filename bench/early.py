@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def found(algorithm: str, before: Scrape, after: Scrape) -> Found:
-    """From verify's metrics before the questions and after them."""
+    """Works figures out from verify's metrics before the questions and after them."""
     span = Span(before, after)
     hits, misses = (span.change("outrider_overlap_total", result=result) for result in ("hit", "miss"))
     early, fresh = (

@@ -127,7 +127,7 @@ async def until_healthy(client: httpx.AsyncClient) -> None:
 
 
 async def compare(args: argparse.Namespace, step: int, folder: Path) -> list[Cost]:
-    """Both ways in one run."""
+    """Measures both ways in one run."""
     with tempfile.TemporaryDirectory() as sockets:
         verify, http = f"unix:{sockets}/verify", f"{sockets}/http"
         speaker = ("bench.stand_in", f"--listen={verify}", f"--folder={folder}", f"--step={step}")
@@ -152,7 +152,7 @@ async def measure_vllm(args: argparse.Namespace, model_path: Path, served: Serve
 
 
 def beside_vllm(args: argparse.Namespace, model_path: Path) -> Cost:
-    """Starts vLLM for it."""
+    """Measures beside vLLM, which is started here."""
     setup = Setup(model_path, ensure_gguf, vllm_python=args.vllm_python, vllm_eager=True)
     port = free_port()
     launch = SYSTEMS["vllm"].launch(setup, port, args.streams)

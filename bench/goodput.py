@@ -146,7 +146,7 @@ async def _measure(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]
 
 
 def _features(draft: tuple[str, ...]) -> str:
-    """What verify must keep for these drafts, as the drafter says."""
+    """The features that verify must keep for these drafts, as the drafter says."""
     told = subprocess.run(
         [sys.executable, "-P", "-m", *draft, "--describe"], capture_output=True, text=True, env=env.for_child(),
         check=False,

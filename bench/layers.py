@@ -56,7 +56,7 @@ class Row:
 
 
 def prefilled_runner(
-    model: str | None, dtype: str, context: int, room: int, *, is_contiguous: bool, quantization: str | None = None
+    model: str | None, dtype: str, context: int, room: int, *, is_contiguous: bool, quantization: str | None
 ) -> tuple[ModelRunner, float]:
     """A runner with `context` random tokens in one session's cache, and the prefill's tokens per second."""
     size, folder = context + room, resolve_model(model)
@@ -142,7 +142,7 @@ def print_table(rows: list[Row]) -> None:
 def figures_of(
     runner: ModelRunner, rows: list[Row], prefill_rate: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """What --output gets."""
+    """The figures for --output."""
     return {
         "schema": SCHEMA, "backend": runner.backend, "threads": torch.get_num_threads(),
         "prefill_tokens_per_s": prefill_rate, "dtype": options.dtype, "quantization": options.quantization,

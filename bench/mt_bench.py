@@ -54,7 +54,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Said:
-    """What a system said, and in which time."""
+    """The text that a system said, and in which time."""
 
     text: str
     tokens: int
@@ -168,7 +168,7 @@ def measure(systems: dict[str, Ask], questions: list[Prompt], max_tokens: int) -
 
 
 def answer_tokens(text: str) -> int:
-    """Of a flag: tokens of an answer that has a speed."""
+    """Reads a flag: tokens of an answer that has a speed."""
     value = positive(text)
     if value < FEWEST_TOKENS:
         raise argparse.ArgumentTypeError(f"{value}; answers of fewer than {FEWEST_TOKENS} tokens have no speed")

@@ -108,8 +108,8 @@ def ours(drafter: NgramDrafter) -> Way:
 
     def draft(context: Ids) -> tuple[list[list[int]], int]:
         session = Session(
-            uid=next(uids), session=1, generation=1, prompt_len=1, remaining=1000, vocabulary="", vocab_size=2**31 - 1,
-            wishes=Wishes(), corpus_scope="", prediction=np.empty(0, np.int32), tokens=context,
+            uid=next(uids), session_id=1, generation=1, prompt_len=1, remaining=1000, vocabulary="",
+            vocab_size=2**31 - 1, wishes=Wishes(), corpus_scope="", prediction=np.empty(0, np.int32), tokens=context,
         )  # fmt: skip
         drafter.open([session])
         drafter.corpus.flush()

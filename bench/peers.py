@@ -72,7 +72,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def setup_of(args: argparse.Namespace, entries: Sequence[Entry]) -> Setup:
-    """What the systems share; fetches those that are wanted and missing, where --install allows."""
+    """The settings that systems share; fetches those that are wanted and missing, where --install allows."""
     from bench._gguf import ensure_gguf
     from engine.embedded import ensure_embedded_model
 
@@ -131,7 +131,7 @@ class Turn:
         self._up: dict[str, tuple[Entry, str, contextlib.ExitStack]] = {}
 
     def measure(self, entries: Sequence[Entry], loads: Sequence[Stage]) -> Round:
-        """What each system that got through came to."""
+        """Measures one round; the figures of each system that got through."""
         measured = {entry.system.name: Measured([], []) for entry in entries}
         with contextlib.ExitStack() as all_of_them:
             for entry in entries:
@@ -204,7 +204,7 @@ def measure_rounds(
 def document(
     args: argparse.Namespace, entries: Sequence[Entry], rounds: Sequence[Round], failed: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What --output writes; docs/benchmarking.md describes it."""
+    """The document for --output; docs/benchmarking.md describes it."""
     return {
         "schema": SCHEMA, "prompts": str(args.prompts or "mt_bench"), "max_tokens": args.max_tokens,
         "prefill_tokens": args.prefill_tokens, "threads": args.threads, "context_length": args.context_length,

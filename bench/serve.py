@@ -76,7 +76,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def plan_of(args: argparse.Namespace, model: str) -> Plan:
-    """What the command line asks for."""
+    """The plan that the command line asks for."""
     asked = Asked(model, args.max_tokens, args.temperature, args.ignore_eos, args.extra_body)
     rated = [Load(request_rate=rate) for rate in args.request_rate or ()]
     loads = rated or [Load(concurrency) for concurrency in args.concurrency]
@@ -113,7 +113,7 @@ def report(args: argparse.Namespace, model: str, results: Sequence[Result]) -> N
 
 
 def document(args: argparse.Namespace, model: str, results: Sequence[Result]) -> dict[str, Any]:
-    """What --output writes; docs/benchmarking.md describes it."""
+    """The document for --output; docs/benchmarking.md describes it."""
     return {
         "schema": SCHEMA, "url": args.url, "model": model, "prompts": prompts_of(args),
         "max_tokens": args.max_tokens, "temperature": args.temperature, "ignore_eos": args.ignore_eos,
@@ -123,7 +123,7 @@ def document(args: argparse.Namespace, model: str, results: Sequence[Result]) ->
 
 
 def prompts_of(args: argparse.Namespace) -> str:
-    """What is asked, in words."""
+    """The prompts in words."""
     random = f"random, {args.random_prompt_tokens} tokens" if args.random_prompt_tokens else None
     return random or str(args.prompts or "mt_bench")
 

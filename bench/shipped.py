@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def of_rows(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    """From bench.mt_bench's rows: speed with drafts as a multiple of that without, and the mean accept length.
+    """Sums bench.mt_bench's rows up: speed with drafts as a multiple of that without, and the mean accept length.
 
     StartupError where no question has both.
     """
@@ -88,7 +88,7 @@ def _measured(args: argparse.Namespace, algorithm: str, serve_flags: list[str]) 
 
 
 def ended(command: list[str]) -> int:
-    """Its exit code. Whatever ends us meanwhile has it end too, in good order."""
+    """Runs a command; its exit code. Whatever ends us meanwhile has it end too, in good order."""
     with subprocess.Popen(
         command, stdout=sys.stderr, env=env.for_child(), start_new_session=True,  # Ctrl-C is told to us alone
     ) as child:  # fmt: skip

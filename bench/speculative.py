@@ -84,7 +84,7 @@ def server_flags(args: argparse.Namespace, settings: Sequence[Setting], rest: Se
 
 
 def to_paste(setting: Setting, algorithm: str, rest: Sequence[str]) -> str:
-    """What to give `outrider serve`: the server's own words, and after them the setting, whose flags count then."""
+    """Words for `outrider serve`: the server's own, and after them the setting, whose flags count then."""
     own = rest if setting.speculates else without_drafts(rest)
     return shlex.join([*own, *shlex.split(setting.flags(algorithm))])
 

@@ -31,7 +31,7 @@ class StandIn(verify_pb2_grpc.VerifyServiceServicer):
         self._step_s = step_ms / 1000
 
     async def GetServerInfo(self, request: Any, context: Any) -> verify_pb2.VerifyServiceGetServerInfoResponse:
-        """No limits that matter."""
+        """Tells no limits that matter."""
         return verify_pb2.VerifyServiceGetServerInfoResponse(
             version="0", wire_version=WIRE_VERSION, boot_id="stand-in",
             model=common_pb2.ModelInfo(
@@ -67,7 +67,7 @@ class StandIn(verify_pb2_grpc.VerifyServiceServicer):
     async def GenerateMany(
         self, request_iterator: AsyncIterator[verify_pb2.GenerateManyRequest], context: Any
     ) -> AsyncIterator[verify_pb2.GenerateManyResponse]:
-        """What a step says to all calls is one message, as from the service itself."""
+        """Sends what a step says to all calls in one message, as the service itself does."""
         calls: dict[int, Iterator[verify_pb2.GenerateResponse]] = {}
         reader = asyncio.create_task(self._read(request_iterator, calls))
         try:

@@ -57,7 +57,7 @@ class Gain:
 
 
 def gain_of(plain: Side, speculative: Side) -> Gain:
-    """From both sides' sums. A round is a step; its drafts are all the calls between two steps."""
+    """Works the gain out from both sides' sums. A round is a step; its drafts are all the calls between two steps."""
     plain_ms = 1000 * plain.steps_s / plain.steps
     verify_ms = 1000 * speculative.steps_s / speculative.steps
     draft_ms = 1000 * speculative.calls_s / speculative.steps

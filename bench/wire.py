@@ -191,7 +191,7 @@ def _figures(played: Played, cycle_ms: float, missed: float, round_trip_ms: floa
 
 
 def _grpc_ms(played: Played) -> list[float]:
-    """Of each fresh proposal's round trip, the time between the services' hands: the frame there and the frame back.
+    """Time between the services' hands in each fresh proposal's round trip: the frame there and the frame back.
 
     The first ones are left out, as from the rate: a round waits there while the drafter reads other sessions' prompts.
     """

@@ -19,7 +19,7 @@ from outrider.tiers import Tier
 
 @dataclass(slots=True)
 class _State:
-    """One tier's."""
+    """State of one tier."""
 
     steps: int
     ema: float = 0.0
@@ -45,7 +45,7 @@ class AdaptivePlanner:
         self.current = Plan(shape, speculate=steps > 0, outcomes=overlap.outcomes([]) if steps else 0)
 
     def meet(self, sessions: int) -> Plan:
-        """How many they are plays a part when their verdicts are there."""
+        """The current plan; the number of sessions counts later, when their verdicts come."""
         return self.current
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:

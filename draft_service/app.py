@@ -117,8 +117,7 @@ def load(args: DraftArgs) -> Loaded:
     except BaseException:
         drafter.close_down()
         raise
-    drafting = Drafting(drafter, planner, executor=executor, copier=copier)
-    drafting.tracing, drafting.placement = tracing, placement
+    drafting = Drafting(drafter, planner, executor=executor, copier=copier, tracing=tracing, placement=placement)
     return Loaded(drafting, executor)
 
 

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Arrivals(Generic[T]):
-    """As asyncio.Queue, with half the steps between who puts and who takes: a round waits for them."""
+    """A queue like asyncio.Queue, with half the steps between who puts and who takes: a round waits for them."""
 
     def __init__(self, most: int) -> None:
         self._most = most

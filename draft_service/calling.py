@@ -49,8 +49,8 @@ class Caller:
         self.num_away += 1
         return await answer
 
-    async def attempt(self, calls: Sequence[Call], *, here: bool = False) -> list[Any]:
-        """In one visit: results, or the exceptions that came instead. here: on the loop, whatever there is."""
+    async def attempt(self, calls: Sequence[Call], *, here: bool) -> list[Any]:
+        """Makes calls in one visit; their results, or exceptions that came instead. here: on the loop in any case."""
         return _attempt(calls) if here else await self.call(_attempt, calls)
 
     def _came_back(self) -> None:

@@ -27,7 +27,7 @@ _ALPHA, _SHARED_ALPHA = 0.1, 0.02
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """Of a session."""
+    """What is known of one session's text."""
 
     text: Text
     from_model: float  # nodes of the draft model's proposals that were accepted, on average
@@ -51,7 +51,7 @@ class Copier:
     def drafts(
         self, table: SessionTable, sessions: Sequence[Session], extensions: Sequence[Extension], *, is_asked: bool
     ) -> tuple[dict[Session, Draft], list[Session]]:
-        """In place of the draft model's trees, after these verdicts; and the sessions that are left to it.
+        """Copies in place of the draft model's trees, after these verdicts; and the sessions that are left to it.
 
         is_asked: whether the model drafts for those.
         """
@@ -125,7 +125,7 @@ class Copier:
         return draft
 
     def take_behind(self, sessions: Iterable[Session]) -> list[Session]:
-        """Those of whose tokens the draft model has not read CATCH_UP or more; it is about to."""
+        """Sessions with CATCH_UP or more tokens that the draft model has not read; it is about to."""
         behind: list[Session] = []
         for session in sessions:
             known = self._known.get(session.uid)
@@ -135,7 +135,7 @@ class Copier:
         return behind
 
     def forget(self, sessions: Sequence[Session]) -> None:
-        """They are closed."""
+        """Drops what is known of sessions that are closed."""
         for session in sessions:
             self._known.pop(session.uid, None)
 
@@ -154,7 +154,7 @@ class Copier:
                     self._from_model += _SHARED_ALPHA * (accepted - self._from_model)
 
     def _looked_up(self, session: Session) -> _Known | None:
-        """With the match of its newest tokens; None for one that is not copied for."""
+        """The session's text with the match of its newest tokens looked up; None where nothing is copied for it."""
         if session.wishes.has_any or len(session.tokens) == session.prompt_len:
             return None
         known = self._known.get(session.uid)
@@ -165,7 +165,7 @@ class Copier:
         return known
 
     def _chain(self, known: _Known, num_assumed: int, most: int, least: float) -> Draft | None:
-        """What follows, after so much that is assumed; None where no more than `least` is expected to be accepted."""
+        """The copy after `num_assumed` assumed tokens; None where no more than `least` is expected to be accepted."""
         text, count = known.text, min(self._most, most)
         if not text.match_len or count < 1:
             return None

@@ -4,32 +4,60 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from draft_service.calling import Call, Caller
+from draft_service.calling import Call
 from draft_service.copying import Copier
 from draft_service.counting import DraftCounts
-from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, Drafter, DraftRequest, GivenUp
+from draft_service.drafters.base import NO_DRAFT, AheadRequest, Draft, Drafter, DraftRequest
 from draft_service.fetching import Lost
 from draft_service.framing import framed
-from draft_service.planning import FixedPlanner, Planner
+from draft_service.planning import FixedPlanner, Plan, Planner
 from draft_service.session import Copied, Extension, Session
 from draft_service.sessions import Changes, InVerification, SessionTable
 from draft_service.tracing import record_drafts
+from draft_service.visits import Visits
 from outrider.placement import Placement
-from outrider.telemetry import get_logger
 from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2
 from outrider.wire import pack_scores_of
 
-log = get_logger(__name__)
-
 Send = Callable[[verify_pb2.SpeculateRequest], Awaitable[object]]
 
 BRIEF_MS = 10.0  # in which the event loop may keep calls about the drafter waiting
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """What one call of `serve` has come to."""
+
+    table: SessionTable
+    send: Send
+    plan: Plan
+    fresh: list[Session]  # wait for a tree
+    changes: Changes  # of which the drafter was not told
+    extended: list[Extension]
+    verifying: list[InVerification] = field(default_factory=list)
+    copied_for: list[Session] = field(default_factory=list)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether trees are drafted ahead of steps."""
+        return self.plan.outcomes > 0 and self.table.max_assumed > 0
+
+    async def say(self, frame: verify_pb2.SpeculateRequest) -> None:
+        """Sends proposals."""
+        for each in framed(self.table, (), frame):
+            await self.send(each)
+
+    async def say_told(self, frame: verify_pb2.SpeculateRequest | None = None) -> None:
+        """Sends releases and proposals, once the drafter was told what changed."""
+        for each in framed(self.table, self.changes.releases, frame):
+            await self.send(each)
+        self.changes = Changes()
 
 
 class Drafting:
@@ -43,19 +71,18 @@ class Drafting:
 
     def __init__(
         self, drafter: Drafter, planner: Planner | None = None, *, executor: Executor | None = None,
-        copier: Copier | None = None,
+        copier: Copier | None = None, tracing: Tracing | None = None, placement: Placement | None = None,
     ) -> None:  # fmt: skip
         if executor is None and not drafter.inline:
             raise ValueError("a drafter that is not inline needs an executor")
         self.drafter = drafter
         self.counts = DraftCounts()
-        self.tracing: Tracing | None = None  # set by who wants traces
         self.planner = planner or FixedPlanner()
-        self.placement = Placement(None)
-        self._caller = Caller(executor)
         self.copier = copier
+        self.tracing = tracing
+        self._placement = placement or Placement(None)
+        self._visits = Visits(drafter, executor, copier)
         self._last_ms = math.inf  # that trees took which were drafted last, early ones apart
-        self._given_up: dict[int, GivenUp] = {}  # by uid, until the session's own stream is told
 
     async def serve(
         self, table: SessionTable, rounds: Sequence[verify_pb2.Round], send: Send, lost: Sequence[Lost] = ()
@@ -74,66 +101,80 @@ class Drafting:
             await self._serve(table, changes, send)
             table.rows_were_taken()
         finally:  # the stream may break before the drafter was told, and the table does not know them any more
-            await self.forget(changes.closed)
+            await self._visits.forget(changes.closed)
 
     async def _serve(self, table: SessionTable, changes: Changes, send: Send) -> None:
-        extended, due = changes.extended, table.take_due()
+        turn = self._begin(table, changes, send)
+        if self.copier is not None:
+            await self._send_copies(turn, self.copier)
+        await self._send_fresh(turn)
+        await self._send_early(turn)
+        self.planner.plan(turn.extended)  # for the next round: this one's trees are waited for
+        if turn.copied_for and self.copier is not None:
+            await self._read_copies(turn, self.copier)
+
+    def _begin(self, table: SessionTable, changes: Changes, send: Send) -> _Turn:
+        due = table.take_due()
         plan = self.planner.meet(len(due))
         having = [session for session in due if table.has_tree(session)]
         fresh = [session for session in due if session not in having] if having else due
-        early = plan.outcomes > 0 and table.max_assumed > 0
-        known = [tree for session in having if early and (tree := table.in_verification(session))]
-        copied_for: list[Session] = []
-        if self.copier is not None:
-            copies, fresh = self.copier.drafts(table, fresh, extended, is_asked=plan.speculate)
-            if copies:
-                copied_for += copies
-                frame = verify_pb2.SpeculateRequest()
-                known += self._propose(frame, table, copied_for, list(copies.values()), 0)
-                await _say(send, table, [], frame)
-        # Whoever is not drafted for is declined, so that verify does not wait.
-        left_out = [] if plan.speculate else [session for session in fresh if not session.wishes.has_any]
-        fresh = [session for session in fresh if session not in left_out] if left_out else fresh
-        if fresh or left_out or not (early and known):
-            drafts, took_ms = await self._take_in(table, changes, fresh)
-            frame = verify_pb2.SpeculateRequest()
-            drafted = self._propose(frame, table, fresh, drafts, _us_each(took_ms, len(fresh)))
-            if left_out:
-                self._propose(frame, table, left_out, [NO_DRAFT] * len(left_out), 0)
-            await _say(send, table, changes.releases, frame)
-            if fresh:
-                self._account(fresh, drafts, took_ms, extended)
-            changes = Changes()
-            known = [*drafted, *(tree for tree in known if tree.session in table)]
-        if early and known:
-            if self.copier is not None:
-                ahead, known = self.copier.drafts_ahead(table, known)
-                frame = verify_pb2.SpeculateRequest()
-                self._write(frame, table, ahead, 0)
-                await _say(send, table, [], frame)
-                copied_for += [session for session, _ in ahead]
-            frame = await self._draft_ahead(table, changes, known)
-            await _say(send, table, changes.releases, frame)
-            changes = Changes()
-        self.planner.plan(extended)  # for the next round: this one's trees are waited for
-        if copied_for:
-            await self._read_copies(table, changes, copied_for)
-            await _say(send, table, changes.releases)
+        turn = _Turn(table, send, plan, fresh, changes, changes.extended)
+        if turn.is_early:
+            turn.verifying += [tree for session in having if (tree := table.in_verification(session))]
+        return turn
 
-    async def _read_copies(self, table: SessionTable, changes: Changes, sessions: Iterable[Session]) -> None:
+    async def _send_copies(self, turn: _Turn, copier: Copier) -> None:
+        """Sends copies, in place of trees of the draft model."""
+        copies, turn.fresh = copier.drafts(turn.table, turn.fresh, turn.extended, is_asked=turn.plan.speculate)
+        if copies:
+            turn.copied_for += copies
+            frame = verify_pb2.SpeculateRequest()
+            turn.verifying += self._propose(frame, turn.table, turn.copied_for, list(copies.values()), 0)
+            await turn.say(frame)
+
+    async def _send_fresh(self, turn: _Turn) -> None:
+        """Sends trees; whoever is not drafted for is declined, so that verify does not wait."""
+        table, fresh = turn.table, turn.fresh
+        left_out = [] if turn.plan.speculate else [session for session in fresh if not session.wishes.has_any]
+        fresh = [session for session in fresh if session not in left_out] if left_out else fresh
+        if not (fresh or left_out) and turn.is_early and turn.verifying:
+            return  # the drafter is told what changed when it drafts ahead
+        drafts, took_ms = await self._take_in(turn, fresh)
+        frame = verify_pb2.SpeculateRequest()
+        drafted = self._propose(frame, table, fresh, drafts, _us_each(took_ms, len(fresh)))
+        if left_out:
+            self._propose(frame, table, left_out, [NO_DRAFT] * len(left_out), 0)
+        await turn.say_told(frame)
+        if fresh:
+            self._account(fresh, drafts, took_ms, turn.extended)
+        turn.verifying = [*drafted, *(tree for tree in turn.verifying if tree.session in table)]
+
+    async def _send_early(self, turn: _Turn) -> None:
+        """Sends what is drafted, or copied, below the likely outcomes of what is being verified."""
+        if not (turn.is_early and turn.verifying):
+            return
+        if self.copier is not None:
+            ahead, turn.verifying = self.copier.drafts_ahead(turn.table, turn.verifying)
+            frame = verify_pb2.SpeculateRequest()
+            self._write(frame, turn.table, ahead, 0)
+            await turn.say(frame)
+            turn.copied_for += [session for session, _ in ahead]
+        await turn.say_told(await self._draft_ahead(turn))
+
+    async def _read_copies(self, turn: _Turn, copier: Copier) -> None:
         """Has the drafter read, now and then, what was committed of copies."""
-        assert self.copier is not None
-        behind = [session for session in self.copier.take_behind(sessions) if session in table]
+        behind = [session for session in copier.take_behind(turn.copied_for) if session in turn.table]
         if behind:
             requests = [DraftRequest(session, 0) for session in behind]
-            await self._visit(table, changes, Call(behind, self.drafter.draft, requests))
+            await self._visits.visit(turn.table, turn.changes, Call(behind, self.drafter.draft, requests))
+            await turn.say_told()
 
     def _account(
         self, fresh: Sequence[Session], drafts: Sequence[Draft], took_ms: float, extended: Sequence[Extension]
     ) -> None:
         """Counts a call for trees; the planner learns from those that follow its plan, and read no more than usual."""
         self.counts.took("tree", took_ms)
-        self.placement.step(len(fresh), drafts=True)
+        self._placement.step(len(fresh), drafts=True)
         made = list({id(draft.grown): draft.grown for draft in drafts if draft.grown is not None}.values())
         self.counts.steps += sum(grown.num_steps for grown in made)
         copied = {extension.session.uid for extension in extended if extension.copied}
@@ -142,25 +183,15 @@ class Drafting:
 
     async def forget(self, sessions: Sequence[Session]) -> None:
         """Takes sessions away from the drafter."""
-        for session in sessions:
-            self._given_up.pop(session.uid, None)
-        if not sessions:
-            return
-        if self.copier is not None:
-            self.copier.forget(sessions)
-        try:
-            await self._caller.call(self.drafter.close, sessions)
-        except Exception as error:
-            log.error("the drafter failed to close sessions", sessions=len(sessions), exc_info=error)
+        await self._visits.forget(sessions)
 
-    async def _take_in(
-        self, table: SessionTable, changes: Changes, fresh: Sequence[Session]
-    ) -> tuple[Sequence[Draft], float]:
+    async def _take_in(self, turn: _Turn, fresh: Sequence[Session]) -> tuple[Sequence[Draft], float]:
         """Tells the drafter what changed, and has it draft for `fresh`; drafts, and the milliseconds that it took."""
+        table, changes = turn.table, turn.changes
         requests = [DraftRequest(session, self._num_nodes(table, session)) for session in fresh]
         start_ns = time.perf_counter_ns()
         here = self._is_brief(changes, fresh)
-        drafts = await self._visit(table, changes, Call(fresh, self.drafter.draft, requests), here=here)
+        drafts = await self._visits.visit(table, changes, Call(fresh, self.drafter.draft, requests), here=here)
         took_ms = _ms_since(start_ns)
         if fresh:
             self._last_ms = took_ms
@@ -171,37 +202,9 @@ class Drafting:
 
     def _is_brief(self, changes: Changes, fresh: Sequence[Session]) -> bool:
         """Whether the event loop can do without for as long as trees for `fresh` will take."""
-        if self._caller.num_away or changes.opened or changes.features or changes.closed:
+        if self._visits.num_away or changes.opened or changes.features or changes.closed:
             return False
         return self._last_ms <= BRIEF_MS and self.drafter.is_brief(fresh)
-
-    async def _visit(self, table: SessionTable, changes: Changes, call: Call, *, here: bool = False) -> Any:
-        """Tells the drafter what changed, and makes a call; its result, or None where it failed or is for nobody.
-
-        All in one visit to the drafter's thread, unless sessions are closed: each visit costs its waking up and ours.
-        here: on this thread.
-        """
-        news = []
-        if changes.opened:
-            news.append(Call(changes.opened, self.drafter.open, changes.opened))
-        if changes.features:
-            sessions = [session for session, _ in changes.features]
-            news.append(Call(sessions, self.drafter.add_features, changes.features))
-        if changes.extended:
-            sessions = [extension.session for extension in changes.extended]
-            news.append(Call(sessions, self.drafter.extend, changes.extended))
-        if changes.closed:
-            if news:
-                await self._guarded(table, changes, news)
-            closed, changes.closed = changes.closed, []  # told once
-            await self.forget(closed)
-            news = []
-        result = None
-        if news or call.argument:
-            *_, result = await self._guarded(table, changes, [*news, call], here=here)
-        if self._given_up:
-            self._release_given_up(table, changes)
-        return result
 
     def _propose(
         self, frame: verify_pb2.SpeculateRequest, table: SessionTable, sessions: Sequence[Session],
@@ -224,10 +227,9 @@ class Drafting:
         self._write(frame, table, said, draft_us)
         return taken
 
-    async def _draft_ahead(
-        self, table: SessionTable, changes: Changes, verifying: Sequence[InVerification]
-    ) -> verify_pb2.SpeculateRequest:
+    async def _draft_ahead(self, turn: _Turn) -> verify_pb2.SpeculateRequest:
         """Tells the drafter what changed, and has it draft below the likely outcomes of what is being verified."""
+        table, verifying = turn.table, turn.verifying
         requests = [
             AheadRequest(
                 item, self._num_nodes(table, item.session), table.max_assumed, self.planner.current.outcomes,
@@ -238,7 +240,7 @@ class Drafting:
         sessions = [item.session for item in verifying]
         start_ns = time.perf_counter_ns()
         outcomes: list[list[Draft]] = (
-            await self._visit(table, changes, Call(sessions, self.drafter.draft_ahead, requests)) or []
+            await self._visits.visit(table, turn.changes, Call(sessions, self.drafter.draft_ahead, requests)) or []
         )
         took_ms = _ms_since(start_ns)
         if verifying:
@@ -265,53 +267,11 @@ class Drafting:
         early = self.planner.current.outcomes > 0
         scores = pack_scores_of([draft.probabilities for _, draft in drafts])
         for (session, draft), packed in zip(drafts, scores, strict=True):
-            table.propose(
-                frame.proposals.proposals.add(), session, draft.tokens, draft.parents, packed, draft.assumed,
-                draft.from_prediction, draft_us, draft.memo if early or isinstance(draft.memo, Copied) else None,
-                draft.grown,
-            )  # fmt: skip
+            proposal, keeps_memo = frame.proposals.proposals.add(), early or isinstance(draft.memo, Copied)
+            table.propose(proposal, session, draft, packed, draft_us, keeps_memo=keeps_memo)
 
     def _num_nodes(self, table: SessionTable, session: Session) -> int:
         return min(table.node_limit(session), self.drafter.num_nodes(session.wishes))
-
-    def _release_given_up(self, table: SessionTable, changes: Changes) -> None:
-        """Tells verify of sessions that the drafter gave up; those of other streams wait for their own."""
-        for uid, given in list(self._given_up.items()):
-            if given.session in table:
-                table.release(given.session, given.reason, given.detail, changes)
-                del self._given_up[uid]
-                if self.copier is not None:
-                    self.copier.forget([given.session])
-
-    async def _guarded(
-        self, table: SessionTable, changes: Changes, calls: Sequence[Call], *, here: bool = False
-    ) -> list[Any]:
-        """The calls' results, in order; None, with the sessions released, for a call that fails, or is for nobody."""
-        outcomes = await self._caller.attempt(calls, here=here)
-        for given in self.drafter.take_given_up():
-            self._given_up[given.session.uid] = given
-        gone: Changes | None = None
-        for index, outcome in enumerate(outcomes):
-            if not isinstance(outcome, Exception):
-                continue
-            call, outcomes[index] = calls[index], None
-            gone = gone or Changes(releases=changes.releases)
-            log.error("the drafter failed", call=call.run.__name__, sessions=len(call.argument), exc_info=outcome)
-            for session in call.sessions:
-                if session in table:
-                    detail = "the drafter failed; its log says why"
-                    table.release(session, verify_pb2.RELEASE_REASON_ERROR, detail, gone)
-        if gone is not None and gone.closed:
-            await self.forget(gone.closed)
-        return outcomes
-
-
-async def _say(
-    send: Send, table: SessionTable, releases: Sequence[verify_pb2.Release],
-    said: verify_pb2.SpeculateRequest | None = None,
-) -> None:  # fmt: skip
-    for frame in framed(table, releases, said):
-        await send(frame)
 
 
 def _ms_since(start_ns: int) -> float:

@@ -33,7 +33,7 @@ _CALL_GUESS = 0.25  # of a plain step: a forward pass of a draft model that was 
 class DepthReached:
     """How often depth d is reached once d-1 was, for trees of one number of branches.
 
-    In plain numbers, as all here: a drafter's caches are emptied by verify's steps, and numpy begins slowly then.
+    Plain numbers, as all here: a drafter's caches are emptied by verify's steps, and numpy begins slowly then.
     """
 
     def __init__(self, prior: float = _PRIOR) -> None:
@@ -43,7 +43,7 @@ class DepthReached:
         self._averages: dict[float, list[float]] = {}  # one_more's, until more is seen
 
     def observe(self, root_depth: int, reached: int, depth: int) -> None:
-        """From `root_depth` on, `reached` more of the `depth` that there might have been."""
+        """Takes in a tree: from `root_depth` on, `reached` more of the `depth` that there might have been."""
         self.num_seen += 1
         came = root_depth + reached
         for tried in range(root_depth, min(came + (reached < depth), MAX_DEPTH)):
@@ -72,7 +72,7 @@ class DepthReached:
         return averages
 
     def _keep(self, shares: list[float]) -> None:
-        """So much of what was seen at each depth."""
+        """Scales what was seen, by a share for each depth."""
         self._tries = [tries * share for tries, share in zip(self._tries, shares, strict=True)]
         self._hits = [hits * share for hits, share in zip(self._hits, shares, strict=True)]
         self._averages.clear()
@@ -144,23 +144,26 @@ class RoundTrips:
         return self._ms[min(self._ms, key=lambda known: abs(known - sessions.bit_length()))]
 
     def observe(self, sessions: int, ms: float) -> None:
-        """Takes in a round's."""
+        """Takes in the time of a round."""
         known = self.ms(sessions)
         self._ms[sessions.bit_length()] = known + _ALPHA * (min(max(0.0, ms), 2 * known + 0.5) - known)
 
 
 @dataclass(slots=True)
 class TreeEvidence:
-    """Of trees of one number of branches. accepted: drafts; steps: run by the draft model, which may end early."""
+    """What was seen of trees with one number of branches.
+
+    accepted: drafts; steps: run by the draft model, which may end early.
+    """
 
     accepted: DepthReached = field(default_factory=DepthReached)
     steps: DepthReached = field(default_factory=lambda: DepthReached(_STEPS_PRIOR))
     nodes_a_step: float | None = None
-    """Verified, of a tree, for each step that was run for it; None: not known."""
+    """Nodes that verify takes of a tree for each step that was run for it; None: not known."""
 
 
 class Evidence:
-    """Taken from verdicts, whatever session or link they are of."""
+    """What verdicts have told, whatever session or link they are of."""
 
     def __init__(self) -> None:
         self.costs = StepTimes()
@@ -172,31 +175,31 @@ class Evidence:
         self._trees: dict[int, TreeEvidence] = {}
 
     def trees(self, topk: int) -> TreeEvidence:
-        """Of trees of so many branches."""
+        """The evidence on trees with this many branches."""
         found = self._trees.get(topk)
         if found is None:
             found = self._trees[topk] = TreeEvidence()
         return found
 
     def tokens(self, shape: TreeShape) -> float:
-        """That a round commits."""
+        """Expected tokens of a round."""
         known, times = self._known(shape.topk, lambda trees: trees.accepted)
         return known.one_more(times)[shape.num_steps]
 
     def steps_run(self, shape: TreeShape) -> float:
-        """Of the draft model, for one of these trees."""
+        """Expected steps of the draft model for one such tree."""
         known, _ = self._known(shape.topk, lambda trees: trees.steps)
         return known.one_more()[shape.num_steps - 1]
 
     def nodes(self, shape: TreeShape) -> float:
-        """Of one of these trees, that verify takes."""
+        """Expected nodes of one such tree that verify takes."""
         most, each = shape.num_draft_tokens - 1, self.trees(shape.topk).nodes_a_step
         if each is None and shape.topk > 1:
             return most
         return min(most, (each or 1.0) * self.steps_run(shape))
 
     def _known(self, topk: int, part: Callable[[TreeEvidence], DepthReached]) -> tuple[DepthReached, float]:
-        """What is known of so many branches, or where they were hardly tried, of others, and how that differs."""
+        """What is known of so many branches, or of others where they were hardly tried, and how these differ."""
         own = part(self.trees(topk))
         if own.num_seen < _FEW_TREES:
             other, found = max(((topk, part(trees)) for topk, trees in self._trees.items()), key=_num_seen)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from outrider import rpc
 from outrider.dialing import Dial
 from outrider.telemetry import get_logger
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
@@ -40,8 +39,7 @@ class FeatureFetcher:
     """
 
     def __init__(
-        self, address: str, drafter_id: str, enlisted: verify_pb2.Enlisted, deliver: Deliver,
-        dial: Dial = rpc.create_channel,
+        self, address: str, drafter_id: str, enlisted: verify_pb2.Enlisted, deliver: Deliver, dial: Dial
     ) -> None:  # fmt: skip
         self._address = address
         self._drafter_id = drafter_id

@@ -16,7 +16,7 @@ from draft_service.backoff import Backoff
 from draft_service.drafting import Drafting
 from draft_service.fetching import FeatureFetcher
 from draft_service.framing import released
-from draft_service.reading import Arrival, Call, by_kind, next_frame, read
+from draft_service.reading import Arrival, RoundStream, by_kind, next_frame, read
 from draft_service.sessions import SessionTable
 from outrider import rpc
 from outrider.busy_poll import BusyPoll
@@ -45,7 +45,7 @@ _REFUSALS = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUME
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is, as it enlists."""
+    """The names under which this process enlists."""
 
     drafter_id: str
     host_id: str
@@ -80,7 +80,7 @@ class VerifyLink:
     stats: LinkStats = field(default_factory=LinkStats)
     target: common_pb2.ModelInfo = field(default_factory=common_pb2.ModelInfo)  # of the stream that was enlisted last
     _table: SessionTable | None = None
-    _call: Call | None = None
+    _stream: RoundStream | None = None
     _draining: bool = False
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _noted_connects: int = 0
@@ -103,8 +103,8 @@ class VerifyLink:
 
     async def drain(self) -> None:
         """Gives all sessions up and ends this side of the stream; `run` returns when verify has ended its own."""
-        table, call = self._table, self._call
-        if table is None or call is None:
+        table, stream = self._table, self._stream
+        if table is None or stream is None:
             self._draining = True
             return
         table.draining = True
@@ -112,10 +112,10 @@ class VerifyLink:
         await self.drafting.forget(changes.closed)
         try:
             if changes.releases:
-                await self._send(call, released(changes.releases))
+                await self._send(stream, released(changes.releases))
             async with self._sending:
                 self._draining = True
-                await call.done_writing()
+                await stream.done_writing()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             log.info("the stream ended before it was drained", address=self.address)
         finally:
@@ -126,16 +126,16 @@ class VerifyLink:
         boot_id = ""
         try:
             async with self.dial(self.address) as channel:
-                self._call = call = verify_pb2_grpc.VerifyServiceStub(channel).Speculate()  # pyright: ignore[reportCallIssue]
+                self._stream = stream = verify_pb2_grpc.VerifyServiceStub(channel).Speculate()  # pyright: ignore[reportCallIssue]
                 try:
-                    enlisted = await self._enlist(call)
+                    enlisted = await self._enlist(stream)
                     if enlisted.boot_id in self.enlisted:
                         raise FailedPrecondition(f"{self.address}: another address already reaches this verify service")
                     boot_id = enlisted.boot_id
                     self.enlisted.add(boot_id)
-                    await self._exchange(call, enlisted)
+                    await self._exchange(stream, enlisted)
                 except asyncio.InvalidStateError:  # written after the stream's end
-                    return await _reason(call)
+                    return await _reason(stream)
         except grpc.aio.AioRpcError as error:
             return rpc.error_from_rpc(error)
         except OutriderError as error:
@@ -146,14 +146,14 @@ class VerifyLink:
         finally:
             self.enlisted.discard(boot_id)
             self.stats.state = draft_pb2.VERIFY_LINK_STATE_CONNECTING
-            self._call, table, self._table = None, self._table, None
+            self._stream, table, self._table = None, self._table, None
             if table is not None:
                 await self.drafting.forget(
                     table.release_all(verify_pb2.RELEASE_REASON_UNSPECIFIED, "the stream ended").closed
                 )
         return None
 
-    async def _enlist(self, call: Call) -> verify_pb2.Enlisted:
+    async def _enlist(self, stream: RoundStream) -> verify_pb2.Enlisted:
         drafter = self.drafting.drafter
         enlist = verify_pb2.Enlist(
             drafter_id=self.identity.drafter_id,
@@ -168,8 +168,8 @@ class VerifyLink:
         )
         try:
             async with asyncio.timeout(ENLIST_TIMEOUT_S):
-                await self._send(call, verify_pb2.SpeculateRequest(enlist=enlist))
-                frame = await next_frame(call)
+                await self._send(stream, verify_pb2.SpeculateRequest(enlist=enlist))
+                frame = await next_frame(stream)
         except TimeoutError:
             raise DeadlineExceeded(f"{self.address} did not answer within {ENLIST_TIMEOUT_S:g} s") from None
         if frame is None:
@@ -178,12 +178,12 @@ class VerifyLink:
             raise Internal(f"the first frame from {self.address} is not `enlisted`")
         return frame.enlisted
 
-    async def _exchange(self, call: Call, enlisted: verify_pb2.Enlisted) -> None:
+    async def _exchange(self, stream: RoundStream, enlisted: verify_pb2.Enlisted) -> None:
         """Rounds in, proposals out, until the stream ends. Rounds that came meanwhile are taken in together."""
         ring = _open_ring(enlisted)
         if ring is not None:
             nonce = verify_pb2.Proposals(shared_memory_nonce=ring.nonce)
-            await self._send(call, verify_pb2.SpeculateRequest(proposals=nonce))
+            await self._send(stream, verify_pb2.SpeculateRequest(proposals=nonce))
         self._table = table = SessionTable(
             enlisted, max_sessions=self.max_sessions, counters=self.stats.counters, ring=ring
         )
@@ -195,11 +195,11 @@ class VerifyLink:
         arrivals: Arrivals[Arrival] = Arrivals(ROUNDS_IN_FLIGHT)
         fetcher = FeatureFetcher(self.address, self.identity.drafter_id, enlisted, arrivals.put, self.dial)
         poll = BusyPoll(asyncio.get_running_loop(), on=self.busy_poll)
-        reader = asyncio.create_task(read(call, arrivals, fetcher, table.news, poll))
+        reader = asyncio.create_task(read(stream, arrivals, fetcher, table.news, poll))
         began_s = time.monotonic()
 
         async def send(frame: verify_pb2.SpeculateRequest) -> None:
-            await self._send(call, frame)  # before all that can wait: so does verify
+            await self._send(stream, frame)  # before all that can wait: so does verify
             if proposals := frame.proposals.proposals:
                 poll.asked(len(proposals))
                 self.stats.proposals += len(proposals)
@@ -222,10 +222,10 @@ class VerifyLink:
             finally:
                 del end  # the error keeps this frame, and with it the ring: not the other way round, too
 
-    async def _send(self, call: Call, frame: verify_pb2.SpeculateRequest) -> None:
+    async def _send(self, stream: RoundStream, frame: verify_pb2.SpeculateRequest) -> None:
         async with self._sending:
             if not self._draining:
-                await call.write(frame)
+                await stream.write(frame)
 
     def _note_cut(self, limits: verify_pb2.DrafterLimits) -> None:
         """Logs that trees have more nodes than verify takes, once for as long as its limit stays the same."""
@@ -265,9 +265,9 @@ def _open_ring(enlisted: verify_pb2.Enlisted) -> RowReader | None:
         return None
 
 
-async def _reason(call: Call) -> OutriderError | None:
+async def _reason(stream: RoundStream) -> OutriderError | None:
     """Why a finished stream ended, as its status tells."""
-    code = await call.code()
+    code = await stream.code()
     if code is grpc.StatusCode.OK:
         return None
-    return BY_STATUS.get(code, Internal)(await call.details() or code.name)
+    return BY_STATUS.get(code, Internal)(await stream.details() or code.name)

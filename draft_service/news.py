@@ -16,11 +16,11 @@ class News:
         self._rounds: list[verify_pb2.Round] = []  # replaced whole, never changed: no lock is needed
 
     def note(self, round: verify_pb2.Round) -> None:
-        """A round has come."""
+        """Notes that a round has come."""
         self._rounds = [*self._rounds, round]
 
     def taken(self, rounds: Sequence[verify_pb2.Round]) -> None:
-        """These are being applied."""
+        """Notes that these rounds are being applied."""
         ids = set(map(id, rounds))
         self._rounds = [round for round in self._rounds if id(round) not in ids]
 

@@ -13,7 +13,7 @@ MAX_OUTCOMES = 2  # drafted below ahead of each step: the likeliest one, and the
 
 
 class Overlap(Protocol):
-    """Asked once per round."""
+    """Decides once per round whether to draft ahead."""
 
     def outcomes(self, extensions: Sequence[Extension]) -> int:
         """Takes in a round's verdicts; how many outcomes to draft below ahead of the next step, 0: none."""
@@ -21,13 +21,13 @@ class Overlap(Protocol):
 
 
 class FixedOverlap:
-    """As it is told."""
+    """Always or never."""
 
     def __init__(self, *, on: bool) -> None:
         self._outcomes = MAX_OUTCOMES if on else 0
 
     def outcomes(self, extensions: Sequence[Extension]) -> int:
-        """Always the same."""
+        """The number that was set."""
         return self._outcomes
 
 
@@ -51,7 +51,7 @@ class OverlapRule:
     HOPELESS, MOST_HOPELESS = 1.5, 2  # times as long as without it, and so many such rounds end a trial
     FORGOTTEN_S = 1.0  # a verdict so long after the last one says nothing of a round's time
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, *, first: bool = True) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, first: bool) -> None:
         """first: whether to begin with it; without, it is tried when the first hold is over."""
         self._clock = clock
         self._on = first

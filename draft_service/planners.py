@@ -26,21 +26,21 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> TreeShape:
-        """For requests that wish nothing."""
+        """The shape of trees for requests that wish nothing."""
         ...
 
     @property
     def max_steps(self) -> int | None:
-        """That a tree can have; None: as many as one likes."""
+        """The most steps of a tree; None: any number."""
         ...
 
     def reshape(self, shape: TreeShape, least_reach: float = 0.0) -> None:
-        """The shape from the next call on; least_reach: see Plan."""
+        """Sets the shape from the next call on; least_reach: see Plan."""
         ...
 
 
 def make_planner(args: DraftArgs, drafter: Drafter) -> Planner:
-    """For a drafter that is loaded. StartupError for an adaptive configuration that is no good."""
+    """Makes the planner of a drafter that is loaded. StartupError for an adaptive configuration that is no good."""
     early = env.early_proposals()
     # On few cores drafts made during a step mostly slow it down.
     many_cores = num_cores() > FEW_CORES

@@ -1,6 +1,6 @@
 """What a drafter does in its next rounds: how deep and wide it drafts, whether ahead of the step, and whether at all.
 
-From what was measured (evidence.py): tokens that a round commits by the depth of its drafts, over the time that it
+What was measured (evidence.py) decides: tokens that a round commits by the depth of its drafts, over the time that it
 takes, verify's step and what of the drafting is waited for. Verify trims and silences by itself, session by session;
 here it is decided what is worth making. Nothing is planned where the user has fixed the trees.
 """
@@ -55,7 +55,7 @@ class Planner(Protocol):
     current: Plan
 
     def meet(self, sessions: int) -> Plan:
-        """What to do now that so many sessions are to be drafted for."""
+        """The plan now that so many sessions are to be drafted for."""
         ...
 
     def plan(self, extensions: Sequence[Extension]) -> Plan:
@@ -88,7 +88,7 @@ class FixedPlanner:
         return self.current
 
     def drafted(self, made: Sequence[Grown], sessions: int, ms: float) -> None:
-        """Of no interest."""
+        """Does nothing."""
 
 
 class CostPlanner:
@@ -154,7 +154,7 @@ class CostPlanner:
             self.evidence.times.observe(grown.topk, sessions, grown.num_steps, ms)
 
     def _time_round(self, verdicts: Sequence[verify_pb2.Verdict]) -> None:
-        """Of rounds in which verify waited for what was drafted after the last verdict."""
+        """Measures the round trip, in rounds for whose drafts verify waited."""
         now_s, before_s, drafted_ms = self._clock(), self._planned_s, self._drafted_ms
         self._planned_s, self._drafted_ms = now_s, None
         if before_s is None or drafted_ms is None or self.current.outcomes:
@@ -210,7 +210,7 @@ class CostPlanner:
         return self._step_ms(self.evidence.nodes(shape)) + self._waited(overlaps=overlaps) * draft_ms
 
     def _least_reach(self, shape: TreeShape, *, overlaps: bool) -> float:
-        """Where a draft step, and its row in verify's, take as long as the tokens that they bring otherwise would."""
+        """The reach at which a draft step, with its row in verify's, takes as long as its tokens would otherwise."""
         steps, nodes = self.evidence.steps_run(shape), self.evidence.nodes(shape)
         draft_ms = self._draft_ms(shape, steps + 1) - self._draft_ms(shape, steps)
         verify_ms = max(0.0, self._step_ms(nodes + 1) - self._step_ms(nodes))  # others, less likely, are trimmed
@@ -223,7 +223,7 @@ class CostPlanner:
         return evidence.times.ms(shape.topk, evidence.sessions, steps, self._step_ms(0))
 
     def _step_ms(self, nodes: float) -> float:
-        """Of verify, with so many nodes of each session."""
+        """Expected time of a verify step with so many nodes of each session."""
         return self.evidence.costs.ms(self.evidence.sessions * (1 + nodes))
 
     def _waited(self, *, overlaps: bool) -> float:

@@ -17,7 +17,8 @@ from outrider.v1 import verify_pb2
 # Of a round that is drafted for: asking gRPC for the next one would take the interpreter from who does.
 _ASIDE_S = 0.001
 
-Call = grpc.aio.StreamStreamCall
+RoundStream = grpc.aio.StreamStreamCall
+"""The stream to one verify process: rounds in, proposals out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,11 @@ Arrival = verify_pb2.Round | Lost | End
 
 
 async def read(
-    call: Call, arrivals: Arrivals[Arrival], fetcher: FeatureFetcher, news: News, poll: BusyPoll
+    stream: RoundStream, arrivals: Arrivals[Arrival], fetcher: FeatureFetcher, news: News, poll: BusyPoll
 ) -> None:  # fmt: skip
     """Queues the stream's rounds, and then its end; has the rows fetched that a round announces."""
     try:
-        while (frame := await next_frame(call)) is not None:
+        while (frame := await next_frame(stream)) is not None:
             kind = frame.WhichOneof("message")
             if kind is None:
                 continue  # of a kind that a newer verify service knows
@@ -52,9 +53,9 @@ async def read(
         await arrivals.put(End(None))
 
 
-async def next_frame(call: Call) -> verify_pb2.SpeculateResponse | None:
+async def next_frame(stream: RoundStream) -> verify_pb2.SpeculateResponse | None:
     """The next frame, or None at the stream's end."""
-    frame = await call.read()
+    frame = await stream.read()
     if frame is None:  # how grpc gives bytes that it cannot parse
         raise Internal("the verify service sent bytes that are no frame")
     return frame if isinstance(frame, verify_pb2.SpeculateResponse) else None

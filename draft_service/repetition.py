@@ -33,7 +33,7 @@ class CopyRates:
         self._hits = [tries * length / (length + 1) for length, tries in enumerate(self._tries)]
 
     def chances(self, match_len: int, count: int, least: float) -> list[float]:
-        """That a copy after such a match comes true up to each of at most `count` tokens, while `least` or more."""
+        """Chances that a copy after such a match comes true to each of at most `count` tokens; none below `least`."""
         chances: list[float] = []
         chance = 1.0
         for length in range(match_len, match_len + count):

@@ -112,7 +112,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def GetServerInfo(
         self, request: draft_pb2.DraftServiceGetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> draft_pb2.DraftServiceGetServerInfoResponse:
-        """What it drafts with, and how its links stand."""
+        """Tells what this process drafts with, and how its links stand."""
         corpora = self._drafter.corpora
         return draft_pb2.DraftServiceGetServerInfoResponse(
             version=__version__,
@@ -179,7 +179,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     @property
     def _vocab_size(self) -> int:
-        """Of the target, once a verify service has said; until then only negative ids are known to be wrong."""
+        """The target's, once a verify service has said; until then only negative ids are known to be wrong."""
         return self._worker.target.vocab_size or INT31_MAX
 
     def _ids(self, data: bytes, field: str, at_least: int, at_most: int) -> Ids:
@@ -222,7 +222,7 @@ def _names(request: draft_pb2.AddCorpusRequest | draft_pb2.RemoveCorpusRequest) 
 
 
 def _check_same(request: draft_pb2.AddCorpusRequest, scope: str, corpus_id: str) -> None:
-    """That a message after the first names no other corpus."""
+    """InvalidArgument where a message after the first names another corpus."""
     for field, told, first in (
         ("corpus_id", request.corpus_id, corpus_id), ("corpus_scope", request.corpus_scope, scope)
     ):  # fmt: skip

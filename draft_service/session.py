@@ -35,7 +35,7 @@ class Wishes:
 
     @classmethod
     def from_proto(cls, pb: common_pb2.SpeculativeParams) -> Wishes:
-        """From the wire, each held to what a drafter can do (1 to MAX_WISH)."""
+        """Reads a request's wishes, each held to what a drafter can do (1 to MAX_WISH)."""
         return cls(**{name: min(max(1, getattr(pb, name)), MAX_WISH) for name in WISHES if pb.HasField(name)})
 
 
@@ -85,7 +85,7 @@ class Session:
     """State of one (session, generation); `uid` is unique in this process, whichever verify service it is from."""
 
     uid: int
-    session: int
+    session_id: int  # the number on the wire
     generation: int
     prompt_len: int
     remaining: int  # tokens that may still be committed
@@ -111,8 +111,8 @@ class Session:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What its messages are checked against."""
-        return self.session, self.generation
+        """The session's number and generation, against which its messages are checked."""
+        return self.session_id, self.generation
 
     def commit(self, tokens: Sequence[int] | Ids) -> None:
         """Appends committed tokens. Views of `tokens` taken before stay as they are."""
@@ -132,7 +132,7 @@ class Session:
     def from_opened(
         cls, opened: verify_pb2.Opened, *, uid: int, vocabulary: str, vocab_size: int, context_length: int
     ) -> Session:
-        """From the wire. vocab_size, context_length: 0 where verify has not said. InvalidArgument for nonsense."""
+        """Reads an Opened. vocab_size, context_length: 0 where verify has not said. InvalidArgument for nonsense."""
         vocab_size = vocab_size or INT31_MAX
         tokens = unpack_ids(opened.tokens, field="tokens")
         check_token_ids(tokens, vocab_size=vocab_size, field="tokens")
@@ -148,7 +148,7 @@ class Session:
         check_token_ids(prediction, vocab_size=vocab_size, field="prediction_tokens")
         return cls(
             uid=uid,
-            session=opened.session,
+            session_id=opened.session,
             generation=opened.generation,
             prompt_len=opened.prompt_len,
             remaining=min(opened.remaining_tokens, opened.remaining_context),

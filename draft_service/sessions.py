@@ -10,17 +10,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.news import News
-from draft_service.session import Copied, Extension, Grown, Sent, Session
+from draft_service.session import Copied, Extension, Sent, Session
 from outrider.errors import InvalidArgument
 from outrider.row_ring import RowReader
 from outrider.tree import ROOT, TokenTree
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INT31_MAX, MAX_DETAIL_CHARS, Ids, check_token_ids, pack_ids
+
+if TYPE_CHECKING:  # it imports this module
+    from draft_service.drafters.base import Draft
 
 _REASONS = {number: name.removeprefix("REJECT_REASON_").lower() for name, number in verify_pb2.RejectReason.items()}
 _uids = count(1)
@@ -55,7 +59,7 @@ class InVerification:
     def whole(
         cls, session: Session, tree: TokenTree, probabilities: NDArray[np.float64], memo: object
     ) -> InVerification:
-        """All nodes of a draft."""
+        """The whole tree of a draft, in verification."""
         return cls(session, tree, probabilities, memo, np.arange(len(tree), dtype=np.int32))
 
 
@@ -84,7 +88,7 @@ class SessionTable:
         return len(self._sessions)
 
     def __contains__(self, session: Session) -> bool:
-        return self._sessions.get(session.session) is session
+        return self._sessions.get(session.session_id) is session
 
     def get(self, session: int, generation: int) -> Session | None:
         """The open session of that key."""
@@ -124,7 +128,7 @@ class SessionTable:
 
     def release(self, session: Session, reason: verify_pb2.ReleaseReason, detail: str, changes: Changes) -> None:
         """Gives an open session up."""
-        self._refuse(session.session, session.generation, reason, detail, changes)
+        self._refuse(session.session_id, session.generation, reason, detail, changes)
         self._forget(session, changes)
 
     def release_all(self, reason: verify_pb2.ReleaseReason, detail: str) -> Changes:
@@ -181,7 +185,7 @@ class SessionTable:
         return InVerification(session, tree, probabilities, sent.memo, nodes[kept], following.root_node)
 
     def _on_its_way(self, session: Session) -> Sent | None:
-        """Where verify waits: the early proposal that has come true, which it did not have when it said so."""
+        """The early proposal that has come true, where verify waits: it did not have it when it said so."""
         tokens = session.tokens
         if session.hoped_len < len(tokens) or session.following.kind != verify_pb2.NEXT_KIND_WAITING:
             return None
@@ -194,19 +198,21 @@ class SessionTable:
         return None
 
     def propose(
-        self, proposal: verify_pb2.Proposal, session: Session, tokens: Ids, parents: Ids, scores: bytes, assumed: Ids,
-        from_prediction: NDArray[np.bool_], draft_us: int, memo: object = None, grown: Grown | None = None,
+        self, proposal: verify_pb2.Proposal, session: Session, draft: Draft, scores: bytes, draft_us: int, *,
+        keeps_memo: bool,
     ) -> None:  # fmt: skip
         """Writes the next proposal of an open session: its id is drawn, and it is remembered as sent. scores: packed.
 
         proposal: empty, where it goes out from: a copy takes as long as all of this.
         """
+        tokens, parents, assumed, from_prediction = draft.tokens, draft.parents, draft.assumed, draft.from_prediction
+        memo = draft.memo if keeps_memo else None
         session.last_proposal_id = number = session.last_proposal_id + 1
         base_len, sent = len(session.tokens), session.sent
-        sent[number] = Sent(number, base_len, assumed, tokens, parents, scores, memo, grown)
+        sent[number] = Sent(number, base_len, assumed, tokens, parents, scores, memo, draft.grown)
         while len(sent) > self._max_kept:
             del sent[next(iter(sent))]
-        proposal.session, proposal.generation = session.session, session.generation
+        proposal.session, proposal.generation = session.session_id, session.generation
         proposal.proposal_id, proposal.base_len, proposal.draft_us = number, base_len, draft_us
         proposal.tokens, proposal.parents, proposal.scores = pack_ids(tokens), pack_ids(parents), scores
         if len(assumed):
@@ -237,7 +243,7 @@ class SessionTable:
             return
         session.shares_prefix = opened.HasField("shares_prefix_with") and opened.shares_prefix_with in self._sessions
         session.ring = self.ring
-        self._sessions[session.session] = session
+        self._sessions[session.session_id] = session
         self._due[session.uid] = session
         changes.opened.append(session)
 
@@ -282,6 +288,6 @@ class SessionTable:
         )
 
     def _forget(self, session: Session, changes: Changes) -> None:
-        del self._sessions[session.session]
+        del self._sessions[session.session_id]
         self._due.pop(session.uid, None)
         changes.closed.append(session)

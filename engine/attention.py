@@ -57,7 +57,7 @@ class AttentionChoice:
         return all(name in (None, "auto") for name in (self.backend, self.prefill, self.decode))
 
     def resolved(self, device: torch.device) -> AttentionChoice:
-        """The same with the names of backends that are there. StartupError for one that is not."""
+        """The choice with names of backends that are there only. StartupError for one that is not."""
         prefill = _resolved(self.prefill or self.backend, device)
         decode = _resolved(self.decode or self.backend, device)
         if self.verify == "decode" and prefill == decode == "torch_native":
@@ -68,13 +68,13 @@ class AttentionChoice:
         return AttentionChoice(_resolved(self.backend, device), prefill, decode, self.verify)
 
     def __str__(self) -> str:
-        """For numerics_id and the log: the backends of prefill, decode and trees."""
+        """The backends of prefill, decode and trees, for numerics_id and the log."""
         names = dict.fromkeys(name or self.backend for name in (self.prefill, self.decode))
         return "+".join(names) + ("" if self.verify == "prefill" else " trees as decode")
 
 
 def build_attention(choice: AttentionChoice, device: torch.device, *, page_size: int = 1) -> Attention:
-    """What serves a model on `device` whose pool has pages of `page_size`. StartupError for what cannot run there."""
+    """Makes the attention of a model on `device` with a pool of pages of `page_size`. StartupError if it cannot run."""
     choice = choice.resolved(device)
     prefill, decode = str(choice.prefill), str(choice.decode)
     trees_with_decode = choice.verify == "decode"

@@ -44,7 +44,7 @@ class DeviceRows:
     tokens: torch.Tensor
     """int [T]"""
     row_bits: torch.Tensor | None = None
-    """As AttentionLayout's, where every segment has a mask."""
+    """AttentionLayout's row_bits, where every segment has a mask."""
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class BatchBuffers:
         np.add(depths, segment.prefix_len, out=self._positions[start:end])
 
     def _place_few(self, segment: Segment, start: int, end: int) -> None:
-        """The same for a few rows, which are checked on the way."""
+        """Places a few rows, which are checked on the way."""
         first, slots = segment.prefix_len, segment.slots
         depths = range(end - start) if segment.depths is None else segment.depths.tolist()
         rows = segment.tokens.tolist(), list(slots), [first + depth for depth in depths]

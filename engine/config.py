@@ -77,7 +77,7 @@ class ModelConfig:
     is_native: bool = True
     """Whether our own decoders have it; rope and eps mean nothing otherwise."""
     windows: tuple[int, ...] = ()
-    """Of each layer: a row sees the keys less than so many positions back, 0 all of them. Empty: all layers see all."""
+    """Each layer's window: a row sees keys less than so many positions back, 0: all. Empty: all layers see all."""
 
     @property
     def q_size(self) -> int:
@@ -90,7 +90,7 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     def for_length(self, max_len: int) -> ModelConfig:
-        """The same without windows, where none is shorter than the longest session."""
+        """The config without windows, where none is shorter than the longest session."""
         return self if any(0 < window < max_len for window in self.windows) else replace(self, windows=())
 
     def kv_bytes_per_token(self, element_size: int) -> int:
@@ -131,7 +131,7 @@ class NotOursError(StartupError):
 
 
 def read_config(path: Path, raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfig:
-    """From the config.json of a model of one of ARCHITECTURES, and its generation_config.json."""
+    """Reads config.json of a model of one of ARCHITECTURES, and its generation_config.json."""
     architecture = _architecture(path, raw)
     return _Reader(path, {**_LEFT_OUT[architecture], **raw}).config(architecture, generation)
 
@@ -261,7 +261,7 @@ class _Reader(Fields):
 
 
 def _yarn(rope: Fields, theta: float, original: float, longest: int) -> RopeScaling:
-    """As transformers has it; `original` and `longest` are numbers of positions."""
+    """YaRN as transformers has it; `original` and `longest` are numbers of positions."""
     if theta <= 1:
         rope.fail(f"rope_theta is {theta}; with yarn it must be above 1")
     factor = rope.number("factor", longest / original)
@@ -289,7 +289,7 @@ def _token_id(value: object, key: str, path: Path) -> int:
 
 
 def possible_ends(ids: list[int], vocab_size: int, path: Path) -> tuple[int, ...]:
-    """Those end ids that the model can say; others, which some folders name, are left out with a warning."""
+    """The end ids that the model can say; others, which some folders name, are left out with a warning."""
     beyond = [each for each in ids if not 0 <= each < vocab_size]
     if beyond:
         log.warning("end ids outside the vocabulary are left out", path=str(path), ids=beyond, vocab_size=vocab_size)

@@ -93,7 +93,7 @@ def convert_head(source: Path, destination: Path) -> Converted:
 
 
 def _published_tensors(opened: HeadFolder) -> dict[str, torch.Tensor]:
-    """By SGLang's names. Its EAGLE head always has a bias in fc; where the source has none, it is zero."""
+    """The head's tensors by SGLang's names. Its EAGLE head always has a bias in fc: zero if the source has none."""
     config = opened.config
     if not isinstance(config, (EagleConfig, Eagle3Config)):
         raise StartupError(

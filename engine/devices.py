@@ -30,7 +30,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def take_device(device: torch.device) -> None:
-    """From now on this thread works there. On a CPU nothing changes."""
+    """Has this thread work on `device` from now on. On a CPU nothing changes."""
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
 

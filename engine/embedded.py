@@ -132,6 +132,6 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def _remove_stale(models: Path) -> None:
-    """What a killed first start left behind; the lock says that nobody is at it now."""
+    """Removes what a killed first start left behind; the lock says that nobody is at it now."""
     for leftover in models.glob(f".{NAME}.tmp-*"):
         shutil.rmtree(leftover)

@@ -14,7 +14,7 @@ class GraphSizes:
     max_batch: int
     max_rows: int
     last_logits: int = 0
-    """Of longer steps, logits of each session's last so many rows: what a drafter wants; 0: of all rows."""
+    """Rows of each session, the last ones, whose logits longer steps give: a drafter wants no others; 0: all rows."""
     required: bool = False
     """Whether a model that cannot have graphs is refused, rather than run without."""
 

@@ -27,7 +27,7 @@ class FeatureSpec:
 
     @classmethod
     def parse(cls, text: str) -> FeatureSpec:
-        """From the flag's form: `none`, `last`, `aux:2,15,27`."""
+        """Reads the flag's form: `none`, `last`, `aux:2,15,27`."""
         kind, _, layers = text.partition(":")
         try:
             return cls(kind, tuple(int(item) for item in layers.split(",")) if layers else ())

@@ -20,5 +20,5 @@ def wire_kind(name: str) -> str:
 
 
 def kind_name(number: common_pb2.FeatureKind) -> str:
-    """As a FeatureSpec has it. ValueError for a number that the wire does not know."""
+    """The kind's name in a FeatureSpec. ValueError for a number that the wire does not know."""
     return common_pb2.FeatureKind.Name(number).removeprefix("FEATURE_KIND_").lower()

@@ -47,7 +47,7 @@ class Fields:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """A field that is true or false."""
         value = self.values.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):

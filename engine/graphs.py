@@ -192,7 +192,7 @@ class GraphedDecoder:
             return self._logits[: len(batch.logit_rows)]
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-        """As forward, without graphs."""
+        """Runs forward without graphs, timed."""
         return self._decoder.timed_forward(batch)
 
     def _step(self, rows: StepRows, layout: AttentionLayout) -> None:

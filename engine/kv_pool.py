@@ -16,7 +16,7 @@ from outrider.errors import StartupError
 
 
 def kv_dtype(name: str, compute: torch.dtype) -> torch.dtype:
-    """What keys and values are kept in: `--kv-cache-dtype`, where auto is the dtype computed with."""
+    """The dtype of kept keys and values by `--kv-cache-dtype`, where auto is the dtype computed with."""
     if name == "auto":
         return compute
     if name not in FP8:

@@ -27,14 +27,14 @@ _FILES = (
 
 
 class Memory(NamedTuple):
-    """Bytes."""
+    """Memory in bytes."""
 
     free: int
     total: int
 
 
 def device_memory(device: torch.device) -> Memory:
-    """Of a GPU, or of the machine."""
+    """The memory of a GPU, or of the machine."""
     if device.type == "cuda":
         return Memory(*torch.cuda.mem_get_info(device))
     return host_memory()
@@ -55,7 +55,7 @@ def host_memory(root: Path = Path("/")) -> Memory:
 
 
 def weight_bytes(shapes: Mapping[str, tuple[int, ...]], itemsize: int, quantization: str | None) -> int:
-    """What tensors of these shapes take once loaded. A tied model's head counts by itself: it is laid out apart."""
+    """Bytes that such tensors take once loaded. A tied model's head counts by itself: it is laid out apart."""
     total = 0.0
     for name, shape in shapes.items():
         count = 1

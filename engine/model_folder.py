@@ -55,7 +55,7 @@ def _fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
 
 
 def fetched(why: str, download: Callable[[], str]) -> Path:
-    """What a call of huggingface_hub downloads. StartupError, which `why` begins, where it cannot."""
+    """The folder that a call of huggingface_hub downloads. StartupError, which `why` begins, where it cannot."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:

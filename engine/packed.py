@@ -47,7 +47,7 @@ def quantized(tensors: Tensors) -> dict[str, torch.Tensor]:
 
 
 def dequantized(packed: Tensors) -> dict[str, torch.Tensor]:
-    """What `quantized` made, in bf16 again."""
+    """The tensors of which `quantized` made `packed`, in bf16 again."""
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in packed.items():
         if name.endswith(SCALE) and name.removesuffix(SCALE) in packed:
@@ -63,7 +63,7 @@ def dequantized(packed: Tensors) -> dict[str, torch.Tensor]:
 
 
 def difference(tensor: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `tensor` [rows, columns] has beyond `base`: codes, and a scale for each row. Columns are even in number."""
+    """Codes, and a scale for each row, of `tensor` [rows, columns] less `base`. Columns are even in number."""
     beyond = tensor.float() - base.float()
     largest = beyond.abs().amax(dim=1)
     scale = torch.where(largest > 0, largest / _LARGEST, 1.0).to(torch.bfloat16)
@@ -79,7 +79,7 @@ def moved(codes: torch.Tensor, scale: torch.Tensor, base: torch.Tensor) -> torch
 
 
 def parents(tensors: Tensors, target: Checkpoint) -> dict[str, str]:
-    """By name, the target's tensor that a draft model's began as: the same, or a matrix that is near it.
+    """The target's tensor that each of a draft model's began as, by name: the same, or a matrix that is near it.
 
     A layer's may have been any layer's.
     """
@@ -99,5 +99,5 @@ def parents(tensors: Tensors, target: Checkpoint) -> dict[str, str]:
 
 
 def _distance(tensor: torch.Tensor, other: torch.Tensor) -> float:
-    """How far it is from `other`, as a share of its size."""
+    """How far a tensor is from `other`, as a share of its size."""
     return float((tensor.float() - other.float()).norm() / tensor.float().norm().clamp(min=1e-30))

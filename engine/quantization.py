@@ -55,7 +55,7 @@ def warn_of_rounding(method: str | None, device: torch.device, backend: str) -> 
 
 
 def draft_quantization(draft: str | None, target: str | None, *, stored: str | None = None) -> str | None:
-    """What a draft model is quantised to: as the target, unless told otherwise; `unquant` is none (SGLang's rule).
+    """The method of a draft model: the target's, unless told otherwise; `unquant` is none (SGLang's rule).
 
     stored: what its weights are rounded to already; to compute with more would take time and give nothing.
     """
@@ -70,18 +70,18 @@ def linear_maker(method: str | None) -> MakeLinear:
 
 
 def head_method(method: str | None) -> str | None:
-    """What the output head of a model quantised so is quantised to: in 8 bits, for it chooses between near-equal
+    """The method of the output head of a model quantised by `method`: 8 bits, for it chooses between near-equal
     logits; of activations too only where every product has them so."""
     return method if method in {None, "int8_dynamic"} else "int8"
 
 
 def head_maker(method: str | None) -> MakeLinear:
-    """As linear_maker, for the output head."""
+    """Makes layers as linear_maker does, for the output head."""
     return linear_maker(head_method(method))
 
 
 def kernels_used(method: str | None, device: torch.device) -> str:
-    """What computes the layers that linear_maker makes on a device, for numerics_id; empty: torch."""
+    """Names the kernels of layers that linear_maker makes on a device, for numerics_id; empty: torch."""
     library = cpu_kernels() if method is not None and device.type == "cpu" else None
     return "" if library is None else f"products {library.outrider_instructions().decode()} {build_key(library)}"
 

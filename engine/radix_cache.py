@@ -151,7 +151,7 @@ class RadixCache:
             )
 
     def _key(self, tokens: Ids, pos: int, salt: bytes = b"") -> bytes:
-        """Of the page at `pos`; empty, which is no node's, where the page is not whole."""
+        """Key of the page at `pos`; empty, which is no node's, where the page is not whole."""
         if pos + self._page_size > len(tokens):
             return b""
         page = tokens[pos : pos + self._page_size].tobytes()

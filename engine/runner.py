@@ -51,7 +51,7 @@ class Decoder(Protocol):
         ...
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-        """As forward, with the seconds that each part took."""
+        """Runs forward; also the seconds that each part took."""
         ...
 
 
@@ -115,7 +115,7 @@ class ModelRunner:
         return self._wanted(logits)
 
     def timed_forward(self, segments: Sequence[Segment]) -> tuple[torch.Tensor, dict[str, float]]:
-        """As forward, with the seconds that each part of the step took; which parts, the backend decides."""
+        """Runs forward; also the seconds that each part of the step took; which parts, the backend decides."""
         batch = self._buffers.fill(segments)
         logits, seconds = self._decoder.timed_forward(batch)
         self._buffers.remember(batch)
@@ -219,7 +219,7 @@ def _build_decoder(
 
 
 def _digest(weights: LlamaWeights) -> list[str]:
-    """What smoothing moved, once all layers have been read: another device or torch may measure otherwise."""
+    """Digest of what smoothing moved, once all layers have been read: another device or torch may measure otherwise."""
     return [f"smoothed {weights.digest}"] if isinstance(weights, SmoothedWeights) else []
 
 
@@ -264,7 +264,7 @@ def model_shapes(folder: Path, config: ModelConfig, *, load_format: str) -> dict
 
 
 def _kept_dtype(execution: Execution, compute: torch.dtype, device: torch.device) -> torch.dtype:
-    """What the pool keeps. StartupError where attention cannot read it."""
+    """The dtype that the pool keeps. StartupError where attention cannot read it."""
     execution.attention.resolved(device)
     kept = kv_dtype(execution.kv_cache_dtype, compute)
     if kept is not compute:
@@ -273,7 +273,7 @@ def _kept_dtype(execution: Execution, compute: torch.dtype, device: torch.device
 
 
 def _torch_only(dtype: torch.dtype, pool: KVPool, execution: Execution) -> str | None:
-    """What of the settings the C kernels do not have; None: nothing."""
+    """Names the setting that the C kernels do not have; None: they have all."""
     if not execution.attention.is_open:
         return f"attention backend {execution.attention} is asked for"
     if execution.compile_max_batch:

@@ -55,7 +55,7 @@ def shipped_algorithms(target: Path, *, folder: Path = SHIPPED) -> list[str]:
 
 
 def stored_quantization(folder: Path, device: torch.device) -> str | None:
-    """What a head's weights are rounded to, where kernels gain by it: int8 of those that are shipped, on a CPU."""
+    """The method that a head's weights are rounded for, where kernels gain by it: int8 of shipped ones, on a CPU."""
     return "int8" if is_shipped(folder) and device.type == "cpu" and cpu_kernels() is not None else None
 
 

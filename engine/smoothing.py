@@ -35,14 +35,14 @@ class SmoothedWeights(LlamaWeights):
         self, config: ModelConfig, tensors: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype | None,
         device: torch.device, output_rows: torch.Tensor | None,
     ) -> None:  # fmt: skip
-        """As LlamaWeights."""
+        """Reads weights as LlamaWeights does."""
         super().__init__(config, tensors, dtype, device, output_rows)
         self._rope = rope_rows(config, _TOKENS).to(device)
         self._digest = hashlib.sha256()
 
     @property
     def digest(self) -> str:
-        """Of all that was moved, as sixteen hex digits; after `layers`."""
+        """Digest of all that was moved, as sixteen hex digits; after `layers`."""
         return self._digest.hexdigest()[:16]
 
     def layers(self) -> Iterator[LayerWeights]:

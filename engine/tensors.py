@@ -8,7 +8,7 @@ from pathlib import Path
 from outrider.errors import StartupError
 
 EMBEDDING, OUTPUT_HEAD = "model.embed_tokens.weight", "lm_head.weight"
-"""As every model's files name them."""
+"""The tensors' names in every model's files."""
 
 
 def check_shapes(

@@ -39,7 +39,7 @@ def weight_files(folder: Path, *, load_format: str) -> list[Path]:
 
 
 def pickled_files(folder: Path) -> list[Path]:
-    """What may be pickled weights by its name, of one pattern."""
+    """Files that may be pickled weights by their names, of one pattern."""
     for pattern in PICKLED_PATTERNS:
         found = [path for path in sorted(folder.glob(pattern)) if not any(map(path.match, _NO_WEIGHTS))]
         if found:

@@ -68,7 +68,7 @@ def put_in_place(ready: Path, final: Path) -> None:
 
 
 def flushed(path: Path, *, names_only: bool = False) -> None:
-    """To the disk: a file's bytes, or a folder's names and, unless `names_only`, the bytes of its files."""
+    """Flushes to the disk a file's bytes, or a folder's names and, unless `names_only`, the bytes of its files."""
     if path.is_dir() and not names_only:
         for file in path.iterdir():
             flushed(file)

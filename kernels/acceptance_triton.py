@@ -22,7 +22,10 @@ _VOCAB_BLOCK = 1024
 def accept_coupled_batch(
     parents: torch.Tensor, tokens: torch.Tensor, num_nodes: torch.Tensor, target_tokens: torch.Tensor
 ) -> AcceptedBatch:
-    """As kernels.acceptance.accept_coupled_batch: parents, tokens [B, n]; num_nodes [B]; target_tokens [B, n + 1]."""
+    """Computes kernels.acceptance.accept_coupled_batch.
+
+    parents, tokens [B, n]; num_nodes [B]; target_tokens [B, n + 1].
+    """
     batch, width = tokens.shape
     accepted = _empty(batch, width, tokens.device)
     _walk_coupled[(batch,)](

@@ -14,7 +14,7 @@ def has_triton(device: torch.device) -> bool:
 
 
 def triton_version(device: torch.device) -> str:
-    """For numerics_id: norms and gates are Triton's wherever it is; empty where they are torch's."""
+    """Triton's version, for numerics_id: norms and gates are Triton's where it is; empty where they are torch's."""
     return f"triton {version('triton')}" if has_triton(device) else ""
 
 

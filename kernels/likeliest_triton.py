@@ -18,7 +18,7 @@ from kernels.triton_common import jit
 
 BLOCK = 2048
 MOST_FOUND = 4096
-"""Of all blocks of a row together: what a program can hold in its registers."""
+"""Most that is found in all blocks of a row together: what a program can hold in its registers."""
 LEAST: tp.Any = tl.constexpr(-(1 << 63))
 """Below any key."""
 _HIGHEST: tp.Any = tl.constexpr(0x7FFFFFFF)
@@ -30,7 +30,7 @@ def takes(vocab: int, num_top: int) -> bool:
 
 
 def likeliest(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As kernels.likeliest.likeliest, of what `takes`; equals come in the order of their ids."""
+    """Computes kernels.likeliest.likeliest of what it `takes`; equals come in the order of their ids."""
     rows = logits if logits.stride(1) == 1 else logits.contiguous()
     (num_rows, vocab), device = rows.shape, rows.device
     top, blocks = min(num_top, vocab), _num_blocks(vocab)

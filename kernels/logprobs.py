@@ -11,7 +11,7 @@ _ROWS_AT_ONCE = 64
 
 
 class TokenLogprobs(NamedTuple):
-    """Of R rows; K likeliest tokens by falling probability, ties to the lowest id."""
+    """Log probabilities of R rows; K likeliest tokens by falling probability, ties to the lowest id."""
 
     logprobs: torch.Tensor
     """float64 [R]"""

@@ -62,7 +62,7 @@ class NativeLinear:
 
     @property
     def team(self) -> ProductTeam:
-        """Its threads."""
+        """The threads that compute it."""
         return self._team
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ _GATE_BLOCK = 1024
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """As kernels.norm.rms_norm; x [T, width] or [T, heads, width], weight [width] in x's dtype."""
+    """Computes kernels.norm.rms_norm; x [T, width] or [T, heads, width], weight [width] in x's dtype."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _norm(x, None, weight, eps, out, None)
     return out
@@ -27,7 +27,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As kernels.norm.add_rms_norm; x, more [T, width], weight [width], all of one dtype."""
+    """Computes kernels.norm.add_rms_norm; x, more [T, width], weight [width], all of one dtype."""
     out, total = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     _norm(x, more if more.stride(-1) == 1 else more.contiguous(), weight, eps, out, total)
     return total, out
@@ -51,7 +51,7 @@ def _norm(
 
 
 def gated(gate_up: torch.Tensor) -> torch.Tensor:
-    """As kernels.gating.gated."""
+    """Computes kernels.gating.gated."""
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     rows = gate_up if gate_up.stride(1) == 1 else gate_up.contiguous()
     out = torch.empty((num_rows, width), dtype=gate_up.dtype, device=gate_up.device)

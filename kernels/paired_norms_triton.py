@@ -16,7 +16,7 @@ def paired_norms(
     embedding: torch.Tensor, tokens: torch.Tensor, states: torch.Tensor, embedding_norm: torch.Tensor,
     state_norm: torch.Tensor, eps: float,
 ) -> torch.Tensor:  # fmt: skip
-    """As kernels.paired_norms; all of one dtype, rows contiguous."""
+    """Computes kernels.paired_norms; all of one dtype, rows contiguous."""
     num_rows, width = states.shape
     out = torch.empty((num_rows, 2 * width), dtype=states.dtype, device=states.device)
     block = triton.next_power_of_2(width)

@@ -58,7 +58,7 @@ class Penalties:
         min_tokens: int = 0,
         stop_ids: Iterable[int] = (),
     ) -> "Penalties":
-        """From plain Python values."""
+        """Makes penalties of plain Python values."""
         bias = logit_bias or {}
         return cls(
             presence=presence,
@@ -154,7 +154,7 @@ class RowEdits:
     """int64: tokens that become -inf."""
 
 
-def row_edits(penalties: Penalties, history: History, path: Sequence[int] = ()) -> RowEdits:
+def row_edits(penalties: Penalties, history: History, path: Sequence[int]) -> RowEdits:
     """The changes of `penalise` with the same arguments."""
     ids, counts = _NO_IDS, _NO_IDS
     if penalties.uses_history:

@@ -26,7 +26,7 @@ class Int8Weight(NamedTuple):
     scales: torch.Tensor
 
     def values(self) -> torch.Tensor:
-        """For tests: the weights that it stands for, fp32 [n, k]."""
+        """The weights that it stands for, fp32 [n, k]; for tests."""
         return self.codes.float() * self.scales[:, None]
 
 
@@ -38,7 +38,7 @@ class Int4Weight(NamedTuple):
     lows: torch.Tensor
 
     def values(self) -> torch.Tensor:
-        """For tests: the weights that it stands for, fp32 [n, k]."""
+        """The weights that it stands for, fp32 [n, k]; for tests."""
         k = self.nibbles.shape[1]
         steps, lows = (part.float().repeat_interleave(GROUP, dim=1)[:, :k] for part in (self.steps, self.lows))
         return self.nibbles.float() * steps + lows
@@ -72,20 +72,20 @@ def pack_quantized(weight: torch.Tensor, method: str) -> torch.Tensor:
 
 
 def pack_int8(weight: Int8Weight) -> torch.Tensor:
-    """For the C kernels' INT8 (quantized.h): bytes [tiles, ...]."""
+    """Lays weights out for the C kernels' INT8 (quantized.h): bytes [tiles, ...]."""
     codes, scales = _tiles(weight.codes), _headers(weight.scales)
     return torch.cat([scales, _in_runs(codes, 2)], dim=1)
 
 
 def pack_int8_dynamic(weight: Int8Weight) -> torch.Tensor:
-    """For the C kernels' INT8_DYNAMIC (quantized.h): bytes [tiles, ...]."""
+    """Lays weights out for the C kernels' INT8_DYNAMIC (quantized.h): bytes [tiles, ...]."""
     codes, scales = _tiles(weight.codes), _headers(weight.scales)
     corrections = codes.sum(dim=2, dtype=torch.int32) * -128
     return torch.cat([scales, corrections.view(torch.uint8), _in_runs(codes, 4)], dim=1)
 
 
 def pack_int4(weight: Int4Weight) -> torch.Tensor:
-    """For the C kernels' INT4 (quantized.h): bytes [tiles, groups, 640]."""
+    """Lays weights out for the C kernels' INT4 (quantized.h): bytes [tiles, groups, 640]."""
     tiles = _tiles(weight.nibbles)
     count, groups = len(tiles), tiles.shape[2] // GROUP
     low, high = tiles.view(count, 2, TILE // 2, -1).unbind(1)

@@ -46,7 +46,7 @@ class RowFilters(NamedTuple):
         )
 
     def rows(self, chosen: slice | torch.Tensor) -> RowFilters:
-        """Those of some rows."""
+        """The filters of some rows."""
         return RowFilters(
             self.temperature[chosen], self.top_k[chosen], self.top_p[chosen], self.min_p[chosen], self.is_sorted
         )

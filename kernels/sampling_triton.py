@@ -23,7 +23,7 @@ _ROWS_AT_ONCE = 128
 
 
 def draw_rows(logits: torch.Tensor, rows: torch.Tensor, filters: RowFilters, u: torch.Tensor) -> torch.Tensor:
-    """As kernels.sampling_torch.draw_rows."""
+    """Computes kernels.sampling_torch.draw_rows."""
     vocab = logits.shape[1]
     tokens = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     count = min(len(rows), _ROWS_AT_ONCE)

@@ -31,12 +31,12 @@ class Readback:
         self._parts: list[torch.Tensor] = []
 
     def add(self, tensor: torch.Tensor) -> int:
-        """Where `fetch` will have it."""
+        """Adds a tensor; its place in what `fetch` returns."""
         self._parts.append(tensor)
         return len(self._parts) - 1
 
     def add_all(self, tensors: Iterable[torch.Tensor]) -> int:
-        """Where `fetch` will have the first of them."""
+        """Adds tensors; the first one's place in what `fetch` returns."""
         start = len(self._parts)
         self._parts.extend(tensors)
         return start

@@ -43,7 +43,7 @@ class GrowingTrees(NamedTuple):
     def places(
         cls, batch: int, num_steps: int, topk: int, hidden: int, dtype: torch.dtype, device: torch.device
     ) -> Self:
-        """For that many."""
+        """Makes room for so many trees."""
         entries, most = topk * (num_steps - 1), topk + (num_steps - 1) * topk * topk
         words = -(-entries // WORD_BITS)
         own = np.zeros((entries, words), np.uint64)
@@ -64,7 +64,7 @@ class GrowingTrees(NamedTuple):
 
     @property
     def num_candidates(self) -> int:
-        """M."""
+        """M, the number of candidates."""
         return self.topk + (self.num_steps - 1) * self.topk * self.topk
 
 

@@ -23,7 +23,7 @@ def grow_on(
     trees: GrowingTrees, step: int, chances: torch.Tensor, ids: torch.Tensor, states: torch.Tensor,
     names: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
-    """As kernels.tree_growth.grow_on."""
+    """Computes kernels.tree_growth.grow_on."""
     (batch, entries), topk, hidden = trees.tokens.shape, trees.topk, trees.inputs.shape[2]
     parents, words = 1 if step == 0 else topk, trees.bits.shape[2]
     _grow_on[(batch, topk)](

@@ -14,7 +14,7 @@ _OPERANDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float
 
 
 def operand(dtype: torch.dtype) -> tl.dtype:
-    """What tensor cores multiply in. The interpreter would multiply bf16 as integers, so there it is fp32."""
+    """The dtype that tensor cores multiply in. The interpreter would multiply bf16 as integers, so there it is fp32."""
     if knobs.runtime.interpret and dtype is torch.bfloat16:
         return tl.float32
     return _OPERANDS[dtype]

@@ -37,7 +37,7 @@ class Tree:
 
 
 class Target(Protocol):
-    """What states come from."""
+    """The model that states come from."""
 
     device: torch.device
 
@@ -51,7 +51,7 @@ class Drafting(Protocol):
 
     @property
     def kind(self) -> Kind:
-        """What it is."""
+        """The kind of network."""
         ...
 
     def built(self) -> Head:
@@ -74,7 +74,7 @@ class Rounds:
         return self.num_committed / self.num_rounds if self.num_rounds else 1.0
 
     def add(self, other: Rounds) -> None:
-        """Counts those too."""
+        """Counts the rounds of `other` too."""
         self.num_rounds += other.num_rounds
         self.num_committed += other.num_committed
         longest = max(len(self.accepted_by_step), len(other.accepted_by_step))
@@ -99,7 +99,7 @@ def chain_rounds(
     network: Drafting, target: Target, examples: Sequence[Example], *, num_steps: int = CHAIN_STEPS,
     batch_tokens: int = 2048,
 ) -> Rounds:  # fmt: skip
-    """With chains of num_steps drafts."""
+    """Counts rounds with chains of num_steps drafts."""
     rounds = Rounds()
     for group in padded_groups(examples, batch_tokens):
         batch = Batch.of(group, target.device)
@@ -112,7 +112,7 @@ def chain_rounds(
 
 
 def _chain_accepts(kind: Kind, head: Head, batch: Batch, states: States, num_steps: int) -> list[list[int]]:
-    """By conversation and position of the root: drafts that agree with what came."""
+    """Drafts that agree with what came, by conversation and position of the root."""
     batch_size, length = batch.tokens.shape
     agreed = torch.zeros((batch_size, length), dtype=torch.int64, device=batch.tokens.device)
     running = torch.ones((batch_size, length - kind.shift), dtype=torch.bool, device=batch.tokens.device)
@@ -127,7 +127,7 @@ def _chain_accepts(kind: Kind, head: Head, batch: Batch, states: States, num_ste
 
 @torch.inference_mode()
 def tree_rounds(network: Drafting, target: Target, examples: Sequence[Example], tree: Tree | None = None) -> Rounds:
-    """With trees, the likeliest nodes of all steps kept (EAGLE-2)."""
+    """Counts rounds with trees, the likeliest nodes of all steps kept (EAGLE-2)."""
     rounds, tree = Rounds(), tree or Tree()
     for example in examples:
         batch = Batch.of([example], target.device)

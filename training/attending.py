@@ -22,7 +22,7 @@ class RootRows:
     windows: of each layer, as ModelConfig has them.
     """
 
-    def __init__(self, batch_size: int, num_layers: int, windows: Sequence[int] = ()) -> None:
+    def __init__(self, batch_size: int, num_layers: int, windows: Sequence[int]) -> None:
         self.batch_size = batch_size
         self.windows = windows or (0,) * num_layers
         self.keys: list[torch.Tensor] = [torch.empty(0)] * num_layers

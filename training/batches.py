@@ -44,13 +44,13 @@ class Batch:
         return int(self.lengths.sum())
 
     def to(self, device: torch.device) -> Batch:
-        """The same with its tensors there."""
+        """The batch with its tensors on `device`."""
         tokens, wanted, lengths = self.tokens.to(device), self.wanted.to(device), self.lengths.to(device)
         return Batch(self.conversations, tokens, wanted, lengths, self.origins)
 
     @classmethod
     def of(cls, examples: Sequence[Example], device: torch.device | str = "cpu") -> Batch:
-        """Side by side."""
+        """Puts examples side by side."""
         lengths = [len(example.tokens) for example in examples]
         tokens = torch.zeros((len(examples), max(lengths)), dtype=torch.int64)
         wanted = torch.zeros_like(tokens, dtype=torch.bool)
@@ -112,7 +112,7 @@ class Dataset:
             yield Batch.of(group)
 
     def examples(self, num_shards: int, *, held_out: bool) -> list[Example]:
-        """Of the first shards, what is trained on or what is held out; cut to max_len."""
+        """Examples of the first shards that are trained on, or held out; cut to max_len."""
         paths = shard_paths(self.folder)
         while len(self._shards) < min(num_shards, len(paths)):
             self._shards.append([self._cut(example) for example in read_examples(paths[len(self._shards)])])

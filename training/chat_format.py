@@ -41,7 +41,7 @@ class ChatFormat:
 
     @classmethod
     def of_model(cls, folder: Path) -> ChatFormat:
-        """From a model folder. StartupError when it has no tokenizer or no chat template, or one that does not work."""
+        """Reads a model folder. StartupError where tokenizer or chat template are missing or do not work."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"no tokenizer at {path}; training data is made of text")

@@ -40,7 +40,7 @@ class Checkpoint:
         return self.averaged or self.tensors
 
     def save(self, path: Path) -> None:
-        """Whole or not at all."""
+        """Writes a checkpoint, whole or not at all."""
         values = {"format": FORMAT, "plan": asdict(self.plan)}
         values |= {name: getattr(self, name) for name in self.__slots__ if name != "plan"}
         write_file(path, "the checkpoint", lambda partial: torch.save(values, partial))

@@ -46,7 +46,7 @@ class Marks:
 
     @classmethod
     def choose(cls, embedded: torch.Tensor, states: torch.Tensor, now: int, before: int, seed: int) -> Marks:
-        """For tokens as often as they come in `embedded` [T, hidden], in states like `states` [T, hidden]."""
+        """Chooses marks for tokens as often as in `embedded` [T, hidden], in states like `states` [T, hidden]."""
         generator = torch.Generator().manual_seed(seed)
         projection = torch.randn((embedded.shape[1], now), generator=generator)
         mean = embedded.mean(dim=0)
@@ -90,8 +90,8 @@ class Carried:
 
     @classmethod
     def choose(cls, taught: Taught, parts: torch.Tensor, told: torch.Tensor) -> Carried:
-        """For rows made of parts [T, width], whose first numbers are the token embedded. told [T, hidden]: the target's
-        states before those tokens, which tell them."""
+        """Chooses for rows made of parts [T, width], whose first numbers are the token embedded. told [T, hidden]:
+        the target's states before those tokens, which tell them."""
         hidden = told.shape[1]
         number, num_brought = len(taught.query), min(round(_SHARE_BROUGHT * hidden), hidden - 2 * len(taught.query))
         brought = torch.zeros(num_brought, parts.shape[1])
@@ -105,7 +105,7 @@ class Carried:
         return _without(states, self.directions)
 
     def scaled(self, factor: float) -> Carried:
-        """For a stream that is read divided by `factor`."""
+        """The same numbers for a stream that is read divided by `factor`."""
         sizes = self.sizes.clone()
         sizes[: 2 * self.num_looked] *= factor
         return replace(self, sizes=sizes)
@@ -135,7 +135,7 @@ def _most_telling(embedded: torch.Tensor, told: torch.Tensor, count: int) -> tor
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """Of the heads that copy, over rows as attention reads them: queries and keys [head_dim, width].
+    """Matrices of heads that copy, over rows as attention reads them: queries and keys [head_dim, width].
 
     value: [n, width]: from a row to what is brought of it.
     """
@@ -162,7 +162,7 @@ class Copying:
 
     @classmethod
     def taught(cls, block: ModelConfig, wanted: torch.Tensor, held: torch.Tensor, value: torch.Tensor) -> Copying:
-        """With queries and keys of a few numbers, [n, width] each, whose product is the logit."""
+        """Makes them of queries and keys of a few numbers, [n, width] each, whose product is the logit."""
         query, key = torch.zeros(2, block.head_dim, wanted.shape[1])
         places = slow_places(block)[: len(wanted)]
         scale = block.head_dim**0.25
@@ -170,7 +170,7 @@ class Copying:
         return cls(block, query, key, value)
 
     def found(self, rows: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-        """What is brought to each row of a conversation, from itself and those before it. [L, n]
+        """Numbers brought to each row of a conversation, from itself and those before it. [L, n]
 
         rows: [L, width]; rope: [L, 2, head_dim / 2].
         """
@@ -180,7 +180,7 @@ class Copying:
         return logits.masked_fill(later, -torch.inf).softmax(dim=-1) @ (rows @ self.value.T)
 
     def projections(self, brought: torch.Tensor, count: int) -> dict[str, torch.Tensor]:
-        """Of `count` heads that add brought [hidden, n] @ what was found, as nearly as they can."""
+        """Projections of `count` heads that add brought [hidden, n] @ what was found, as nearly as they can."""
         hidden, size = self.block.hidden_size, self.block.head_dim
         left, sizes, right = torch.linalg.svd(brought, full_matrices=False)
         rank = min(len(sizes), count * size)
@@ -194,7 +194,7 @@ class Copying:
 
 
 def marks_beside(block: ModelConfig, embedded: torch.Tensor, states: torch.Tensor, seed: int) -> Marks:
-    """For `Copying.beside`."""
+    """The marks of `Copying.beside`."""
     size = len(slow_places(block))
     now = max(1, round(_SHARE_NOW * size))
     return Marks.choose(embedded, states, now, size - now, seed)

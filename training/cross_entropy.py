@@ -49,7 +49,7 @@ class SoftCrossEntropy(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Only the sum has one."""
+        """Gradient of the sum; nothing else has one."""
         d_outputs, d_head = (
             saved if saved is None else saved * gradients[0].to(saved.dtype) for saved in ctx.saved_tensors
         )

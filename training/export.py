@@ -49,7 +49,7 @@ def main(args: ExportArgs) -> int:
 
 
 def kind_of(checkpoint: Checkpoint, target: Path, load_format: str = "auto") -> Kind:
-    """What a checkpoint is of. StartupError when it was made for another target."""
+    """The kind of a checkpoint's network. StartupError when it was made for another target."""
     facts = checkpoint.facts
     kind = make_kind(
         facts["algorithm"], target, draft_vocab_size=facts["draft_vocab_size"], num_kv_heads=facts["num_kv_heads"],

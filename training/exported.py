@@ -33,7 +33,7 @@ _WHOLE_MODELS: Final = (TARGET_EMBEDDING, TARGET_HEAD)
 
 
 def algorithm_of(folder: Path) -> str:
-    """What an exported network is served as, its tensors tell. StartupError for a head of several stages."""
+    """The algorithm by which a network is served; its tensors tell. StartupError for a head of several stages."""
     if is_whole_model(folder):
         return STANDALONE
     family = HeadFolder.open(folder).config.family

@@ -1,7 +1,7 @@
 """Where a head's training starts: the best linear guess at the target's next state, in place of a layer that must first
 find out what its inputs are for.
 
-From the token's embedding e and the state s before it, least squares tell the next state: s' = A e + B s. EAGLE's and
+Least squares tell the next state from the token's embedding e and the state s before it: s' = A e + B s. EAGLE's and
 NextN's first matrices are that guess. EAGLE-3's layer makes it in its attention, where rows attend to themselves above
 all. What heads that copy bring (`copying`) is part of what is fitted.
 """
@@ -34,7 +34,7 @@ LAYER_SHARE = 0.1
 
 
 class Conversation(NamedTuple):
-    """What the target made of one, fp32."""
+    """A conversation as the target reads it, fp32."""
 
     tokens: torch.Tensor
     """int64 [L]"""
@@ -54,7 +54,7 @@ class Conversation(NamedTuple):
 
 
 class Basis:
-    """What a kind's tensors are fitted to. tensors: those that it has without, fp32; all is on the CPU.
+    """Data that a kind's tensors are fitted to. tensors: those that it has without, fp32; all is on the CPU.
 
     stream_size: of the target's stream before its final norm (root mean square).
     """
@@ -69,7 +69,7 @@ class Basis:
 
     @cached_property
     def conversations(self) -> list[Conversation]:
-        """Of the first batches, which the target reads only when this is asked for."""
+        """Conversations of the first batches, which the target reads only when this is asked for."""
         return list(conversations_of(self._batches, self._target.vocabulary_rows(EMBEDDING)))
 
     @cached_property
@@ -78,7 +78,7 @@ class Basis:
         return tensor_of(self._target.folder, "model.norm.weight", self._target.load_format).float()
 
     def completed(self, found: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
-        """With the other outputs of the layers whose names begin so, made small beside what was found."""
+        """Adds the other outputs of the layers whose names begin so, made small beside what was found."""
         outputs = ("o_proj.weight", "down_proj.weight")
         small = [name for name in self.tensors if name.startswith(prefix) and name.endswith(outputs)]
         return {name: self.tensors[name] * LAYER_SHARE for name in small} | found
@@ -188,7 +188,7 @@ def _attention(
 
 
 def conversations_of(batches: Iterable[tuple[Batch, States]], embedding: torch.Tensor) -> Iterator[Conversation]:
-    """Of batches with their states, until FITTED_TOKENS tokens are the target's own. embedding: [vocab, hidden]."""
+    """Cuts batches into conversations until FITTED_TOKENS tokens are the target's own. embedding: [vocab, hidden]."""
     count = 0
     for batch, states in batches:
         for row, length in enumerate(batch.lengths.tolist()):

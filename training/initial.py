@@ -44,7 +44,7 @@ def first_tensors(
 
 
 def _size_entering(kind: Kind, before: float, after: float) -> float:
-    """Of a head's stream where it begins: EAGLE's with the last state, EAGLE-3's without norms with one as it is."""
+    """Size of a head's stream where it begins: EAGLE's with the last state, EAGLE-3's, without norms, with one raw."""
     if kind.algorithm == EAGLE:
         return after
     return before if kind.algorithm == EAGLE3 and "fc_norm.0.weight" not in kind.config.shapes() else 1.0

@@ -153,7 +153,7 @@ def _windows(whole: Sequence[int], sources: Sequence[int | None]) -> tuple[int, 
 
 
 def _per_layer(raw: Mapping[str, Any], architecture: str, windows: Sequence[int]) -> dict[str, Any]:
-    """What config.json says of single layers, for layers with these windows: `layer_types` where the target's has it,
+    """Keys of config.json about single layers, for layers with these windows: `layer_types` where the target's has it,
     or where a count of layers that see all, which is all that Qwen's older files have, may not tell it."""
     values: dict[str, Any] = {}
     if raw.get("layer_types") is not None or (any(windows) and architecture != "MistralForCausalLM"):
@@ -177,7 +177,7 @@ class ShallowConfig:
         return {name: shape for name, shape in every.items() if name.startswith(("model.layers.", "model.norm."))}
 
     def features(self, target: TargetShape) -> FeatureSpec:
-        """None."""
+        """A draft model takes no features."""
         return FeatureSpec("none")
 
     def build(self, tensors: Tensors, vocabulary: Vocabulary, max_len: int, make_linear: MakeLinear) -> Head:

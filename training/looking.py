@@ -41,7 +41,7 @@ class Taught(NamedTuple):
 
 
 def teach(lessons: Sequence[Lesson], size: int, *, seed: int) -> Taught:
-    """Of at most `size` numbers."""
+    """Teaches queries and keys of at most `size` numbers to find what the lessons want."""
     before, after = _neighbours(lessons)
     whiten = whitening(before)
     left, found, right = torch.linalg.svd((before @ whiten).T @ (after @ whiten) / len(before))

@@ -192,7 +192,7 @@ class Trainer:
         at.save(self.folder / name)
 
     def _check_parameters(self) -> None:
-        """As _check_losses, of what is to be kept: the loss of the step before was of the parameters before it."""
+        """Checks, as _check_losses, what is to be kept: the loss of the step before was of the parameters before it."""
         if self._last_batch is None:
             return
         with torch.no_grad():
@@ -227,7 +227,7 @@ class Trainer:
         return Checkpoint(facts | told_of(self.args), *self._first_tensors())
 
     def _first_tensors(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """What training starts from, and the tokens that are drafted."""
+        """Tensors that training starts from, and the tokens that are drafted."""
         args = self.args
         counts = answer_counts(self.dataset.folder)
         drafted = torch.from_numpy(hot_tokens(counts, args.draft_vocab_size)).sort().values
@@ -270,13 +270,13 @@ class _LossModule(nn.Module):
 
 
 def facts_of(args: HeadArgs, model_path: Path) -> dict[str, Any]:
-    """What must not change when training goes on."""
+    """Facts that must not change when training goes on."""
     own = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name not in _FREE}
     return own | {"target": target_id(model_path, args.load_format)}
 
 
 def told_of(args: HeadArgs) -> dict[str, Any]:
-    """What may change when training goes on, and is kept for the card."""
+    """Flags that may change when training goes on, and are kept for the card."""
     return {name: getattr(args, name) for name in _TOLD}
 
 

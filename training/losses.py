@@ -29,10 +29,10 @@ STEP_DECAY = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Of the parts of the loss."""
+    """Weights of the parts of the loss."""
 
-    token: float = 1.0
-    feature: float = 0.5
+    token: float
+    feature: float
 
 
 class StepRows(NamedTuple):
@@ -47,7 +47,7 @@ class StepRows(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a batch is to teach: the tokens that the target wrote, flat [n], and what it had in mind before each."""
+    """The lesson of a batch: the tokens that the target wrote, flat [n], and what it had in mind before each."""
 
     number: torch.Tensor
     """int64 [B, L]: number of the token at each position, where it is a wanted one."""
@@ -63,7 +63,7 @@ class Wanted(NamedTuple):
     @classmethod
     @torch.no_grad()
     def of(cls, network: DraftNetwork, batch: Batch, states: States) -> Wanted:
-        """Of a batch; no answer starts at position 0."""
+        """Takes it from a batch; no answer starts at position 0."""
         mask = batch.wanted
         number = mask.flatten().cumsum(0).view(mask.shape) - 1
         tokens, before = batch.tokens[mask], states.last.roll(1, dims=1)[mask]

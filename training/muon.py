@@ -25,7 +25,7 @@ _HEAD_ROWS, _HEAD_COLUMNS = ("q_proj/weight", "k_proj/weight", "v_proj/weight"),
 
 
 class Muon(Optimizer):
-    """Of named matrices; head_dim: rows of an attention head."""
+    """Muon over named matrices; head_dim: rows of an attention head."""
 
     def __init__(
         self, named: Sequence[tuple[str, torch.nn.Parameter]], *, lr: float, weight_decay: float, head_dim: int

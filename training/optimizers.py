@@ -47,11 +47,11 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """For a checkpoint."""
+        """The optimizers' states, for a checkpoint."""
         return [optimizer.state_dict() for optimizer in self._every]
 
     def load_state_dict(self, states: list[dict[str, Any]]) -> None:
-        """From a checkpoint of the same network."""
+        """Takes the states of a checkpoint of the same network."""
         for optimizer, state in zip(self._every, states, strict=True):
             optimizer.load_state_dict(state)
 

@@ -21,7 +21,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Who writes and speaks."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def wrapped(self, module: nn.Module) -> nn.Module:

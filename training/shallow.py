@@ -71,7 +71,7 @@ def _entering(kind: Kind, index: int, tensors: Mapping[str, torch.Tensor], embed
 
 
 def _grouped(kind: Kind, heads: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """For query heads that share keys: all ask the same, and the first of each group passes on what was found."""
+    """Heads for queries that share keys: all ask the same, and the first of each group passes on what was found."""
     block = kind.config.block
     groups, size = block.num_heads // block.num_kv_heads, block.head_dim
     query = heads["q_proj"].unflatten(0, (-1, size)).repeat_interleave(groups, dim=0).flatten(0, 1)

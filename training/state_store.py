@@ -79,7 +79,7 @@ class StateFiles:
         return bool(self._open[origin.shard][1][origin.conversation] >= count)
 
     def read(self, origin: Origin, count: int) -> torch.Tensor:
-        """Those rows [count, width]."""
+        """Reads the `count` rows from `origin` on, [count, width]."""
         stored = np.array(self._open[origin.shard][0][origin.first_token : origin.first_token + count])
         return torch.from_numpy(stored).view(self._dtype)
 

@@ -26,7 +26,7 @@ from outrider.errors import StartupError
 
 
 class States(NamedTuple):
-    """Of a padded batch; padding rows are zero."""
+    """States of a padded batch; padding rows are zero."""
 
     features: torch.Tensor
     """[B, L, feature width]: what a head goes on from."""
@@ -131,7 +131,7 @@ def trainable_config(model_path: Path) -> ModelConfig:
 
 
 def target_id(model_path: Path, load_format: str) -> str:
-    """What data and checkpoints name a target by: its weight files' id, or `dummy`."""
+    """The name of a target in data and checkpoints: its weight files' id, or `dummy`."""
     if load_format == "dummy":
         return "dummy"
     return numerics_id(open_checkpoint(model_path, load_format=load_format).files)

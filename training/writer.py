@@ -27,7 +27,7 @@ class Writer:
         self._started, self._tokens = time.monotonic(), 0
 
     def step(self, at: Checkpoint, report: Report, tokens: int) -> None:
-        """A step was made."""
+        """Notes that a step was made."""
         self._tokens += tokens
         if at.step % 10:
             return
@@ -55,16 +55,16 @@ class Writer:
 
 
 class _Silent(Writer):
-    """Of the other ranks."""
+    """The writer of all ranks but the first."""
 
     def __init__(self) -> None:
         pass
 
     def step(self, at: Checkpoint, report: Report, tokens: int) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def evaluated(self, at: Checkpoint, figures: dict[str, float]) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ class Preempted(Exception):
 def trees_ahead(
     grower: TreeGrower, requests: Sequence[AheadRequest], starts: Sequence[Start | None]
 ) -> list[list[Draft]]:
-    """For each request its trees, likeliest outcome first; none where there is no start, or no room for forks.
+    """Trees of each request, likeliest outcome first; none where there is no start, or no room for forks.
 
     None at all when a verdict leaves all of one session's outcomes.
     """

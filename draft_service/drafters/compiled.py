@@ -44,7 +44,7 @@ class _Kept(FunctionCache):
 
 @cache
 def _stamp_of_calls() -> tuple[tuple[str, str], ...]:
-    """Of the files whose compiled functions call one another's."""
+    """Names and digests of the files whose compiled functions call one another's."""
     files = sorted(Path(__file__).parent.glob("trie*.py"))
     return tuple((file.name, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files)
 

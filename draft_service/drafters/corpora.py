@@ -32,7 +32,7 @@ class Corpora:
         self._names: dict[str, list[Name]] = {}  # by scope; lists are replaced, never changed
 
     def names(self, scope: str) -> list[Name]:
-        """What a request of this scope draws from: its scope's, and those for everyone."""
+        """Corpora that a request of this scope draws from: its scope's, and those for everyone."""
         scoped = self._names.get(scope, []) if scope else []
         return [*scoped, *self._names.get("", [])]
 

@@ -89,7 +89,7 @@ class Corpus:
 
     @property
     def num_bytes(self) -> int:
-        """Of the trie's arrays."""
+        """Bytes that the trie's arrays take."""
         return self._trie.num_bytes
 
     @property
@@ -104,7 +104,7 @@ class Corpus:
 
     @property
     def branch_length(self) -> int:
-        """Longest path."""
+        """Tokens in the trie's longest path."""
         return self._trie.branch_length
 
     def insert(self, name: Name, tokens: Ids, counted: int = 0) -> Future[None]:

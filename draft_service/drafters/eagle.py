@@ -35,7 +35,7 @@ from outrider.wire import Ids
 
 @dataclass(eq=False, slots=True)
 class HeadState(State):
-    """With the target's rows that were not run yet."""
+    """A session's state with the target's rows that were not run yet."""
 
     features: FeatureBuffer
 

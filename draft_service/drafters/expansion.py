@@ -44,7 +44,7 @@ class Growth(NamedTuple):
 
     @classmethod
     def empty(cls, batch: int, num_steps: int, topk: int) -> Growth:
-        """Before the first step."""
+        """A growth before its first step."""
         most, entries = most_nodes(num_steps, topk), topk * (num_steps - 1)
         return cls(
             np.empty((batch, most), np.float32), np.empty((batch, most), np.int32),
@@ -58,7 +58,7 @@ class Growth(NamedTuple):
         return float(found.sum(axis=1).mean())
 
     def after(self, num_steps: int, topk: int) -> Growth:
-        """What is there after so many steps, as of trees that have no more."""
+        """The growth after `num_steps` steps, as if its trees had no more."""
         most, entries = most_nodes(num_steps, topk), topk * (num_steps - 1)
         if most == self.scores.shape[1]:
             return self

@@ -86,7 +86,7 @@ class Room:
 
 @cache
 def _copy_finite() -> Callable[[int, int | bytes, int, int, int], int]:
-    """As outrider_copy_finite of the C kernels, which it is where they can be had."""
+    """outrider_copy_finite of the C kernels, or the same in numpy where they cannot be had."""
     library = cpu_kernels()
     return _copy_finite_plainly if library is None else library.outrider_copy_finite
 

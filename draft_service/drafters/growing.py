@@ -9,6 +9,7 @@ Depth d sits d - 1 positions after the sequence's last row.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,6 +31,24 @@ from outrider.wishes import most_nodes
 
 Check = Callable[[], None]
 """Called before each step; what it raises ends the work."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Trees to grow, below the last rows of B sequences; see `grow`. taken: slots for all of them, in order."""
+
+    model: DraftModel
+    sequences: Sequence[CacheRows]
+    taken: list[int]
+    num_steps: int
+    topk: int
+    counts: list[int]  # nodes of each tree, at most
+    least_reach: float
+    check: Check | None
+
+    def slots(self) -> NDArray[np.int32]:
+        """The slots of each sequence, int32 [B, slots_needed()]."""
+        return np.array(self.taken, np.int32).reshape(len(self.sequences), slots_needed(self.num_steps, self.topk))
 
 
 def slots_needed(num_steps: int, topk: int) -> int:
@@ -54,38 +73,29 @@ def grow(
     taken = model.cache.scratch(len(sequences) * count)
     counts = [min(wanted, most_nodes(num_steps, topk)) for wanted in num_nodes]
     try:
+        job = Job(model, sequences, taken, num_steps, topk, counts, least_reach, check)
         if model.grower is not None:
-            return _grow_native(
-                model, model.grower, sequences, tips, taken, num_steps, topk, counts, num_top, least_reach, check
-            )
+            return _grow_native(job, model.grower, tips, num_top)
         assert isinstance(tips, Tips)
-        slots = np.array(taken, np.int32).reshape(len(sequences), count)
         with torch.inference_mode():
             if model.runs_apart:
                 graph = model.trees.find(num_steps, topk, len(sequences)) if model.trees is not None else None
                 if graph is not None:
                     if check is not None:
                         check()
-                    return graph.grow(sequences, tips, slots, counts)
-                if topk == 1:
-                    return grow_chains(model, sequences, tips, slots, num_steps, counts, check)
-                return grow_trees(model, sequences, tips, slots, num_steps, topk, counts, check)
-            if topk == 1:
-                return _grow_chains(model, sequences, tips, slots, num_steps, counts, least_reach, check)
-            return _grow_trees(model, sequences, tips, slots, num_steps, topk, counts, least_reach, check)
+                    return graph.grow(sequences, tips, job.slots(), counts)
+                return grow_chains(job, tips) if topk == 1 else grow_trees(job, tips)
+            return _grow_chains(job, tips) if topk == 1 else _grow_trees(job, tips)
     finally:
         model.cache.release(taken)
 
 
-def _grow_native(
-    model: DraftModel, grower: NativeGrower, sequences: Sequence[CacheRows], tips: Tips | Sequence[Behind],
-    slots: list[int], num_steps: int, topk: int, counts: list[int], num_top: int, least_reach: float,
-    check: Check | None,
-) -> list[Draft]:  # fmt: skip
+def _grow_native(job: Job, grower: NativeGrower, tips: Tips | Sequence[Behind], num_top: int) -> list[Draft]:
+    num_steps, topk, counts = job.num_steps, job.topk, job.counts
     behind = () if isinstance(tips, Tips) else tips
     trees = grower.begin(
-        sequences, slots, num_steps=num_steps, topk=topk, counts=counts, num_drafted=model.num_drafted,
-        least_reach=least_reach, behind=[own.words for own in behind], num_tips=num_top if behind else 0,
+        job.sequences, job.taken, num_steps=num_steps, topk=topk, counts=counts, num_drafted=job.model.num_drafted,
+        least_reach=job.least_reach, behind=[own.words for own in behind], num_tips=num_top if behind else 0,
     )  # fmt: skip
     if isinstance(tips, Tips):
         assert tips.states is not None
@@ -93,7 +103,7 @@ def _grow_native(
     else:
         inputs = joined([piece for own in behind if (piece := own.inputs()) is not None])
         grower.run_first(trees, inputs, are_states=tips[0].are_states)
-    num_run = grower.run(trees, num_steps, check)
+    num_run = grower.run(trees, num_steps, job.check)
     found = _tips_of(trees.given)
     for row, own in enumerate(behind):
         own.done(Tip(found, row))
@@ -120,10 +130,8 @@ def _tips_of(given: Given) -> Callable[[], Tips]:
     return tips
 
 
-def _grow_chains(
-    model: DraftModel, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], num_steps: int,
-    counts: list[int], least_reach: float, check: Check | None,
-) -> list[Draft]:  # fmt: skip
+def _grow_chains(job: Job, tips: Tips) -> list[Draft]:
+    model, sequences, slots, num_steps = job.model, job.sequences, job.slots(), job.num_steps
     for sequence, own in zip(sequences, slots, strict=True):
         model.cache.slot_table[sequence.table_row, sequence.num_rows : sequence.num_rows + len(own)] = own
     places = [
@@ -136,10 +144,10 @@ def _grow_chains(
     steps: list[torch.Tensor] = []
     for step in range(num_steps):
         if step:
-            if least_reach and sum(paths) < least_reach * len(paths):
+            if job.least_reach and sum(paths) < job.least_reach * len(paths):
                 break
-            if check is not None:
-                check()
+            if job.check is not None:
+                job.check()
             segments = [
                 Segment(table_row, last + step, words[i, step - 1 : step], own[step - 1 : step])
                 for i, (table_row, last, own) in enumerate(places)
@@ -152,13 +160,11 @@ def _grow_chains(
         if tips.states is not None:
             steps.append(tips.states)
     grown = Grown(1, len(chances), len(chances) < num_steps)
-    return joined_chain(words, np.array(list(zip(*chances, strict=True))), steps, grown, counts)
+    return joined_chain(words, np.array(list(zip(*chances, strict=True))), steps, grown, job.counts)
 
 
-def _grow_trees(
-    model: DraftModel, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
-    counts: list[int], least_reach: float, check: Check | None,
-) -> list[Draft]:  # fmt: skip
+def _grow_trees(job: Job, tips: Tips) -> list[Draft]:
+    sequences, slots, num_steps, topk = job.sequences, job.slots(), job.num_steps, job.topk
     batch, num_run = len(sequences), 1
     growth = Growth.empty(batch, num_steps, topk)
     depths = np.repeat(np.arange(num_steps - 1, dtype=np.int32), topk)
@@ -166,10 +172,10 @@ def _grow_trees(
     states = None if tips.states is None else TreeStates(tips.states, num_steps, topk)
     for step in range(1, num_steps):
         end = step * topk
-        if least_reach and growth.reach(end - topk, end) < least_reach:
+        if job.least_reach and growth.reach(end - topk, end) < job.least_reach:
             break
-        if check is not None:
-            check()
+        if job.check is not None:
+            job.check()
         segments = [
             Segment(sequence.table_row, sequence.num_rows, words, own, depths[:end], mask, topk)
             for sequence, words, own, mask in zip(
@@ -178,13 +184,13 @@ def _grow_trees(
         ]
         parents = growth.entry_parents[:, end - topk : end]
         above = None if states is None else states.above(torch.from_numpy(parents), step)
-        found = model.run(segments, above, topk)
+        found = job.model.run(segments, above, topk)
         _expand(growth, step, topk, found, batch)
         if states is not None and found.states is not None:
             states.add(found.states, step)
         num_run += 1
     grown = Grown(topk, num_run, num_run < num_steps)
-    counts = [min(count, most_nodes(num_run, topk)) for count in counts]
+    counts = [min(count, most_nodes(num_run, topk)) for count in job.counts]
     return joined_trees(states, grown, batch, counts, choose(growth.after(num_run, topk), topk, counts))
 
 

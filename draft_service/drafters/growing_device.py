@@ -6,7 +6,6 @@ on shapes alone, while earlier steps still run. It waits once, for the finished 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from draft_service.drafters.base import Draft
 from draft_service.drafters.carrying import TreeStates, joined_chain, joined_trees
 from draft_service.drafters.expansion import Chosen, Growth, choose
-from draft_service.drafters.kv import CacheRows
 from draft_service.session import Grown
 from engine.batch import DeviceRows, Segment
 from kernels.attention.layout import WORD_BITS
@@ -24,23 +22,22 @@ from kernels.transfer import Readback
 from kernels.tree_build import Expansion, expand_frontier, expand_root
 
 if TYPE_CHECKING:
-    from draft_service.drafters.models import DraftModel, Tips
+    from draft_service.drafters.growing import Job
+    from draft_service.drafters.models import Tips
 
 _UNKNOWN = np.zeros(1, np.int32)
 
 
-def grow_chains(
-    model: DraftModel, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], num_steps: int,
-    counts: list[int], check: Callable[[], None] | None,
-) -> list[Draft]:  # fmt: skip
-    """Chains of num_steps nodes below each sequence; slots [B, num_steps - 1]."""
+def grow_chains(job: Job, tips: Tips) -> list[Draft]:
+    """Chains of num_steps nodes below each sequence; all steps are run."""
+    model, sequences, slots, num_steps = job.model, job.sequences, job.slots(), job.num_steps
     own = slots.tolist()
     for sequence, mine in zip(sequences, slots, strict=True):
         model.cache.slot_table[sequence.table_row, sequence.num_rows : sequence.num_rows + len(mine)] = mine
     found, states = [tips], [tips.states]
     for step in range(num_steps - 1):
-        if check is not None:
-            check()
+        if job.check is not None:
+            job.check()
         segments = [
             Segment(sequence.table_row, sequence.num_rows + step, _UNKNOWN, [mine[step]])
             for sequence, mine in zip(sequences, own, strict=True)
@@ -54,14 +51,12 @@ def grow_chains(
     words, chances = back.fetch()
     paths: NDArray[np.float64] = np.cumprod(np.fmax(chances, 0.0), axis=1, dtype=np.float64)  # NaN counts as 0
     kept = [each for each in states if each is not None]
-    return joined_chain(words.astype(np.int32), paths, kept, Grown(1, num_steps), counts)
+    return joined_chain(words.astype(np.int32), paths, kept, Grown(1, num_steps), job.counts)
 
 
-def grow_trees(
-    model: DraftModel, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], num_steps: int, topk: int,
-    counts: list[int], check: Callable[[], None] | None,
-) -> list[Draft]:  # fmt: skip
-    """Trees of num_steps steps below each sequence; slots [B, topk * (num_steps - 1)]."""
+def grow_trees(job: Job, tips: Tips) -> list[Draft]:
+    """Trees of num_steps steps below each sequence; all steps are run."""
+    sequences, slots, num_steps, topk = job.sequences, job.slots(), job.num_steps, job.topk
     batch = len(sequences)
     rows = _Rows(batch, num_steps, topk, tips.tokens.device)
     states = None if tips.states is None else TreeStates(tips.states, num_steps, topk)
@@ -70,21 +65,21 @@ def grow_trees(
     expansions = [newest]
     for step in range(1, num_steps):
         end = step * topk
-        if check is not None:
-            check()
+        if job.check is not None:
+            job.check()
         tokens, mask = np.zeros(end, np.int32), np.eye(end, dtype=np.bool_)
         segments = [
             Segment(sequence.table_row, sequence.num_rows, tokens, mine, depths[:end], mask, topk)
             for sequence, mine in zip(sequences, slots[:, :end], strict=True)
         ]
         above = None if states is None else states.above(newest.frontier_parents, step)
-        found = model.run(segments, above, topk, rows=rows.with_entries(newest, step))
+        found = job.model.run(segments, above, topk, rows=rows.with_entries(newest, step))
         shape = (batch, topk, topk)
         newest = expand_frontier(newest, found.probabilities.reshape(shape), found.tokens.reshape(shape), step)
         expansions.append(newest)
         if states is not None and found.states is not None:
             states.add(found.states, step)
-    return joined_trees(states, Grown(topk, num_steps), batch, counts, _chosen(expansions, topk, counts))
+    return joined_trees(states, Grown(topk, num_steps), batch, job.counts, _chosen(expansions, topk, job.counts))
 
 
 class _Rows:

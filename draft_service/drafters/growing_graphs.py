@@ -47,7 +47,7 @@ class TreeSizes(NamedTuple):
     topk: int
     max_trees: int
     max_rows: int = MAX_ROWS
-    """Of a step; with more, step by step is as good."""
+    """Most rows of a step; with more, step by step is as good."""
 
 
 class _Key(NamedTuple):
@@ -57,7 +57,7 @@ class _Key(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Of each step."""
+        """Rows of each step."""
         return self.batch * self.topk * (self.num_steps - 1)
 
 
@@ -80,13 +80,13 @@ class TreeGraphs:
             progress.at(len(keys), len(keys))
 
     def find(self, num_steps: int, topk: int, batch: int) -> _Growth | None:
-        """What grows trees of that shape for so many sequences, or for a few more."""
+        """The graph that grows trees of that shape for so many sequences, or for a few more."""
         size = next((size for size in _BATCHES if size >= batch), 0)
         return self._growths.get(_Key(num_steps, topk, size))
 
 
 def _batches(most: int) -> tuple[int, ...]:
-    """Those that are needed to hold up to `most` sequences."""
+    """Numbers of sequences whose graphs are needed to hold up to `most`."""
     return _BATCHES[: bisect.bisect_left(_BATCHES, most) + 1]
 
 
@@ -118,7 +118,7 @@ class _Growth:
     def grow(
         self, sequences: Sequence[CacheRows], tips: Tips, slots: NDArray[np.int32], counts: Sequence[int]
     ) -> list[Draft]:  # fmt: skip
-        """As growing_device.grow_trees; slots [len(sequences), E]."""
+        """Grows trees as growing_device.grow_trees does; slots [len(sequences), E]."""
         num_steps, topk, batch = self._key
         count = len(sequences)
         assert tips.states is not None
@@ -147,7 +147,7 @@ class _Growth:
         self._capturing.prepare(layout, self._bucket)
 
     def _growth(self, count: int) -> Growth:
-        """What was found of the first `count` trees, on the host: the one wait for the device."""
+        """The growth of the first `count` trees, on the host: the one wait for the device."""
         found, most = self._trees.found[:count].cpu().numpy(), self._trees.num_candidates
         scores, words, frontier = found[:, :most], found[:, most : 2 * most], found[:, 2 * most :]
         return Growth.empty(count, self._key.num_steps, self._key.topk)._replace(

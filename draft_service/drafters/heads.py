@@ -39,7 +39,7 @@ def features_needed(args: DraftArgs) -> FeatureSpec:
 
 
 def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
-    """For --speculative-algorithm EAGLE, EAGLE3 and NEXTN. StartupError for a head that is absent or does not fit."""
+    """Makes the drafter of EAGLE, EAGLE3 or NEXTN. StartupError for a head that is absent or does not fit."""
     target_folder, folder, load_format = _folders(args)
     target = TargetShape.from_folder(target_folder)
     device = pick_device(args.device)
@@ -92,7 +92,7 @@ def _folders(args: DraftArgs) -> tuple[Path, Path, str]:
 
 
 def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path:
-    """What --speculative-draft-model-path names; else a shipped head, or the target where it brings MTP layers."""
+    """The folder that --speculative-draft-model-path names; else a shipped head's, or a target's with MTP layers."""
     if args.speculative_draft_model_path:
         return resolve_model(
             args.speculative_draft_model_path, revision=args.speculative_draft_model_revision, load_format=load_format

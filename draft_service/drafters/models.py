@@ -24,7 +24,7 @@ from kernels.transfer import to_device
 
 
 class Tips(NamedTuple):
-    """Of the last rows of B sequences: what may follow them."""
+    """What may follow the last rows of B sequences."""
 
     probabilities: torch.Tensor
     """fp32 [B, T], falling; a softmax at temperature 1 over all that can be drafted."""
@@ -34,13 +34,13 @@ class Tips(NamedTuple):
     """[B, hidden]: a head's own states, which the next rows go on from; None for a language model."""
 
     def named(self) -> list[list[tuple[int, float]]]:
-        """Of each row its tokens and their probabilities, falling."""
+        """Tokens and their probabilities, falling, for each row."""
         rows = zip(self.tokens.tolist(), self.probabilities.tolist(), strict=True)
         return [list(zip(tokens, chances, strict=True)) for tokens, chances in rows]
 
     @classmethod
     def joined(cls, tips: Sequence[Tip]) -> Tips:
-        """Of several sequences, in order. What ran together stays as it is."""
+        """Joins the tips of several sequences, in order. What ran together stays as it is."""
         batch, rows = tips[0].batch, [tip.row for tip in tips]
         if all(tip.batch is batch for tip in tips):
             if rows == list(range(len(batch.tokens))):
@@ -67,7 +67,7 @@ class Tip:
 
     @property
     def batch(self) -> Tips:
-        """All rows."""
+        """The tips of all rows."""
         if callable(self._batch):
             self._batch = self._batch()
         return self._batch
@@ -118,7 +118,7 @@ class DraftModel(Protocol):
 
     @property
     def trees(self) -> TreeGraphs | None:
-        """Whole trees as graphs, of a model that runs apart."""
+        """Graphs of whole trees, for a model that runs apart."""
         ...
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ class DraftModel(Protocol):
         ...
 
     def limit_vocabulary(self, vocab_size: int) -> None:
-        """From now on only ids below `vocab_size` are drafted: the target's may be padded less."""
+        """Has only ids below `vocab_size` drafted from now on: the target's may be padded less."""
         ...
 
 
@@ -254,7 +254,7 @@ class HeadModel:
 
 
 def on_host(values: torch.Tensor) -> NDArray[Any]:
-    """As an array: of memory that is the host's already, the same."""
+    """A tensor as an array: the same memory where it is the host's already."""
     return values.numpy() if values.device.type == "cpu" else values.cpu().numpy()
 
 

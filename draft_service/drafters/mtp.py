@@ -19,9 +19,9 @@ from draft_service.drafters.eagle import HeadDrafter, HeadState
 from draft_service.drafters.features import FeatureBuffer
 from draft_service.drafters.growing import Check
 from draft_service.drafters.kv import CacheRows, NoRoom
-from draft_service.drafters.model_drafter import MAX_ROWS_PER_CALL
 from draft_service.drafters.models import Tips
 from draft_service.drafters.paths import Start
+from draft_service.drafters.session_drafter import MAX_ROWS_PER_CALL
 from draft_service.session import Extension, Grown, Session
 from engine.batch import Segment
 from outrider.v1 import verify_pb2
@@ -32,7 +32,7 @@ from outrider.wire import Ids
 class StagedState(HeadState):
     """built[i]: rows that stage i has run on committed tokens; drafted, chances: the chain, when it is up to date."""
 
-    built: list[int] = field(default_factory=list)
+    built: list[int]
     drafted: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
 

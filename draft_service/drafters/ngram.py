@@ -58,7 +58,7 @@ class NgramDrafter:
 
     @classmethod
     def from_args(cls, args: DraftArgs) -> Self:
-        """With a corpus of its own, the files that are named in it already. StartupError for a file that is bad."""
+        """Makes a drafter whose corpus holds the files that are named already. StartupError for a file that is bad."""
         rules = MatchRules(
             min_match=args.speculative_ngram_min_match_window_size,
             max_match=args.speculative_ngram_max_match_window_size,
@@ -133,7 +133,7 @@ class NgramDrafter:
                 self.corpus.drop(_prediction(session))
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """What followed the newest tokens before."""
+        """Drafts what followed the newest tokens before."""
         return [
             self._draft(request.session, request.session.tokens, request.num_nodes, request.session.max_depth())
             for request in requests
@@ -144,7 +144,7 @@ class NgramDrafter:
         return [self._ahead(request) for request in requests]
 
     def num_nodes(self, wishes: Wishes) -> int:
-        """As many as the flag says, where the request does not."""
+        """Nodes of a request's trees: as the flag says, where the request does not."""
         return (wishes.num_draft_tokens or self.num_draft_tokens) - 1
 
     def is_brief(self, sessions: Sequence[Session]) -> bool:

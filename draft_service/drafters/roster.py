@@ -32,7 +32,7 @@ StateT = TypeVar("StateT", bound=State)
 
 
 class Roster(Generic[StateT]):
-    """The states of sessions."""
+    """Keeps the states of sessions."""
 
     def __init__(self, model: DraftModel) -> None:
         self._model = model
@@ -46,7 +46,7 @@ class Roster(Generic[StateT]):
         return iter(self._states.values())
 
     def get(self, session: Session) -> StateT | None:
-        """None for one that is not served, or not any more."""
+        """The state of a session; None where it is not served, or not any more."""
         return self._states.get(session.uid)
 
     def admit(self, session: Session, new_state: Callable[[Session, CacheRows], StateT]) -> StateT | None:
@@ -79,7 +79,7 @@ class Roster(Generic[StateT]):
 
     def give_up(self, session: Session, reason: verify_pb2.ReleaseReason, detail: str) -> None:
         """Forgets a session that cannot be served, and notes why."""
-        log.warning("session given up", session=session.session, reason=detail)
+        log.warning("session given up", session=session.session_id, reason=detail)
         self.forget(session)
         self._given_up.append(GivenUp(session, reason, detail))
 
@@ -94,7 +94,7 @@ class Roster(Generic[StateT]):
         self._states.clear()
 
     def take_given_up(self) -> list[GivenUp]:
-        """Those given up since the last call."""
+        """Sessions given up since the last call."""
         taken, self._given_up = self._given_up, []
         return taken
 

@@ -62,7 +62,7 @@ class StandaloneDrafter(ModelDrafter[State]):
 
 
 def make_drafter(args: DraftArgs) -> StandaloneDrafter:
-    """From flags. StartupError for a model that is absent, refused, or not of the target's vocabulary."""
+    """Makes the drafter that flags name. StartupError for a model that is absent, refused, or of another vocabulary."""
     folder = _model_folder(args)
     shape = tree_shape(args, is_head=False)
     config = ModelConfig.from_folder(folder, trust_remote_code=args.trust_remote_code)
@@ -94,7 +94,7 @@ def make_drafter(args: DraftArgs) -> StandaloneDrafter:
 
 
 def _model_folder(args: DraftArgs) -> Path:
-    """What --speculative-draft-model-path names, or the model that is shipped for the target."""
+    """The folder that --speculative-draft-model-path names, or of the model that is shipped for the target."""
     if args.speculative_draft_model_path:
         return resolve_model(
             args.speculative_draft_model_path, revision=args.speculative_draft_model_revision,

@@ -112,7 +112,7 @@ class NgramTrie:
         return self._nodes.nbytes + self._table.nbytes + self._ranks.nbytes
 
     def most_nodes(self, num_tokens: int) -> int:
-        """What a text may take, root included, if none of its paths is there yet and it does not repeat itself."""
+        """Nodes that a text may take, root included, if none of its paths is there and it does not repeat itself."""
         short = min(num_tokens, self.branch_length)
         return 1 + short * (short + 1) // 2 + (num_tokens - short) * self.branch_length
 

@@ -197,7 +197,7 @@ def draft_tree(
     nodes: Rows, table: Table, ranks: Ranks, roots: NDArray[np.int32], suffix: NDArray[np.int32], min_match: int,
     max_match: int, min_breadth: int, max_breadth: int, frequent: bool, num_nodes: int, max_depth: int, vocab_size: int,
 ) -> Output:  # fmt: skip
-    """At most `num_nodes` nodes continuing `suffix`, drawn from below `roots` (at most 31, earlier ones first).
+    """Draws at most `num_nodes` nodes continuing `suffix` from below `roots` (at most 31, earlier ones first).
 
     Returns tokens int32 [n], parents int32 [n] (-1: the root), path probabilities float64 [n], and sources int32 [n]
     (bit i: the path is below roots[i]), level by level. Tokens from `vocab_size` on are passed over.

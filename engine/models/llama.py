@@ -70,13 +70,13 @@ class Layer:
         self.down = make_linear(weights.down, None)
 
     def before(self, x: torch.Tensor, more: torch.Tensor | None, rope: torch.Tensor) -> Projected:
-        """Of rows x [T, hidden] plus `more`, which the layer before has left to be added: that sum, queries
-        [T, heads, head_dim], keys and values [T, kv_heads, head_dim]."""
+        """Computes what attention takes from rows x [T, hidden] plus `more`, which the layer before has left to be
+        added: that sum, queries [T, heads, head_dim], keys and values [T, kv_heads, head_dim]."""
         x, q, k, v = self.projected(x, more)
         return x, apply_rope(q, rope), apply_rope(k, rope), v
 
     def projected(self, x: torch.Tensor, more: torch.Tensor | None) -> Projected:
-        """As before, not yet rotated."""
+        """Computes what `before` does, queries and keys not yet rotated."""
         config = self.config
         x, normed = _summed(x, more, self.input_norm, config.rms_eps)
         heads = self.qkv(normed).view(len(x), -1, config.head_dim)
@@ -166,7 +166,7 @@ class TorchLlama:
         return self.head(final) if len(final) else final.new_zeros((0, self.num_outputs))
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-        """As forward; torch's operators are not told apart."""
+        """Runs forward, timed; torch's operators are not told apart."""
         start = time.perf_counter()
         return self.forward(batch), {"all": time.perf_counter() - start}
 

@@ -30,7 +30,7 @@ from kernels.quantize import FORMATS, pack_quantized
 MAX_DYNAMIC_INPUTS = 65_536
 
 
-def is_supported(config: ModelConfig, dtype: torch.dtype, quantization: str | None = None) -> bool:
+def is_supported(config: ModelConfig, dtype: torch.dtype, quantization: str | None) -> bool:
     """Whether the C kernels' vectors fit this model."""
     widths = (config.hidden_size, config.intermediate_size, config.head_dim)
     if quantization == "int8_dynamic" and max(*widths, config.q_size) > MAX_DYNAMIC_INPUTS:
@@ -47,7 +47,7 @@ class NativeLlama(NativeDecoder):
 
     def __init__(
         self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, num_positions: int,
-        library: ctypes.CDLL, num_threads: int, quantization: str | None = None,
+        library: ctypes.CDLL, num_threads: int, quantization: str | None,
     ) -> None:  # fmt: skip
         super().__init__(library, pool)
         self.config = config
@@ -84,7 +84,7 @@ class NativeLlama(NativeDecoder):
         return self._forward(batch, None)
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-        """As forward, with the seconds that each part of the step took."""
+        """Runs forward; also the seconds that each part of the step took."""
         seconds = np.zeros(len(PARTS))
         logits = self._forward(batch, seconds.ctypes.data)
         return logits, dict(zip(PARTS, seconds.tolist(), strict=True))

@@ -58,7 +58,7 @@ class LayerWeights:
 
     @classmethod
     def fused(cls, tensors: Mapping[str, torch.Tensor]) -> LayerWeights:
-        """From one layer's tensors by their names within the layer."""
+        """Makes a layer's weights of its tensors, by their names within the layer."""
         attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         has_bias = "self_attn.q_proj.bias" in tensors
         return cls(

@@ -35,11 +35,11 @@ class NativeDecoder:
         return None if tensor is None else self._keep(tensor.float().contiguous())
 
     def _keep(self, tensor: torch.Tensor) -> int | None:
-        """Address of its numbers."""
+        """Keeps a tensor alive; the address of its numbers."""
         self._alive.append(tensor)
         return address(tensor)
 
 
 def _destroy(library: ctypes.CDLL, decoder: int, _alive: list[object]) -> None:
-    """What the decoder points into is kept until now."""
+    """Destroys a decoder; what it points into is kept until now."""
     library.outrider_decoder_destroy(decoder)

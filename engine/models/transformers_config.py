@@ -55,7 +55,7 @@ def load_config(folder: Path, *, trust_remote_code: bool) -> Any:
 
 
 def model_config(folder: Path, config: Any) -> ModelConfig:
-    """Its numbers, checked."""
+    """The numbers of transformers' config, checked."""
     try:
         return _numbers(folder, config.get_text_config())
     except StartupError:

@@ -77,7 +77,7 @@ class TransformersDecoder:
         return output.logits[0].float()
 
     def timed_forward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-        """As forward; its parts are not told apart."""
+        """Runs forward, timed; its parts are not told apart."""
         start = time.perf_counter()
         return self.forward(batch), {"all": time.perf_counter() - start}
 
@@ -183,7 +183,7 @@ class TransformersDecoder:
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """How far apart the rows of logits [n, vocab] are, of the logits' spread: a middle row's, since one may be far off
+    """How far apart rows of logits [n, vocab] are, as a share of their spread: a middle row's, since one may be far off
     where activations are large, and wrong attention is wrong in all rows of the second step."""
     rows = (ours - theirs).pow(2).mean(dim=-1).sqrt() / theirs.std()
     return float(rows.sort().values[len(rows) // 2])

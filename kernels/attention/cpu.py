@@ -23,7 +23,7 @@ def attention(
     soft_cap: float = 0.0,
     window: int = 0,
 ) -> torch.Tensor:
-    """As kernels.attention.reference.attention, for a fp32 or bf16 pool and head_dim a multiple of WIDTH_UNIT.
+    """Computes kernels.attention.reference.attention for a fp32 or bf16 pool and head_dim a multiple of WIDTH_UNIT.
 
     With a bf16 pool and a CPU that multiplies bf16, q is rounded to bf16. Runs on the calling thread; the whole decoder
     (engine/models/llama_native.py) uses the same C code on all of them. ValueError for capped scores, which it does

@@ -44,7 +44,7 @@ class FlashInferAttention:
         self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float, *,
         soft_cap: float = 0.0, window: int = 0,
     ) -> torch.Tensor:  # fmt: skip
-        """As kernels.attention.triton.TritonAttention.__call__, for q in float16 or bfloat16."""
+        """Computes what TritonAttention (kernels.attention.triton) does, for q in float16 or bfloat16."""
         if q.dtype not in {torch.float16, torch.bfloat16}:
             raise ValueError(f"FlashInfer has no kernels for {q.dtype}")
         settings = (q.shape[1:], q.dtype, k_pool.shape[1], k_pool.dtype, scale, soft_cap, window)

@@ -15,7 +15,7 @@ import torch
 from kernels.transfer import to_device
 
 WORD_BITS = 64
-"""Of a row's mask where it is packed."""
+"""Bits of a word where a row's mask is packed."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class AttentionLayout:
     _plan: list[SegmentPlan] = field(default_factory=list, repr=False)
 
     def plan(self, device: torch.device) -> list[SegmentPlan]:
-        """The same as index tensors, one entry per segment; made once per step."""
+        """The segments as index tensors, one entry each; made once per step."""
         if not self._plan:
             self._plan.extend(self._segment_plan(index, device) for index in range(len(self.first_rows)))
         return self._plan

@@ -37,7 +37,7 @@ class SplitAttention:
         self, q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float, *,
         soft_cap: float = 0.0, window: int = 0,
     ) -> torch.Tensor:  # fmt: skip
-        """As kernels.attention.reference.attention; which segment goes where is worked out once per step."""
+        """Computes kernels.attention.reference.attention; which segment goes where is worked out once per step."""
         if layout is not self._layout:
             self._layout, self._parts = layout, self._split(layout, q.device)
         out = torch.zeros_like(q)

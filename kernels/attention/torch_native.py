@@ -13,7 +13,7 @@ def attention(
     q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, layout: AttentionLayout, scale: float, *,
     soft_cap: float = 0.0, window: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """As kernels.attention.reference.attention; the keys of each segment are gathered."""
+    """Computes kernels.attention.reference.attention; the keys of each segment are gathered."""
     # Whatever lay in rows of padding must not reach the next layer: it could be NaN.
     out = (torch.empty_like if len(q) == len(layout.slots) else torch.zeros_like)(q)
     attend = _fused if not soft_cap else _bent
@@ -41,7 +41,7 @@ def _fused(
 def _bent(
     rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float, cap: float
 ) -> torch.Tensor:
-    """As _fused, for capped scores, which torch's operator does not know; in fp32."""
+    """Computes what _fused does for capped scores, which torch's operator does not know; in fp32."""
     num_kv_heads, group = len(keys), len(rows) // len(keys)
     grouped = rows.reshape(num_kv_heads, group * rows.shape[1], rows.shape[2]).float()
     scores = cap * torch.tanh(grouped @ keys.float().transpose(1, 2) * (scale / cap))

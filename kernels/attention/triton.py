@@ -67,7 +67,7 @@ class TritonAttention:
         self._layout, self._plan = layout, plan
 
     def see(self, bits: torch.Tensor) -> None:
-        """Who sees whom from here on in the step that was prepared last, on the device's own word; can be captured."""
+        """Sets, from what the device knows, who sees whom in the step that was prepared last; can be captured."""
         assert self._plan is not None
         self._plan.set_row_bits(bits)
 
@@ -75,7 +75,7 @@ class TritonAttention:
         return pack(layout, heads, self.page_size, bucket, narrow_trees=self.narrow_trees)
 
     def _bucket_plan(self, layout: AttentionLayout, heads: Heads, bucket: Bucket) -> _Plan:
-        """In memory that all buckets share, since one runs at a time; captured largest first, they need it once."""
+        """Makes a bucket's plan in memory that all share, since one runs at a time; the largest comes first."""
         packed = self._pack(layout, heads, bucket)
         if self._room.numel() < packed.size:
             self._room = torch.zeros(packed.size, dtype=torch.int32, device=self.device)
@@ -140,7 +140,7 @@ class _Plan:
         send(numbers, self._data[: len(numbers)])
 
     def set_row_bits(self, bits: torch.Tensor) -> None:
-        """Who sees whom, in place of what the step was packed with: of all rows, in order."""
+        """Sets who sees whom, in place of what the step was packed with: of all rows, in order."""
         words = min(self._mask_words, bits.shape[1])  # what a smaller step has no word for, nobody sees
         self._masks[: len(bits) * self._mask_words].view(len(bits), -1)[:, :words].copy_(bits[:, :words])
 

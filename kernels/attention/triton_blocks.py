@@ -39,13 +39,13 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What of a model shapes the work. ValueError for what no kernel covers."""
+    """The sizes of a model that shape the work. ValueError for what no kernel covers."""
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    """Of the queries: what is multiplied in."""
+    """The dtype of the queries, which is multiplied in."""
 
     def __post_init__(self) -> None:
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:

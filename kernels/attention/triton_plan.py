@@ -119,7 +119,7 @@ class _Sections:
         self.size = 0
 
     def add(self, array: np.ndarray, room: int, filler: int = 0) -> int:
-        """Where the array starts; what it lacks of `room` rows is filled up."""
+        """Adds an array, filled up to `room` rows; where it starts."""
         start, flat = self.size, array.reshape(-1)
         missing = max(0, room - len(array)) * int(np.prod(array.shape[1:]))
         missing += -(len(flat) + missing) % _ALIGNED
@@ -128,7 +128,7 @@ class _Sections:
         return start
 
     def joined(self) -> np.ndarray:
-        """All of them."""
+        """All arrays in one."""
         return np.concatenate(self._pieces, dtype=np.int32, casting="same_kind")
 
 

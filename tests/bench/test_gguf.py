@@ -53,7 +53,7 @@ def metadata(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def weights() -> dict[str, torch.Tensor]:
-    """By Hugging Face's names, in bf16."""
+    """Weights by Hugging Face's names, in bf16."""
     torch.manual_seed(0)
     return {hugging_face_name(name)[0]: torch.randn(shape).to(torch.bfloat16) for name, shape in SHAPES.items()}
 

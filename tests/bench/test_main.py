@@ -41,7 +41,7 @@ def test_words_that_no_server_takes_end_it_before_anything_is_measured() -> None
 
 
 def shown(name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Its help, on one line."""
+    """A benchmark's help, on one line."""
     with pytest.raises(SystemExit) as ended:
         cli.main(["bench", name, "--help"])
     assert ended.value.code == 0

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from bench import _metered, _prompts, early, mt_bench, theory
+from bench import _metered, early, mt_bench, theory
 from bench._server import Served
 from bench.mt_bench import Result, ask_outrider, choose, table
 from outrider.errors import StartupError
@@ -36,12 +35,6 @@ def test_the_first_questions_of_each_category() -> None:
     questions = choose(2)
     assert [question.name for question in questions[:4]] == ["81", "82", "91", "92"]
     assert len(questions) == 16
-
-
-def test_without_a_checkout_there_is_a_line_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_prompts, "QUESTIONS", tmp_path / "mt_bench.jsonl")
-    with pytest.raises(StartupError, match="come with a checkout"):
-        choose(1)
 
 
 def test_an_answer_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_trees_as_they_are_named() -> None:
 
 
 class Echo:
-    """In the place of a verify service: each call takes `seconds` of the clock, and commits three tokens a step."""
+    """A stand-in for a verify service: each call takes `seconds` of the clock, and commits three tokens a step."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -13,7 +13,7 @@ from tests.certificates import Authority
 
 
 def measured(stand_in: StandIn, tmp_path: Path, *flags: str) -> dict:
-    """What `bench serve` writes about a stand-in."""
+    """The figures that `bench serve` writes about a stand-in."""
     output = tmp_path / "serve.json"
     with running(stand_in) as url:
         assert serve.main(["--url", url, "--output", str(output), *flags]) == 0

@@ -102,34 +102,34 @@ class FakeVerify(verify_pb2_grpc.VerifyServiceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Not what drafters call."""
+        """Refuses: drafters do not call it."""
         raise Unimplemented("a fake")
         yield
 
     async def GenerateMany(
         self, request_iterator: AsyncIterator[pb.GenerateManyRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.GenerateManyResponse]:
-        """Not what drafters call."""
+        """Refuses: drafters do not call it."""
         raise Unimplemented("a fake")
         yield
 
     async def StreamFeatures(
         self, request: pb.StreamFeaturesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamFeaturesResponse]:
-        """It announces no rows."""
+        """Refuses: it announces no rows."""
         raise Unimplemented("a fake")
         yield
 
     async def GetServerInfo(
         self, request: pb.VerifyServiceGetServerInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.VerifyServiceGetServerInfoResponse:
-        """Not what drafters call."""
+        """Refuses: drafters do not call it."""
         raise Unimplemented("a fake")
 
     async def FlushCache(
         self, request: pb.FlushCacheRequest, context: grpc.aio.ServicerContext
     ) -> pb.FlushCacheResponse:
-        """Not what drafters call."""
+        """Refuses: drafters do not call it."""
         raise Unimplemented("a fake")
 
     @staticmethod

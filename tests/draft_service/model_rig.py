@@ -28,7 +28,7 @@ _uids = count(1)
 def session(tokens: Sequence[int], **more: Any) -> Session:
     """An opened session."""
     fields: dict[str, Any] = {
-        "uid": next(_uids), "session": 1, "generation": 1, "prompt_len": len(tokens), "remaining": 1000,
+        "uid": next(_uids), "session_id": 1, "generation": 1, "prompt_len": len(tokens), "remaining": 1000,
         "vocabulary": "", "vocab_size": 2**31 - 1, "wishes": Wishes(), "corpus_scope": "",
         "prediction": np.empty(0, np.int32), "tokens": np.array(tokens, np.int32),
     }  # fmt: skip

@@ -8,7 +8,7 @@ from outrider.v1 import verify_pb2
 
 
 async def sent(drafting: Drafting, table: SessionTable, *rounds: verify_pb2.Round) -> list[verify_pb2.SpeculateRequest]:
-    """The frames."""
+    """Has rounds served; the frames that were sent."""
     frames: list[verify_pb2.SpeculateRequest] = []
 
     async def send(frame: verify_pb2.SpeculateRequest) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
-from draft_service.app import cache_kernels, describe, inspect, main
+from draft_service.app import cache_kernels, describe, inspect, load, main
 from outrider.args import DraftArgs
 from outrider.errors import StartupError
 from outrider.v1 import verify_pb2 as pb
@@ -40,7 +40,7 @@ ENVIRONMENT = os.environ | {"OUTRIDER_HOME": str(ROOT / ".cache" / "tests")}
 async def test_it_serves_drains_when_it_is_asked_to_end_and_exits_with_0(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    """As in its image, which has no torch."""
+    """It runs as in its image, which has no torch."""
     address = f"unix:{tmp_path}/verify.sock"
     async with FakeVerify(address) as verify:
         process = await asyncio.create_subprocess_exec(
@@ -119,16 +119,12 @@ def test_certificates_are_read_before_anything_is_loaded(monkeypatch: pytest.Mon
 
 def test_sessions_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     head, target = make.eagle(tmp_path / "head").folder, make.write_target(tmp_path / "target").folder
-    words = [
-        f"--speculative-draft-model-path={head}", f"--model-path={target}", "--speculative-algorithm=EAGLE",
-        "--device=cpu", "--max-sessions=2147483647", "--listen=127.0.0.1:0",
-    ]  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "outrider", "draft", *words],
-        cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    args = DraftArgs(
+        speculative_draft_model_path=str(head), model_path=str(target), speculative_algorithm="EAGLE", device="cpu",
+        max_sessions=2147483647,
     )  # fmt: skip
-    assert done.returncode == 2
-    assert "outrider draft: no memory for --max-sessions 2147483647" in done.stderr
+    with pytest.raises(StartupError, match=r"^no memory for --max-sessions 2147483647"):
+        load(args)
 
 
 def test_a_home_that_cannot_be_written_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,12 +234,12 @@ def test_a_tree_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str], alg
 
 
 def described(words: list[str]) -> int:
-    """What `outrider draft --describe` does, its log left as tests have it."""
+    """Does what `outrider draft --describe` does, its log left as tests have it."""
     return describe(DraftArgs.parse(words))
 
 
 def inspected(words: list[str]) -> int:
-    """What `outrider draft --inspect` does."""
+    """Does what `outrider draft --inspect` does."""
     args = DraftArgs.parse(words)
     return inspect(args, args.inspect or "")
 

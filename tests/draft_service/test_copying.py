@@ -49,7 +49,7 @@ def chain(draft: Draft | None) -> list[int]:
 
 
 def longest_match(tokens: Sequence[int]) -> int:
-    """Of the newest tokens with any earlier place."""
+    """Length of the longest match of the newest tokens with any earlier place."""
     return max(
         sum(1 for i in range(end) if list(tokens[end - i - 1 : end]) == list(tokens[len(tokens) - i - 1 :]))
         for end in range(len(tokens))
@@ -192,8 +192,7 @@ def _paused() -> FixedPlanner:
 
 def _propose(session: Session, draft: Draft) -> None:
     session.last_proposal_id = 0
-    nothing = NO_IDS, np.empty(0, np.bool_)
-    table().propose(pb.Proposal(), session, draft.tokens, draft.parents, b"", *nothing, 0, draft.memo)
+    table().propose(pb.Proposal(), session, draft, b"", 0, keeps_memo=True)
 
 
 def _extension(session: Session, base_len: int, *credits: pb.Credit) -> Extension:
@@ -432,7 +431,7 @@ async def test_a_closed_session_is_forgotten() -> None:
 async def test_sessions_are_forgotten_though_the_stream_breaks_while_a_copy_is_sent() -> None:
     rounds = Rounds(LINE * 2)
     closed: list[int] = []
-    rounds.model.close = lambda sessions: closed.extend(session.session for session in sessions)
+    rounds.model.close = lambda sessions: closed.extend(session.session_id for session in sessions)
     await rounds.verdict([70, 71])
     other = pb.Round(opened=[opened(session=2, tokens=[1, 2, 3], prompt_len=3)])
     await sent(rounds.drafting, rounds.table, other)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -39,7 +38,7 @@ class KeepsRows(FakeVerify):
     async def StreamFeatures(
         self, request: pb.StreamFeaturesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.StreamFeaturesResponse]:
-        """Pieces of a few rows."""
+        """Sends rows in pieces of a few."""
         self.asked.append(request)
         await self.gate.wait()
         for first_pos in range(request.first_pos, request.first_pos + request.count, PER_PIECE):
@@ -66,18 +65,13 @@ class Reader(Settled):
 
     def draft(self, requests: Sequence[DraftRequest]) -> Any:
         for request in requests:
-            if request.session.session in self.unwanted:
+            if request.session.session_id in self.unwanted:
                 self._given_up.append(GivenUp(request.session, pb.RELEASE_REASON_CAPACITY, "no room"))
         return super().draft(requests)
 
     def take_given_up(self) -> list[GivenUp]:
         taken, self._given_up = self._given_up, []
         return taken
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/verify.sock"
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Side:
         )  # fmt: skip
 
     def chances(self, text: list[int], assumed: list[int] | None = None) -> Probabilities:
-        """What the head says after a path below `text` (whose features are the target's) and `assumed` (its own)."""
+        """What the head expects after `text` (whose features are the target's) and `assumed` (whose are its own)."""
         features = self.target.run(text)[1][:-1]
 
         def after(path: list[int]) -> dict[int, float]:
@@ -309,7 +309,7 @@ def test_unusable_rows_cost_their_session_and_no_other(kind: str, eagle3: Side) 
 
 
 def test_long_prompts_are_run_as_their_rows_come(any_side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("model_drafter", "mtp"):
+    for name in ("session_drafter", "mtp"):
         monkeypatch.setattr(f"draft_service.drafters.{name}.MAX_ROWS_PER_CALL", 16)
     drafter = any_side.drafter()
     prompt = [(7 * i) % 80 for i in range(60)]

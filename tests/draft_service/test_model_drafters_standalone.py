@@ -88,7 +88,7 @@ def test_a_perfect_drafter_commits_a_whole_chain_and_the_bonus_each_round(
 
 
 def test_the_targets_own_int8_copy_is_nearly_perfect(folder: Path, target: Target) -> None:
-    """Of at most 4 tokens a round; how many, the rounding of these random weights decides."""
+    """A round has at most 4 tokens; how many, the rounding of these random weights decides."""
     runner = ModelRunner.load(
         folder, dtype="float32", num_slots=NUM_SLOTS, max_sessions=24, max_len=200, quantization="int8"
     )
@@ -159,7 +159,7 @@ def test_coalesced_verdicts_and_rounds_without_a_draft_are_caught_up_with(folder
 
 
 def test_long_prompts_are_run_over_several_calls(folder: Path, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draft_service.drafters.model_drafter.MAX_ROWS_PER_CALL", 16)
+    monkeypatch.setattr("draft_service.drafters.session_drafter.MAX_ROWS_PER_CALL", 16)
     drafter = make(folder)
     game = Game(drafter, target)
     long, short = game.open(list(range(60)), [5, 6])

@@ -107,7 +107,7 @@ def test_the_same_trees(
 def test_they_end_early_where_it_is_unlikely_that_acceptance_comes_so_far(
     model: HeadModel, topk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after fewer steps, and both in the same place."""
+    """Trees are as after fewer steps, and both kinds end in the same place."""
     shape = {"topk": topk, "num_nodes": 40}
     whole = grown(model, monkeypatch, in_python=False, num_steps=6, **shape)
     assert all(draft.grown == Grown(topk, 6) for draft in whole)

@@ -30,7 +30,7 @@ NO_IDS = np.empty(0, np.int32)
 
 def new_session(uid: int, wishes: Wishes | None = None) -> Session:
     return Session(
-        uid=uid, session=uid, generation=1, prompt_len=1, remaining=10**6, vocabulary="", vocab_size=100,
+        uid=uid, session_id=uid, generation=1, prompt_len=1, remaining=10**6, vocabulary="", vocab_size=100,
         wishes=wishes or Wishes(), corpus_scope="", prediction=NO_IDS, tokens=np.zeros(4, np.int32),
     )  # fmt: skip
 
@@ -390,7 +390,7 @@ def test_steps_follow_accepted_drafts_up_and_down() -> None:
 
 
 def chain_verdict(session: Session, *accepted: int) -> Extension:
-    """Of as many steps as there are numbers, each with a chain of 3 of which so many were accepted."""
+    """A verdict on as many steps as there are numbers, each with a chain of 3 of which so many were accepted."""
     credits = [
         verify_pb2.Credit(proposal_id=1, root_node=ROOT, nodes_verified=3, accepted_nodes=range(count))
         for count in accepted

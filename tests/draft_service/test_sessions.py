@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from draft_service.drafters.base import Draft
 from draft_service.framing import framed
 from draft_service.session import Session
 from draft_service.sessions import Changes, SessionTable
@@ -58,10 +59,8 @@ def send(
 ) -> pb.Proposal:  # fmt: skip
     probabilities = np.exp(-np.array(scores if scores is not None else [0] * len(tree)) / 16.0)
     proposal = pb.Proposal()
-    sessions.propose(
-        proposal, session, tree.tokens, tree.parents, pack_scores(probabilities), np.array(assumed or [], np.int32),
-        np.zeros(len(tree), np.bool_), draft_us=5,
-    )  # fmt: skip
+    draft = Draft(tree.tokens, tree.parents, assumed=np.array(assumed or [], np.int32))
+    sessions.propose(proposal, session, draft, pack_scores(probabilities), 5, keeps_memo=False)
     return proposal
 
 
@@ -239,7 +238,8 @@ def test_prediction_bits_are_packed_least_significant_first() -> None:
     bits[[0, 2, 8]] = True
     tree = TokenTree.chain(np.arange(9, dtype=np.int32))
     proposal = pb.Proposal()
-    sessions.propose(proposal, session, tree.tokens, tree.parents, bytes(9), NO_IDS, bits, 0)
+    draft = Draft(tree.tokens, tree.parents, from_prediction=bits)
+    sessions.propose(proposal, session, draft, bytes(9), 0, keeps_memo=False)
     assert proposal.from_prediction == b"\x05\x01"
 
 
@@ -387,12 +387,12 @@ class SessionsMachine(RuleBasedStateMachine):
         still_open = [s for s in changes.opened if s not in changes.closed]
         assert all(self.table.get(*session.key) is session for session in still_open)
         due = self.table.take_due()
-        assert sorted(session.session for session in due) == sorted(self.due - self.silent)
+        assert sorted(session.session_id for session in due) == sorted(self.due - self.silent)
         self.due.clear()
         for session in due:
             proposal = send(self.table, session, TokenTree.empty())
             assert proposal.proposal_id == self.proposals.get(session.key, 0) + 1
-            assert proposal.base_len == len(self.known[session.session][1])
+            assert proposal.base_len == len(self.known[proposal.session][1])
             self.proposals[session.key] = proposal.proposal_id
 
     @invariant()

@@ -29,7 +29,7 @@ def graphed(runner: HeadRunner, max_trees: int = 8, max_rows: int = 512) -> Head
 
 
 def eager(family: str, folder: Path, **options: Any) -> HeadModel:
-    """Its graphs are run as they were captured."""
+    """A model whose graphs are run as they were captured."""
     runner = build(family, folder, attention="torch_native")
     put_in_buckets(runner, counted([]), GraphSizes(max_batch=4, max_rows=16, last_logits=4))
     return graphed(runner, **options)

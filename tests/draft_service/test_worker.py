@@ -98,11 +98,6 @@ async def serving(
         ngram.close_down()
 
 
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"unix:{tmp_path}/verify.sock"
-
-
 async def begun(stream: Stream, session: int = 1, tokens: list[int] = LOOP, **more: Any) -> pb.Proposal:
     """Opens a session in the middle of its output, and takes what is proposed for it."""
     stream.tell(opened=[opened(session, tokens, prompt_len=1, **more)])
@@ -550,11 +545,11 @@ class Broken(Settled):
     fails_in: str = "draft"
 
     def open(self, sessions: Any) -> None:
-        self._fail("open", [session.session for session in sessions])
+        self._fail("open", [session.session_id for session in sessions])
         super().open(sessions)
 
     def draft(self, requests: Any) -> Any:
-        self._fail("draft", [request.session.session for request in requests])
+        self._fail("draft", [request.session.session_id for request in requests])
         return super().draft(requests)
 
     def _fail(self, call: str, sessions: list[int]) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from engine.model_folder import resolve_model
-
-QUESTIONS = Path(__file__).parent.parent / "data" / "mt_bench.jsonl"
+from training.args import MT_BENCH
 
 # A matrix product's last bits depend on how many rows go together: a first difference is excused where the reference
 # saw the two likeliest tokens this close, and at most once in this many tokens.
@@ -23,7 +21,7 @@ TOKENS_PER_EXCUSE = 10_000
 
 def questions(count: int) -> list[str]:
     """First turns of MT-bench, spread over the categories."""
-    turns = [json.loads(line)["turns"][0] for line in QUESTIONS.read_text(encoding="utf-8").splitlines()]
+    turns = [json.loads(line)["turns"][0] for line in MT_BENCH.read_text(encoding="utf-8").splitlines()]
     return turns[:: len(turns) // count][:count]
 
 

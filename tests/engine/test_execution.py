@@ -36,7 +36,7 @@ def load(folder: Path, **settings: Any) -> ModelRunner:
 
 
 def logits_of(runner: ModelRunner) -> torch.Tensor:
-    """Of a prompt, a tree and single tokens."""
+    """Logits of a prompt, a tree and single tokens."""
     rng = np.random.default_rng(4)
     one, two = sessions(runner, 2)
     first = runner.forward([one.segment(rng.integers(0, VOCAB_SIZE, 50).tolist()), two.segment([4, 5])])

@@ -14,7 +14,7 @@ import transformers
 from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from kernels.norm import rms_norm
-from tests.engine.tiny import VOCAB_SIZE, configs, save_model, sessions
+from tests.engine.tiny import VOCAB_SIZE, configs, random_tokens, save_model, sessions
 
 TOLERANCE = 2e-4  # of features up to 20
 
@@ -48,10 +48,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CPU_KERNEL", str(int(request.param == "native")))
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.feature_spec import FeatureSpec
 from engine.runner import ModelRunner
 from kernels.native import build
-from tests.engine.tiny import SHAPE, VOCAB_SIZE, save_model, saved_model, sessions
+from tests.engine.tiny import SHAPE, VOCAB_SIZE, random_tokens, save_model, saved_model, sessions
 
 folder = saved_model("qwen3")
 
@@ -26,10 +26,6 @@ def load(folder: Path, **options: Any) -> ModelRunner:
     if not runner.backend.startswith("native"):
         pytest.skip("no C compiler")
     return runner
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -97,7 +93,7 @@ def test_features_have_the_same_bits_too(folder: Path, spec: str) -> None:
 
 
 def test_thread_counts_change_no_bit(folder: Path) -> None:
-    """With few rows and many threads, attention is cut into pieces; with one thread it is not."""
+    """Attention is cut into pieces with few rows and many threads; with one thread it is not."""
     tokens, results = random_tokens(700, 5), []
     before = torch.get_num_threads()
     for threads in (1, 2, 7):
@@ -116,7 +112,7 @@ def test_thread_counts_change_no_bit(folder: Path) -> None:
 def test_the_highest_logit_of_each_row_is_found_in_the_same_step(
     tmp_path: Path, quantization: str | None, threads: int
 ) -> None:
-    """Of equals the first, over a vocabulary that does not end with a tile; none where one is infinite or NaN."""
+    """The first of equals, over a vocabulary that does not end with a tile; none where one is infinite or NaN."""
     before = torch.get_num_threads()
     save_model("llama", tmp_path, vocab_size=307)
     weights = load_file(tmp_path / "model.safetensors")

@@ -16,7 +16,7 @@ from engine.quantization import check_quantization, draft_quantization
 from engine.runner import ModelRunner
 from outrider.args.quantization import METHODS
 from outrider.errors import StartupError
-from tests.engine.tiny import VOCAB_SIZE, Session, saved_model, sessions
+from tests.engine.tiny import Session, random_tokens, saved_model, sessions
 
 ON_CPU = ("int8", "int8_dynamic", "int4")
 TEXT = (
@@ -40,10 +40,6 @@ def load_native(folder: Path, quantization: str, **options: Any) -> ModelRunner:
     if not runner.backend.startswith("native"):
         pytest.skip("no C compiler")
     return runner
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
 
 
 @pytest.mark.parametrize("kernel", ["1", "0"])
@@ -78,7 +74,7 @@ def test_int8_dynamic_without_the_c_decoder_is_warned_of(folder: Path, monkeypat
 
 @pytest.mark.parametrize("method", ON_CPU)
 def test_both_decoders_agree(folder: Path, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same codes of weights; of activations, only int8_dynamic's, where rounding may fall to either side."""
+    """Codes of weights are the same; of activations, only int8_dynamic's, where rounding may fall to either side."""
     native = load_native(folder, method)
     monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "0")
     plain = load(folder, method)
@@ -118,7 +114,7 @@ def plain_greedy(runner: ModelRunner, session: Session, prompt: list[int], count
 def tree_greedy(
     runner: ModelRunner, session: Session, prompt: list[int], count: int, likely: list[int], seed: int
 ) -> tuple[list[int], int]:
-    """The same by random trees, half of whose nodes are the `likely` tokens; and how many of them were accepted."""
+    """Decodes greedily by random trees, half of whose nodes are the `likely` tokens; and how many were accepted."""
     rng = np.random.default_rng(seed)
     said = [int(runner.forward([session.segment(prompt, 1)])[0].argmax())]
     num_accepted = 0

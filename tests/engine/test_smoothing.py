@@ -94,7 +94,7 @@ def test_channels_that_are_nothing(tmp_path: Path) -> None:
 
 
 def test_what_was_moved_has_a_digest(tmp_path: Path) -> None:
-    """The same on any number of threads: replicas of a target know each other by it."""
+    """It is the same on any number of threads: replicas of a target know each other by it."""
     config, tensors = tensors_of("llama", tmp_path)
     before, digests = torch.get_num_threads(), []
     for threads in (1, 2, 3):

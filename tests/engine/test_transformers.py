@@ -22,7 +22,7 @@ from engine.models.transformers_decoder import windows_of
 from engine.runner import ModelRunner
 from outrider.errors import StartupError
 from tests.engine.test_quantization import plain_greedy, tree_greedy
-from tests.engine.tiny import SHAPE, VOCAB_SIZE, sessions
+from tests.engine.tiny import SHAPE, VOCAB_SIZE, random_tokens, sessions
 
 TOLERANCE = 2e-4
 WINDOW = 12
@@ -94,10 +94,6 @@ def load(folder: Path, **options: Any) -> ModelRunner:
 def logits_of(model: Any, tokens: list[int]) -> torch.Tensor:
     with torch.no_grad():
         return model(torch.tensor([tokens]), use_cache=False).logits[0]
-
-
-def random_tokens(count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:

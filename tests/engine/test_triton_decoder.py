@@ -70,7 +70,7 @@ def build(folder: Path, device: torch.device, kv: torch.dtype, *, triton: bool, 
 
 
 def logits_of(runner: ModelRunner) -> torch.Tensor:
-    """Of a prompt's chunk, trees of two sizes, and single tokens."""
+    """Logits of a prompt's chunk, trees of two sizes, and single tokens."""
     one, two = sessions(runner, 2)
     steps = [
         [one.segment([3, 1, 4, 1, 5, 9], 1), two.segment([2, 6])],

@@ -119,3 +119,8 @@ def sessions(runner: ModelRunner, count: int, seed: int = 0) -> list[Session]:
     """Sessions that share the pool, their slots interleaved at random."""
     order = np.random.default_rng(seed).permutation(runner.pool.num_slots).astype(np.int32)
     return [Session(runner, row, slots) for row, slots in enumerate(np.array_split(order, count))]
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    """Token ids of the tiny vocabulary."""
+    return np.random.default_rng(seed).integers(0, VOCAB_SIZE, count).tolist()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from hypothesis import strategies as st
 
 from kernels.attention.layout import AttentionLayout
 
@@ -33,6 +34,19 @@ class Piece:
 def random_tree(rng: np.random.Generator, count: int) -> list[int]:
     """A parent for each row, all above it."""
     return [-1, *(int(rng.integers(0, row)) for row in range(1, count))]
+
+
+PIECES = st.lists(  # all kinds of segments, in any order
+    st.one_of(
+        st.builds(Piece, st.integers(0, 300), st.just(1)),
+        st.builds(Piece, st.integers(0, 90), st.integers(1, 30)),
+        st.tuples(st.integers(0, 150), st.integers(1, 12), st.integers(0, 99)).map(
+            lambda t: Piece(t[0], t[1], random_tree(np.random.default_rng(t[2]), t[1]))
+        ),
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 def make_case(

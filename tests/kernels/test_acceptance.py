@@ -42,7 +42,7 @@ def with_root(parents: list[int], tokens: list[int]) -> tuple[list[int], list[in
 
 
 def links(parents: Sequence[int], tokens: Sequence[int]) -> dict[int, dict[int, int]]:
-    """As `walk` takes them."""
+    """Links as `walk` takes them."""
     found: dict[int, dict[int, int]] = {}
     for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
         found.setdefault(parent, {})[token] = node

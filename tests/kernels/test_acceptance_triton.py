@@ -13,16 +13,11 @@ from hypothesis import strategies as st
 
 from kernels import acceptance
 from kernels.acceptance import Accepted, AcceptedBatch, accept_thresholds
-from tests.kernels.interpreted import kernel_device, run_under_the_interpreter
+from tests.kernels.interpreted import run_under_the_interpreter
 from tests.kernels.test_acceptance import accept_coupled
 
 VOCAB = 5
 FEW = settings(deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return kernel_device()
 
 
 def test_under_the_interpreter() -> None:

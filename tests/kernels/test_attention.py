@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 
 from kernels.attention import cpu, reference, torch_native
 from kernels.attention.pool import FP8, load, store
-from kernels.native.build import CannotBuild
-from kernels.native.library import open_library
-from outrider import env
-from tests.kernels.attention_cases import Case, Piece, make_case, random_tree
+from tests.kernels.attention_cases import PIECES, Case, Piece, make_case, random_tree
 
 Kernel = Callable[..., torch.Tensor]
 RNG = np.random.default_rng(5)
@@ -36,14 +33,6 @@ STEPS = {
     "all together": [Piece(3, 1), Piece(0, 19), Piece(400, 8, random_tree(RNG, 8)), Piece(255, 1), Piece(64, 33)],
 }
 SHAPES = [(6, 2, 16), (4, 4, 32), (9, 3, 64), (7, 1, 80), (2, 2, 128), (3, 1, 192)]
-
-
-@pytest.fixture(scope="session")
-def library() -> ctypes.CDLL:
-    try:
-        return open_library(env.home() / "kernels")
-    except CannotBuild as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(params=["torch_native", "cpu"])
@@ -96,19 +85,6 @@ def test_the_reference_bends_scores_and_hides_keys_as_defined(name: str, soft_ca
         case.q, case.k_pool, case.v_pool, case.layout, case.scale, soft_cap=soft_cap, window=window
     )
     torch.testing.assert_close(out.double(), by_definition(case, soft_cap, window), atol=2e-6, rtol=0)
-
-
-PIECES = st.lists(
-    st.one_of(
-        st.builds(Piece, st.integers(0, 300), st.just(1)),
-        st.builds(Piece, st.integers(0, 90), st.integers(1, 30)),
-        st.tuples(st.integers(0, 150), st.integers(1, 12), st.integers(0, 99)).map(
-            lambda t: Piece(t[0], t[1], random_tree(np.random.default_rng(t[2]), t[1]))
-        ),
-    ),
-    min_size=1,
-    max_size=4,
-)
 
 
 @settings(deadline=None, max_examples=60)
@@ -216,7 +192,7 @@ def test_a_row_has_the_same_bits_however_many_go_with_it(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("prefix_len", [0, 30, 255])
 def test_a_row_may_see_several_keys_of_one_position(kernel: Kernel, dtype: torch.dtype, prefix_len: int) -> None:
-    """As in no tree, but a mask can say so."""
+    """No tree has them, but a mask can say so."""
     case = make_case(
         [Piece(prefix_len, 9, [-1, 0, 0, 0, 1, 1, 2, 3, 0])], heads=4, kv_heads=2, head_dim=32, dtype=dtype
     )

@@ -14,8 +14,8 @@ from kernels.attention import reference
 from kernels.attention.triton_blocks import Heads
 from kernels.attention.triton_plan import Bucket
 from kernels.rope import apply_rope, rope_frequencies, rope_table
-from tests.kernels.attention_cases import Case, Piece, make_case, random_tree
-from tests.kernels.interpreted import INTERPRETED, kernel_device, run_under_the_interpreter
+from tests.kernels.attention_cases import PIECES, Case, Piece, make_case, random_tree
+from tests.kernels.interpreted import INTERPRETED, run_under_the_interpreter
 
 RNG = np.random.default_rng(7)
 STEPS = {
@@ -35,11 +35,6 @@ STEPS = {
 SHAPES = [(4, 2, 64), (3, 1, 96), (2, 2, 128), (8, 1, 256), (7, 1, 80)]
 # Half a unit in the last place of numbers up to 4, and of the weights.
 TOLERANCE = {torch.float32: (3e-6, 0.0), torch.bfloat16: (0.02, 0.01), torch.float16: (0.003, 0.002)}
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return kernel_device()
 
 
 def test_under_the_interpreter() -> None:
@@ -68,7 +63,7 @@ def assert_near(out: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def paged(case: Case, page_size: int) -> Case:
-    """The same step with each prefix in whole pages, scattered; what no segment may read is NaN."""
+    """The step of `case` with each prefix in whole pages, scattered; what no segment may read is NaN."""
     layout = case.layout
     num_pages = int((-(-layout.prefix_lens // page_size)).sum()) + -(-len(layout.slots) // page_size) + 1
     order = np.random.default_rng(1).permutation(num_pages).astype(np.int32)
@@ -105,19 +100,6 @@ def test_head_shapes(device: torch.device, shape: tuple[int, int, int], dtype: t
     pieces = [Piece(40, 5, [-1, 0, 0, 1, 1]), Piece(9, 20), Piece(140, 1)]
     case = make_case(pieces, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
     assert_near(run(case, device), run_reference(case))
-
-
-PIECES = st.lists(
-    st.one_of(
-        st.builds(Piece, st.integers(0, 300), st.just(1)),
-        st.builds(Piece, st.integers(0, 90), st.integers(1, 30)),
-        st.tuples(st.integers(0, 150), st.integers(1, 12), st.integers(0, 99)).map(
-            lambda t: Piece(t[0], t[1], random_tree(np.random.default_rng(t[2]), t[1]))
-        ),
-    ),
-    min_size=1,
-    max_size=4,
-)
 
 
 @pytest.mark.gpu

@@ -40,7 +40,7 @@ def as_compiler(path: Path, script: str) -> str:
 
 @pytest.mark.parametrize("size", [0, 100, 4096, None], ids=str)
 def test_a_damaged_library_is_made_anew(tmp_path: Path, source: Path, size: int | None) -> None:
-    """As a power cut leaves it: empty, cut off, which ends a process that maps it, or all zeros."""
+    """A power cut leaves it so: empty, cut off, which ends a process that maps it, or all zeros."""
     cache, other = tmp_path / "kernels", tmp_path / "other"
     load(cache, source)
     (made,) = cache.iterdir()

@@ -10,12 +10,7 @@ import torch
 from kernels.likeliest import likeliest as on_any_device
 from kernels.paired_norms import paired_norms
 from kernels.tree_growth import GrowingTrees, grow_on_torch
-from tests.kernels.interpreted import kernel_device, run_under_the_interpreter
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return kernel_device()
+from tests.kernels.interpreted import run_under_the_interpreter
 
 
 def test_under_the_interpreter() -> None:
@@ -23,7 +18,7 @@ def test_under_the_interpreter() -> None:
 
 
 def assert_likeliest(logits: torch.Tensor, num_top: int) -> None:
-    """Those of the first of equals come first; NaN is the highest, and makes a row's probabilities NaN, as inf does."""
+    """The first of equals comes first; NaN is the highest, and makes a row's probabilities NaN, as inf does."""
     from kernels.likeliest_triton import likeliest
 
     chances, ids = (found.cpu() for found in likeliest(logits, num_top))
@@ -110,7 +105,7 @@ def some_trees(batch: int, num_steps: int, topk: int, hidden: int, device: torch
 def test_trees_grow_alike(
     device: torch.device, batch: int, num_steps: int, topk: int, hidden: int, has_names: bool
 ) -> None:
-    """Of few values, so that many are equal; some 0, some 1, some NaN; more entries than a word has bits."""
+    """Chances have few values, so that many are equal; some 0, some 1, some NaN; more entries than a word has bits."""
     from kernels.tree_growth_triton import grow_on
 
     generator = torch.Generator().manual_seed(topk)

@@ -22,7 +22,7 @@ def native() -> Likeliest:
 
 
 def by_definition(logits: torch.Tensor, num_top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """In float64, by sorting."""
+    """The likeliest tokens in float64, by sorting."""
     chances, ids = logits.double().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     return chances[:, :num_top].float(), ids[:, :num_top]
 

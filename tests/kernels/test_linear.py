@@ -8,20 +8,10 @@ import pytest
 import torch
 
 from kernels.linear import TILE, Linear, can_pack, interleave_gates, pack_tiles
-from kernels.native.build import CannotBuild
-from kernels.native.library import CMatrix, open_library
+from kernels.native.library import CMatrix
 from kernels.native_linear import ProductTeam
-from outrider import env
 
 SHAPES = [(1, 32, 16), (3, 100, 48), (8, 64, 576), (13, 33, 30), (40, 96, 64)]
-
-
-@pytest.fixture(scope="session")
-def library() -> ctypes.CDLL:
-    try:
-        return open_library(env.home() / "kernels")
-    except CannotBuild as error:
-        pytest.skip(str(error))
 
 
 def tensors(rows: int, n: int, k: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

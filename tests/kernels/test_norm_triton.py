@@ -7,15 +7,10 @@ import torch
 
 from kernels.gating import gated
 from kernels.norm import add_rms_norm, rms_norm
-from tests.kernels.interpreted import INTERPRETED, kernel_device, run_under_the_interpreter
+from tests.kernels.interpreted import INTERPRETED, run_under_the_interpreter
 
 DTYPES = (torch.float32, torch.float16) if INTERPRETED else (torch.float32, torch.float16, torch.bfloat16)
 CLOSE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return kernel_device()
 
 
 def test_under_the_interpreter() -> None:
@@ -41,7 +36,7 @@ def test_rows(device: torch.device, dtype: torch.dtype, width: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [16, 96, 576, 4096])
 def test_sums_and_their_norms(device: torch.device, dtype: torch.dtype, width: int) -> None:
-    """To the bit what the norm makes of a sum that was rounded first."""
+    """They are to the bit what the norm makes of a sum that was rounded first."""
     from kernels import norm_triton
 
     x, weight = some(5, width, dtype=dtype), some(width, dtype=dtype)

@@ -7,22 +7,11 @@ import ctypes
 import pytest
 import torch
 
-from kernels.native.build import CannotBuild
-from kernels.native.library import open_library
 from kernels.native_linear import NativeLinear, ProductTeam
 from kernels.quantize import FORMATS, GROUP, quantize_int4, quantize_int8
 from kernels.quantized_linear import Int4Linear, Int8DynamicLinear, Int8Linear
-from outrider import env
 
 SHAPES = [(1, 7, 16), (3, 70, 208), (13, 32, 576), (30, 40, 1536)]
-
-
-@pytest.fixture(scope="module")
-def library() -> ctypes.CDLL:
-    try:
-        return open_library(env.home() / "kernels")
-    except CannotBuild as error:
-        pytest.skip(str(error))
 
 
 def tensors(rows: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

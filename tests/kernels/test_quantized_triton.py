@@ -7,16 +7,11 @@ import torch
 from torch.nn.functional import pad
 
 from kernels.quantize import GROUP, quantize_int4, quantize_int8
-from tests.kernels.interpreted import kernel_device, run_under_the_interpreter
+from tests.kernels.interpreted import run_under_the_interpreter
 
 SHAPES = [(1, 7, 16), (5, 70, 208), (17, 33, 300), (33, 64, 128)]
 # Of results near 1; the interpreter multiplies bf16 in fp32.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return kernel_device()
 
 
 def test_under_the_interpreter() -> None:

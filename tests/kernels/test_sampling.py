@@ -75,7 +75,7 @@ def test_large_rows_follow_the_rules(filters: Filters, scale: float, vocab_size:
 
 
 def kept_by(row: np.ndarray, filters: Filters) -> int:
-    """How many tokens."""
+    """How many tokens filters keep."""
     probs = filtered_row(row, filters)
     assert probs is not None
     return int(np.count_nonzero(probs))

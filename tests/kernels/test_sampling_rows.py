@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kernels.sampling import Filters, draw, filtered_row
 from kernels.sampling_torch import RowFilters, draw_rows, filtered_probs_rows
-from tests.kernels.interpreted import kernel_device, run_under_the_interpreter
+from tests.kernels.interpreted import run_under_the_interpreter
 
 CPU = torch.device("cpu")
 SOME = st.builds(
@@ -83,11 +83,6 @@ def test_many_rows_go_in_batches() -> None:
 
 def test_under_the_interpreter() -> None:
     run_under_the_interpreter(__file__)
-
-
-@pytest.fixture(scope="module")
-def device() -> torch.device:
-    return kernel_device()
 
 
 @pytest.mark.gpu

@@ -56,14 +56,14 @@ def make_runner(target: Path, num_rows: int = 4, max_len: int = MAX_LEN) -> Mode
 
 
 def make_composer() -> Composer:
-    """Templates over two texts."""
+    """A composer of templates over two texts."""
     return Composer(
         Material.load(), lambda rng: "Whales sing. Nobody knows why, but many have asked.", lambda rng: "def f(x): pass"
     )
 
 
 def make_chat(target: Path) -> ChatFormat:
-    """The target's."""
+    """The target's chat format."""
     return ChatFormat.of_model(target)
 
 

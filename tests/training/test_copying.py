@@ -34,7 +34,7 @@ def embedded(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def states() -> torch.Tensor:
-    """With directions that are little used, as a target's have."""
+    """States with directions that are little used, as a target's have."""
     generator = torch.Generator().manual_seed(2)
     return torch.randn((LENGTH, HIDDEN), generator=generator) * torch.linspace(0.02, 1.5, HIDDEN)
 

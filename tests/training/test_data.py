@@ -7,7 +7,7 @@ import gzip
 import json
 import random
 import shutil
-import sys
+import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,7 +206,7 @@ def test_a_number_and_a_seed_make_a_conversation(target: Path) -> None:
 
 
 def spoken(talk: Conversation, said: list[int]) -> list[Record]:
-    """What comes of a conversation in which every completion is the same."""
+    """The records of a conversation in which every completion is the same."""
     try:
         next(talk)
         while True:
@@ -244,7 +244,7 @@ def test_answers_are_the_targets_own_and_are_marked(target: Path) -> None:
 
 
 def test_what_a_template_refuses_is_left_out(target: Path, tmp_path: Path) -> None:
-    """As those of Mistral and Gemma do a system message."""
+    """Templates of Mistral and Gemma refuse a system message."""
     shutil.copytree(target, tmp_path, dirs_exist_ok=True)
     template = tmp_path / "chat_template.jinja"
     refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
@@ -437,8 +437,14 @@ def test_a_step_holds_a_row_of_every_conversation_and_prompts(
     assert held == [DEFAULT_MAX_BATCH_TOKENS, 4000 + PREFILL_TOKENS]
 
 
-def test_the_command_is_named_where_the_benchmark_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["training.args"], "MT_BENCH", Path("/nowhere"))
-    with pytest.raises(StartupError, match="--exclude is needed"):
-        DataArgs(output="x")
+def test_the_benchmark_is_kept_out_unless_told_otherwise() -> None:
+    assert DataArgs(output="x").exclude_paths() == [MT_BENCH]
     assert DataArgs(output="x", exclude=("none",)).exclude_paths() == []
+
+
+def test_the_benchmark_is_part_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["*"]
+    assert any(MT_BENCH.match(pattern) for pattern in patterns)
+    assert MT_BENCH.is_file()
+    assert MT_BENCH.parent == Path(build.__file__).parent

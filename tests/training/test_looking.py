@@ -22,7 +22,7 @@ def lesson(seed: int) -> Lesson:
 
 
 def mass_on_right_rows(taught: Taught, one: Lesson) -> float:
-    """Of the rows in whose past there is one."""
+    """Attention's mass on right rows, over those rows in whose past there is one."""
     logits = (one.rows @ taught.query.T) @ (one.rows @ taught.key.T).T
     later = torch.ones(logits.shape, dtype=torch.bool).triu(1)
     right = (one.brings == one.wants[:, None]) & ~later

@@ -32,7 +32,7 @@ from training.writer import Writer
 
 
 class AskedAgain(Exception):
-    """The target would answer."""
+    """Raised where the target would answer."""
 
 
 def asked_again(*_: Any, **__: Any) -> NoReturn:

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from draft_service.drafters.base import Draft as Made
 from draft_service.session import Session as Drafted
 from draft_service.sessions import Changes, SessionTable
 from outrider.errors import Unavailable
@@ -329,17 +330,12 @@ class Wire(RuleBasedStateMachine):
         assumed = coming[:ahead]
         if assumed and self.rng.random() < 0.3:
             assumed[-1] = self.rng.randrange(VOCAB)
+        made = Made(
+            np.array(draft.tokens, np.int32), np.array(draft.parents, np.int32), assumed=np.array(assumed, np.int32)
+        )  # fmt: skip
+        scores = pack_scores(np.exp(-np.array(draft.scores or [0] * len(draft.tokens)) / 16.0))
         proposal = verify_pb2.Proposal()
-        peer.table.propose(
-            proposal,
-            session,
-            np.array(draft.tokens, np.int32),
-            np.array(draft.parents, np.int32),
-            pack_scores(np.exp(-np.array(draft.scores or [0] * len(draft.tokens)) / 16.0)),
-            np.array(assumed, np.int32),
-            np.zeros(len(draft.tokens), np.bool_),
-            1,
-        )
+        peer.table.propose(proposal, session, made, scores, 1, keeps_memo=False)
         return proposal
 
     def hear(self, peer: Peer) -> None:
@@ -366,7 +362,7 @@ class Wire(RuleBasedStateMachine):
         """
         seen = peer.table.in_verification(session)
         if seen is not None and session.following.kind == verify_pb2.NEXT_KIND_PROPOSAL:
-            trees = self.verified[session.session, len(session.tokens)]
+            trees = self.verified[session.session_id, len(session.tokens)]
             told = seen.tree.tokens.tolist(), seen.tree.parents.tolist()
             assert told in [(tree.tokens.tolist(), tree.parents.tolist()) for tree in trees]
 

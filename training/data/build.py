@@ -80,13 +80,13 @@ def make_script(args: DataArgs, chat: ChatFormat, folder: DataFolder) -> Script:
 
 
 def data_facts(args: DataArgs, model_path: Path, vocab_size: int) -> dict[str, Any]:
-    """What must stay the same when data is added to."""
+    """Facts that must stay the same when data is added to."""
     target = target_id(model_path, args.load_format)
     return {"format": 1, "seed": args.seed, "target": target, "vocab_size": vocab_size}
 
 
 def asked(args: DataArgs) -> dict[str, Any]:
-    """What the data follows from, as JSON has it."""
+    """Flags that the data follows from, as JSON has them."""
     values = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(args) if spec.name not in _FREE}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
@@ -144,10 +144,10 @@ class _Report:
         return time.monotonic() - self._flushed
 
     def flushed(self) -> None:
-        """A shard was written."""
+        """Notes that a shard was written."""
         self._flushed = time.monotonic()
 
     def close(self) -> None:
-        """Last words."""
+        """Says the last words."""
         self._bar.close()
         self._print()

@@ -101,7 +101,7 @@ class Completer:
         self.num_generated = 0
 
     def run(self, conversations: Iterator[Conversation]) -> Iterator[Any]:
-        """What the conversations return, in the order in which they end."""
+        """Runs conversations; what they return, in the order in which they end."""
         while True:
             for row in self._rows:
                 while row.conversation is None and (started := next(conversations, None)) is not None:
@@ -131,7 +131,7 @@ class Completer:
         self._keep_prefix(row)
 
     def _keep_prefix(self, row: _Row) -> None:
-        """Of the KV at hand, what this prompt starts with, its last token aside, whose logits are needed."""
+        """Keeps the KV at hand that this prompt starts with, its last token aside, whose logits are needed."""
         table, count = self.runner.slot_table[row.index], len(self._shared)
         shares = count > 0 and row.prompt[:count] == self._shared
         kept = _common(row.cached, row.prompt) if shares == row.shares else 0

@@ -45,7 +45,7 @@ class Record:
     answers: list[tuple[int, int]] = field(default_factory=list)
     """[start, end) of each answer within `tokens`, its end mark included."""
     key: int | None = None
-    """Of its first prompt: what two conversations that ask the same have in common."""
+    """Key of its first prompt: what two conversations that ask the same have in common."""
     states: torch.Tensor | None = None
     """The target's, of all tokens but the last, where they are kept."""
 
@@ -57,7 +57,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """How much of the data is what; shares of 1."""
+    """The make-up of the data; shares of 1."""
 
     sampled: float = 0.5
     passage: float = 0.06

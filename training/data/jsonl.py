@@ -33,12 +33,12 @@ def read_values(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def wrong(path: Path, number: int, reason: object) -> StartupError:
-    """What is raised for a line."""
+    """The error for a line."""
     return StartupError(f"{path}, line {number}: {reason}")
 
 
 def said_as(value: Any) -> str:
-    """What kind of JSON a value is, for messages."""
+    """A value's kind in JSON, for messages."""
     if isinstance(value, bool):
         return "true or false"
     kinds: dict[type, str] = {dict: "an object", list: "a list", str: "a string", int: "a number", float: "a number"}

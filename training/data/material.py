@@ -26,7 +26,7 @@ class Material:
 
     @classmethod
     def load(cls) -> Material:
-        """From the package."""
+        """Reads the package's prompts.toml."""
         raw: dict[str, Any] = tomllib.loads((files("training.data") / "prompts.toml").read_text(encoding="utf-8"))
         return cls(
             **{name: _lines(raw[name]) for name in ("openers", "follow_ups", "wishes", "systems", "self_written")},

@@ -36,13 +36,13 @@ class Passages:
 
     @classmethod
     def of_system(cls) -> Passages:
-        """From this machine's documentation and Python's standard library."""
+        """Finds passages in this machine's documentation and Python's standard library."""
         code = list(docstrings(Path(sysconfig.get_path("stdlib"))))
         prose = [text for folder in DOC_FOLDERS for text in documents(folder)]
         return cls([*prose, *(text for text in code if is_prose(text))] or code, code)
 
     def prose(self, rng: random.Random) -> str:
-        """A paragraph."""
+        """Draws a paragraph."""
         return rng.choice(self._prose)
 
     def code(self, rng: random.Random) -> str:
@@ -75,7 +75,7 @@ def docstrings(folder: Path) -> Iterator[str]:
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    """Its prose, a paragraph or several short ones at a time, lines joined."""
+    """The prose of a text, a paragraph or several short ones at a time, lines joined."""
     for block in _BLANK.split(text):
         joined = " ".join(block.split())
         if MIN_CHARS <= len(joined) <= MAX_CHARS and is_prose(joined):

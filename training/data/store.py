@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 SOURCES: Final = (SAMPLED, COMPOSED, PASSAGE, GIVEN)
 META = "data.json"
 MADE_WITH: Final = "made_with"
-"""In META, which older ones lack: what `train data` was asked for, each time that it was something else."""
+"""Key in META, which older ones lack: what `train data` was asked for, each time that it was something else."""
 _FACTS: Final = {"format": int, "seed": int, "target": str, "vocab_size": int}
 _TENSORS: Final = {"tokens": 1, "offsets": 1, "answers": 2, "sources": 1, "temperatures": 1, "keys": 1, "ended": 1}
-"""Of a shard, and how many dimensions each has."""
+"""The tensors of a shard, and how many dimensions each has."""
 
 
 class Shard(NamedTuple):
@@ -50,7 +50,7 @@ class Shard(NamedTuple):
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> Shard:
-        """That of a shard's tensors."""
+        """Makes the Shard of a shard's tensors."""
         tokens, offsets = arrays["tokens"], arrays["offsets"]
         digest = hashlib.blake2b(tokens.tobytes() + offsets.tobytes(), digest_size=8)
         return cls(digest.hexdigest(), len(tokens), len(offsets) - 1)
@@ -165,7 +165,7 @@ class DataFolder:
                 self.num_answer_tokens += int((shard["answers"][:, 2] - shard["answers"][:, 1]).sum())
 
     def _arrays(self, records: Sequence[Record]) -> dict[str, np.ndarray]:
-        """A shard of them."""
+        """Arrays of a shard of records."""
         tokens = [token for record in records for token in record.tokens]
         answers = [(i, *span) for i, record in enumerate(records) for span in record.answers]
         keys = [record.key for record in records if record.key is not None]
@@ -214,7 +214,7 @@ def _with_call(calls: list[dict[str, Any]], asked: dict[str, Any], num_before: i
 
 
 def read_facts(folder: Path) -> dict[str, Any]:
-    """What the data of a folder was begun with. StartupError where that is not said."""
+    """The facts with which a folder's data was begun. StartupError where they are not there."""
     try:
         facts = json.loads((folder / META).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -240,7 +240,7 @@ def check_target(folder: Path, target: str, vocab_size: int) -> None:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """Its shards in order."""
+    """A folder's shards in order."""
     return sorted(folder.glob("shard-*.safetensors"))
 
 

@@ -28,7 +28,7 @@ class Composer:
         self._kinds = list(material.weights)
 
     def prompt(self, rng: random.Random) -> str:
-        """A prompt of some kind."""
+        """Draws a prompt of some kind."""
         kind = rng.choices(self._kinds, weights=list(self._material.weights.values()))[0]
         text = self.fill(rng.choice(self._material.templates[kind]), rng)
         if "\n" not in text and rng.random() < 0.2:
@@ -42,11 +42,11 @@ class Composer:
         return self.fill(before, rng) + passage + self.fill(after, rng)
 
     def follow_up(self, rng: random.Random) -> str:
-        """What a user may say after an answer."""
+        """Draws what a user may say after an answer."""
         return self.fill(rng.choice(self._material.follow_ups), rng)
 
     def opener(self, rng: random.Random) -> str:
-        """How a prompt begins; may be empty."""
+        """Draws how a prompt begins; may be empty."""
         return self.fill(rng.choice(self._material.openers), rng)
 
     def self_written(self, rng: random.Random) -> str:
@@ -54,7 +54,7 @@ class Composer:
         return self.fill(rng.choice(self._material.self_written), rng)
 
     def system(self, rng: random.Random) -> str:
-        """A system prompt."""
+        """Draws a system prompt."""
         return self.fill(rng.choice(self._material.systems), rng)
 
     def fill(self, template: str, rng: random.Random) -> str:

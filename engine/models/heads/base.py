@@ -134,12 +134,12 @@ class Head(ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and states."""
+        """The dtype of weights and states."""
         return self.embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device where it runs."""
         return self.embedding.device
 
     @property
@@ -170,5 +170,5 @@ class Head(ABC):
         return self.narrow_logits(outputs).float()
 
     def narrow_logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """As logits, in the dtype that the output head gives them in."""
+        """Logits in the dtype that the output head gives them in."""
         return self._head(outputs)

@@ -26,7 +26,7 @@ class RawConfig(Fields):
                 self.fail(f"{key} is {self.values[key]!r}, which is not supported in a head")
 
     def block(self, like: str, *, num_layers: int) -> ModelConfig:
-        """Its decoder layers, read as those of a model of architecture `like`.
+        """The head's decoder layers, read as those of a model of architecture `like`.
 
         A head serves sessions as long as its target's, whatever max_position_embeddings says (SGLang overrides it
         too); only a sliding window bounds max_position.

@@ -30,7 +30,7 @@ from engine.models.heads.target import TargetShape
 
 @dataclass(frozen=True, slots=True)
 class EagleConfig:
-    """Shape of such a head."""
+    """Shape of an EAGLE head."""
 
     raw: RawConfig
     block: ModelConfig
@@ -39,7 +39,7 @@ class EagleConfig:
 
     @classmethod
     def read(cls, raw: RawConfig, stored: Shapes) -> Self:
-        """From config.json. `bias` and `qkv_bias` say which biases there are; where they do not, the tensors do."""
+        """Reads config.json. `bias` and `qkv_bias` say which biases there are; where they do not, the tensors do."""
         raw.refuse("layernorms")
         has_qkv_bias = raw.flag("qkv_bias", "layers.0.self_attn.q_proj.bias" in stored)
         like = "Qwen2ForCausalLM" if has_qkv_bias else "LlamaForCausalLM"
@@ -48,7 +48,7 @@ class EagleConfig:
 
     @property
     def feature_width(self) -> int:
-        """The target's last state."""
+        """Numbers in a feature row: the target's last state."""
         return self.block.hidden_size
 
     def shapes(self) -> Shapes:

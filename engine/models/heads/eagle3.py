@@ -57,7 +57,7 @@ class Eagle3Config:
 
     @classmethod
     def read(cls, raw: RawConfig, stored: Shapes) -> Self:
-        """From config.json, whose keys are SGLang's and, `norm_before_*` and aux layers at the top, speculators'.
+        """Reads config.json, whose keys are SGLang's and, `norm_before_*` and aux layers at the top, speculators'.
 
         Layers are counted where they are stored: some configs give their target's number.
         """
@@ -86,7 +86,7 @@ class Eagle3Config:
 
     @property
     def feature_width(self) -> int:
-        """All the states together."""
+        """Numbers in a feature row: all the states together."""
         return self.num_aux * self.target_hidden_size
 
     @property

@@ -1,6 +1,6 @@
 """From a head's folder and its target's to a network that is ready to run; whatever does not fit is refused.
 
-Of the target's files only the embedding and the output head are read, and only where the head has none of its own.
+Only the embedding and the output head of the target are read, and only where the head has none of its own.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class MtpConfig:
 
     @classmethod
     def read(cls, raw: RawConfig, family: str, num_stages: int, stored: Collection[str] = ()) -> Self:
-        """From config.json; `family` is nextn, mimo or multi-layer, `stored` its tensors' names where there are any."""
+        """Reads config.json; `family` is nextn, mimo or multi-layer, `stored` its tensors' names, if any."""
         raw.refuse(*_UNSUPPORTED)
         if family == "multi-layer":
             raw = _sliding_window_attention(raw)
@@ -57,7 +57,7 @@ class MtpConfig:
 
     @property
     def feature_width(self) -> int:
-        """The target's last state."""
+        """Numbers in a feature row: the target's last state."""
         return self.block.hidden_size
 
     def shapes(self) -> Shapes:

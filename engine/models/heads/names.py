@@ -42,7 +42,7 @@ class HeadNames:
 
 
 def head_names(names: Iterable[str], where: object) -> HeadNames:
-    """What the tensors called `names` are; `where` is named in a StartupError when they are no head that we know."""
+    """Tells what tensors called `names` are; `where` is named in a StartupError when they are no head that we know."""
     every = list(names)
     if any(name.endswith(".eh_proj.weight") and _NEXTN.fullmatch(name) for name in every):
         return _stages(every, "nextn", _NEXTN, where)

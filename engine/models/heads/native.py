@@ -52,7 +52,7 @@ class NativeHead(NativeDecoder):
 
     @classmethod
     def of(cls, head: Head, pool: KVPool) -> NativeHead | None:
-        """None where the C kernels do not have this head's arithmetic, its matrices or its widths."""
+        """Makes a head's; None where the C kernels do not have its arithmetic, its matrices or its widths."""
         parts, library, block = head.parts(), cpu_kernels(), head.config.block
         if parts is None or library is None or head.device.type != "cpu" or head.dtype not in POOL_DTYPES:
             return None

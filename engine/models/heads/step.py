@@ -14,14 +14,14 @@ NUM_TOP = 16
 
 
 class HeadStep(NamedTuple):
-    """Of the rows whose logits were wanted, in the segments' order."""
+    """What a step gives for the rows whose logits were wanted, in the segments' order."""
 
     logits: torch.Tensor
     """[L, drafted], good until the next step: fp32, within a graph of any dtype."""
     carried: torch.Tensor
     """[L, hidden]: the states of the rows that go on from these."""
     top: tuple[torch.Tensor, torch.Tensor] | None = None
-    """Of each row the likeliest output rows, as kernels.likeliest has them, [L, T] each; None: not looked for."""
+    """The likeliest output rows of each row, as kernels.likeliest has them, [L, T] each; None: not looked for."""
 
 
 class RunRows(Protocol):

@@ -31,7 +31,7 @@ class TargetShape:
 
     @classmethod
     def from_folder(cls, folder: Path) -> TargetShape:
-        """From config.json. StartupError for a number that is missing or absurd."""
+        """Reads config.json. StartupError for a number that is missing or absurd."""
         raw = read_json(folder / "config.json")
         names = raw.get("architectures")
         if isinstance(inner := raw.get("text_config"), dict):  # of a model for more than text

@@ -33,7 +33,7 @@ class Given:
 
     @property
     def addresses(self) -> tuple[int, int, int]:
-        """Of the states, the tips' chances and their ids."""
+        """Addresses of the states, the tips' chances and their ids."""
         first = ctypes.addressof(self._memory)
         return first, first + self._chances_at, first + self._words_at
 
@@ -73,9 +73,9 @@ class NativeTrees:
         """Chosen ones' tokens, parents (-1 the root) and entries (-1: not run): of tree b the first counts[b], or as
         many as the steps that were run gave candidates."""
         self.chances = np.zeros((batch, most))
-        """Of their paths."""
+        """Probabilities of the nodes' paths."""
         self.given = Given(batch, 0, 0, head.hidden, head.dtype)
-        """Of the trees that were begun last."""
+        """What is given of the trees that were begun last."""
         room = {
             "slots": self._slots, "nodes": self.nodes, "chances": self.chances,
             "scores": np.zeros((batch, most), np.float32), "tokens": np.zeros((batch, most), np.int32),

@@ -45,7 +45,7 @@ def make() -> Iterator[Any]:
 
 def session(tokens: list[int], **more: Any) -> Session:
     fields: dict[str, Any] = {
-        "uid": next(uids), "session": 1, "generation": 1, "prompt_len": len(tokens), "remaining": 1000,
+        "uid": next(uids), "session_id": 1, "generation": 1, "prompt_len": len(tokens), "remaining": 1000,
         "vocabulary": "v", "vocab_size": 1000, "wishes": Wishes(), "corpus_scope": "", "prediction": ids(),
         "tokens": ids(*tokens),
     }  # fmt: skip

@@ -23,7 +23,7 @@ TOP_KEYS = {
 
 
 def as_bin(written: Written) -> Written:
-    """As EAGLE's own repositories are: one pickled file, LlamaForCausalLM in config.json."""
+    """Writes it as EAGLE's own repositories are: one pickled file, LlamaForCausalLM in config.json."""
     (written.folder / "model.safetensors").unlink()
     torch.save(written.tensors, written.folder / "pytorch_model.bin")
     (written.folder / "config.json").write_text(json.dumps(written.config | {"architectures": ["LlamaForCausalLM"]}))
@@ -31,7 +31,7 @@ def as_bin(written: Written) -> Written:
 
 
 def as_speculators(written: Written, kind: str, **top: Any) -> Written:
-    """As speculators writes: the layer's config nested, `layers.0` or, for EAGLE-1, `transformer` and `fusion_fc`."""
+    """Writes as speculators does: the layer's config nested; `layers.0` or, for EAGLE-1, `transformer`, `fusion_fc`."""
     inner = {key: value for key, value in written.config.items() if key in TOP_KEYS} | {"model_type": "llama"}
     outer = {key: value for key, value in written.config.items() if key not in TOP_KEYS | {"architectures", "bias"}}
     names = ("layers.0.", "transformer."), ("fc.", "fusion_fc.")

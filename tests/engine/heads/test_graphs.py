@@ -54,7 +54,7 @@ def three(runner: HeadRunner, seed: int = 0) -> list[Session]:
 
 
 def put_in_buckets(runner: HeadRunner, prepare: Prepare, sizes: GraphSizes = SIZES, see: See | None = None) -> None:
-    """From now on the runner's steps go to eager graphs."""
+    """Has the runner's steps go to eager graphs from now on."""
     head = runner.head
     runner.pool = KVPool(head.config.block, FeatureSpec(), NUM_SLOTS, head.dtype, head.device, with_padding=True)
     runner.capturing = Capturing(prepare, see or AttentionLayout.see, lambda step: step, NUM_SLOTS)
