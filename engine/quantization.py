@@ -44,9 +44,11 @@ def check_quantization(name: str | None, device: torch.device) -> str | None:
     return method
 
 
-def warn_of_rounding(method: str | None, device: torch.device, backend: str) -> None:
-    """Says that results depend on what else is in a step, where 8 bits of activations are rounded from what torch's
-    operators give: those have other last bits for another number of rows."""
+def warn_of_rounding(method: str | None, kept: torch.dtype, device: torch.device, backend: str) -> None:
+    """Says that results depend on what else is in a step, where 8 bits of activations, or of the keys and values that
+    are `kept`, are rounded from what torch's operators give: those have other last bits for another number of rows."""
+    if kept.itemsize == 1:
+        log.warning("keys and values in fp8: speculation and batches change some answers", kept=str(kept))
     if method == "int8_dynamic" and device.type == "cpu" and not backend.startswith("native"):
         log.warning(
             "int8_dynamic without the C decoder: speculation and batches change answers; take int8, or what the C "

@@ -163,7 +163,7 @@ class ModelRunner:
                     model_path, config, pool, features, quantization, torch_dtype, execution, load_format,
                     trust_remote_code,
                 )  # fmt: skip
-        warn_of_rounding(quantization, place, backend)
+        warn_of_rounding(quantization, kept, place, backend)
         slot_table = np.zeros((max_sessions, max_len), dtype=np.int32)
         buffers = BatchBuffers(
             slot_table, vocab_size=config.vocab_size, num_slots=num_slots, num_positions=max_len,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from structlog.testing import capture_logs
 
 from engine.attention import AttentionChoice
 from engine.execution import Execution, GraphSizes
@@ -52,7 +53,10 @@ def test_which_decoder_serves(folder: Path) -> None:
         ({"kv_cache_dtype": "fp8_e4m3"}, ["torch_native", "torch.float8_e4m3fn"]),
         ({"compile_max_batch": 2}, ["compiled"]),
     ):
-        runner = load(folder, **settings)
+        with capture_logs() as logs:
+            runner = load(folder, **settings)
+        told = any("speculation and batches change some answers" in entry["event"] for entry in logs)
+        assert told == ("kv_cache_dtype" in settings)
         assert runner.backend.startswith("torch ")
         assert all(word in runner.backend for word in words)
         assert runner.numerics_id != native.numerics_id

@@ -85,7 +85,7 @@ def test_a_verify_service_shows_rates_of_the_time_between() -> None:
 @pytest.mark.parametrize(("running", "told"), [(3, "in one step for longer"), (0, "  idle")])
 def test_a_verify_service_whose_counters_stand_still_is_in_a_step_or_idle(running: int, told: str) -> None:
     text = VERIFY.format(steps=100, tokens=200, seconds=1.0, waited=0.5, silenced=1, drafted=400, accepted=100)
-    text = text.replace('outrider_requests_running{model="toy"} 3', f'outrider_requests_running{{model="toy"}} {running}')
+    text = text.replace('running{model="toy"} 3', f'running{{model="toy"}} {running}')
     assert told in "\n".join(frame({"u": Span(parse(text, 10.0), parse(text, 12.0))}, {}))
 
 

@@ -89,7 +89,7 @@ def test_a_prompt_that_cannot_be_kept_out_is_told(line: str, tmp_path: Path) -> 
         ('{"turns": ["Hi", 5]}', r"turns\[1\] is a number; it must be a string"),
         ('{"messages": {}}', "messages is an object; it must be a list"),
         ('{"messages": ["Hi"]}', r"messages\[0\] is a string; it must be an object"),
-        ('{"messages": [{"role": "critic", "content": "Hi"}]}', r"messages\[0\] has the role 'critic'; it must be one of"),
+        ('{"messages": [{"role": "critic", "content": "Hi"}]}', r"messages\[0\] has the role 'critic'; it must be one"),
         ('{"messages": [{"content": "Hi"}]}', r"messages\[0\] has the role null"),
         ('{"messages": [{"role": "user"}]}', r"messages\[0\].value is null"),
         ('{"messages": [{"role": "user", "content": true}]}', r"content is true or false; it must be a string"),
