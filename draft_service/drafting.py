@@ -37,16 +37,12 @@ class _Turn:
     table: SessionTable
     send: Send
     plan: Plan
+    is_early: bool  # trees are drafted ahead of steps
     fresh: list[Session]  # wait for a tree
     changes: Changes  # of which the drafter was not told
     extended: list[Extension]
     verifying: list[InVerification] = field(default_factory=list)
     copied_for: list[Session] = field(default_factory=list)
-
-    @property
-    def is_early(self) -> bool:
-        """Whether trees are drafted ahead of steps."""
-        return self.plan.outcomes > 0 and self.table.max_assumed > 0
 
     async def say(self, frame: verify_pb2.SpeculateRequest) -> None:
         """Sends proposals."""
@@ -108,7 +104,8 @@ class Drafting:
         if self.copier is not None:
             await self._send_copies(turn, self.copier)
         await self._send_fresh(turn)
-        await self._send_early(turn)
+        if turn.is_early and turn.verifying:
+            await self._send_early(turn)
         self.planner.plan(turn.extended)  # for the next round: this one's trees are waited for
         if turn.copied_for and self.copier is not None:
             await self._read_copies(turn, self.copier)
@@ -118,8 +115,9 @@ class Drafting:
         plan = self.planner.meet(len(due))
         having = [session for session in due if table.has_tree(session)]
         fresh = [session for session in due if session not in having] if having else due
-        turn = _Turn(table, send, plan, fresh, changes, changes.extended)
-        if turn.is_early:
+        is_early = plan.outcomes > 0 and table.max_assumed > 0
+        turn = _Turn(table, send, plan, is_early, fresh, changes, changes.extended)
+        if is_early and having:
             turn.verifying += [tree for session in having if (tree := table.in_verification(session))]
         return turn
 
@@ -151,8 +149,6 @@ class Drafting:
 
     async def _send_early(self, turn: _Turn) -> None:
         """Sends what is drafted, or copied, below the likely outcomes of what is being verified."""
-        if not (turn.is_early and turn.verifying):
-            return
         if self.copier is not None:
             ahead, turn.verifying = self.copier.drafts_ahead(turn.table, turn.verifying)
             frame = verify_pb2.SpeculateRequest()
