@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.flags import MAX_THREADS, flag_named, is_text
-from outrider.wishes import most_nodes
+from outrider.tree_limits import most_nodes
 
 SERVE_EPILOG = "Other flags, and all after --, go to `outrider serve`."
 

@@ -14,9 +14,9 @@ import httpx
 
 from bench._prompts import Prompt
 from bench._stream import Answer, Asked, ServerRefused, ask, refusal
-from outrider.direct import is_local
 from outrider.errors import StartupError, Unavailable
 from outrider.flags import is_text
+from outrider.no_proxy import is_local
 
 _TIMEOUT_S = 600.0
 

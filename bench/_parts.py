@@ -14,9 +14,9 @@ from draft_service.worker import Worker
 from outrider import rpc
 from outrider.args import VerifyArgs
 from outrider.errors import Unavailable
+from outrider.grpc_thread import let_grpc_in_first
 from outrider.placement import Placement
-from outrider.slices import let_grpc_in_first
-from outrider.steady import keep_steady
+from outrider.process_tuning import keep_steady
 from outrider.telemetry import announce
 from outrider.v1 import verify_pb2_grpc
 from verify_service.app import build_servicer, build_step_loop

@@ -8,7 +8,7 @@ from typing import Any, cast
 import grpc.aio
 
 from outrider import rpc
-from outrider.slices import let_grpc_in_first
+from outrider.grpc_thread import let_grpc_in_first
 from outrider.v1 import verify_pb2
 
 

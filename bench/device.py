@@ -39,7 +39,7 @@ from kernels.sampling import Filters
 from kernels.sampling_torch import RowFilters
 from kernels.transfer import Readback, to_device
 from outrider.args import HEAD_ALGORITHMS, DraftArgs, VerifyArgs
-from outrider.wishes import most_nodes
+from outrider.tree_limits import most_nodes
 from verify_service.device_sampler import kernels_for
 from verify_service.loading import load_model
 

@@ -19,7 +19,7 @@ from bench._serve_flags import check_serve_flags
 from bench.mt_bench import WARM_UP, answer_tokens, ask_outrider, choose
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
-from outrider.fastest import USUAL
+from outrider.default_algorithm import USUAL
 from outrider.scrape import Scrape, Span
 
 

@@ -28,8 +28,8 @@ from bench.mt_bench import answer_tokens
 from engine.embedded import ensure_embedded_model
 from engine.shipped import shipped_algorithms
 from outrider import env
+from outrider.default_algorithm import SPEEDS, USUAL, section
 from outrider.errors import StartupError
-from outrider.fastest import SPEEDS, USUAL, section
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -21,11 +21,11 @@ from outrider.args import DraftArgs
 from outrider.busy_poll import is_wanted
 from outrider.dialing import Dial, dialer_of
 from outrider.metrics_http import serve_metrics
+from outrider.out_of_memory import memory_for
 from outrider.placement import Placement
 from outrider.preflight import check_before_load
-from outrider.room import memory_for
+from outrider.process_tuning import keep_steady
 from outrider.row_ring import host_id
-from outrider.steady import keep_steady
 from outrider.stopping import Stopping, stopped_by_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger

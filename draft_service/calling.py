@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from draft_service.session import Session
-from outrider.answer import Answer
+from outrider.thread_future import ThreadFuture
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Caller:
         if self._executor is None:
             return call(argument)
         # As loop.run_in_executor, but with one way back to the loop instead of two: a round waits for it.
-        answer: Answer[T] = Answer(self._came_back)
+        answer: ThreadFuture[T] = ThreadFuture(self._came_back)
 
         def work() -> None:
             try:

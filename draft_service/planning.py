@@ -17,8 +17,8 @@ from draft_service.drafters.shape import TreeShape
 from draft_service.evidence import MAX_DEPTH, Evidence
 from draft_service.overlap import NO_OVERLAP, Overlap
 from draft_service.session import Extension, Grown
+from outrider.tree_limits import most_nodes
 from outrider.v1 import verify_pb2
-from outrider.wishes import most_nodes
 
 _BETTER = 1.03  # that another shape must promise to be taken
 _REPLAN = 4  # rounds between decisions

@@ -21,6 +21,7 @@ from outrider import __version__
 from outrider.args import DraftArgs
 from outrider.errors import RETRY_SOON_S, DeadlineExceeded, InvalidArgument, ResourceExhausted, Unimplemented
 from outrider.telemetry import get_logger
+from outrider.tree_limits import check_wishes
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from outrider.wire import (
     INT31_MAX,
@@ -32,7 +33,6 @@ from outrider.wire import (
     pack_scores,
     unpack_ids,
 )
-from outrider.wishes import check_wishes
 
 log = get_logger(__name__)
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from outrider.errors import InvalidArgument
 from outrider.row_ring import RowReader
 from outrider.tree import TokenTree
+from outrider.tree_limits import MAX_WISH, WISHES
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INT31_MAX, Ids, check_token_ids, unpack_ids
-from outrider.wishes import MAX_WISH, WISHES
 
 MAX_PREDICTION_TOKENS = 65_536
 

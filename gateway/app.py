@@ -32,8 +32,8 @@ from outrider.args import GatewayArgs
 from outrider.args.links import host_port
 from outrider.errors import StartupError
 from outrider.metrics_http import serve_metrics
+from outrider.process_tuning import keep_steady
 from outrider.serving import check_free, is_loopback, tcp_listener
-from outrider.steady import keep_steady
 from outrider.stopping import on_signals, stop_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger

@@ -12,8 +12,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import msgspec
 from starlette.requests import Request
 
+from gateway.error_values import shown
 from gateway.errors import HttpError, from_validation
-from gateway.shown import shown
 from outrider.errors import InvalidArgument
 from outrider.telemetry import get_logger
 

@@ -14,16 +14,16 @@ from gateway.answer import Answer
 from gateway.chat_rules import ChatRules, chat_rules
 from gateway.chunks import DONE, ChatChunks, extension_of
 from gateway.conversation import encode_conversation
+from gateway.error_values import shown
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
+from gateway.field_names import Names
 from gateway.logprobs import chat_logprobs
 from gateway.message import Message, Whole
 from gateway.messages import text_of
-from gateway.names import Names
 from gateway.plan import Prompt, Report, check_stream_options, make_plan
 from gateway.responses import AssistantMessage, ChatChoice, ChatCompletion, Usage
 from gateway.schemas import ChatCompletionRequest, Prediction
 from gateway.service import Gateway, Ready, gateway_of
-from gateway.shown import shown
 from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gateway.constraints import after_reasoning, calls_after_reasoning, grammar_field, of_openai, of_schema
 from gateway.message import MessageRules, NamedCall
-from gateway.parts import PartParser
+from gateway.message_parts import PartParser
 from gateway.reasoning import ReasoningFormat, ReasoningParser
 from gateway.schemas import ChatCompletionRequest
 from gateway.service import Ready

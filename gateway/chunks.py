@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gateway.logprobs import ChatLogprobs, PieceOf, TextLogprobs, chat_logprobs
-from gateway.parts import CallArguments, CallBegin, Content, Part
+from gateway.message_parts import CallArguments, CallBegin, Content, Part
 from gateway.responses import Usage
 from gateway.schemas import SpeculativeOptions
 from gateway.text_stream import Delta, Piece

@@ -6,10 +6,10 @@ import json
 
 import msgspec
 
+from gateway.error_values import missing, shown
 from gateway.reasoning import ReasoningFormat
 from gateway.sayable import check_schema, sayable
 from gateway.schemas import OpenAIFields, ResponseFormat, SglangSampling
-from gateway.shown import missing, shown
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
 from outrider.wire import JSON_STYLE, MAX_GRAMMAR_BYTES

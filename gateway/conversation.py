@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from gateway.error_values import shown
 from gateway.messages import to_template
 from gateway.offload import offload
 from gateway.schemas import ChatCompletionRequest
 from gateway.service import Ready
 from gateway.shield import Cover
-from gateway.shown import shown
 from gateway.template import ChatTemplate, RenderTooLong
 from gateway.tokenizer import TextCodec
 from gateway.tool_prompt import described

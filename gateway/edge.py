@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import page
 from gateway.callers import Caller, Callers
+from gateway.error_values import shown
 from gateway.errors import SHUTTING_DOWN, HttpError, failure
 from gateway.exchange import ClientGone, SlowReader
 from gateway.metrics import Metrics
-from gateway.shown import shown
 from outrider.errors import OutriderError, Unavailable
 from outrider.telemetry import Throttle, get_logger
 from outrider.tracing import TRACEPARENT, Tracing, set_call_metadata

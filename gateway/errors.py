@@ -12,7 +12,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from gateway.shown import found_at, missing, with_key, words_at
+from gateway.error_values import found_at, missing, with_key, words_at
 from outrider.errors import InvalidArgument, OutriderError, ResourceExhausted, Unimplemented
 
 SHUTTING_DOWN = "The server is shutting down."

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 
 import outrider
 from gateway.answer import collect
+from gateway.error_values import no_such_model
 from gateway.errors import SHUTTING_DOWN
 from gateway.exchange import json_response, request_id, until_disconnect
 from gateway.plan import Prompt, make_plan
@@ -15,7 +16,6 @@ from gateway.responses import ModelCard, ModelList
 from gateway.sampling_defaults import OPENAI
 from gateway.schemas import SamplingFields
 from gateway.service import Ready, gateway_of
-from gateway.shown import no_such_model
 from outrider.errors import Unavailable
 from outrider.metrics import CONTENT_TYPE
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gateway.parts import CallArguments, CallBegin, Content, Part, PartParser, Reasoning
+from gateway.message_parts import CallArguments, CallBegin, Content, Part, PartParser, Reasoning
 from gateway.reasoning import ReasoningParser
 from gateway.text_stream import Delta, Piece
 from gateway.tool_parsers.scanner import is_whole

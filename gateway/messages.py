@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gateway.error_values import missing, not_text
 from gateway.json_schema import is_shallow
 from gateway.schemas import ContentPart, Message
-from gateway.shown import missing, not_text
 from gateway.tool_schemas import ToolCall
 from outrider.errors import InvalidArgument
 

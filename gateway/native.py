@@ -17,7 +17,7 @@ from gateway.chunks import DONE
 from gateway.completions import as_prompts, encode_prompts
 from gateway.constraints import of_sglang, sglang_grammar_field
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
-from gateway.names import Names
+from gateway.field_names import Names
 from gateway.native_output import Output, each_of, scores_of
 from gateway.offload import offload
 from gateway.plan import Prompt, check_total, make_plan

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.names import Names
+from gateway.error_values import no_such_token, shown
+from gateway.field_names import Names
 from gateway.replica import ServerInfo
 from gateway.sampling_defaults import SamplingDefaults, with_defaults
 from gateway.schemas import (
@@ -15,15 +16,14 @@ from gateway.schemas import (
     SamplingFields,
     SpeculativeOptions,
 )
-from gateway.shown import no_such_token, shown
 from gateway.text_stream import OutputRules
 from gateway.tokenizer import TextCodec, too_long
 from outrider.algorithms import WIRE_ALGORITHMS
 from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
+from outrider.tree_limits import most_nodes
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import pack_ids
-from outrider.wishes import most_nodes
 
 _SMALLEST_TOP_P = 1e-9  # OpenAI allows top_p 0: the likeliest token alone
 _UINT64 = 2**64 - 1

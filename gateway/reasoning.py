@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.parts import Content, Part, PartParser, Reasoning, split_at
+from gateway.message_parts import Content, Part, PartParser, Reasoning, split_at
 from outrider.errors import StartupError
 
 

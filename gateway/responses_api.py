@@ -15,7 +15,7 @@ from gateway.chat import Chat, begin_chat
 from gateway.chunks import Extension, extension_of
 from gateway.exchange import event_stream, json_response, request_id, until_disconnect
 from gateway.message import Message
-from gateway.parts import CallBegin
+from gateway.message_parts import CallBegin
 from gateway.responses_input import NAMES, as_chat, in_its_words, wants_logprobs
 from gateway.responses_output import Event, Transcript
 from gateway.responses_schemas import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from gateway.names import Names
+from gateway.error_values import missing, not_text, shown
+from gateway.field_names import Names
 from gateway.responses_schemas import (
     InputContent,
     InputItem,
@@ -15,7 +16,6 @@ from gateway.responses_schemas import (
     ResponsesToolChoice,
 )
 from gateway.schemas import ChatCompletionRequest, ContentPart, JsonSchema, Message, ResponseFormat, SamplingFields
-from gateway.shown import missing, not_text, shown
 from gateway.tool_schemas import (
     AllowedTools,
     FunctionCall,

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, Literal
 
 from gateway.logprobs import PieceOf, TokenLogprob, chat_logprobs
-from gateway.parts import CallArguments, CallBegin, Part, Reasoning
+from gateway.message_parts import CallArguments, CallBegin, Part, Reasoning
 from gateway.responses_schemas import (
     FunctionCallItem,
     OutputItem,

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from gateway.branches import Branches, listed, type_of
+from gateway.error_values import shown
 from gateway.json_schema import check_depth, moved, schemas_in, with_inner
 from gateway.pattern_starts import never_meet
 from gateway.patterns import in_rust, is_regular
-from gateway.shown import shown
 from outrider.errors import InvalidArgument
 from outrider.multiples import MOST_REMAINDERS, remainders
 from outrider.wire import MAX_GRAMMAR_BYTES

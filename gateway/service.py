@@ -17,6 +17,7 @@ from gateway.account import Account
 from gateway.answer import Answer
 from gateway.backend import Backend, RetryPolicy
 from gateway.body import BodyDecoder, BodyT, read_body
+from gateway.error_values import no_such_model
 from gateway.errors import SHUTTING_DOWN
 from gateway.metrics import Metrics
 from gateway.offload import offload
@@ -25,7 +26,6 @@ from gateway.reasoning import ReasoningFormat, reasoning_format
 from gateway.replica import ServerInfo
 from gateway.replicas import ProbeTimes, ReplicaSet
 from gateway.sampling_defaults import OPENAI, SamplingDefaults, read_defaults
-from gateway.shown import no_such_model
 from gateway.template import ChatTemplate
 from gateway.tokenizer import TextCodec, TokenizerFiles
 from gateway.tool_parsers.formats import ToolFormat, tool_format

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from gateway.conversation import encode_conversation
+from gateway.error_values import no_such_token
 from gateway.exchange import json_response
 from gateway.offload import ID_COST, breathe, offload
 from gateway.schemas import ChatCompletionRequest, Message, TokenId
 from gateway.service import Ready, gateway_of
-from gateway.shown import no_such_token
 from gateway.tool_schemas import Tools
 from outrider.errors import InvalidArgument
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gateway.error_values import missing, shown
 from gateway.json_schema import closed, moved
 from gateway.sayable import check_schema, sayable
-from gateway.shown import missing, shown
 from gateway.tool_schemas import NamedTool, Tool, ToolChoice, ToolChoiceObject
 from outrider.errors import InvalidArgument
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gateway.error_values import shown
 from gateway.responses_schemas import ResponsesRequest
 from gateway.schemas import ChatCompletionRequest, CompletionRequest, GenerateRequest
-from gateway.shown import shown
 from outrider.errors import InvalidArgument
 
 Refusable = ChatCompletionRequest | CompletionRequest | GenerateRequest | ResponsesRequest

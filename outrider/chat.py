@@ -15,9 +15,9 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from outrider import env
 from outrider.args import ChatArgs
-from outrider.direct import is_local, proxy_of
 from outrider.errors import StartupError
 from outrider.flags import is_text
+from outrider.no_proxy import is_local, proxy_of
 from outrider.terminal import shown_line, shown_text
 from outrider.tls import TlsFiles, client_context
 

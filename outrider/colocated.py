@@ -24,8 +24,8 @@ from outrider.errors import StartupError
 from outrider.flags import flag_of
 from outrider.in_memory import InMemoryServer
 from outrider.preflight import check_before_load
+from outrider.process_tuning import free_what_ended, keep_steady
 from outrider.serving import check_free
-from outrider.steady import free_what_ended, keep_steady
 from outrider.stopping import Stopping, on_signals
 from outrider.telemetry import configure_logging, get_logger
 from outrider.v1 import verify_pb2_grpc

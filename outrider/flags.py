@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, Union, 
 from urllib.parse import urlsplit
 
 from outrider.errors import StartupError
-from outrider.meant import meant
+from outrider.flag_advice import meant
 from outrider.wire import INT31_MAX
 
 if TYPE_CHECKING:

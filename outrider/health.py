@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.args import HealthArgs
 from outrider.dialing import Dial, Dialer
-from outrider.direct import FAILURES, open_url
+from outrider.no_proxy import FAILURES, open_url
 from outrider.rpc import create_channel
 from outrider.tls import client_context
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from outrider.direct import FAILURES, open_url
 from outrider.errors import Unavailable
+from outrider.no_proxy import FAILURES, open_url
 
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 8 * 2**20

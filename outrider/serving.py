@@ -15,7 +15,7 @@ from outrider import rpc
 from outrider.args.links import ServingArgs, is_socket
 from outrider.auth import AuthInterceptor, TokenFile, token_file
 from outrider.errors import StartupError
-from outrider.slices import let_grpc_in_first
+from outrider.grpc_thread import let_grpc_in_first
 from outrider.strangers import Strangers
 from outrider.telemetry import get_logger
 from outrider.tls import server_credentials, server_files

@@ -15,9 +15,9 @@ from typing import Any
 from tqdm import tqdm
 
 from outrider.args import ServeArgs
-from outrider.direct import open_url
 from outrider.errors import StartupError, Unavailable
 from outrider.launcher import Served, serve
+from outrider.no_proxy import open_url
 from outrider.scrape import Scrape, Span, fetch
 from outrider.telemetry import get_logger
 from training.accept_length import Rounds

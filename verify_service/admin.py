@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import grpc.aio
 
-from outrider.answer import Answer
 from outrider.errors import InvalidArgument, NotFound, Unauthenticated
 from outrider.telemetry import get_logger
+from outrider.thread_future import ThreadFuture
 from outrider.v1 import admin_pb2, admin_pb2_grpc, common_pb2
 from verify_service.commands import Administer, Inbox
 from verify_service.drafter import Drafter, Mode
@@ -95,7 +95,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     async def _ask(self, work: Callable[[Drafters], ResultT]) -> ResultT:
         """Has the engine do the work between two steps."""
-        answer: Answer[ResultT] = Answer()
+        answer: ThreadFuture[ResultT] = ThreadFuture()
         self._inbox.put(Administer(work, answer))
         return await answer
 

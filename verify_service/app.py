@@ -25,8 +25,8 @@ from outrider.errors import Unavailable
 from outrider.metrics_http import serve_metrics
 from outrider.placement import Placement
 from outrider.preflight import check_before_load
+from outrider.process_tuning import keep_steady
 from outrider.row_ring import remove_left_behind
-from outrider.steady import keep_steady
 from outrider.stopping import Stopping, stopped_by_signals
 from outrider.strangers import Strangers
 from outrider.telemetry import announce, configure_logging, get_logger

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.answer import Answer
 from outrider.errors import InvalidArgument, OutriderError
+from outrider.thread_future import ThreadFuture
 from outrider.v1 import common_pb2, verify_pb2
 from verify_service.drafter import Drafter
 from verify_service.drafters import Drafters
@@ -83,14 +83,14 @@ class ReadFeatures:
     generation: int
     first_pos: int
     count: int
-    answer: Answer[common_pb2.Tensor | None]
+    answer: ThreadFuture[common_pb2.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
 class FlushCache:
     """The prefix cache is to be emptied; `answer` gets the pages that were freed, and those that stay."""
 
-    answer: Answer[tuple[int, int]]
+    answer: ThreadFuture[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Administer:
     """An operator looks at the drafters, or changes what they get; `answer` gets what `work` returns or raises."""
 
     work: Callable[[Drafters], Any]
-    answer: Answer[Any]
+    answer: ThreadFuture[Any]
 
     def run(self, drafters: Drafters) -> None:
         """Does the work and gives the answer."""

@@ -11,10 +11,10 @@ import weakref
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from outrider.answer import Answer
 from outrider.errors import RETRY_SOON_S, InvalidArgument, NotFound, ResourceExhausted
 from outrider.row_ring import RowRing
 from outrider.telemetry import get_logger
+from outrider.thread_future import ThreadFuture
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INLINE_FEATURE_BYTES
 from verify_service.commands import Inbox, ReadFeatures
@@ -128,6 +128,6 @@ class FeatureCalls:
         self, drafter: Drafter, request: verify_pb2.StreamFeaturesRequest, first_pos: int, count: int
     ) -> common_pb2.Tensor | None:
         await self._reads.acquire()  # until the engine has read, whether or not the caller is still there
-        answer: Answer[common_pb2.Tensor | None] = Answer(self._reads.release)
+        answer: ThreadFuture[common_pb2.Tensor | None] = ThreadFuture(self._reads.release)
         self._inbox.put(ReadFeatures(drafter, request.session, request.generation, first_pos, count, answer))
         return await answer

@@ -19,8 +19,8 @@ from engine.runner import ModelRunner, model_shapes
 from engine.threads import share_cores
 from outrider.args import VerifyArgs
 from outrider.cost_table import CostTable
+from outrider.out_of_memory import memory_for
 from outrider.placement import Placement
-from outrider.room import memory_for
 from outrider.telemetry import get_logger
 from verify_service.device_sampler import DeviceSampler
 from verify_service.sizing import Sizes, choose_sizes, graph_sessions

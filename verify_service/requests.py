@@ -12,9 +12,9 @@ import numpy as np
 from engine.config import ModelConfig
 from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
+from outrider.tree_limits import MAX_WISH, WISHES, check_wishes
 from outrider.v1 import common_pb2, verify_pb2
 from outrider.wire import INT31_MAX, MAX_MESSAGE_BYTES, MAX_NAME_CHARS, Ids, check_token_ids, unpack_ids
-from outrider.wishes import MAX_WISH, WISHES, check_wishes
 from verify_service.grammar import GrammarCompiler, GrammarState
 from verify_service.sampler import SessionSampler
 from verify_service.session import Session, Speculation, token_buffer

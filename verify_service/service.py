@@ -13,10 +13,10 @@ import grpc.aio
 
 from engine.config import ModelConfig
 from outrider import __version__
-from outrider.answer import Answer
 from outrider.args import VerifyArgs
 from outrider.auth import token_file
 from outrider.errors import RETRY_SOON_S, ResourceExhausted
+from outrider.thread_future import ThreadFuture
 from outrider.tracing import Tracing
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from outrider.wire import WIRE_VERSION
@@ -186,7 +186,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request: verify_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext
     ) -> verify_pb2.FlushCacheResponse:
         """Empties the prefix cache between two steps."""
-        answer: Answer[tuple[int, int]] = Answer()
+        answer: ThreadFuture[tuple[int, int]] = ThreadFuture()
         self._inbox.put(FlushCache(answer))
         freed, kept = await answer
         return verify_pb2.FlushCacheResponse(freed_pages=freed, kept_pages=kept)

@@ -39,12 +39,12 @@ from verify_service.drafters import Drafters
 from verify_service.features import FeatureSender
 from verify_service.gathering import BREATH_S, Gatherer
 from verify_service.intake import take_proposals, take_releases
-from verify_service.mishaps import MAX_FAILED_STEPS, ends_the_engine, undo_prompt_rows
 from verify_service.planner import Planner, Work, ms_since
 from verify_service.runner import Runner
 from verify_service.sampler import Sampler
 from verify_service.scheduler import Scheduler
 from verify_service.session import Session
+from verify_service.step_failures import MAX_FAILED_STEPS, ends_the_engine, undo_prompt_rows
 from verify_service.telling import Teller
 from verify_service.turns import Compute, Lending, Steps, Turns, Wait
 from verify_service.weighing import Seen, Weigher

@@ -3,8 +3,8 @@
 A step's time is measured from the one before it, so that nothing is left out: waiting, frames, Python. Steps in which
 no drafter was asked for anything say what plain decoding takes with so many sessions; how much longer others take than
 that, their nodes and their wait allowed for, is what telling drafters costs: on cores that they share with verify,
-mostly their drafting. Drafters are hushed where that is to be measured (quiet.py), and where drafting does not pay for
-all sessions together (account.py).
+mostly their drafting. Drafters are hushed where that is to be measured (plain_times.py), and where drafting does not
+pay for all sessions together (account.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from verify_service.assignment import Assignment
 from verify_service.counting import Counters
 from verify_service.drafter_record import DrafterRecord
 from verify_service.drafters import Drafters
+from verify_service.plain_times import QuietTimes
 from verify_service.planner import Work
-from verify_service.quiet import QuietTimes
 
 _LINGER_STEPS = 16  # steps after which a drafter that has not answered is thought to rest
 _TRIAL_STEPS = 8  # steps after which it may be given further sessions though it has not answered for the last ones

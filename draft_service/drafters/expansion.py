@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draft_service.drafters.compiled import compiled
-from outrider.wishes import most_nodes
+from outrider.tree_limits import most_nodes
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]

@@ -27,7 +27,7 @@ from draft_service.drafters.paths import Behind
 from draft_service.session import Grown
 from engine.batch import Segment
 from engine.models.heads.trees import Given
-from outrider.wishes import most_nodes
+from outrider.tree_limits import most_nodes
 
 Check = Callable[[], None]
 """Called before each step; what it raises ends the work."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.parts import PartParser
+from gateway.message_parts import PartParser
 from gateway.tool_parsers import mistral, strict, xml
 from gateway.tool_parsers.pythonic import PythonicCalls
 from gateway.tool_parsers.strict import Schemas

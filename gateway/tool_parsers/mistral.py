@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gateway.parts import Content, Part, split_at
+from gateway.message_parts import Content, Part, split_at
 from gateway.tool_parsers.tagged import TagForm, TaggedCalls
 
 BEGIN = "[TOOL_CALLS]"

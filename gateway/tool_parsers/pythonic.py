@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.parts import CallArguments, CallBegin, Content, Part
+from gateway.message_parts import CallArguments, CallBegin, Content, Part
 from gateway.tool_parsers.json_text import encodable
 
 _MAX_CHARS = 64 * 1024

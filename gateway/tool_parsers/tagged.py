@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at
+from gateway.message_parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at
 from gateway.tool_parsers.scanner import ArgumentScanner, CallScanner
 
 _MAX_HEADER_CHARS = 300

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gateway.parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at
+from gateway.message_parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at
 from gateway.tool_parsers.scanner import MAX_HELD_CHARS
 from gateway.tool_parsers.xml_values import Parameters
 

@@ -10,8 +10,8 @@ from outrider.args.draft import DraftArgs
 from outrider.args.gateway import GatewayArgs
 from outrider.args.links import check_apart, host_port, is_socket
 from outrider.args.verify import VerifyArgs
+from outrider.default_algorithm import USUAL, fastest_algorithm
 from outrider.errors import StartupError
-from outrider.fastest import USUAL, fastest_algorithm
 from outrider.flags import ArgsT, arg, at_least, flag_named
 
 _NODE_LIMITS = {name: getattr(VerifyArgs, name) for name in ("max_verify_nodes", "max_proposal_nodes")}

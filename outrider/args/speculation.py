@@ -10,7 +10,7 @@ from outrider.args.quantization import quantization_method
 from outrider.errors import StartupError
 from outrider.flags import Args, arg, at_least, at_most, flag_named, flag_of
 from outrider.tiers import candidates, read_tiers
-from outrider.wishes import MAX_WISH, most_nodes
+from outrider.tree_limits import MAX_WISH, most_nodes
 
 
 @dataclass(frozen=True, kw_only=True)

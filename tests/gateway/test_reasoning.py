@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.parts import Content, Part, Reasoning
+from gateway.message_parts import Content, Part, Reasoning
 from gateway.reasoning import NAMES, ReasoningParser, reasoning_format
 from outrider.args.gateway import REASONING_PARSERS
 from outrider.errors import StartupError

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.parts import CallArguments, CallBegin, Content, Part
+from gateway.message_parts import CallArguments, CallBegin, Content, Part
 from gateway.tool_parsers.formats import FORCED, HERMES, NAMES, ToolFormat, tool_format
 from gateway.tool_parsers.scanner import is_whole
 from gateway.tool_parsers.strict import Schemas

@@ -10,8 +10,8 @@ import pytest
 from gateway.schemas import MAX_CHOICES
 from outrider.args import ChatArgs, ConvertArgs, DraftArgs, GatewayArgs, ServeArgs, VerifyArgs
 from outrider.errors import StartupError
+from outrider.flag_advice import _OTHERS, meant
 from outrider.flags import Args, arg, parser_for
-from outrider.meant import _OTHERS, meant
 
 KINDS: list[type[Args]] = [VerifyArgs, DraftArgs, GatewayArgs, ServeArgs, ChatArgs]
 ADDRESSES = {"listen", "verify_address", "uds"}

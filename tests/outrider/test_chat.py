@@ -9,8 +9,8 @@ import pytest
 
 from outrider import chat
 from outrider.args import ChatArgs
-from outrider.direct import proxy_of
 from outrider.errors import StartupError
+from outrider.no_proxy import proxy_of
 from tests.certificates import Authority
 from tests.outrider.conftest import FakeGateway
 

@@ -21,7 +21,7 @@ from engine.batch import Segment
 from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
 from kernels.sampling import Filters
 from outrider.errors import StartupError
-from outrider.room import memory_for
+from outrider.out_of_memory import memory_for
 from tests.training.rig import MAX_LEN, VOCAB_SIZE, make_chat, make_composer, make_runner
 from training.args import MT_BENCH, DataArgs
 from training.chat_format import ChatFormat, Message

@@ -20,8 +20,8 @@ from tests.drafter_view import Draft
 from tests.fake_drafters import Truth, perfect, random_trees
 from tests.verify_service.rig import MAX_NODES, build_rig, expected, prompt_of, request
 from tests.verify_service.scenes import MODEL, SAMPLED, VOCAB, check_outputs, learn
-from verify_service.commands import Administer, Answer, FlushCache, ReadFeatures, Stop
-from verify_service.mishaps import MAX_FAILED_STEPS
+from verify_service.commands import Administer, FlushCache, ReadFeatures, Stop, ThreadFuture
+from verify_service.step_failures import MAX_FAILED_STEPS
 
 
 @pytest.mark.parametrize("params", [SAMPLED, SamplingParams(temperature=0.0, max_tokens=30, frequency_penalty=0.3)])
@@ -218,7 +218,7 @@ async def test_stopping_answers_who_asked_too_late() -> None:
     rig = build_rig(MODEL)
     drafter = rig.join().drafter
     rig.submit(request([1, 2]))
-    late: tuple[Answer[Any], ...] = Answer(), Answer(), Answer()
+    late: tuple[ThreadFuture[Any], ...] = ThreadFuture(), ThreadFuture(), ThreadFuture()
 
     def ask() -> None:
         rig.inbox.put(FlushCache(late[0]))
@@ -231,7 +231,7 @@ async def test_stopping_answers_who_asked_too_late() -> None:
     for answer in late:
         with pytest.raises(Unavailable, match="shutting down"):
             await asyncio.wait_for(answer, 5)
-    later: Answer[tuple[int, int]] = Answer()
+    later: ThreadFuture[tuple[int, int]] = ThreadFuture()
     rig.inbox.put(FlushCache(later))
     with pytest.raises(Unavailable, match="shutting down"):
         await asyncio.wait_for(later, 5)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.answer import Answer
 from outrider.errors import Unavailable
+from outrider.thread_future import ThreadFuture
 from verify_service.commands import Administer, Command, Inbox, Stop
 from verify_service.drafters import Drafters
 from verify_service.turns import Compute, Lending, Pause, Settle, Steps, Turns, Wait
@@ -137,7 +137,7 @@ def note(turn: int) -> Administer:
     def work(drafters: Drafters) -> None:
         raise AssertionError(f"nobody obeys note {turn}")
 
-    return Administer(work, cast("Answer[None]", None))
+    return Administer(work, cast("ThreadFuture[None]", None))
 
 
 def end(script: Script, thread: threading.Thread) -> None:

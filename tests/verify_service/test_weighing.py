@@ -9,8 +9,8 @@ from outrider.cost_table import CostTable
 from tests.verify_service.test_drafters import drafter, drafters, session
 from verify_service.assignment import Assignment
 from verify_service.counting import Counters
+from verify_service.plain_times import SAMPLES
 from verify_service.planner import Work
-from verify_service.quiet import SAMPLES
 from verify_service.weighing import Seen, Weigher
 
 PLAIN_MS = 10.0

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from outrider.errors import StartupError
 from outrider.flags import arg, at_least, at_most
-from outrider.wishes import MAX_WISH, most_nodes
+from outrider.tree_limits import MAX_WISH, most_nodes
 from training.args.target import MT_BENCH, TargetArgs
 
 _TREE_TOKENS = 8  # as SGLang's trees for Llama targets have

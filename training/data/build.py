@@ -15,7 +15,7 @@ from tqdm import tqdm
 from engine.feature_spec import FeatureSpec
 from engine.model_folder import resolve_model
 from engine.runner import DEFAULT_MAX_BATCH_TOKENS, ModelRunner
-from outrider.room import memory_for
+from outrider.out_of_memory import memory_for
 from outrider.telemetry import announce
 from training.args import DataArgs
 from training.chat_format import ChatFormat

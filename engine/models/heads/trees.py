@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.models.heads.native import NativeHead
 from kernels.native.library import CGrowth, address
-from outrider.wishes import most_nodes
+from outrider.tree_limits import most_nodes
 
 Tips = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """What may follow the last rows of B sequences: chances fp32 and the target's ids int64, [B, at least K], falling; and

@@ -8,7 +8,7 @@ import sys
 import weakref
 from pathlib import Path
 
-from outrider.steady import free_what_ended, keep_steady
+from outrider.process_tuning import free_what_ended, keep_steady
 
 
 class Cycle:

@@ -11,8 +11,8 @@ import pytest
 
 from outrider.args import DraftArgs, ServeArgs, VerifyArgs
 from outrider.args import serve as serve_args
+from outrider.default_algorithm import fastest_algorithm
 from outrider.errors import StartupError
-from outrider.fastest import fastest_algorithm
 
 TABLES = {
     "as_it_is": {"speeds": {"NGRAM": 1.1, "EAGLE3": 1.3, "STANDALONE": 0.9}},

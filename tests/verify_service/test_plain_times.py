@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outrider.cost_table import CostTable
-from verify_service.quiet import SAMPLES, QuietTimes
+from verify_service.plain_times import SAMPLES, QuietTimes
 
 COSTS = CostTable({1: 10.0, 4: 16.0, 8: 24.0})
 

@@ -1,4 +1,4 @@
-"""What one thread works out and an event loop waits for: one hop back to the loop."""
+"""A future of an event loop that another thread settles, with one hop back to the loop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 ValueT = TypeVar("ValueT")
 
 
-class Answer(Generic[ValueT]):
+class ThreadFuture(Generic[ValueT]):
     """What the event loop awaits, and another thread gives once.
 
     when_given: runs on the event loop once it is given, whether or not somebody still waits.

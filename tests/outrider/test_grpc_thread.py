@@ -11,7 +11,7 @@ import threading
 import grpc.aio
 import pytest
 
-from outrider.slices import _SCHED_SETATTR, let_grpc_in_first
+from outrider.grpc_thread import _SCHED_SETATTR, let_grpc_in_first
 
 SHORT_NS = 100_000
 
