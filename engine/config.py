@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.fields import LIMITS, Fields
+from engine.models.heads.names import family_named
 from outrider.errors import StartupError
 from outrider.telemetry import get_logger
 from outrider.text_files import read_json
 
 log = get_logger(__name__)
 
+ORIGINAL_LENGTH = "original_max_position_embeddings"
 _LAYER_TYPES = ("sliding_attention", "full_attention")
 # Those that our own decoders have; any other is for transformers (engine/models/transformers_config.py).
 ARCHITECTURES = (
@@ -76,6 +78,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     is_native: bool = True
     """Whether our own decoders have it; rope and eps mean nothing otherwise."""
+    changing_rope: str | None = None
+    """The rotary scaling that ends at max_position, since its angles change with a session's length beyond."""
     windows: tuple[int, ...] = ()
     """Each layer's window: a row sees keys less than so many positions back, 0: all. Empty: all layers see all."""
 
@@ -101,6 +105,7 @@ class ModelConfig:
     def from_folder(cls, folder: Path, *, trust_remote_code: bool = False) -> ModelConfig:
         """Reads config.json, and the end ids from generation_config.json. Raises StartupError naming what is wrong."""
         raw = read_json(folder / "config.json")
+        _refuse_head(folder, raw)
         if _architecture(folder / "config.json", raw) not in ARCHITECTURES:
             return _by_transformers(folder, trust_remote_code)
         generation = read_json(folder / "generation_config.json", missing_ok=True)
@@ -111,6 +116,12 @@ class ModelConfig:
                 return _by_transformers(folder, trust_remote_code)
             except StartupError as error:
                 raise StartupError(f"{reason}; {error}") from error
+
+
+def _refuse_head(folder: Path, raw: dict[str, Any]) -> None:
+    family = family_named(raw)
+    if family in ("eagle", "eagle3") and "vision_config" not in raw:  # some models that see are called Eagle too
+        raise StartupError(f"{folder} is no model but a draft head, for --speculative-algorithm {family.upper()}")
 
 
 def _by_transformers(folder: Path, trust_remote_code: bool) -> ModelConfig:
@@ -158,7 +169,7 @@ class _Reader(Fields):
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            max_position=self.count("max_position_embeddings"),
+            max_position=self._max_position(scaling),
             rope_theta=theta,
             rms_eps=self.number("rms_norm_eps", 1e-6),
             tied_embeddings=self.flag("tie_word_embeddings", False),
@@ -238,13 +249,19 @@ class _Reader(Fields):
             self._leave("partial_rotary_factor other than 1 is not supported")
         if kind == "linear":
             return theta, RopeScaling("linear", rope.number("factor"))
-        key = "original_max_position_embeddings"
         longest = self.count("max_position_embeddings")
-        original = self.number(key, rope.number(key, longest))
+        original = self.number(ORIGINAL_LENGTH, rope.number(ORIGINAL_LENGTH, longest))
         if kind == "yarn":
             return theta, _yarn(rope, theta, original, longest)
         low, high = _bounds(rope, ("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
         return theta, RopeScaling("llama3", rope.number("factor"), low, high, int(original))
+
+    def _max_position(self, scaling: RopeScaling | None) -> int:
+        limit = self.count("max_position_embeddings")
+        rope = self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
+        if scaling is None or scaling.kind != "linear" or rope.get(ORIGINAL_LENGTH) or self.values.get(ORIGINAL_LENGTH):
+            return limit
+        return stretched(limit, scaling.factor)
 
     def _eos_token_ids(self, generation: dict[str, Any]) -> tuple[int, ...]:
         """End ids: generation_config.json's where it has any, else config.json's; one id or a list."""
@@ -258,6 +275,11 @@ class _Reader(Fields):
 
     def _leave(self, message: str) -> NoReturn:
         raise NotOursError(f"{self.path}: {message}")
+
+
+def stretched(limit: int, factor: float) -> int:
+    """Positions of a model with `linear` rotary scaling that does not name the length before it (SGLang's rule)."""
+    return int(min(limit * max(factor, 1.0), LIMITS["max_position_embeddings"]))
 
 
 def _yarn(rope: Fields, theta: float, original: float, longest: int) -> RopeScaling:

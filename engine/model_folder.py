@@ -17,16 +17,17 @@ _SECOND_COPIES = ["consolidated*", "*/*.safetensors"]
 
 
 def resolve_model(
-    model: str | Path | None, *, revision: str | None = None, load_format: str = "auto", trust_remote_code: bool = False
-) -> Path:
+    model: str | Path | None, *, revision: str | None = None, revision_flag: str = "--revision",
+    load_format: str = "auto", trust_remote_code: bool = False,
+) -> Path:  # fmt: skip
     """The local folder of a model: a folder as it is, a hub id fetched to the hub's cache, None the embedded default.
 
     Of a hub id only files that may be used are fetched: pickled ones for `pt`, no weights for `dummy`, code if trusted.
-    Raises StartupError when there is none.
+    A revision other than main is of a hub id. Raises StartupError when there is none.
     """
     path = None if model is None else Path(model).expanduser()
-    if revision is not None and (path is None or path.exists()):
-        raise StartupError(f"--revision is of a hub id; the model is {path or 'the embedded one'}")
+    if revision not in (None, "main") and (path is None or path.exists()):
+        raise StartupError(f"{revision_flag} is of a hub id; the model is {path or 'the embedded one'}")
     if model is None or path is None:
         return ensure_embedded_model()
     if path.is_dir():

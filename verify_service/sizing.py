@@ -71,7 +71,9 @@ def choose_sizes(
     """
     context = args.context_length or config.max_position
     if context > config.max_position:
-        raise StartupError(f"--context-length is {context}; it must be at most the model's own, {config.max_position}")
+        longest, rope = config.max_position, config.changing_rope
+        why = f": its `{rope}` rope scaling beyond {longest} positions is not supported" if rope else ""
+        raise StartupError(f"--context-length is {context}; it must be at most the model's own, {longest}{why}")
     device = pick_device(args.device)
     chunk = args.chunked_prefill_size or _CHUNK[device.type]
     budget = _budget(args, config, shapes, chunk, device, memory or device_memory(device))

@@ -36,11 +36,6 @@ def make_drafter(args: DraftArgs) -> Drafter:
 
 def _algorithm(args: DraftArgs) -> str:
     algorithm = (args.speculative_algorithm or "NGRAM").upper()
-    known = ("NGRAM", "STANDALONE", *HEAD_ALGORITHMS)
-    if algorithm not in known:
-        raise StartupError(
-            f"--speculative-algorithm is {args.speculative_algorithm!r}; it must be one of {', '.join(known)}"
-        )
     if algorithm == "NGRAM":
         args.refuse_draft_model_flags()
         if args.disable_cuda_graph or args.cuda_graph_max_bs is not None:

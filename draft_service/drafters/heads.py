@@ -34,7 +34,7 @@ def features_needed(args: DraftArgs) -> FeatureSpec:
     """The target's states that the head goes on from; no weights are read. StartupError as for make_drafter."""
     target_folder, folder, load_format = _folders(args)
     opened = HeadFolder.open(folder, load_format=load_format)
-    _check_family(args, folder, opened.config.family)
+    _check_family(args, folder, opened.config.family, opened.names.num_stages)
     return opened.config.features(TargetShape.from_folder(target_folder))
 
 
@@ -57,7 +57,7 @@ def make_drafter(args: DraftArgs) -> EagleDrafter | MultiLayerDrafter:
         load_format=load_format, target_load_format=args.load_format, token_map=token_map,
         make_linear=KernelLinears(method, threads),
     )  # fmt: skip
-    _check_family(args, folder, head.config.family)
+    _check_family(args, folder, head.config.family, head.num_stages)
     shape = _shape(args, head, target)
     steps = possible_steps(args, shape, has_layer_for_each=head.config.family == "multi-layer")
     runner = HeadRunner(
@@ -95,8 +95,9 @@ def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path
     """The folder that --speculative-draft-model-path names; else a shipped head's, or a target's with MTP layers."""
     if args.speculative_draft_model_path:
         return resolve_model(
-            args.speculative_draft_model_path, revision=args.speculative_draft_model_revision, load_format=load_format
-        )
+            args.speculative_draft_model_path, revision=args.speculative_draft_model_revision,
+            revision_flag="--speculative-draft-model-revision", load_format=load_format,
+        )  # fmt: skip
     shipped = shipped_head((args.speculative_algorithm or "").upper(), target_folder)
     if shipped is not None:
         return shipped
@@ -109,8 +110,8 @@ def _head_folder(args: DraftArgs, target_folder: Path, load_format: str) -> Path
     return target_folder
 
 
-def _check_family(args: DraftArgs, folder: Path, family: str) -> None:
-    """The algorithm that was asked for is the head's."""
+def _check_family(args: DraftArgs, folder: Path, family: str, num_layers: int) -> None:
+    """The algorithm that was asked for is the head's, and a multi-layer one's chains are no longer than its layers."""
     algorithm = (args.speculative_algorithm or "").upper()
     if (algorithm == "EAGLE3") != (family == "eagle3"):
         fitting = "EAGLE3" if family == "eagle3" else "EAGLE"
@@ -126,18 +127,17 @@ def _check_family(args: DraftArgs, folder: Path, family: str) -> None:
             f"--speculative-adaptive needs a head with one layer for all steps; the one in {folder} has one for each, "
             "and runs all of them: leave the flag out"
         )
+    steps, topk = args.speculative_num_steps, args.speculative_eagle_topk
+    if family == "multi-layer" and steps is not None and (topk != 1 or steps > num_layers):
+        raise StartupError(
+            f"a multi-layer head of {num_layers} layers drafts chains of at most as many tokens; "
+            f"--speculative-num-steps is {steps} and --speculative-eagle-topk {topk}"
+        )
 
 
 def _shape(args: DraftArgs, head: Head, target: TargetShape) -> TreeShape:
-    """The trees to draft; a multi-layer head drafts chains no longer than its layers are many."""
+    """The trees to draft; a multi-layer head's default is a chain of as many as its layers."""
     shape = tree_shape(args, is_head=True, target_architecture=target.architecture)
-    if head.config.family != "multi-layer":
-        return shape
-    if args.speculative_num_steps is None:
+    if head.config.family == "multi-layer" and args.speculative_num_steps is None:
         return TreeShape(head.num_stages, 1, head.num_stages + 1)
-    if shape.topk != 1 or shape.num_steps > head.num_stages:
-        raise StartupError(
-            f"a multi-layer head of {head.num_stages} layers drafts chains of at most as many tokens; "
-            f"--speculative-num-steps is {shape.num_steps} and --speculative-eagle-topk {shape.topk}"
-        )
     return shape

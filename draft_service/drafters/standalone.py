@@ -98,6 +98,7 @@ def _model_folder(args: DraftArgs) -> Path:
     if args.speculative_draft_model_path:
         return resolve_model(
             args.speculative_draft_model_path, revision=args.speculative_draft_model_revision,
+            revision_flag="--speculative-draft-model-revision",
             load_format=args.speculative_draft_load_format or args.load_format,
             trust_remote_code=args.trust_remote_code,
         )  # fmt: skip

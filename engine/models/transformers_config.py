@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine.config import ModelConfig, possible_ends
+from engine.config import ORIGINAL_LENGTH, ModelConfig, possible_ends, stretched
 from engine.fields import Fields
 from outrider.errors import StartupError, reason_of
 from outrider.telemetry import get_logger
@@ -74,6 +74,7 @@ def _numbers(folder: Path, text: Any) -> ModelConfig:
     heads = sizes["num_attention_heads"]
     kv_heads = _count(folder, "num_key_value_heads", getattr(text, "num_key_value_heads", None) or heads)
     head_dim = _count(folder, "head_dim", getattr(text, "head_dim", None) or sizes["hidden_size"] // heads)
+    max_position, changing_rope = _max_position(text, sizes["max_position_embeddings"])
     return ModelConfig(
         architecture=name,
         vocab_size=sizes["vocab_size"],
@@ -83,13 +84,14 @@ def _numbers(folder: Path, text: Any) -> ModelConfig:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position=_max_position(text, sizes["max_position_embeddings"]),
+        max_position=max_position,
         rope_theta=0.0,
         rms_eps=0.0,
         tied_embeddings=bool(text.tie_word_embeddings),
         checkpoint_dtype=str(text.dtype or "float32").removeprefix("torch."),
         eos_token_ids=_end_ids(folder, text, sizes["vocab_size"]),
         is_native=False,
+        changing_rope=changing_rope,
     )
 
 
@@ -107,7 +109,8 @@ def _is_decoder(config: Any, raw: dict[str, Any], trust_remote_code: bool) -> bo
     return trust_remote_code and "AutoModelForCausalLM" in (raw.get("auto_map") or {})
 
 
-def _max_position(text: Any, limit: int) -> int:
+def _max_position(text: Any, limit: int) -> tuple[int, str | None]:
+    """How many positions there are, and the rotary scaling that would change beyond them."""
     if getattr(text, "rope_parameters", None):
         # As a model does when it is built: only then the original length at the top counts before rotary scaling's own.
         text.standardize_rope_params()
@@ -115,11 +118,14 @@ def _max_position(text: Any, limit: int) -> int:
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     for part in kinds:
         if part.get("rope_type") in _CHANGING_ROPE:
-            original = part.get("original_max_position_embeddings") or limit
+            original = part.get(ORIGINAL_LENGTH) or limit
             if original < limit:
                 log.warning("context cut: rotary scaling changes beyond it", rope=part["rope_type"], tokens=original)
-            return min(limit, int(original))
-    return limit
+            return min(limit, int(original)), part["rope_type"]
+    # By layers' types (Gemma 3) it is in the limit already.
+    if rope.get("rope_type") == "linear" and not (rope.get(ORIGINAL_LENGTH) or getattr(text, ORIGINAL_LENGTH, None)):
+        return stretched(limit, rope["factor"]), None
+    return limit, None
 
 
 def _end_ids(folder: Path, text: Any, vocab_size: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from outrider.args.links import DialingArgs, ServingArgs, check_address, check_apart, check_tls_is_used, host_port
 from outrider.args.observing import ObservingArgs
-from outrider.args.speculation import SpeculativeArgs
+from outrider.args.speculation import DRAFTED, SpeculativeArgs, check_algorithm
 from outrider.args.verify import check_model
 from outrider.flags import MAX_THREADS, arg, at_least, at_most
 
@@ -18,6 +18,8 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
 
     command: ClassVar[str] = "draft"
     summary: ClassVar[str] = "Serve drafts: dials verify services and proposes token trees for their sessions."
+    algorithms: ClassVar[tuple[str, ...]] = DRAFTED
+    """What --speculative-algorithm may be."""
 
     speculative_algorithm: str | None = arg(
         None, "speculation", "NGRAM, STANDALONE, EAGLE, EAGLE3, or NEXTN (the same as EAGLE). Default: NGRAM."
@@ -78,6 +80,7 @@ class DraftArgs(SpeculativeArgs, ObservingArgs, ServingArgs, DialingArgs):
 
     def check(self) -> None:
         """StartupError for values out of bounds."""
+        check_algorithm(self.speculative_algorithm, self.algorithms)
         SpeculativeArgs.check(self)
         ObservingArgs.check(self)
         ServingArgs.check(self)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from outrider.args.draft import DraftArgs
 from outrider.args.gateway import GatewayArgs
 from outrider.args.links import check_apart, host_port, is_socket
+from outrider.args.speculation import ALGORITHMS
 from outrider.args.verify import VerifyArgs
 from outrider.default_algorithm import USUAL, fastest_algorithm
 from outrider.errors import StartupError
@@ -25,6 +26,7 @@ class ServeArgs(VerifyArgs, DraftArgs, GatewayArgs):
 
     command: ClassVar[str] = "serve"
     summary: ClassVar[str] = "Serve a model on this machine: verify, draft and gateway as processes of their own."
+    algorithms: ClassVar[tuple[str, ...]] = ALGORITHMS
 
     # No fields here: the launcher chooses these addresses.
     listen: ClassVar[None] = None  # pyright: ignore[reportIncompatibleVariableOverride]

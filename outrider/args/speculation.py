@@ -107,7 +107,6 @@ class SpeculativeArgs(Args):
         if high < low:
             raise StartupError(f"--speculative-ngram-max-bfs-breadth is {high}, below the minimum breadth, {low}")
         at_least(self, self.speculative_ngram_branch_length + 1, "speculative_ngram_capacity")
-        check_algorithm(self.speculative_algorithm)
         if self.speculative_draft_model_quantization not in (None, "", "unquant"):
             quantization_method(self.speculative_draft_model_quantization, "--speculative-draft-model-quantization")
         for name, value, there in _MOE_BACKENDS:
@@ -222,7 +221,8 @@ _TREE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_dra
 _TREE_FLAGS = _TREE[:2]  # NGRAM has the third too
 # NEXTN is EAGLE's other name in SGLang's flags: which kind of head it is, its checkpoint says.
 HEAD_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN")
-ALGORITHMS = ("NGRAM", "STANDALONE", *HEAD_ALGORITHMS, "NONE")
+DRAFTED = ("NGRAM", "STANDALONE", *HEAD_ALGORITHMS)
+ALGORITHMS = (*DRAFTED, "NONE")
 # SGLang has many; of each, this one is there.
 _MOE_BACKENDS = (
     ("speculative_moe_runner_backend", "auto", "torch's own operators"),
@@ -230,7 +230,7 @@ _MOE_BACKENDS = (
 )
 
 
-def check_algorithm(name: str | None) -> None:
+def check_algorithm(name: str | None, among: tuple[str, ...] = ALGORITHMS) -> None:
     """StartupError for a --speculative-algorithm that there is not."""
-    if name is not None and name.upper() not in ALGORITHMS:
-        raise StartupError(f"--speculative-algorithm is {name!r}; it must be one of {', '.join(ALGORITHMS)}")
+    if name is not None and name.upper() not in among:
+        raise StartupError(f"--speculative-algorithm is {name!r}; it must be one of {', '.join(among)}")

@@ -98,16 +98,11 @@ def test_a_taken_address_stops_it_with_a_message(tmp_path: Path) -> None:
     assert "StartupError: cannot listen on no.such.host.invalid:1" in done.stderr
 
 
-def test_an_algorithm_that_it_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draft_service.app.configure_logging", lambda name: None)
-    with pytest.raises(StartupError, match="--speculative-algorithm"):
-        main(DraftArgs(speculative_algorithm="NONE", listen="127.0.0.1:0"))
-
-
 def test_a_core_that_there_is_not_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draft_service.app.configure_logging", lambda name: None)
+    monkeypatch.setattr("draft_service.drafters.factory.make_drafter", None)
     with pytest.raises(StartupError, match="--core is 100000"):
-        main(DraftArgs(core=100_000, speculative_algorithm="NONE", listen="127.0.0.1:0"))
+        main(DraftArgs(core=100_000, listen="127.0.0.1:0"))
 
 
 def test_certificates_are_read_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -519,6 +519,13 @@ def test_flags_that_do_not_fit_the_head(name: str, flags: dict[str, Any], words:
         factory.make_drafter(args(sides[name], **flags))
 
 
+def test_a_multi_layer_heads_trees_are_refused_before_it_is_loaded(sides: dict[str, Side]) -> None:
+    for tree in ((4, 1, 5), (2, 2, 4)):
+        names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+        with pytest.raises(StartupError, match="multi-layer head of 3 layers drafts chains"):
+            factory.describe_drafter(args(sides["multi-layer"], **dict(zip(names, tree, strict=True))))
+
+
 @pytest.mark.parametrize(("name", "deepest"), [("eagle3", 7), ("nextn", 7), ("mimo", 7), ("multi-layer", 3)])
 def test_a_head_with_one_layer_is_planned_as_deep_as_any(
     name: str, deepest: int, sides: dict[str, Side], monkeypatch: pytest.MonkeyPatch

@@ -122,6 +122,26 @@ def test_rotary_settings_are_read_as_transformers_reads_them(tmp_path: Path) -> 
         assert rope(rope_scaling=llama3 | own, **top)[1] == RopeScaling("llama3", 8.0, 1.0, 4.0, expected)
 
 
+def test_linear_scaling_stretches_the_context_unless_the_length_before_it_is_named(tmp_path: Path) -> None:
+    def longest(**changes: Any) -> int:
+        return read(tmp_path, **changes).max_position
+
+    linear = {"rope_type": "linear", "factor": 4.0}
+    length = {"original_max_position_embeddings": 128}
+    assert longest(rope_parameters=linear) == longest(rope_scaling=linear) == 2048
+    assert longest(rope_scaling=linear | length) == longest(rope_scaling=linear, **length) == 512
+    assert longest(rope_scaling=linear | {"factor": 0.5}) == 512
+    assert longest(rope_scaling=linear | {"factor": 1e308}) == 2**27
+    for kind in ("llama3", "yarn"):
+        assert longest(rope_scaling=linear | {"rope_type": kind}) == 512
+
+
+def test_a_draft_head_is_no_model(tmp_path: Path) -> None:
+    for name, algorithm in (("LlamaForCausalLMEagle", "EAGLE"), ("Eagle3Speculator", "EAGLE3")):
+        with pytest.raises(StartupError, match=f"is no model but a draft head, for .*-algorithm {algorithm}$"):
+            read(tmp_path, architectures=[name])
+
+
 def test_a_key_that_is_left_out_is_what_the_familys_class_takes_for_it(tmp_path: Path) -> None:
     absent = dict.fromkeys(("max_position_embeddings", "num_key_value_heads"), "absent")
 

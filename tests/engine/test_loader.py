@@ -397,6 +397,9 @@ def test_a_revision_is_of_a_hub_id(folder: Path) -> None:
     for model in (None, folder):
         with pytest.raises(StartupError, match="--revision is of a hub id; the model is"):
             resolve_model(model, revision="abc")
+    with pytest.raises(StartupError, match=r"^--other is of a hub id"):
+        resolve_model(folder, revision="abc", revision_flag="--other")
+    assert resolve_model(folder, revision="main") == folder
 
 
 def test_a_hub_id_without_a_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -305,6 +305,22 @@ def test_the_length_before_long_rope_counts_at_the_top_too(tmp_path: Path) -> No
     assert ModelConfig.from_folder(tmp_path).max_position == 150
 
 
+def test_linear_scaling_stretches_the_context_and_dynamic_does_not(tmp_path: Path) -> None:
+    save("llama", tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+
+    def read(**rope: Any) -> tuple[int, str | None]:
+        path.write_text(json.dumps(raw | {"rope_parameters": {"rope_theta": 1e4, "factor": 4.0, **rope}}))
+        config = ModelConfig.from_folder(tmp_path)
+        return config.max_position, config.changing_rope
+
+    limit = raw["max_position_embeddings"]
+    assert read(rope_type="linear") == (4 * limit, None)
+    assert read(rope_type="linear", original_max_position_embeddings=64) == (limit, None)
+    assert read(rope_type="dynamic") == (limit, "dynamic")
+
+
 def test_an_end_id_of_zero_is_the_generation_configs(tmp_path: Path) -> None:
     save("phi", tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))

@@ -174,12 +174,17 @@ def test_other_servers_names_lead_to_flags_that_there_are() -> None:
         ),
         *(
             (
-                DraftArgs,
+                ServeArgs,
                 {"speculative_algorithm": algorithm, "enable_multi_layer_eagle": True},
                 f"--enable-multi-layer-eagle is for EAGLE's heads; --speculative-algorithm is {algorithm}",
             )
             for algorithm in ("STANDALONE", "NGRAM", "NONE")
         ),
+        *(
+            (DraftArgs, {"speculative_algorithm": name}, "must be one of NGRAM, STANDALONE, EAGLE, EAGLE3, NEXTN$")
+            for name in ("FOO", "none")
+        ),
+        (ServeArgs, {"speculative_algorithm": "FOO"}, "must be one of NGRAM, .*, NEXTN, NONE$"),
         (DraftArgs, {"quantization": "int7"}, "--quantization 'int7' is unknown"),
         *(
             (kind, {"device": device}, f"--device is '{device}'; it must be auto, cpu, cuda or cuda:N")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,9 @@ def test_what_does_not_fit_is_refused_with_numbers() -> None:
         sizes(GIB, max_total_tokens=1_000_000)
     with pytest.raises(StartupError, match="--context-length is 5000; it must be at most the model's own, 4096"):
         sizes(GIB, context_length=5000)
+    changing = replace(CONFIG, changing_rope="dynamic")
+    with pytest.raises(StartupError, match="its `dynamic` rope scaling beyond 4096 positions is not supported"):
+        choose_sizes(VerifyArgs(device="cpu", context_length=5000), changing, SHAPES, memory=Memory(GIB, GIB))
 
 
 def test_sglangs_rule_on_gpus() -> None:

@@ -65,7 +65,7 @@ class HeadFolder:
             return cls._dummy(folder, raw)
         checkpoint = open_checkpoint(folder, load_format=load_format)
         found = checkpoint.shapes()
-        names = head_names(found, folder)
+        names = head_names(found, folder, family=family_named(raw.values))
         stored = {own: found[name] for own, name in names.stored.items()}
         config = _config(raw, names, stored)
         _check_tensors(folder, stored, config)

@@ -19,6 +19,7 @@ TARGET_TO_DRAFT = "t2d"
 
 # Carried along by exports, and computed or taken from the target here.
 _IGNORED = ("rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
+_EAGLE3_SIGNS = ("layers.0.hidden_norm.weight", DRAFT_TO_TARGET)
 _NEXTN = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _MIMO = re.compile(r"model\.mtp_layers\.(\d+)\.(.+)")
 _MULTI_LAYER = re.compile(r"model\.mtp\.layers\.(\d+)\.(.+)")
@@ -41,8 +42,11 @@ class HeadNames:
     stored: Mapping[str, str]
 
 
-def head_names(names: Iterable[str], where: object) -> HeadNames:
-    """Tells what tensors called `names` are; `where` is named in a StartupError when they are no head that we know."""
+def head_names(names: Iterable[str], where: object, *, family: str | None = None) -> HeadNames:
+    """Tells what tensors called `names` are; `where` is named in a StartupError when they are no head that we know.
+
+    family: as config.json names it. Any one sign of EAGLE-3 makes it that, so that what is missing can be named.
+    """
     every = list(names)
     if any(name.endswith(".eh_proj.weight") and _NEXTN.fullmatch(name) for name in every):
         return _stages(every, "nextn", _NEXTN, where)
@@ -51,7 +55,8 @@ def head_names(names: Iterable[str], where: object) -> HeadNames:
     if any(_MULTI_LAYER.fullmatch(name) for name in every):
         return _stages(every, "multi-layer", _MULTI_LAYER, where)
     stored = _renamed(every, _eagle_name)
-    if "layers.0.hidden_norm.weight" in stored:
+    has_midlayer = any(name.removeprefix("model.").startswith("midlayer.") for name in every)
+    if family == "eagle3" or has_midlayer or not stored.keys().isdisjoint(_EAGLE3_SIGNS):
         return HeadNames("eagle3", 1, stored)
     if "fc.weight" in stored:
         # EAGLE-1 and -2 always use the target's output head, whatever their files hold.

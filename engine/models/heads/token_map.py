@@ -77,8 +77,13 @@ def _from_pickle(path: Path) -> torch.Tensor:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         return loaded if isinstance(loaded, torch.Tensor) else torch.tensor(loaded)
+    except OSError as error:
+        raise StartupError(f"token map {path} cannot be read: {reason_of(error)}") from error
     except Exception as error:  # damaged pickles raise whatever their bytes happen to mean
-        raise StartupError(f"token map {path} cannot be read as a list of token ids: {reason_of(error)}") from error
+        raise StartupError(
+            f"token map {path} cannot be read as a list of token ids; it must be a .safetensors file with a tensor "
+            f"`{TENSOR_NAME}`, or a list or tensor of ids that torch.save wrote"
+        ) from error
 
 
 def _fetch(path: str) -> Path:

@@ -202,6 +202,7 @@ def config(**changes: Any) -> Any:
         (make.eagle, config(rope_scaling={"type": "dynamic", "factor": 2}), "head.config.json: rope scaling 'dynamic'"),
         (make.eagle, config(bias="yes"), "bias is 'yes'; it must be true or false"),
         (make.eagle3, config(target_hidden_size=96), r"fc.weight is \[64, 192\].*\[64, 288\]"),
+        (make.eagle3, no_tensor("midlayer.hidden_norm.weight"), r"1 tensors of the eagle3 head are .*hidden_norm"),
         (make.eagle3, no_tensor("d2t"), "d2t is missing; draft_vocab_size is 48, of 80"),
         (make.eagle3, config(draft_vocab_size=40), "draft_vocab_size is 40, but d2t names 48"),
         (make.eagle3, tensor("d2t", torch.full((NARROW,), VOCAB)), "entry 0 is token 80; .* from 0 to 79"),
@@ -342,3 +343,16 @@ def test_a_token_map_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "bad.safetensors").write_bytes(b"1234")
     with pytest.raises(StartupError, match="cannot be read"):
         load_token_map(str(tmp_path / "bad.safetensors"), VOCAB)
+    (tmp_path / "bad.pt").write_bytes(b"1234")
+    with pytest.raises(StartupError, match=r"bad\.pt cannot be read .* or a list or tensor .* torch\.save wrote$"):
+        load_token_map(str(tmp_path / "bad.pt"), VOCAB)
+
+
+@pytest.mark.parametrize("sign", ["midlayer", "d2t", "architecture"])
+def test_one_sign_of_eagle3_is_enough(sign: str, tmp_path: Path, target: Written) -> None:
+    layer = "midlayer" if sign == "midlayer" else "layers.0"
+    others = () if sign == "d2t" else ("d2t", "t2d")
+    names = ["LlamaForCausalLMEagle3" if sign == "architecture" else "LlamaForCausalLM"]
+    head = make.eagle3(tmp_path / "head", spelling=layer, architectures=names)
+    with pytest.raises(StartupError, match=r"1 tensors of the eagle3 head are missing: layers\.0\.hidden_norm"):
+        load(make.rewrite(head, drop=(f"{layer}.hidden_norm.weight", *others)), target)
