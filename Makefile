@@ -15,10 +15,20 @@ help: ## List what there is to make
 
 setup: $(STAMP) ## Make .venv with everything in it (Python 3.11 to 3.13; PYTHON=... to choose)
 
+# Which Python was asked for; another one makes the environment anew.
+ASKED := $(VENV)/.python
+ifneq ($(PYTHON),)
+ifneq ($(PYTHON),$(file < $(ASKED)))
+.PHONY: $(STAMP)
+endif
+endif
+
 $(STAMP): pyproject.toml constraints.txt scripts/python.sh scripts/venv.sh
+	@echo "Setting up $(VENV): some minutes, and about 3 GB"
 	scripts/venv.sh $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	$(UTF8) $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	@echo "$(PYTHON)" > $(ASKED)
 	touch $@
 
 demo: setup ## Serve the embedded model and stream an answer, with speculation and without (DEMO_ONCE=1: end after it)

@@ -40,7 +40,10 @@ def proposed_tree(args: DraftArgs, text: str) -> str:
         draft = asyncio.run(drafter.propose(TextRequest(tokens, features=features)))
     finally:
         drafter.close_down()
-    return drawn(tokenizer, int(tokens[-1]), draft)
+    tree = drawn(tokenizer, int(tokens[-1]), draft)
+    if not len(draft) and drafter.algorithm == common_pb2.ALGORITHM_NGRAM:
+        tree += ": no text that it has seen goes on here (--speculative-ngram-external-corpus-path gives it some)"
+    return tree
 
 
 def drawn(tokenizer: Tokenizer, root: int, draft: Draft) -> str:

@@ -28,4 +28,7 @@ def cpu_kernels() -> ctypes.CDLL | None:
 @cache
 def warn_without_kernels(reason: str) -> None:
     """Says once that something runs without the kernels."""
-    log.warning("C kernels not used, which is slower", reason=reason)
+    log.warning(
+        "C kernels not used: slower, and speculation may change an answer where two tokens are about as likely",
+        reason=reason,
+    )

@@ -6,7 +6,9 @@ The prompt asks for text that is partly there already and partly new: drafts com
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
+from typing import Any
 
 import openai
 
@@ -40,8 +42,11 @@ class Account:
 MAX_TOKENS = 256
 
 
-def show(served: Served, painter: Painter) -> None:
-    """One answer with speculation, token by token; the same without; and how they compare."""
+def show(served: Served, painter: Painter) -> bool:
+    """Shows an answer with speculation, token by token; the same without; and how they compare.
+
+    Returns whether they are equal.
+    """
     client = connect(served.url, None)
 
     def answer(prompt: str, write: Write, *, speculate: bool, max_tokens: int) -> Answer:
@@ -60,10 +65,12 @@ def show(served: Served, painter: Painter) -> None:
     if painter.coloured:
         print(f"[{painter.legend()}]\n")
     drafted = answer(PROMPT, painter.write, speculate=True, max_tokens=MAX_TOKENS)
+    print("\n\nThe same without speculation ...", flush=True)
     plain = answer(PROMPT, _silent, speculate=False, max_tokens=MAX_TOKENS)
-    print(f"\n\nwith speculation     {drafted.summary()}")
+    print(f"\nwith speculation     {drafted.summary()}")
     print(f"without speculation  {plain.summary()}")
     print(_comparison(drafted, plain), flush=True)
+    return drafted.text == plain.text
 
 
 def _comparison(drafted: Answer, plain: Answer) -> str:
@@ -78,14 +85,33 @@ def _silent(text: str, accepted: bool) -> None:
     pass
 
 
+def kernels_fault() -> str | None:
+    """Compiles the C kernels, if that was not done; why they cannot be used, in a line."""
+    if not env.cpu_kernel():
+        return "OUTRIDER_CPU_KERNEL is off"
+    build: Any = importlib.import_module("kernels.native.build")
+    try:
+        build.load_library(env.home() / "kernels")
+    except (build.CannotBuild, OSError) as error:
+        return f"{str(error).partition(chr(10))[0]} (on Debian: apt install gcc libc6-dev)"
+    return None
+
+
 async def run() -> int:
-    """Serves, shows, and stays up unless DEMO_ONCE is set. Returns the exit code."""
+    """Serves, shows, and stays up unless DEMO_ONCE is set. Returns the exit code: 1 for answers that differ."""
     once = env.demo_once()
     painter = Painter(sys.stdout)
+    fault = kernels_fault()
+    if fault is not None:
+        print(f"No C kernels: {fault}.")
+        print("So this is slower, and the two answers may differ where tokens are about as likely.")
+    print("Starting verify, draft and gateway ...", flush=True)
+    equal = True
 
     async def when_ready(served: Served) -> None:
+        nonlocal equal
         try:
-            await asyncio.to_thread(show, served, painter)
+            equal = await asyncio.to_thread(show, served, painter)
         except openai.APIError as error:
             raise StartupError(f"the demo's request failed: {error.message}") from error
         if once:
@@ -93,7 +119,8 @@ async def run() -> int:
         else:
             print(f"\nOutrider is at {served.url} (OpenAI API: {served.url}/v1). Ctrl-C ends it.", flush=True)
 
-    return await serve(ServeArgs(port=0 if once else 8000), when_ready)
+    code = await serve(ServeArgs(port=0 if once else 8000), when_ready)
+    return code or int(not equal and fault is None)
 
 
 def main() -> int:

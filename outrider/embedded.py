@@ -15,12 +15,12 @@ ELSEWHERE = "set OUTRIDER_HOME to another folder, or give --model-path"
 def embedded_folder() -> Path:
     """The embedded model's folder, which its first use makes. StartupError where it is not there and cannot be."""
     folder = env.home() / "models" / EMBEDDED.lower()
-    if not folder.is_dir():
-        try:
+    try:
+        if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder.parent).close()
-        except OSError as error:
-            raise unwritable(folder, error) from error
+    except OSError as error:
+        raise unwritable(folder, error) from error
     return folder
 
 

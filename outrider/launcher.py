@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import shlex
 import socket
@@ -246,7 +247,10 @@ def _bound(host: str, port: int) -> socket.socket:
             probe.close()
             raise
     except OSError as error:
-        raise StartupError(f"cannot listen on {host_port(host, port)}: {error}") from error
+        reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            reason += "; name another port, or 0 for one that is free"
+        raise StartupError(f"cannot listen on {host_port(host, port)}: {reason}") from error
     return probe
 
 

@@ -19,11 +19,19 @@ if not (3, 11) <= sys.version_info[:2] <= (3, 13):
     sys.exit(1)
 print(int(1e6 * min(repeat(work, number=1, repeat=50))))'
 
-names=() times=()
+version='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
+names=() times=() bare=()
 for candidate in $candidates; do
-    us=$("$candidate" -c "$probe" 2>/dev/null) || continue
+    us=$("$candidate" -c "$probe" 2>/dev/null) || {
+        "$candidate" -c "$version" 2>/dev/null && bare+=("$candidate")
+        continue
+    }
     names+=("$candidate") times+=("$us")
 done
+if ((${#names[@]} == 0 && ${#bare[@]} > 0)); then
+    echo "setup: ${bare[0]} has no venv module. Install it (Debian: apt install python3-venv), or set PYTHON." >&2
+    exit 1
+fi
 if ((${#names[@]} == 0)); then
     echo "setup: no usable Python from 3.11 to 3.13 among: $candidates." \
         "Install one with its venv module (Debian: apt install python3-venv), or set PYTHON." >&2

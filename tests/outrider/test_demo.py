@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +11,10 @@ from outrider.launcher import Served
 from tests.outrider.conftest import FakeGateway
 
 
-def shown(fake: FakeGateway, capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+def shown(fake: FakeGateway, capsys: pytest.CaptureFixture[str], *, equal: bool = True) -> tuple[str, str]:
     """What the painter got, and what was printed."""
     out = io.StringIO()
-    demo.show(Served(fake.url, "a-model", lambda: None), Painter(out))
+    assert demo.show(Served(fake.url, "a-model", lambda: None), Painter(out)) is equal
     return out.getvalue(), capsys.readouterr().out
 
 
@@ -33,4 +34,19 @@ def test_the_same_prompt_with_and_without_speculation(
 
 def test_answers_that_differ_are_not_hidden(fake_gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
     fake_gateway.plain_pieces = [("Bye", "target")]
-    assert "DIFFER" in shown(fake_gateway, capsys)[1]
+    assert "DIFFER" in shown(fake_gateway, capsys, equal=False)[1]
+
+
+def test_kernels_that_cannot_be_had_are_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "0")
+    assert demo.kernels_fault() == "OUTRIDER_CPU_KERNEL is off"
+    monkeypatch.setenv("OUTRIDER_CPU_KERNEL", "1")
+    monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path))
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'math.h: No such file' >&2; exit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    fault = demo.kernels_fault() or ""
+    assert "math.h: No such file" in fault
+    assert "apt install gcc libc6-dev" in fault
