@@ -29,7 +29,7 @@ def run() -> None:
 
 def test_what_ended_is_freed() -> None:
     """The setting stays for the rest of a process, so the test has one of its own."""
-    script = "from tests.outrider.test_steady import run; run()"
+    script = "from tests.outrider.test_process_tuning import run; run()"
     root = Path(__file__).parents[2]
     ended = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
