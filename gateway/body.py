@@ -124,7 +124,10 @@ def _fields_of(hint: Any) -> list[str]:
 
 
 def check_cost(body: bytes) -> None:
-    """413 for too many values in JSON. Where there may be so many, commas and brackets in strings are not counted."""
+    """413 for too many values in the JSON of a body, or of schemas that came as texts.
+
+    Where there may be so many, commas and brackets in strings are not counted.
+    """
     if _cost(body, 0, len(body)) <= _MAX_COST:
         return
     cost = end = 0
@@ -138,7 +141,7 @@ def check_cost(body: bytes) -> None:
     if cost + _cost(body, end, len(body)) > _MAX_COST:
         raise HttpError(
             413,
-            f"The request body has too many values; {_MAX_COST} are the most, and an array or object counts as "
+            f"The request has too many values; {_MAX_COST} are the most, and an array or object counts as "
             f"{1 + _CONTAINER_COST}.",
         )
 
@@ -151,7 +154,7 @@ def _cost(body: bytes, start: int, end: int) -> int:
 def _strict_object(body: bytes) -> dict[str, Any]:
     """The body as a plain object: a parse for what msgspec lets pass, repeated keys, and for the names of fields."""
     try:
-        value = json.loads(body.decode(), object_pairs_hook=_no_repeats, parse_constant=_no_constant)
+        value = strict_json(body.decode())
     except json.JSONDecodeError as error:
         raise _invalid_json(f": line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError as error:
@@ -161,6 +164,11 @@ def _strict_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidArgument("The body must be a JSON object.", code="invalid_json")
     return value
+
+
+def strict_json(text: str) -> Any:
+    """The value of a text. ValueError, or RecursionError, for what is no JSON, for NaN and for repeated keys."""
+    return json.loads(text, object_pairs_hook=_no_repeats, parse_constant=_no_constant)
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 
 import msgspec
 
+from gateway.body import strict_json
 from gateway.error_values import missing, shown
 from gateway.reasoning import ReasoningFormat
 from gateway.sayable import check_schema, sayable
@@ -117,8 +118,8 @@ def _of_schema_text(text: str, field: str) -> common_pb2.Grammar:
     if len(text) > MAX_GRAMMAR_BYTES:  # it will be refused
         return as_it_is
     try:
-        schema = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError) as error:
+        schema = strict_json(text)
+    except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"The schema is no JSON: {error}.", field=field, code="invalid_json_schema") from None
     if not isinstance(schema, dict):  # verify knows what a boolean means
         return as_it_is

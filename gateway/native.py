@@ -26,7 +26,7 @@ from gateway.service import Ready, gateway_of
 from gateway.unsupported import refuse_unsupported
 from outrider.errors import InvalidArgument
 from outrider.v1 import common_pb2
-from outrider.wire import MAX_NAME_CHARS
+from outrider.wire import MAX_GRAMMAR_BYTES, MAX_NAME_CHARS
 
 DEFAULT_MAX_NEW_TOKENS = 128
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
@@ -140,12 +140,13 @@ async def _grammars(
     """The grammar of each prompt's parameters. All are read before an answer begins, since any may be refused."""
     num_sets = len(sampling) if isinstance(body.sampling_params, list) else 1
     sets = [*zip(sampling, names, strict=True)][:num_sets]
-    schemas = "".join(params.json_schema or "" for params, _ in sets).encode()
-    check_cost(schemas)
-    made = await offload(
-        len(schemas), lambda: [of_sglang(params, called.path("json_schema")) for params, called in sets]
-    )
-    return made * (len(sampling) // num_sets)
+    schemas = [text for params, _ in sets if (text := params.json_schema) and len(text) <= MAX_GRAMMAR_BYTES]
+
+    def read() -> list[common_pb2.Grammar | None]:
+        check_cost("".join(schemas).encode(errors="replace"))
+        return [of_sglang(params, called.path("json_schema")) for params, called in sets]
+
+    return await offload(sum(map(len, schemas)), read) * (len(sampling) // num_sets)
 
 
 def _names(body: GenerateRequest, num_prompts: int) -> list[Names]:

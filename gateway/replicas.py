@@ -121,8 +121,8 @@ class ReplicaSet:
         """A replica, of `numerics_id` where given: that which had most of the prompt before, else the least busy.
 
         num_positions: of the prompt and the longest output; its context holds them, so that no answer ends early on it.
-        The first of these gives way when it has _SLACK sessions more than the least busy, or twice as many. `sure`:
-        none that is in doubt. Unavailable without a replica, ResourceExhausted when all are full: for a new session
+        The first of these gives way when it has over _SLACK sessions more than the least busy, and over twice as many.
+        sure: none that is in doubt. Unavailable without a replica, ResourceExhausted when all are full: for a new session
         also when what is left is for answers under way, which wait for it.
         """
         candidates = [replica for replica in self.serving if replica not in avoid and not (sure and replica.doubtful)]
@@ -137,7 +137,7 @@ class ReplicaSet:
         kept = 0 if sure else self._num_waiting
         with_room = [replica for replica in alike if not replica.is_full(kept)]
         if not with_room:
-            most = max(replica.max_queued for replica in alike)
+            most = sum(replica.max_queued for replica in alike)
             raise ResourceExhausted(
                 f"The server is at its limit of {most} waiting requests.", retry_after_s=RETRY_SOON_S
             )

@@ -19,7 +19,7 @@ export class Inspector {
     this.invitation = byId("tree-caption").textContent;
     this.tree = new TreeView(byId("tree-box"), (item) => showFigures(byId("node"), nodeFigures(item)));
     this.slider.addEventListener("input", () => this.#choose(Number(this.slider.value)));
-    byId("step-back").addEventListener("click", () => this.#choose(this.step - 1));
+    byId("step-back").addEventListener("click", () => this.#choose(this.step - 1, Math.min(this.step, 1)));
     byId("step-on").addEventListener("click", () => this.#choose(this.step + 1));
     this.follow.addEventListener("change", () => this.update({ finished: true }));
   }

@@ -107,6 +107,7 @@ def test_a_schema_that_comes_as_a_text_is_strict() -> None:
         ('{"not": ' * 40 + "{}" + "}" * 40, "more than 32 levels deep"),
         ('{"type": ', "no JSON"),
         ('{"minimum": NaN}', "no JSON"),
+        ('{"const": 1, "const": 2}', "no JSON: repeated key"),
         ("[" * 30_000, "no JSON"),
     ],
 )
