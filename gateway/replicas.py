@@ -122,8 +122,10 @@ class ReplicaSet:
 
         num_positions: of the prompt and the longest output; its context holds them, so that no answer ends early on it.
         The first of these gives way when it has over _SLACK sessions more than the least busy, and over twice as many.
-        sure: none that is in doubt. Unavailable without a replica, ResourceExhausted when all are full: for a new session
-        also when what is left is for answers under way, which wait for it.
+        sure: none that is in doubt.
+
+        Unavailable without a replica, ResourceExhausted when all are full: for a new session also when what is left is
+        for answers under way, which wait for it.
         """
         candidates = [replica for replica in self.serving if replica not in avoid and not (sure and replica.doubtful)]
         if not candidates:
