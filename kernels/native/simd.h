@@ -122,15 +122,16 @@ INLINE vf exponential(vf x) {
 #endif
 }
 
-/* 2^x for x up to 0, to about 1 ulp, and 0 below 2^-126: 2^n times a polynomial of degree 5 in the rest of x. NaN stays. */
+/* 2^x for x up to 0, to about 1 ulp, and 0 below 2^-126: 2^n times a polynomial of degree 6 in the rest of x. NaN stays. */
 INLINE vf power(vf x) {
     const vf n = (x + 12582912.0f) - 12582912.0f;
     const vf r = x - n;
-    vf p = splat(1.3264727e-3f);
-    p = p * r + 9.6715130e-3f;
-    p = p * r + 5.5507336e-2f;
-    p = p * r + 2.4022242e-1f;
-    p = p * r + 6.9314700e-1f;
+    vf p = splat(1.5353362e-4f);
+    p = p * r + 1.3398875e-3f;
+    p = p * r + 9.6184369e-3f;
+    p = p * r + 5.5503324e-2f;
+    p = p * r + 2.4022648e-1f;
+    p = p * r + 6.9314718e-1f;
     p = p * r + 1.0f;
     const vi exponent = ((vi)(x + 12582912.0f) + 127) << 23; /* the magic number's last bits are n */
     return (vf)(~(vi)(x < -126.0f) & (vi)(p * (vf)exponent));

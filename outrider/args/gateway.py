@@ -71,9 +71,7 @@ class GatewayArgs(ObservingArgs, ServingArgs, DialingArgs):
         "Largest JSON schema or grammar of a request; verify takes no larger ones.",
     )
     max_body_bytes: int = arg(8 * 2**20, "limits", "Largest request body.")
-    max_connections: int = arg(
-        2048, "limits", "HTTP connections open at once, where the limit of open files allows."
-    )
+    max_connections: int = arg(2048, "limits", "HTTP connections open at once, where the limit of open files allows.")
     stream_buffer_bytes: int = arg(2**20, "limits", "Bytes that wait for a slow reader before its stream is dropped.")
     receive_timeout_s: float = arg(30.0, "limits", "Time for a request's headers to arrive, and again for its body.")
     request_timeout_s: float = arg(600.0, "limits", "Time for an answer, waiting included.")
