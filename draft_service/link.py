@@ -244,9 +244,9 @@ class VerifyLink:
         if refused:
             self.stats.state = draft_pb2.VERIFY_LINK_STATE_REFUSED
         if reason != self.stats.last_error or self.stats.connects != self._noted_connects:
-            # A drafter that is up before its verify service is no news.
-            note = log.warning if self.stats.connects or refused else log.info
-            note("not enlisted", address=self.address, refused=refused, reason=reason or "verify closed it")
+            reached = self.stats.connects or refused  # a drafter may be up before its verify service
+            note, event = (log.warning, "not enlisted") if reached else (log.info, "not enlisted yet")
+            note(event, address=self.address, refused=refused, reason=reason or "verify closed it")
         self.stats.last_error, self._noted_connects = reason, self.stats.connects
 
 

@@ -285,7 +285,8 @@ class ReplicaSet:
         """Says when it comes and goes; and of one that never came each reason once."""
         if replica.serving == serving and (serving or reason in replica.reasons):
             return
-        state = "up" if serving else "down" if replica.serving else "not usable"
+        not_yet = reason == grpc.StatusCode.UNAVAILABLE.name and replica.info is None  # a gateway may be up first
+        state = "up" if serving else "down" if replica.serving else "not reached yet" if not_yet else "not usable"
         if serving:
             replica.reasons.clear()
         else:

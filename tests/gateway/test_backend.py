@@ -543,7 +543,7 @@ async def test_a_replica_that_is_not_there_yet_is_found_and_until_then_the_log_s
     try:
         assert not replicas.serving
         ((event, reason, detail),) = {(log["event"], log["reason"], log["detail"]) for log in logs}
-        assert (event, reason) == ("verify service not usable", "UNAVAILABLE")
+        assert (event, reason) == ("verify service not reached yet", "UNAVAILABLE")
         assert "later" in detail
         assert len(logs) == 1
         async with serving(fake(tmp_path), f"unix:{tmp_path}/later"):
