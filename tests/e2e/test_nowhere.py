@@ -79,7 +79,8 @@ class Services:
         options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
         if self.authority is None:
             return grpc.insecure_channel(address, options=options)
-        cert, key = (Path(path).read_bytes() for path in self.authority.issue(f"client{expired}", expired=expired))
+        files = self.authority.issue(f"client-{name}-{expired}", expired=expired)  # several may ask at once
+        cert, key = (Path(path).read_bytes() for path in files)
         credentials = grpc.ssl_channel_credentials(self.authority.path.read_bytes(), key, cert)
         return grpc.secure_channel(address, credentials, options=options)
 
