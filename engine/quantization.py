@@ -47,9 +47,14 @@ def check_quantization(name: str | None, device: torch.device) -> str | None:
 def warn_of_rounding(method: str | None, kept: torch.dtype, device: torch.device, backend: str) -> None:
     """Says that results depend on what else is in a step, where 8 bits of activations, or of the keys and values that
     are `kept`, are rounded from what torch's operators give: those have other last bits for another number of rows."""
+    if backend.startswith("native"):
+        return
     if kept.itemsize == 1:
-        log.warning("keys and values in fp8: speculation and batches change some answers", kept=str(kept))
-    if method == "int8_dynamic" and device.type == "cpu" and not backend.startswith("native"):
+        log.warning(
+            "keys and values in fp8 without the C decoder: speculation and batches change some answers",
+            kept=str(kept), backend=backend.split()[0],
+        )  # fmt: skip
+    if method == "int8_dynamic" and device.type == "cpu":
         log.warning(
             "int8_dynamic without the C decoder: speculation and batches change answers; take int8, or what the C "
             "decoder runs", backend=backend.split()[0],

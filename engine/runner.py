@@ -192,15 +192,15 @@ def _build_decoder(
     device = pool.k.device
     library = None
     if device.type == "cpu":
-        library = _cpu_kernels(config, dtype, quantization, _torch_only(dtype, pool, execution))
+        library = _cpu_kernels(config, dtype, quantization, _torch_only(execution))
     held = dtype if library is None else None
     weights = LlamaWeights(config, tensors, held, device, output_rows)
     if quantization == "int8_dynamic":
         weights = SmoothedWeights(config, tensors, held, device, output_rows)
     if library is not None:
         threads = torch.get_num_threads()
-        decoder: Decoder = NativeLlama(config, weights, pool, features, max_len, library, threads, quantization)
-        facts = [f"native {library.outrider_instructions().decode()} {build_key(library)}"]
+        decoder: Decoder = NativeLlama(config, weights, pool, features, max_len, library, threads, quantization, dtype)
+        facts = [f"native {library.outrider_instructions().decode()} {build_key(library)}", str(pool.k.dtype)]
         return decoder, " ".join(facts + _digest(weights))
     check_heads(execution.attention, config, dtype, device)
     attention = build_attention(execution.attention, device, page_size=execution.page_size)
@@ -272,14 +272,12 @@ def _kept_dtype(execution: Execution, compute: torch.dtype, device: torch.device
     return kept
 
 
-def _torch_only(dtype: torch.dtype, pool: KVPool, execution: Execution) -> str | None:
+def _torch_only(execution: Execution) -> str | None:
     """Names the setting that the C kernels do not have; None: they have all."""
     if not execution.attention.is_open:
         return f"attention backend {execution.attention} is asked for"
     if execution.compile_max_batch:
         return "--enable-torch-compile compiles torch's operators"
-    if pool.k.dtype is not dtype:
-        return f"keys and values are kept in {pool.k.dtype}"
     return None
 
 

@@ -19,9 +19,9 @@ from engine.models.llama_weights import LayerWeights, LlamaWeights
 from engine.models.native_decoder import NativeDecoder
 from engine.quantization import head_method
 from engine.rope import rope_rows
-from kernels.attention.cpu import POOL_DTYPES
+from kernels.attention.cpu import COMPUTED, c_heads
 from kernels.linear import interleave_gates, pack_tiles
-from kernels.native.library import PARTS, WIDTH_UNIT, CHeads, CLayer, CLikeliest, CMatrix, CModel, c_layout
+from kernels.native.library import PARTS, WIDTH_UNIT, CLayer, CLikeliest, CMatrix, CModel, c_layout
 from kernels.native.memory import Arena
 from kernels.native_linear import BF16, FP32
 from kernels.quantize import FORMATS, pack_quantized
@@ -35,9 +35,7 @@ def is_supported(config: ModelConfig, dtype: torch.dtype, quantization: str | No
     widths = (config.hidden_size, config.intermediate_size, config.head_dim)
     if quantization == "int8_dynamic" and max(*widths, config.q_size) > MAX_DYNAMIC_INPUTS:
         return False
-    return (
-        quantization in {None, *FORMATS} and dtype in POOL_DTYPES and all(width % WIDTH_UNIT == 0 for width in widths)
-    )
+    return quantization in {None, *FORMATS} and dtype in COMPUTED and all(width % WIDTH_UNIT == 0 for width in widths)
 
 
 class NativeLlama(NativeDecoder):
@@ -47,12 +45,12 @@ class NativeLlama(NativeDecoder):
 
     def __init__(
         self, config: ModelConfig, weights: LlamaWeights, pool: KVPool, features: FeatureSpec, num_positions: int,
-        library: ctypes.CDLL, num_threads: int, quantization: str | None,
+        library: ctypes.CDLL, num_threads: int, quantization: str | None, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         super().__init__(library, pool)
         self.config = config
         self._method = quantization
-        self._dtype = pool.k.dtype
+        self._dtype = dtype
         self._arena = Arena()
         windows = config.windows or (0,) * config.num_layers
         layers = [self._layer(layer, pool.k[i], pool.v[i], windows[i]) for i, layer in enumerate(weights.layers())]
@@ -67,9 +65,9 @@ class NativeLlama(NativeDecoder):
             wide_activations=quantization is not None or self._dtype is torch.float32
             or not library.outrider_has_bf16_dot(),
             wide_embedding=embedding.dtype is torch.float32,
-            heads=CHeads(
-                num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-                wide=self._dtype is torch.float32, scale=config.head_dim**-0.5, eps=config.rms_eps,
+            heads=c_heads(
+                pool.k.dtype, dtype, num_heads=config.num_heads, num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim, scale=config.head_dim**-0.5, eps=config.rms_eps,
                 rope=self._floats(rope_rows(config, num_positions)),
             ),
             layers=(CLayer * len(layers))(*layers),

@@ -22,9 +22,10 @@ static Block find_block(const Heads *heads, const Layout *layout, int block) {
     while (block >= blocks_of(heads, layout, b.segment) * heads->num_kv_heads)
         block -= blocks_of(heads, layout, b.segment++) * heads->num_kv_heads;
     b.vector_bytes = heads->head_dim * (heads->wide ? 4 : 2);
-    b.slot_bytes = heads->num_kv_heads * b.vector_bytes;
+    b.slot_bytes = b.vector_bytes * (heads->kept ? 1 : heads->num_kv_heads);
     int lanes = layout->num_rows[b.segment] * b.group;
     b.kv_head = block % heads->num_kv_heads;
+    b.head_start = heads->kept ? 0 : b.kv_head * b.vector_bytes;
     b.lane0 = block / heads->num_kv_heads * BLOCK_LANES;
     b.num_lanes = lanes - b.lane0 < BLOCK_LANES ? lanes - b.lane0 : BLOCK_LANES;
     for (int l = 0; l < BLOCK_LANES; l++) b.rows[l] = (b.lane0 + (l < b.num_lanes ? l : b.num_lanes - 1)) / b.group;
@@ -33,8 +34,7 @@ static Block find_block(const Heads *heads, const Layout *layout, int block) {
 
 static Block make_block(const Heads *heads, const Layout *layout, Pools pools, void *scratch, int block) {
     Block b = find_block(heads, layout, block);
-    b.k_pool = pools.k;
-    b.v_pool = pools.v;
+    b.pools = b.computed = pools;
     lay_out_scratch(&b, scratch);
     return b;
 }

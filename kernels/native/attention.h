@@ -12,7 +12,8 @@
 
 typedef struct {
     int32_t num_heads, num_kv_heads, head_dim; /* head_dim a multiple of 16 */
-    int32_t wide;                              /* the pool's numbers: 1 fp32, 0 bf16 */
+    int32_t wide;                              /* numbers that are computed with, and states: 1 fp32, 0 bf16 */
+    int32_t kept;                              /* the pool's numbers (fp8.h) */
     float scale;
     float eps;           /* of norms */
     const float *q_norm; /* [head_dim], or NULL */

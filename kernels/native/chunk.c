@@ -9,15 +9,19 @@
 int64_t chunk_scratch_bytes(const Heads *heads, const Layout *layout) {
     const int64_t keys = most_keys(layout), dims = heads->head_dim;
     const int64_t own = BLOCK_LANES * dims + 2 * part_floats(heads) + KEY_GROUPS * LANES * dims;
-    return 4 * (own + (BLOCK_LANES + 2) * keys) + keys / 2 + 64;
+    const int64_t wide = heads->kept ? 2 * keys * dims * (heads->wide ? 4 : 2) + 64 : 0;
+    return 4 * (own + (BLOCK_LANES + 2) * keys) + keys / 2 + 64 + wide;
 }
+
+/* The next place where a vector may lie. */
+static void *aligned(void *at) { return (void *)(((uintptr_t)at + 63) / 64 * 64); }
 
 void lay_out_scratch(Block *b, void *scratch) {
     const int64_t keys = most_keys(b->layout), dims = b->heads->head_dim;
     b->pairs = HAS_BF16_DOT && !b->heads->wide;
     b->num_steps = b->pairs ? dims / 2 : dims;
     b->stride = keys;
-    b->q = (uint32_t *)(((uintptr_t)scratch + 63) / 64 * 64);
+    b->q = aligned(scratch);
     b->part = (float *)(b->q + BLOCK_LANES * dims);
     b->total = b->part + part_floats(b->heads);
     b->keys = (uint32_t *)(b->total + part_floats(b->heads));
@@ -25,6 +29,9 @@ void lay_out_scratch(Block *b, void *scratch) {
     b->slots = (int32_t *)(b->scores + BLOCK_LANES * keys);
     b->sees = (uint32_t *)(b->slots + keys);
     b->places = (uint8_t *)(b->sees + keys);
+    if (!b->heads->kept) return;
+    b->computed.k = aligned(b->places + keys / 2);
+    b->computed.v = (char *)b->computed.k + keys * b->vector_bytes;
 }
 
 /* Unused lanes are zero, up to a multiple of LANES. */
@@ -69,6 +76,8 @@ INLINE vf put_weights(const Block *b, float *scores, int key, vf x) {
         store_bf16((bf16 *)scores + key, narrow_power(x));
         return load_bf16((bf16 *)scores + key);
     }
+#else
+    (void)b;
 #endif
     const vf weights = power(x);
     store(scores + key, weights);
@@ -92,6 +101,7 @@ ALONE float weigh(const Block *b, float *scores, int lane, int count, float high
 int attend_chunk(Block *b, int chunk, float *part) {
     const int count = list_keys(b, chunk);
     if (!count) return 0;
+    if (b->heads->kept) widen_keys(b, count);
     const int on_amx = amx_takes_heads(b->heads->head_dim, b->heads->wide);
     if (on_amx) amx_begin_attention();
     score_keys(b, count, on_amx);

@@ -21,15 +21,17 @@
 typedef struct {
     const Heads *heads;
     const Layout *layout;
-    const void *k_pool, *v_pool;
+    Pools pools;       /* as they are kept */
+    Pools computed;    /* as they are computed with: the same, or a chunk of them made wide (widen.c) */
     int segment, kv_head, lane0, num_lanes, group;
     int pairs, num_steps;             /* num_steps: numbers of a query */
-    int64_t vector_bytes, slot_bytes; /* of one head's key, and of all heads' */
+    int64_t vector_bytes, slot_bytes; /* of one head's key as computed with, and from one slot's to the next */
+    int64_t head_start;               /* of the head's within a slot's bytes */
     int rows[BLOCK_LANES];            /* each lane's row within the segment */
     uint32_t *q;                      /* [BLOCK_LANES][num_steps] */
     uint32_t *keys;                   /* [KEY_GROUPS][num_steps][LANES]: side by side, those that are being scored */
     float *scores;                    /* [BLOCK_LANES][stride], by key; their weights later, couples in half the room */
-    int32_t *slots;                   /* [keys of a chunk] */
+    int32_t *slots;                   /* [keys of a chunk], in `computed` */
     uint32_t *sees;                   /* [keys of a chunk]: bit l: lane l sees the key */
     uint8_t *places;                  /* [couples of a chunk]: which positions of the list a couple is of (keys.h) */
     int num_single;                   /* couples at the beginning that have their places alone */
@@ -70,7 +72,7 @@ static inline int next_lanes(int left) {
 }
 
 static inline const void *vector_at(const Block *b, const void *pool, int64_t slot) {
-    return (const char *)pool + slot * b->slot_bytes + b->kv_head * b->vector_bytes;
+    return (const char *)pool + slot * b->slot_bytes + b->head_start;
 }
 
 /* A chunk's part of the result, or several chunks' together: [BLOCK_LANES] highest scores and sums of
@@ -89,6 +91,9 @@ static inline int lane_head(const Block *b, int lane) { return b->kv_head * b->g
 
 /* Takes the block's queries; once before its chunks. */
 void load_queries(Block *b, Rows qkv);
+
+/* Makes the chunk's keys and values wide where the pool keeps them in 8 bits, one after the other, and slots so. */
+void widen_keys(Block *b, int count);
 
 /* q . k of every lane and key, not scaled; each sum runs over the dimensions in order (scores.c). */
 void score_keys(const Block *b, int count, int on_amx);

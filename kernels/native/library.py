@@ -30,8 +30,8 @@ class CHeads(Structure):
 
     _fields_ = [
         ("num_heads", c_int32), ("num_kv_heads", c_int32), ("head_dim", c_int32), ("wide", c_int32),
-        ("scale", c_float), ("eps", c_float), ("q_norm", c_void_p), ("k_norm", c_void_p), ("rope", c_void_p),
-        ("window", c_int32),
+        ("kept", c_int32), ("scale", c_float), ("eps", c_float), ("q_norm", c_void_p), ("k_norm", c_void_p),
+        ("rope", c_void_p), ("window", c_int32),
     ]  # fmt: skip
 
 

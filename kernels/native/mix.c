@@ -38,8 +38,8 @@ INLINE void mix_couples(int L, int D, const Block *b, int count, int lane, int d
     for (int l = 0; l < L; l++)
         for (int d = 0; d < D; d++) sums[l][d] = _mm512_setzero_ps();
     for (int i = 0; i < count; i += 2) {
-        const bf16 *first = (const bf16 *)vector_at(b, b->v_pool, b->slots[i]) + dim;
-        const bf16 *second = (const bf16 *)vector_at(b, b->v_pool, b->slots[i + 1]) + dim;
+        const bf16 *first = (const bf16 *)vector_at(b, b->computed.v, b->slots[i]) + dim;
+        const bf16 *second = (const bf16 *)vector_at(b, b->computed.v, b->slots[i + 1]) + dim;
         __m512bh value[4];
         if (D == 4)
             load_couple(first, second, value), load_couple(first + 32, second + 32, value + 2);
@@ -106,7 +106,7 @@ void mix_values(const Block *b, int count, float *values) {
     for (keys.first = 0; keys.first < count; keys.first += AT_ONCE) {
         keys.count = count - keys.first < AT_ONCE ? count - keys.first : AT_ONCE;
         for (int i = 0; i < keys.count; i++) { /* all are asked for first: the sums would wait for one after another */
-            keys.values[i] = vector_at(b, b->v_pool, b->slots[keys.first + i]);
+            keys.values[i] = vector_at(b, b->computed.v, b->slots[keys.first + i]);
             for (int64_t at = 0; at < b->vector_bytes; at += 64) __builtin_prefetch(keys.values[i] + at, 0, 3);
         }
         mix_keys(b, &keys, keys.count, values);

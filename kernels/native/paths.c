@@ -54,8 +54,8 @@ static int next_path(const Block *b, int num_couples, Walk *walk, Path *path) {
 
 /* 32 dimensions of a couple's values, as amx_add_values takes them, from row `place` on. */
 INLINE void lay_values(const Block *b, int couple, int dim, int place, uint32_t *out) {
-    const bf16 *first = (const bf16 *)vector_at(b, b->v_pool, b->slots[2 * couple]) + dim;
-    const bf16 *second = (const bf16 *)vector_at(b, b->v_pool, b->slots[2 * couple + 1]) + dim;
+    const bf16 *first = (const bf16 *)vector_at(b, b->computed.v, b->slots[2 * couple]) + dim;
+    const bf16 *second = (const bf16 *)vector_at(b, b->computed.v, b->slots[2 * couple + 1]) + dim;
     __m512bh values[2];
     load_couple(first, second, values);
     _mm512_store_si512(out + place * LANES, (__m512i)values[0]);

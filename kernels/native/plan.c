@@ -5,8 +5,9 @@
 #include <string.h>
 
 #define ALIGNED 4 /* sections and the whole end at multiples of so many numbers */
+/* Numbers of one each. */
 #define ITEM 5
-#define TILE 4
+#define TILE_OF_ROWS 4
 #define SEGMENT 5
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -44,9 +45,9 @@ static void cut(const Layout *step, const Plan *plan) {
         for (int row = 0; row < step->num_rows[s]; row += plan->rows_per_tile) {
             int rows = step->num_rows[s] - row < plan->rows_per_tile ? step->num_rows[s] - row : plan->rows_per_tile;
             if (pieces > 1) {
-                int32_t whole[TILE] = {step->first_rows[s] + row, rows, num_parts, pieces};
+                int32_t whole[TILE_OF_ROWS] = {step->first_rows[s] + row, rows, num_parts, pieces};
                 memcpy(tile, whole, sizeof whole);
-                tile += TILE;
+                tile += TILE_OF_ROWS;
             }
             for (int64_t nth = 0; nth < pieces; nth++, num_items++) {
                 int64_t start = nth * piece, end = start + piece < prefix ? start + piece : prefix;

@@ -1,5 +1,7 @@
 #include "rows.h"
 
+#include "fp8.h"
+
 void norm_row(const float *x, const float *weight, float eps, int width, Rows out, int row) {
     const int64_t start = (int64_t)row * out.width;
     if (!weight) {
@@ -38,6 +40,16 @@ static void rotate_head(float *x, const float *table, int dims) {
     }
 }
 
+/* LANES numbers of keys or values to the pool. */
+static void keep(const Heads *heads, void *pool, int64_t index, vf numbers) {
+    if (heads->kept == E4M3)
+        store_fp8(E4M3, (uint8_t *)pool + index, numbers);
+    else if (heads->kept == E5M2)
+        store_fp8(E5M2, (uint8_t *)pool + index, numbers);
+    else
+        store_as(heads->wide, pool, index, numbers);
+}
+
 void rotate_row(const Heads *heads, const Layout *layout, float *qkv, Pools pools, int row) {
     const int dims = heads->head_dim, rotated = heads->num_heads + heads->num_kv_heads;
     const float *table = heads->rope + (int64_t)layout->positions[row] * dims;
@@ -51,7 +63,7 @@ void rotate_row(const Heads *heads, const Layout *layout, float *qkv, Pools pool
     const float *k = qkv + heads->num_heads * dims, *v = k + width;
     int64_t start = (int64_t)layout->slots[row] * width;
     for (int i = 0; i < width; i += LANES) {
-        store_as(heads->wide, pools.k, start + i, load(k + i));
-        store_as(heads->wide, pools.v, start + i, load(v + i));
+        keep(heads, pools.k, start + i, load(k + i));
+        keep(heads, pools.v, start + i, load(v + i));
     }
 }

@@ -8,8 +8,10 @@
 /* What surely stays in a core's second cache. */
 #define CACHE_BYTES (512 * 1024)
 
-/* Whether the keys and values that the block sees are in the caches, from the segment's block before it. */
-static int follows_another(const Block *b) {
+/* Whether the keys and values that the block sees are in the caches: just made wide, or from the segment's block
+ * before it. */
+static int are_near(const Block *b) {
+    if (b->heads->kept) return 1;
     return b->lane0 && 2 * b->slot_bytes * b->layout->prefix_lens[b->segment] <= CACHE_BYTES;
 }
 
@@ -24,9 +26,9 @@ INLINE void fetch(const Block *b, const void *pool, int32_t slot) {
 
 /* Asks for the keys AHEAD of `first`, and for the values of those at `first`, which are wanted when all are scored. */
 INLINE void fetch_ahead(const Block *b, int first, int count) {
-    for (int k = 0; k < LANES; k++) fetch(b, b->v_pool, b->slots[first + k]);
+    for (int k = 0; k < LANES; k++) fetch(b, b->computed.v, b->slots[first + k]);
     if (first + AHEAD >= count) return;
-    for (int k = 0; k < LANES; k++) fetch(b, b->k_pool, b->slots[first + AHEAD + k]);
+    for (int k = 0; k < LANES; k++) fetch(b, b->computed.k, b->slots[first + AHEAD + k]);
 }
 
 /* ---- Side by side */
@@ -107,7 +109,7 @@ static void lay_keys(const Block *b, int first, int group) {
     uint32_t *out = b->keys + (int64_t)group * b->num_steps * LANES;
     const int words = (int)(b->vector_bytes / 4);
     int at = 0;
-    for (int k = 0; k < LANES; k++) rows[k] = vector_at(b, b->k_pool, b->slots[first + k]);
+    for (int k = 0; k < LANES; k++) rows[k] = vector_at(b, b->computed.k, b->slots[first + k]);
     for (; at + LANES <= words; at += LANES) lay_words(b, rows, at, LANES, out);
     if (LANES == 16 && at < words) lay_words(b, rows, at, 8, out); /* dimensions come 16 at a time */
 }
@@ -183,8 +185,8 @@ static void score_on_amx(const Block *b, int first, int num_groups) {
 }
 
 void score_keys(const Block *b, int count, int on_amx) {
-    const int fetches = !follows_another(b);
-    for (int i = 0; fetches && i < AHEAD && i < count; i++) fetch(b, b->k_pool, b->slots[i]);
+    const int fetches = !are_near(b);
+    for (int i = 0; fetches && i < AHEAD && i < count; i++) fetch(b, b->computed.k, b->slots[i]);
     for (int first = 0; first < count; first += KEY_GROUPS * LANES) {
         const int left = (count - first + LANES - 1) / LANES, num_groups = left < KEY_GROUPS ? left : KEY_GROUPS;
         for (int group = 0; group < num_groups; group++) {

@@ -102,7 +102,7 @@ class VerifyArgs(ObservingArgs, ServingArgs):
     kv_cache_dtype: Literal["auto", "fp8_e4m3", "fp8_e5m2"] = arg(
         "auto",
         "kernels",
-        "What keys and values are kept in; fp8 needs torch_native or triton. auto: the compute dtype.",
+        "What keys and values are kept in; flashinfer reads no fp8. auto: the compute dtype.",
     )
     disable_cuda_graph: bool = arg(False, "kernels", "Launch each step's kernels one by one.")
     cuda_graph_max_bs: int | None = arg(

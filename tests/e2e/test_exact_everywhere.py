@@ -34,7 +34,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "torch, pages of 16": {"attention_backend": "torch_native", "page_size": 16, **TIGHT},
     **{f"{method}": {"quantization": method} for method in ("int8", "int8_dynamic", "int4")},
     "int8, pages of 32": {"quantization": "int8", "page_size": 32, **TIGHT},
-    "fp8 keys": {"attention_backend": "torch_native", "kv_cache_dtype": "fp8_e4m3"},
+    "fp8 keys": {"kv_cache_dtype": "fp8_e4m3"},
+    "fp8 keys, bfloat16, pages of 16": {
+        "dtype": "bfloat16", "kv_cache_dtype": "fp8_e5m2", "page_size": 16, **TIGHT,
+    },
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, int8_dynamic, pages of 16": {
         "dtype": "bfloat16", "quantization": "int8_dynamic", "page_size": 16, **TIGHT,

@@ -48,16 +48,18 @@ def logits_of(runner: ModelRunner) -> torch.Tensor:
 def test_which_decoder_serves(folder: Path) -> None:
     native = load(folder)
     assert native.backend.startswith("native")
-    for settings, words in (
-        ({"attention": AttentionChoice("torch_native")}, ["torch_native", "torch.float32"]),
-        ({"kv_cache_dtype": "fp8_e4m3"}, ["torch_native", "torch.float8_e4m3fn"]),
-        ({"compile_max_batch": 2}, ["compiled"]),
+    named, fp8 = {"attention": AttentionChoice("torch_native")}, {"kv_cache_dtype": "fp8_e4m3"}
+    for settings, words, is_exact in (
+        (named, ["torch ", "torch_native", "torch.float32"], True),
+        (fp8, ["native ", "torch.float8_e4m3fn"], True),
+        ({**fp8, **named}, ["torch ", "torch_native", "torch.float8_e4m3fn"], False),
+        ({"compile_max_batch": 2}, ["torch ", "compiled"], True),
     ):
         with capture_logs() as logs:
             runner = load(folder, **settings)
         told = any("speculation and batches change some answers" in entry["event"] for entry in logs)
-        assert told == ("kv_cache_dtype" in settings)
-        assert runner.backend.startswith("torch ")
+        assert told is not is_exact
+        assert runner.backend.startswith(words[0])
         assert all(word in runner.backend for word in words)
         assert runner.numerics_id != native.numerics_id
 
@@ -92,16 +94,18 @@ def test_backends_agree(folder: Path) -> None:
     torch.testing.assert_close(torchs, native, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch_native"])
 @pytest.mark.parametrize(("name", "share"), [("fp8_e4m3", 0.15), ("fp8_e5m2", 0.3)])
-def test_an_fp8_pool_stays_near(folder: Path, name: str, share: float) -> None:
-    runner = load(folder, kv_cache_dtype=name)
+def test_an_fp8_pool_stays_near(folder: Path, name: str, share: float, backend: str) -> None:
+    runner = load(folder, kv_cache_dtype=name, attention=AttentionChoice(backend))
     exact = logits_of(load(folder))
     assert runner.pool.k.dtype.itemsize == 1
     assert 0 < (logits_of(runner) - exact).abs().mean() < share * exact.std()
 
 
-def test_moved_fp8_rows_are_read_where_they_went(folder: Path) -> None:
-    runner = load(folder, kv_cache_dtype="fp8_e4m3")
+@pytest.mark.parametrize("backend", ["auto", "torch_native"])
+def test_moved_fp8_rows_are_read_where_they_went(folder: Path, backend: str) -> None:
+    runner = load(folder, kv_cache_dtype="fp8_e4m3", attention=AttentionChoice(backend))
     stays, moves = sessions(runner, 2)
     tokens = [5, 9, 2, 7, 11, 3]
     runner.forward([stays.segment(tokens, 0), moves.segment(tokens, 0)])

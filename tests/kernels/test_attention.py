@@ -266,3 +266,21 @@ def test_the_c_kernel_hides_keys_as_the_reference_does(
         for kernel in (partial(cpu.attention, library=library), reference.attention)
     )
     torch.testing.assert_close(out, wanted, atol=3e-6, rtol=0)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    pieces=PIECES, long=st.integers(0, 700), window=st.sampled_from([0, 5, 256]), kept=st.sampled_from(list(FP8)),
+    dtype=st.sampled_from(cpu.COMPUTED), shape=st.sampled_from([(4, 2, 32), (9, 3, 64), (2, 2, 48)]),
+)  # fmt: skip
+def test_the_c_kernel_reads_fp8_as_the_same_numbers_in_its_own_dtype(
+    library: ctypes.CDLL, pieces: list[Piece], long: int, window: int, kept: str, dtype: torch.dtype,
+    shape: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """To the bit: so what holds of a row in every tree and batch holds here too."""
+    heads, kv_heads, head_dim = shape
+    case = make_case([*pieces, Piece(long, 5)], heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    pools = [pool.to(FP8[kept]) for pool in (case.k_pool, case.v_pool)]
+    kernel = partial(cpu.attention, library=library, window=window)
+    out = kernel(case.q.to(dtype), *pools, case.layout, case.scale)
+    assert torch.equal(out, kernel(case.q.to(dtype), *(pool.to(dtype) for pool in pools), case.layout, case.scale))

@@ -13,7 +13,7 @@ from engine.models.heads.base import Head, HeadParts, Rows
 from engine.models.heads.block import Block
 from engine.models.heads.step import HeadStep
 from engine.models.native_decoder import NativeDecoder
-from kernels.attention.cpu import POOL_DTYPES
+from kernels.attention.cpu import COMPUTED
 from kernels.native.library import WIDTH_UNIT, CHeads, CLayer, CMatrix, CModel, c_layout
 from kernels.native_linear import FP32, NativeLinear
 
@@ -54,7 +54,7 @@ class NativeHead(NativeDecoder):
     def of(cls, head: Head, pool: KVPool) -> NativeHead | None:
         """Makes a head's; None where the C kernels do not have its arithmetic, its matrices or its widths."""
         parts, library, block = head.parts(), cpu_kernels(), head.config.block
-        if parts is None or library is None or head.device.type != "cpu" or head.dtype not in POOL_DTYPES:
+        if parts is None or library is None or head.device.type != "cpu" or head.dtype not in COMPUTED:
             return None
         fits = all(width % WIDTH_UNIT == 0 for width in (block.hidden_size, block.intermediate_size, block.head_dim))
         if not fits or block.windows or not all(isinstance(linear, NativeLinear) for linear in _linears(parts)):

@@ -125,6 +125,6 @@ class HeadRunner:
 
 def _attention(name: str, head: Head) -> Attention:
     """The backend of that name; auto on CPU: the C kernel, which reads keys where they lie, wherever it can be used."""
-    fits = head.device.type == "cpu" and head.dtype in cpu.POOL_DTYPES and head.config.block.head_dim % WIDTH_UNIT == 0
+    fits = head.device.type == "cpu" and head.dtype in cpu.COMPUTED and head.config.block.head_dim % WIDTH_UNIT == 0
     library = cpu_kernels() if name == "auto" and fits else None
     return attention_backend(name, head.device) if library is None else partial(cpu.attention, library=library)
