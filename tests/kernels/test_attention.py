@@ -281,6 +281,9 @@ def test_the_c_kernel_reads_fp8_as_the_same_numbers_in_its_own_dtype(
     heads, kv_heads, head_dim = shape
     case = make_case([*pieces, Piece(long, 5)], heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     pools = [pool.to(FP8[kept]) for pool in (case.k_pool, case.v_pool)]
-    kernel = partial(cpu.attention, library=library, window=window)
-    out = kernel(case.q.to(dtype), *pools, case.layout, case.scale)
-    assert torch.equal(out, kernel(case.q.to(dtype), *(pool.to(dtype) for pool in pools), case.layout, case.scale))
+    q, kernel = case.q.to(dtype), partial(cpu.attention, library=library, window=window)
+    out, wanted = (
+        kernel(q, k_pool, v_pool, case.layout, case.scale)
+        for k_pool, v_pool in (pools, [pool.to(dtype) for pool in pools])
+    )
+    assert torch.equal(out, wanted)

@@ -72,10 +72,10 @@ def test_fp8_is_read_and_written_as_torch_does(registers: ctypes.CDLL, kept: str
     beside = [np.nextafter(halves, np.float32(to)) for to in (-np.inf, np.inf)]
     rng = np.random.default_rng(1)
     wild = (2.0 ** rng.uniform(-40, 40, 50_000) * rng.choice([-1, 1], 50_000)).astype(np.float32)
-    x = np.concatenate([finite, halves, *beside, wild, np.float32([np.inf, -np.inf, 1e-45, -1e-45, -0.0])])
+    x = np.concatenate([finite, halves, *beside, wild, np.array([np.inf, -np.inf, 1e-45, -1e-45, -0.0], np.float32)])
     largest = torch.finfo(dtype).max
     wanted = torch.from_numpy(x).clamp(-largest, largest).to(dtype).view(torch.uint8).numpy()
     store = registers[f"outrider_store_{kept}"]
     np.testing.assert_array_equal(run(store, x, np.uint8), wanted)
-    nothing = run(store, np.float32([np.nan, -np.nan]), np.uint8)
+    nothing = run(store, np.array([np.nan, -np.nan], np.float32), np.uint8)
     assert torch.from_numpy(nothing).view(dtype).isnan().all()
