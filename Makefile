@@ -6,14 +6,16 @@ SHELL := bash
 
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Made when the environment has what Outrider runs on, and when it has what working on it takes too.
 STAMP := $(VENV)/.set-up
+TOOLS := $(VENV)/.set-up-tools
 # setuptools writes the path of this folder in the locale's encoding, which may lack its letters.
 UTF8 := LC_ALL=C.UTF-8
 
 help: ## List what there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv with everything in it (Python 3.11 to 3.13; PYTHON=... to choose)
+setup: $(TOOLS) ## Make .venv with everything in it (Python 3.11 to 3.13; PYTHON=... to choose)
 
 # Which Python was asked for; another one makes the environment anew.
 ASKED := $(VENV)/.python
@@ -24,14 +26,19 @@ endif
 endif
 
 $(STAMP): pyproject.toml constraints.txt scripts/python.sh scripts/venv.sh
-	@echo "Setting up $(VENV): some minutes, and about 3 GB"
+	@echo "Setting up $(VENV): some minutes, and about 1.6 GB"
 	scripts/venv.sh $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
-	$(UTF8) $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	$(UTF8) $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
 	@echo "$(PYTHON)" > $(ASKED)
 	touch $@
 
-demo: setup ## Serve the embedded model and stream an answer, with speculation and without (DEMO_ONCE=1: end after it)
+$(TOOLS): $(STAMP)
+	@echo "Adding what tests and checks need: another 1.3 GB"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group dev
+	touch $@
+
+demo: $(STAMP) ## Serve the embedded model and stream an answer, with speculation and without (DEMO_ONCE=1: end after it)
 	@DEMO_ONCE="$(DEMO_ONCE)" OUTRIDER_LOG_LEVEL="$${OUTRIDER_LOG_LEVEL:-error}" exec $(BIN)/python -P -m outrider.demo
 
 test: setup ## Run the tests (ARGS="-k tree -x" passes words on to pytest)
@@ -60,7 +67,7 @@ format: setup ## Mend what can be mended of style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Measure decode speed on MT-bench beside transformers (ARGS="--per-category 1" is quick)
+bench: $(STAMP) ## Measure decode speed on MT-bench beside transformers (ARGS="--per-category 1" is quick)
 	$(BIN)/outrider bench mt_bench $(ARGS)
 
 protos: setup ## Write outrider/v1 anew from protos/

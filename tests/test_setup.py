@@ -36,7 +36,7 @@ def checkout(tmp_path: Path) -> Path:
         python.parent.mkdir(exist_ok=True)
         python.write_text(STAND_IN.replace("NAME", name))
         python.chmod(0o755)
-    make_setup(folder, PYTHON="pythons/first")
+    make(folder, "setup", PYTHON="pythons/first")
     assert maker(folder) == "first"
     (folder / ".venv" / "kept").touch()
     (folder / ".venv" / ".set-up").unlink()
@@ -44,9 +44,9 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def make_setup(folder: Path, **variables: str) -> None:
+def make(folder: Path, target: str, **variables: str) -> None:
     known = {"PATH": f"{folder}/pythons:{os.environ['PATH']}", "LC_ALL": "C", **variables}
-    subprocess.run(["make", "setup"], cwd=folder, env=known, check=True, capture_output=True)
+    subprocess.run(["make", target], cwd=folder, env=known, check=True, capture_output=True)
 
 
 def maker(folder: Path) -> str:
@@ -56,18 +56,18 @@ def maker(folder: Path) -> str:
 
 @pytest.mark.parametrize("variables", [{}, {"PYTHON": "pythons/first"}])
 def test_a_venv_that_works_stays(checkout: Path, variables: dict[str, str]) -> None:
-    make_setup(checkout, **variables)
+    make(checkout, "setup", **variables)
     assert (maker(checkout), (checkout / ".venv" / "kept").exists()) == ("first", True)
 
 
 def test_another_python_makes_it_anew(checkout: Path) -> None:
-    make_setup(checkout, PYTHON="pythons/second")
+    make(checkout, "setup", PYTHON="pythons/second")
     assert (maker(checkout), (checkout / ".venv" / "kept").exists()) == ("second", False)
 
 
 def test_one_whose_python_is_gone_is_made_anew(checkout: Path) -> None:
     (checkout / ".venv" / "bin" / "python").unlink()
-    make_setup(checkout, PYTHON="pythons/second")
+    make(checkout, "setup", PYTHON="pythons/second")
     assert (maker(checkout), (checkout / ".venv" / "kept").exists()) == ("second", False)
 
 
@@ -85,3 +85,13 @@ def test_a_folder_that_is_none_is_not_emptied(checkout: Path) -> None:
 def test_the_path_is_written_in_letters_that_it_has(checkout: Path) -> None:
     lines = (checkout / "pip.log").read_text().splitlines()
     assert [line.split()[1] for line in lines if "--editable" in line] == ["C.UTF-8"]
+
+
+def test_the_demo_needs_no_tools_for_tests(checkout: Path) -> None:
+    (checkout / "pip.log").unlink()
+    make(checkout, "demo", PYTHON="pythons/second")
+    installed = (checkout / "pip.log").read_text()
+    assert "--editable" in installed
+    assert "dev" not in installed
+    make(checkout, "setup")
+    assert "--group dev" in (checkout / "pip.log").read_text().removeprefix(installed)
