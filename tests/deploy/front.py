@@ -145,7 +145,12 @@ def until_ok(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that no connection takes by chance while this process lives; one that is told of it may listen there."""
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    _held.append(probe)
+    return probe.getsockname()[1]
+
+
+_held: list[socket.socket] = []

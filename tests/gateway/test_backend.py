@@ -384,7 +384,6 @@ async def test_what_fails_of_a_choice_that_was_ended_is_no_failure(tmp_path: Pat
 
     only, ended = Breaking(tmp_path, vocab_size=300, say=lambda request, choice: LONG, **RELEASE), set[int]()
     async with backend_of([only], tmp_path, retry=replace(FAST_RETRY, max_failures=0)) as backend:
-
         given = asyncio.Event()
 
         async def read() -> None:
