@@ -59,7 +59,7 @@ async def echoing(args: VerifyArgs) -> AsyncIterator[str]:
 
 
 async def echo(channel: grpc.aio.Channel, data: bytes = b"hello") -> bytes:
-    return await cast(Any, channel).unary_unary(f"/{SERVICE}/Echo")(data, timeout=10)
+    return await cast(Any, channel).unary_unary(f"/{SERVICE}/Echo")(data, timeout=60)
 
 
 async def refused(channel: grpc.aio.Channel, data: bytes = b"hello") -> tuple[grpc.StatusCode, str]:
