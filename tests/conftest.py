@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parent.parent / ".cache" / "tests" / "numba"))
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 import outrider as outrider  # before gRPC is imported
@@ -25,6 +26,8 @@ PLAIN = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], pr
 settings.register_profile("search", PLAIN)
 settings.register_profile("outrider", PLAIN, derandomize=True)
 settings.load_profile("outrider")
+# A machine that stalls may take longer than httpx's five seconds.
+DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.write = 60.0
 
 
 @pytest.fixture

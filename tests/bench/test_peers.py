@@ -15,9 +15,10 @@ import pytest
 from bench import _systems, peers
 from bench._install import install_llama, install_vllm, wanted
 from bench._main import ended_by_signals
-from bench._server import free_port, serving
+from bench._server import serving
 from bench._systems import Launch, Setup, System
 from outrider.errors import StartupError
+from tests.ports import free_port
 
 
 def missing(setup: Setup, port: int, streams: int) -> Launch:
@@ -45,6 +46,7 @@ def systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             "other": System("other", "bf16", stand_in),
         },
     )
+    monkeypatch.setattr(peers, "free_port", free_port)
     monkeypatch.setattr(peers, "setup_of", lambda args, entries: Setup(tmp_path, lambda kind: tmp_path))
 
 

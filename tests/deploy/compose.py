@@ -24,7 +24,7 @@ import pytest
 
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
-from tests.deploy.front import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PROJECT = os.environ["COMPOSE_PROJECT_NAME"]

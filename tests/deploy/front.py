@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -20,6 +19,7 @@ from outrider.rpc import add_health_and_reflection, bind, create_server, set_ser
 from outrider.tls import TlsFiles, server_credentials
 from outrider.v1 import verify_pb2, verify_pb2_grpc
 from tests.gateway.fakes import FakeVerify, LoopThread
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "deploy" / "envoy" / "run.py"
@@ -142,10 +142,3 @@ def until_ok(url: str, process: subprocess.Popen[bytes]) -> None:
                 if client.get(url).status_code == 200:
                     return
     raise AssertionError(f"{process.args} ended with {process.returncode}")
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -20,7 +20,7 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tests.deploy.front import free_port
+from tests.ports import free_port
 
 FOLDER = str(Path(__file__).parents[2] / "deploy" / "ray")
 sys.path.insert(0, FOLDER)

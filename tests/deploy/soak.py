@@ -26,10 +26,11 @@ from typing import Any
 
 import httpx
 
-from tests.deploy.front import Front, free_port
+from tests.deploy.front import Front
 from tests.e2e.asking import Lost, Question, Said, ask, every_kind
 from tests.e2e.small_model import write_small_model
 from tests.e2e.stack import Process
+from tests.ports import free_port
 
 VERIFY = ("--dtype=float32", "--device=cpu", "--threads=1", "--max-total-tokens=8192", "--context-length=1024")
 NUM_STREAMS = 12

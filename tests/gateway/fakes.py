@@ -30,7 +30,7 @@ from tests.gateway.multiplexed import multiplexed
 
 ResultT = TypeVar("ResultT")
 
-FAST_PROBE = ProbeTimes(interval_s=0.05, timeout_s=2.0, first_retry_s=0.01, max_retry_s=0.05, resolve_interval_s=0.05)
+FAST_PROBE = ProbeTimes(interval_s=0.05, timeout_s=60.0, first_retry_s=0.01, max_retry_s=0.05, resolve_interval_s=0.05)
 FAST_RETRY = RetryPolicy(max_failures=4, patience_s=10.0, first_pause_s=0.001, max_pause_s=0.01)
 STEP = 3  # tokens that a step commits: two drafts and the target's own
 

@@ -446,17 +446,17 @@ def read_status(connection: socket.socket) -> int:
     return int(top.split()[1])
 
 
-def test_headers_that_never_end(gateway: RunningGateway) -> None:
-    with raw(gateway) as connection:
+def test_headers_that_never_end(hurried: RunningGateway) -> None:
+    with raw(hurried) as connection:
         connection.sendall(b"POST / HTTP/1.1\r\nhost: x\r\nx-slow: ")
         assert read_status(connection) == 408
         assert connection.recv(1) == b""
-    with raw(gateway) as connection:
+    with raw(hurried) as connection:
         assert connection.recv(1) == b""  # says nothing, is told nothing
 
 
-def test_a_body_that_never_ends(gateway: RunningGateway) -> None:
-    with raw(gateway) as connection:
+def test_a_body_that_never_ends(hurried: RunningGateway) -> None:
+    with raw(hurried) as connection:
         connection.sendall(head("content-length: 100", "content-type: application/json") + b'{"mess')
         assert read_status(connection) == 408
         assert connection.recv(1) == b""
@@ -504,8 +504,8 @@ def test_http_1_0_gets_no_chunks(gateway: RunningGateway, stream: bool) -> None:
         assert json.loads(rest)["choices"][0]["message"]["content"] == ANSWER
 
 
-def test_a_kept_connection_gets_its_time_again(gateway: RunningGateway) -> None:
-    with raw(gateway) as connection:
+def test_a_kept_connection_gets_its_time_again(hurried: RunningGateway) -> None:
+    with raw(hurried) as connection:
         for _ in range(2):
             connection.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
             assert read_status(connection) == 200
@@ -704,7 +704,7 @@ def test_the_answer_takes_too_long(folder: Path, tokenizer: Tokenizer, tmp_path:
         reply = httpx.post(gateway.url + CHAT, json={"messages": USER})
         check_error(reply, 504, "timeout")
         assert reply.headers["x-should-retry"] == "false"  # it would take as long again
-        gateway.wait(gateway.verify[0].idle)
+        until(lambda: not gateway.verify[0].active)
 
 
 def test_without_verify_there_is_no_service(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from gateway import http_guard
 from outrider.telemetry import Throttle
 from tests.certificates import Authority
-from tests.gateway.fakes import FakeVerify, RunningGateway, running
+from tests.gateway.fakes import FakeVerify, RunningGateway, running, until
 
 Start = Callable[..., contextlib.AbstractContextManager[RunningGateway]]
 
@@ -25,10 +25,7 @@ Start = Callable[..., contextlib.AbstractContextManager[RunningGateway]]
 @pytest.fixture
 def start(folder: Path, tokenizer: Tokenizer, tmp_path: Path) -> Start:
     def make(**args: Any) -> contextlib.AbstractContextManager[RunningGateway]:
-        return running(
-            {"receive_timeout_s": 1.0, **args}, lambda: [FakeVerify(folder, vocab_size=tokenizer.get_vocab_size() + 8)],
-            tmp_path,
-        )  # fmt: skip
+        return running(args, lambda: [FakeVerify(folder, vocab_size=tokenizer.get_vocab_size() + 8)], tmp_path)
 
     return make
 
@@ -111,15 +108,19 @@ def test_scans_slow_headers_and_garbage_get_nowhere_and_are_logged(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_guard, "_lines", Throttle())
-    with start() as gateway, capture_logs() as logs:
+
+    def events() -> list[tuple[str, int | None]]:
+        return [(log["event"], log.get("status")) for log in logs if log["event"].startswith(("refused", "a conn"))]
+
+    with start(receive_timeout_s=1.0) as gateway, capture_logs() as logs:
         assert gone(gateway.port, b"") == b""
         assert gone(gateway.port, b"GET /health HTTP/1.1\r\nHost: x\r\n").split()[1] == b"408"
         assert gone(gateway.port, b"\x16\x03\x01\x02\x00\x01").split()[1] == b"400"
         assert gone(gateway.port, b"GET / HTTP/1.1\r\nx: " + b"y" * 40_000).split()[1] == b"431"
         gone(gateway.port, b"", read=False)  # a scan
         assert httpx.get(f"{gateway.url}/health").status_code == 200
-    events = [(log["event"], log.get("status")) for log in logs if log["event"].startswith(("refused", "a conn"))]
-    assert sorted(events, key=str) == [
+        until(lambda: len(events()) == 5)
+    assert sorted(events(), key=str) == [
         ("a connection ended without a request", None), ("a connection ended without a request", None),
         ("refused a connection", 400), ("refused a connection", 408), ("refused a connection", 431),
     ]  # fmt: skip

@@ -35,7 +35,7 @@ async def test_addresses_come_from_a_file(folder: Path, tokenizer: Tokenizer, tm
             with capture_logs() as logs:
                 for spoil in (listed.unlink, partial(listed.write_text, "\n")):
                     spoil()
-                    await replicas.wait_for_change(0.2)  # read meanwhile, in vain
+                    await replicas.look_up()  # in vain
                     assert [replica.address for replica in replicas.serving] == [first, second]
             told = [log["error"] for log in logs if log["event"] == "cannot read verify addresses"]
             assert len(told) == 2  # each reason once, however often it was read
@@ -132,9 +132,9 @@ async def test_one_that_does_not_answer_is_in_doubt_before_it_is_down(
                 with pytest.raises(Unavailable):
                     replicas.pick(sure=True)
                 setattr(fakes[0], fault, False)
-                await replicas.probe(one)
+                await until_well(replicas, one)
                 assert replicas.pick(sure=True) is one
-                await replicas.probe(two)
+                await until_well(replicas, two)
             setattr(fakes[0], fault, True)
             probes = 0
             while one.serving:
@@ -218,6 +218,12 @@ async def test_an_end_that_comes_while_the_watching_ends_waits_for_no_call(
             closing.cancel()
             await asyncio.wait([closing])
     assert asked == [None]
+
+
+async def until_well(replicas: ReplicaSet, replica: Replica) -> None:
+    """Asks a replica until it answers: on a machine that stalls an answer may come too late."""
+    while not await replicas.probe(replica):
+        pass
 
 
 async def until_serving(replicas: ReplicaSet, addresses: list[str]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from outrider import supervisor as supervisor_module
 from outrider.errors import StartupError
 from outrider.supervisor import Part, PartFailed, Supervisor, die_with_parent
 
@@ -182,7 +183,7 @@ async def test_a_disposable_part_that_cannot_be_started_again_is_tried_until_it_
         await output.seen("cannot start draft: ")
         num_open = len(os.listdir("/proc/self/fd"))
         await output.seen("cannot start draft: ", times=4)
-        assert len(os.listdir("/proc/self/fd")) == num_open
+        assert len(os.listdir("/proc/self/fd")) <= num_open  # fewer where an earlier test's go meanwhile
         python.symlink_to(sys.executable)
         await output.seen("draft serves again")
         running.stop()
@@ -234,16 +235,19 @@ async def test_a_part_that_ignores_sigterm_is_killed_when_time_is_up_or_on_the_s
 
 
 @pytest.mark.asyncio
-async def test_one_that_hangs_does_not_cost_those_before_it_their_own_end() -> None:
+async def test_one_that_hangs_does_not_cost_those_before_it_their_own_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_LAST_CHANCE_S", 3600.0)  # however slow the machine is
     output = Output()
     running = supervisor(output, up(output, "verify", POLITE), up(output, "gateway", DEAF), stop_timeout_s=0.01)
 
     async def when_ready() -> None:
         running.stop()
 
-    await running.run(when_ready)
-    assert "verify down" in output.text
-    assert "ending gateway by force" in output.text
+    task = asyncio.create_task(running.run(when_ready))
+    await output.seen("verify down")
+    running.stop()
+    await task
+    assert "gateway by force" in output.text
     assert not alive(output.pid("gateway"))
 
 

@@ -8,10 +8,12 @@ import shutil
 from collections.abc import Generator
 
 import pytest
-from playwright.sync_api import Browser, Error, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, expect, sync_playwright
 
 # Debian's has its own name; elsewhere it may be called otherwise.
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
+_PATIENCE_MS = 60_000  # a busy machine may take longer than Playwright's five seconds
+expect.set_options(timeout=_PATIENCE_MS)
 
 
 @contextlib.contextmanager
@@ -36,7 +38,7 @@ class Visit:
     def __init__(self, browser: Browser, url: str, **context: object) -> None:
         self._context = browser.new_context(reduced_motion="reduce", **context)  # type: ignore[arg-type]
         self.page: Page = self._context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(_PATIENCE_MS)
         self.requested: list[str] = []
         self.problems: list[str] = []
         self.page.on("request", lambda request: self.requested.append(request.url))

@@ -48,6 +48,8 @@ class Held:
         self.service.gate.open()
         tokens = tokens_of(await self.task)
         await self.service.inbox.idle()
+        if not self.drafter.has_ended:  # what it was told last may be on its way
+            await self.drafter.until(lambda: not self.drafter.view.sessions or self.drafter.has_ended)
         return tokens
 
 

@@ -63,6 +63,10 @@ async def test_a_disabled_drafter_loses_its_sessions_to_others_in_the_middle_of_
         task = asyncio.create_task(service.generate(request(PROMPT, LONG)))
         await service.gate.at_step()
         second = await service.draft(perfect(Truth([TEXT])), name="second")
+        await service.gate.pass_steps(1)
+        taken_on = service.drafter(second)
+        assert taken_on is not None
+        taken_on.replies.mean_ms = 1e12  # it is waited for, however busy the machine is
         change = asyncio.ensure_future(
             stub.SetDrafterMode(pb.SetDrafterModeRequest(drafter_id="first", mode=pb.DRAFTER_MODE_DISABLED))
         )
@@ -72,6 +76,8 @@ async def test_a_disabled_drafter_loses_its_sessions_to_others_in_the_middle_of_
         response = await change
         assert response.moved_sessions == 1
         assert response.drafter.mode == pb.DRAFTER_MODE_DISABLED
+        for drafter in (first, second):
+            await drafter.until(lambda drafter=drafter: drafter.view.closed)
         assert first.view.num_accepted < 60
         assert any(round.opened for round in second.rounds)
         found = await stub.ListDrafters(pb.ListDraftersRequest())
@@ -86,7 +92,7 @@ async def test_a_disabled_drafter_loses_its_sessions_to_others_in_the_middle_of_
         assert (len(first.rounds), len(second.rounds)) == seen  # nobody was told of it
         await stub.SetDrafterMode(pb.SetDrafterModeRequest(drafter_id="first", mode=pb.DRAFTER_MODE_ENABLED))
         assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
-        assert len(first.rounds) > seen[0]
+        await first.until(lambda: len(first.rounds) > seen[0])
         await service.draft(perfect(Truth([TEXT])), name="second")  # as after a broken stream
         found = await stub.ListDrafters(pb.ListDraftersRequest())
         assert [d.mode for d in found.drafters] == [
@@ -108,7 +114,7 @@ async def test_an_algorithm_is_switched_for_those_that_come_later_too(serve: Ser
         await stub.SetAlgorithm(pb.SetAlgorithmRequest(algorithm=EAGLE, enabled=False))
         await stub.SetAlgorithm(pb.SetAlgorithmRequest(algorithm=NGRAM, enabled=True))
         assert tokens_of(await service.generate(request(PROMPT, LONG))) == OUTPUT[:60]
-        assert drafter.rounds != []
+        await drafter.until(lambda: drafter.rounds)
 
 
 @pytest.mark.asyncio

@@ -365,6 +365,7 @@ async def test_nobody_reads_the_rows_of_a_drafter_whose_name_he_took(serve: Serv
     service, drafter, task = await held_session(serve, width=NARROW)
     service.gate.open()
     await task
+    await drafter.until(lambda: not drafter.view.sessions)
     service.gate.close(after=4)
     task = asyncio.create_task(service.generate(request(PROMPT, PARAMS)))
     await service.gate.at_step()

@@ -86,6 +86,7 @@ async def test_waits_that_run_out_are_counted(serve: Serve) -> None:
     service = await serve(MODEL, max_draft_wait_ms=1.0)
     await service.draft(silent)
     await service.generate(request(PROMPT, GREEDY))
+    await service.inbox.idle()
     registry = registry_of(service)
     assert value(registry, "outrider_drafts_missing_total") == value(registry, "outrider_draft_waits_total") > 0
     plain = value(registry, "outrider_spec_verify_calls_total", algorithm="NONE")
