@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from gateway.message_parts import PartParser
 from gateway.reasoning import ReasoningParser, reasoning_format
+from gateway.responses_output import Transcript
+from gateway.text_stream import Piece
 from gateway.tool_parsers.formats import FORCED, tool_format
 from tests.gateway.allocations import bytes_per_step
 
@@ -51,6 +55,20 @@ def test_white_space_without_end(name: str, beginning: str) -> None:
 def test_arguments_without_end(name: str, beginning: str) -> None:
     form = FORCED if name == "forced" else tool_format(name, None)
     check(form.make({"now": {}}), beginning, "abc ")
+
+
+def test_parameters_without_end_in_a_response_with_logprobs() -> None:
+    parser = tool_format("qwen3_coder", None).make({"now": {}})
+    transcript = Transcript(lambda token: b"x", logprobs=True)
+
+    def say(text: str) -> None:
+        transcript.tokens([Piece(0, text, 0, 0, None, None)])
+        for part in parser.push(text):
+            list(transcript.add(part, "call"))
+
+    say("<tool_call><function=now>")
+    parameter = ("<parameter=", "a>", "1", "</parameter>")
+    assert bytes_per_step([partial(say, text) for text in parameter * 1000]) < 2 * _MOST_BYTES
 
 
 @pytest.mark.parametrize("inside", [True, False])
