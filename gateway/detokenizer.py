@@ -11,6 +11,7 @@ import codecs
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tokenizers import Tokenizer
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer
 PieceT = TypeVar("PieceT")
 
 _REPLACEMENT = "\ufffd"
+_MAX_UNTOLD = 16  # tokens that may be of one character, which has at most four bytes, and so of no text yet
 _decode_utf8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -109,21 +111,31 @@ class FallbackDetokenizer:
 
 
 class WindowDetokenizer:
-    """Detokenizes for any other decoder: decodes the last pieces again with each token, and says what they added."""
+    """Detokenizes for any other decoder: decodes the last pieces again with each token, and says what they added.
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+    `hidden` ids are left out.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], hidden: frozenset[int]) -> None:
         self._decode = decode
+        self._hidden = hidden
         self._window: list[int] = []  # told already, then not yet
         self._told = 0
         self._told_text = ""
 
     def push(self, token: int) -> str:
         """What the token adds to the text: nothing while that ends in a character that may be incomplete."""
+        if token in self._hidden:
+            return ""
         self._window.append(token)
         text = self._decode(self._window)
-        if text.endswith(_REPLACEMENT) or len(text) <= len(self._told_text):
+        is_open = text.endswith(_REPLACEMENT) or len(text) <= len(self._told_text)
+        if is_open and len(self._window) - self._told < _MAX_UNTOLD:
             return ""
         added = text[len(self._told_text) :]
+        if is_open and (not added or self._told_text.endswith(_REPLACEMENT)):
+            del self._window[self._told :]  # a run goes on, and what is read of its next token depends on its beginning
+            return added
         self._window = self._window[self._told :]
         self._told = len(self._window)
         self._told_text = self._decode(self._window)
@@ -181,14 +193,8 @@ def detokenizer_factory(tokenizer: Tokenizer) -> DetokenizerFactory:
 
 
 def _windows(tokenizer: Tokenizer) -> Callable[[frozenset[int]], Callable[[], Detokenizer]]:
-    def maker(hidden: frozenset[int]) -> Callable[[], Detokenizer]:
-        def decode(ids: list[int]) -> str:
-            shown = [token for token in ids if token not in hidden] if hidden else ids
-            return tokenizer.decode(shown, skip_special_tokens=False)
-
-        return lambda: WindowDetokenizer(decode)
-
-    return maker
+    decode = partial(tokenizer.decode, skip_special_tokens=False)
+    return lambda hidden: lambda: WindowDetokenizer(decode, hidden)
 
 
 def _window_piece(tokenizer: Tokenizer, token: int) -> bytes:

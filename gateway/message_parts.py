@@ -52,6 +52,13 @@ class PartParser(Protocol):
         ...
 
 
+def taken(pieces: list[str]) -> str:
+    """The pieces as one text; the list is empty afterwards. What is held piece by piece is copied once."""
+    text = "".join(pieces)
+    pieces.clear()
+    return text
+
+
 def split_at(text: str, marker: str) -> tuple[str, bool, str]:
     """`text` before `marker`, whether it is there, and what follows; where it is not, the tail that may begin it."""
     before, found, after = text.partition(marker)

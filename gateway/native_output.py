@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import msgspec
 
 from gateway.answer import Answer, Collected
 from gateway.logprobs import PieceOf, sglang_entries, sglang_top
@@ -12,6 +15,7 @@ from gateway.plan import Report
 from gateway.schemas import GenerateRequest
 from outrider.errors import InvalidArgument
 from outrider.speculation_count import SpeculationCount
+from outrider.v1 import verify_pb2
 
 ValueT = TypeVar("ValueT")
 
@@ -56,6 +60,16 @@ def each_of(given: ValueT | list[ValueT] | None, num_prompts: int, field: str, d
     return given
 
 
+@dataclass(slots=True)
+class _Lists:
+    """A choice's log-probabilities in SGLang's form, which streams repeat: made once for each token, and the prompt's
+    encoded once."""
+
+    prompt: dict[str, msgspec.Raw] | None = None
+    output: dict[str, list[Any]] = field(default_factory=dict)
+    num_pieces: int = 0  # that are in `output`
+
+
 class Output:
     """One prompt's choices. `began`: when the request came, in monotonic time.
 
@@ -67,6 +81,7 @@ class Output:
     ) -> None:
         self.answer = answer
         self.choices = [Collected() for _ in answer.choices]
+        self._lists = [_Lists() for _ in answer.choices]
         self._id = id
         self._scores = scores
         self._piece_of = piece_of
@@ -92,16 +107,22 @@ class Output:
         return {"text": collected.text, "output_ids": collected.tokens, "meta_info": meta}
 
     def _logprobs(self, choice: int, collected: Collected) -> dict[str, Any]:
-        scores, piece_of = self._scores, self._piece_of if self._scores.with_text else None
-        output = [piece.logprob for piece in collected.pieces if piece.logprob is not None]
-        made: dict[str, Any] = {"output_token_logprobs": sglang_entries(output, piece_of)}
-        if scores.num_top:
-            made["output_top_logprobs"] = sglang_top(output, piece_of)
-        if scores.prompt_from is not None:
-            prompt = self.answer.choices[choice].prompt_logprobs[scores.prompt_from :]
-            made["input_token_logprobs"] = sglang_entries(prompt, piece_of)
-            if scores.num_top:
-                made["input_top_logprobs"] = sglang_top(prompt, piece_of)
+        lists = self._lists[choice]
+        if lists.prompt is None:
+            first, told = self._scores.prompt_from, self.answer.choices[choice].prompt_logprobs
+            prompt = self._written("input", told[first:]) if first is not None else {}
+            lists.prompt = {name: msgspec.Raw(msgspec.json.encode(entries)) for name, entries in prompt.items()}
+        new = [piece.logprob for piece in collected.pieces[lists.num_pieces :] if piece.logprob is not None]
+        lists.num_pieces = len(collected.pieces)
+        for name, entries in self._written("output", new).items():
+            lists.output.setdefault(name, []).extend(entries)
+        return {**lists.output, **lists.prompt}
+
+    def _written(self, side: str, logprobs: Sequence[verify_pb2.TokenLogprob]) -> dict[str, list[Any]]:
+        piece_of = self._piece_of if self._scores.with_text else None
+        made: dict[str, list[Any]] = {f"{side}_token_logprobs": sglang_entries(logprobs, piece_of)}
+        if self._scores.num_top:
+            made[f"{side}_top_logprobs"] = sglang_top(logprobs, piece_of)
         return made
 
 

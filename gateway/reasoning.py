@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.message_parts import Content, Part, PartParser, Reasoning, split_at
+from gateway.message_parts import Content, Part, PartParser, Reasoning, split_at, taken
 from outrider.errors import StartupError
 
 
@@ -72,7 +72,8 @@ class ReasoningParser:
         self._form = form
         self._inner = inner
         self._state = "inside" if inside else "before"
-        self._held = ""
+        self._space: list[str] = []  # white space that nothing has come after
+        self._held = ""  # what may begin a mark
         self._trim = inside  # white space around reasoning, and before the answer, is the format's
         self._fresh = inside  # nothing of it has come: the model may open the mark itself, though it is open
 
@@ -91,17 +92,18 @@ class ReasoningParser:
                 return
         if self._state == "inside":
             before, found, text = split_at(text, self._form.end)
-            yield from self._reason(before, closing=found)
+            yield from self._reason(before)
             if not found:
-                self._held = self._held + text  # trailing white space, then what may begin the mark
+                self._held = text
                 return
-            self._state, self._trim, self._held = "after", True, ""
+            self._state, self._trim = "after", True
+            self._space.clear()
         if self._state == "after":
             yield from self._pass(text)
 
     def finish(self) -> Iterator[Part]:
         """What may have been the beginning of a mark was none."""
-        held, self._held = self._held, ""
+        held, self._held = taken(self._space) + self._held, ""
         if self._state == "inside":
             held = held.lstrip() if self._trim else held
             if held:
@@ -116,25 +118,26 @@ class ReasoningParser:
         read."""
         stripped = text.lstrip()
         begin = self._form.begin
+        self._space.append(text[: len(text) - len(stripped)])
         if stripped.startswith(begin):
+            self._space.clear()
             self._state, self._trim, self._fresh = "inside", True, False
             return stripped[len(begin) :]
         if begin.startswith(stripped):  # also when nothing but white space has come
-            self._held = text
+            self._held = stripped
             return ""
         self._state, self._fresh = ("inside" if self._fresh else "after"), False
-        return text
+        return taken(self._space) + stripped
 
-    def _reason(self, text: str, *, closing: bool) -> Iterator[Part]:
+    def _reason(self, text: str) -> Iterator[Part]:
         """Reasoning, but for white space at its beginning and at its end."""
         if self._trim:
             text = text.lstrip()
             self._trim = not text
         kept = text.rstrip()
-        if not closing:
-            self._held = text[len(kept) :]
         if kept:
-            yield Reasoning(kept)
+            yield Reasoning(taken(self._space) + kept)
+        self._space.append(text[len(kept) :])
 
     def _pass(self, text: str) -> Iterator[Part]:
         if self._trim:

@@ -34,6 +34,7 @@ class Transcript:
         self._piece_of = piece_of
         self._logprobs = logprobs
         self._pieces: deque[Piece] = deque()  # whose log-probabilities wait for text
+        self._num_new = 0  # of them came last
         self._open: OutputItem | None = None
         self._text: list[str] = []
 
@@ -41,6 +42,7 @@ class Transcript:
         """Takes in the tokens of the parts that come next."""
         if self._logprobs:
             self._pieces += pieces
+            self._num_new = len(pieces)
 
     def add(self, part: Part, call_id: str) -> Iterator[Event]:
         """The events of one part. `call_id` names the call that it begins."""
@@ -131,6 +133,9 @@ class Transcript:
         """Passes over text that is no message's: its tokens are not told."""
         if (place := self._place_of(text)) >= 0:
             self._drop(place + len(text))
+            return
+        while len(self._pieces) > self._num_new:  # what a parser wrote in its own words ended in what came last
+            self._pieces.popleft()
 
     def _place_of(self, text: str) -> int:
         """Where `text` begins in that of the waiting pieces: if it can, with one of them or after white space, for it

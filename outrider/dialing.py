@@ -18,7 +18,7 @@ from outrider.auth import Metadata, TokenFile, token_file
 from outrider.errors import StartupError
 from outrider.resolving import is_name
 from outrider.telemetry import get_logger
-from outrider.tls import Stamp, TlsFiles, channel_credentials
+from outrider.tls import Complaint, Stamp, TlsFiles, channel_credentials
 
 log = get_logger(__name__)
 
@@ -99,7 +99,8 @@ class DialledChannel(grpc.aio.Channel):
         self._open = open_channel
         self._tls = tls
         self._tokens = tokens
-        self._stamp: Stamp | None = tls.stamp() if tls is not None else None
+        self._stamp: Stamp | None = tls.stamp() if tls is not None else None  # of what was tried last
+        self._complaint = Complaint()
         self._inner = open_channel()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -110,14 +111,14 @@ class DialledChannel(grpc.aio.Channel):
         try:
             stamp = self._tls.stamp()
             if stamp != self._stamp:
-                fresh = self._open()
-                old, self._inner, self._stamp = self._inner, fresh, stamp
+                self._stamp = stamp
+                old, self._inner = self._inner, self._open()
                 task = asyncio.get_running_loop().create_task(old.close(_OLD_CHANNEL_S))
                 self._closing.add(task)
                 task.add_done_callback(self._closing.discard)
                 log.info("certificates read again", path=self._tls.certfile or self._tls.ca_certs)
         except (OSError, StartupError) as error:
-            log.warning("certificates cannot be read; those before stay", reason=str(error))
+            self._complaint.say(error)
         return self._inner
 
     def metadata(self) -> Metadata:

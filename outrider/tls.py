@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 ContextT = TypeVar("ContextT", bound=ssl.SSLContext)
 
-Stamp = tuple[tuple[int, int] | None, ...]
+Stamp = tuple[tuple[int, ...] | None, ...]
 
 
 class Material(NamedTuple):
@@ -83,7 +83,7 @@ def server_files(certfile: str | None, keyfile: str | None, ca_certs: str | None
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """Credentials for gRPC: with authorities given, clients must show a certificate of theirs. StartupError for
     unusable files."""
-    stamp, complaint = files.stamp(), _Complaint()
+    stamp, complaint = files.stamp(), Complaint()
     first = _configuration(files.read())
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -106,13 +106,14 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     )
 
 
-class _Complaint:
-    """Every handshake finds that the files cannot be used: a line a minute is enough."""
+class Complaint:
+    """Every handshake and call finds that the files cannot be used: a line a minute is enough."""
 
     def __init__(self) -> None:
         self._throttle = Throttle(lines_a_minute=1)
 
     def say(self, error: Exception) -> None:
+        """Logs why, unless it was said just now."""
         if self._throttle.allows():
             left_out = self._throttle.suppressed
             log.warning("certificates cannot be read; those before stay", reason=str(error), lines_left_out=left_out)
@@ -128,7 +129,7 @@ def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:
 
 def http_context(files: TlsFiles) -> ssl.SSLContext:
     """The context of a server of Python's own. StartupError for unusable files."""
-    stamp, current, complaint = files.stamp(), _context(files), _Complaint()
+    stamp, current, complaint = files.stamp(), _context(files), Complaint()
 
     def choose(connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         nonlocal stamp, current  # at every handshake, with a name or without
@@ -225,6 +226,6 @@ def _read(path: str | None, flag: str) -> bytes | None:
         raise StartupError(f"cannot read {flag}: {error}") from error
 
 
-def _stamp(path: str) -> tuple[int, int]:
+def _stamp(path: str) -> tuple[int, ...]:
     status = Path(path).stat()
-    return status.st_mtime_ns, status.st_ino
+    return status.st_ctime_ns, status.st_ino, status.st_size  # st_mtime_ns says nothing of who may read it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gateway.message_parts import Content, Part, split_at
+from gateway.message_parts import Content, Part, split_at, taken
 from gateway.tool_parsers.tagged import TagForm, TaggedCalls
 
 BEGIN = "[TOOL_CALLS]"
@@ -20,25 +20,35 @@ class MistralCalls:
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
-        self._held = ""
+        self._held: list[str] = []  # white space before the mark; after it, the mark as well
+        self._tail = ""  # that may begin the mark
+        self._marked = False
         self._inner: TaggedCalls | None = None
 
     def push(self, text: str) -> Iterable[Part]:
         """Parts as they become certain."""
         if self._inner is not None:
             return self._inner.push(text)
-        content, found, rest = split_at(self._held + text, BEGIN)
-        kept = content.rstrip()
-        made: list[Part] = [Content(kept)] if kept else []
-        self._held = content[len(kept) :] + (BEGIN if found else "") + rest
-        after = rest.lstrip()
-        if found and after:
+        made: list[Part] = []
+        if not self._marked:
+            content, self._marked, text = split_at(self._tail + text, BEGIN)
+            kept = content.rstrip()
+            made += [Content(taken(self._held) + kept)] if kept else []
+            self._held.append(content[len(kept) :])
+            if not self._marked:
+                self._tail = text
+                return made
+            self._tail = ""
+            self._held.append(BEGIN)
+        self._held.append(text)
+        if after := text.lstrip():
             self._inner = TaggedCalls(_LIST if after[0] == "[" else _HEADED, self._names)
-            made += self._inner.push(self._held)
+            made += self._inner.push(taken(self._held))
         return made
 
     def finish(self) -> Iterable[Part]:
         """What was held back."""
         if self._inner is not None:
             return self._inner.finish()
-        return [Content(self._held)] if self._held else []
+        held = taken(self._held) + self._tail
+        return [Content(held)] if held else []

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.message_parts import CallArguments, CallBegin, Content, Part
+from gateway.message_parts import CallArguments, CallBegin, Content, Part, taken
 from gateway.tool_parsers.json_text import encodable
 
 _MAX_CHARS = 64 * 1024
@@ -23,24 +23,27 @@ class PythonicCalls:
 
     def __init__(self, names: frozenset[str]) -> None:
         self._names = names
-        self._held = ""
+        self._held: list[str] = []
+        self._num_held = 0  # characters
+        self._first = ""  # that is no white space
         self._plain = False
 
     def push(self, text: str) -> Iterator[Part]:
         """The text, but nothing while it may be calls."""
-        self._held += text
-        start = self._held.lstrip()
-        if self._plain or (start and start[0] != "[") or len(self._held) > _MAX_CHARS:
+        self._held.append(text)
+        self._num_held += len(text)
+        self._first = self._first or text.lstrip()[:1]
+        if self._plain or self._first not in ("", "[") or self._num_held > _MAX_CHARS:
             self._plain = True
-            text, self._held = self._held, ""
-            yield Content(text)
+            yield Content(taken(self._held))
 
     def finish(self) -> Iterator[Part]:
         """The calls, or the text."""
-        calls = self._calls(self._held.strip())
+        held = taken(self._held)
+        calls = self._calls(held.strip())
         if calls is None:
-            if self._held:
-                yield Content(self._held)
+            if held:
+                yield Content(held)
             return
         for index, (name, arguments) in enumerate(calls):
             yield CallBegin(index, name)

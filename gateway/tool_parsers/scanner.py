@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Literal
 
+from gateway.message_parts import taken
 from gateway.tool_parsers.json_text import encodable
 
 NAME_KEYS = ("name",)
@@ -94,9 +95,10 @@ class CallScanner:
         self._num_taken = 0
         self._state: Literal["open", "key", "colon", "value", "comma"] = "open"
         self._key = ""
-        self._text = ""  # of the key or value being read
         self._value: ValueScanner | None = None
-        self._arguments = ""  # not told yet
+        self._text: list[str] = []  # of the key or value being read, but for arguments that are told as they come
+        self._streams = False  # whether it is these
+        self._arguments: list[str] = []  # not told yet
         self._has_arguments = False
 
     def push(self, text: str) -> tuple[int, str]:
@@ -121,8 +123,7 @@ class CallScanner:
     def _tell(self) -> str:
         if self.name is None or not self._arguments:
             return ""
-        told, self._arguments = self._arguments, ""
-        return told
+        return taken(self._arguments)
 
     def _take(self, char: str) -> None:
         self._num_taken += 1
@@ -143,7 +144,7 @@ class CallScanner:
             self._state = "key"
         elif char == "}" and self._state in ("key", "comma") and self.name is not None:
             if not self._has_arguments:
-                self._arguments = "{}"
+                self._arguments.append("{}")
             self.done = True
         else:
             raise NotACall
@@ -152,20 +153,17 @@ class CallScanner:
         if self._value is None:
             if char in _SPACE:
                 return
-            self._value, self._text = ValueScanner(), ""
-        streaming = self._state == "value" and self._key in ARGUMENT_KEYS
-        taken = self._value.push(char)
-        if taken:
-            self._text += char
-            if streaming and self._text[0] == "{":
-                self._arguments += char
+            self._value, self._streams = ValueScanner(), char == "{" and self._key in ARGUMENT_KEYS
+        is_part = self._value.push(char)
+        if is_part:
+            (self._arguments if self._streams else self._text).append(char)
         if self._value.done:
             self._end_value()
-            if not taken:
+            if not is_part:
                 self._take(char)
 
     def _end_value(self) -> None:
-        text, self._value, self._text = self._text, None, ""
+        text, self._value, self._streams = taken(self._text), None, False
         if self._state == "key":
             self._key, self._state = _string(text), "colon"
             return
@@ -174,10 +172,10 @@ class CallScanner:
             self.name = _string(text)
         elif self._key in ARGUMENT_KEYS:
             self._has_arguments = True
-            if text[0] == '"':  # arguments as JSON within a string
-                self._arguments += _string(text) or "{}"
-            elif text[0] != "{":
-                self._arguments += "{}" if text == "null" else text
+            if text.startswith('"'):  # arguments as JSON within a string
+                self._arguments.append(_string(text) or "{}")
+            elif text:
+                self._arguments.append("{}" if text == "null" else text)
 
 
 def _string(text: str) -> str:

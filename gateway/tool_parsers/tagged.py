@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.message_parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at
+from gateway.message_parts import CallArguments, CallBegin, Content, Part, begins_mark, split_at, taken
 from gateway.tool_parsers.scanner import ArgumentScanner, CallScanner
 
 _MAX_HEADER_CHARS = 300
@@ -48,7 +48,7 @@ class TaggedCalls:
         self._names = names
         self._state = "text" if form.begin is not None else "start"
         self._held = ""
-        self._raw = ""  # taken and not told: text again when no call comes of it
+        self._raw: list[str] = []  # taken and not told: text again when no call comes of it
         self._expecting = True  # a call must come next
         self._between = False  # a call has ended, and no text has come since
         self._index = -1
@@ -73,31 +73,33 @@ class TaggedCalls:
 
     def finish(self) -> Iterator[Part]:
         """What was held back and never became a call, but for white space and a mark that was cut after one."""
-        held = self._raw + self._held
+        held = taken(self._raw) + self._held
         is_cut_mark = self._state == "gap" and begins_mark(self._held, self._form.markers)
         is_the_formats = self._between and (is_cut_mark or not held.strip())
         if held and not is_the_formats and not self._form.only_calls:
             yield Content(held)
-        self._held = self._raw = ""
+        self._held = ""
 
     def _start(self, text: str) -> str:
         """Finds out whether the whole output is calls, by its first characters; what is left to read."""
         stripped = text.lstrip()
+        self._raw.append(text[: len(text) - len(stripped)])
         mark = self._form.may_begin
         if mark is not None and stripped.startswith(mark):
-            self._open(text[: len(text) - len(stripped)] + mark)
+            self._open(mark)
             return stripped[len(mark) :]
         if not stripped or (mark is not None and mark.startswith(stripped)):
-            self._held = text
+            self._held = stripped
             return ""
         if stripped[0] == "{" or any(stripped.startswith(filler) for filler in self._form.fillers):
             self._open("")
-        else:
-            self._state = "plain"
-        return text
+            return stripped
+        self._state = "plain"
+        return taken(self._raw) + stripped
 
-    def _open(self, raw: str) -> None:
-        self._state, self._expecting, self._raw = "gap", True, raw
+    def _open(self, mark: str) -> None:
+        self._state, self._expecting = "gap", True
+        self._raw.append(mark)
 
     def _text(self, text: str) -> tuple[list[Part], str]:
         """Content up to the mark. White space is kept back: before a call it is the format's, and else text."""
@@ -106,11 +108,12 @@ class TaggedCalls:
             return [Content(text)], ""
         content, found, rest = split_at(text, begin)
         kept = content.rstrip()
-        made: list[Part] = [Content(kept)] if kept else []
+        made: list[Part] = [Content(taken(self._raw) + kept)] if kept else []
+        self._raw.append(content[len(kept) :])
         if found:
-            self._open(content[len(kept) :] + begin)
+            self._open(begin)
             return made, rest
-        self._held = content[len(kept) :] + rest
+        self._held = rest
         return made, ""
 
     def _gap(self, text: str) -> tuple[list[Part], str]:
@@ -126,7 +129,7 @@ class TaggedCalls:
                 return [], text
         elif self._expecting or (form.header_begin and text.startswith(form.header_begin)):
             if match := form.header.match(text, 0, _MAX_HEADER_CHARS):
-                self._raw += match.group()
+                self._raw.append(match.group())
                 text = text[match.end() :]
                 if match["name"] in self._names:
                     self._call, self._state = ArgumentScanner(match["name"]), "call"
@@ -157,7 +160,7 @@ class TaggedCalls:
     def _pass(self, text: str) -> None:
         """Passes over what may stand around calls: after one it is the format's and never text."""
         if self._expecting:
-            self._raw += text
+            self._raw.append(text)
 
     def _body(self, text: str) -> tuple[list[Part], str]:
         """Reads more of a call."""
@@ -166,11 +169,12 @@ class TaggedCalls:
         size, arguments = call.push(text)
         made: list[Part] = []
         if not self._told_name:
-            self._raw += text[:size]
+            self._raw.append(text[:size])
             if call.name is not None and call.name not in self._names:
                 return self._leave(), text[size:]
             if call.name is not None:
-                self._index, self._told_name, self._raw = self._index + 1, True, ""
+                self._index, self._told_name = self._index + 1, True
+                self._raw.clear()
                 made.append(CallBegin(self._index, call.name))
         if arguments:
             made.append(CallArguments(self._index, arguments))
@@ -183,7 +187,7 @@ class TaggedCalls:
 
     def _leave(self) -> list[Part]:
         """Goes back to text, which what was not told of a call is, and what follows."""
-        raw, self._raw = self._raw, ""
+        raw = taken(self._raw)
         self._state = "text" if self._form.begin is not None else "plain"
         self._call, self._told_name, self._between = None, False, False
         return [Content(raw)] if raw else []

@@ -62,6 +62,13 @@ def metaspace() -> Tokenizer:
     return tokenizer
 
 
+def metaspace_with_bytes() -> Tokenizer:
+    """Sentencepiece's kind with another decoder, which has no exact rule here."""
+    tokenizer = byte_fallback()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return tokenizer
+
+
 def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = CHATML) -> Path:
     """The text files of a model folder."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,9 @@ from tests.gateway import models
 BYTE_LEVEL = models.byte_level()
 FALLBACK = models.byte_fallback()
 METASPACE = models.metaspace()
-FACTORIES = {id(tokenizer): detokenizer_factory(tokenizer) for tokenizer in (BYTE_LEVEL, FALLBACK, METASPACE)}
+WITH_BYTES = models.metaspace_with_bytes()
+TOKENIZERS = (BYTE_LEVEL, FALLBACK, METASPACE, WITH_BYTES)
+FACTORIES = {id(tokenizer): detokenizer_factory(tokenizer) for tokenizer in TOKENIZERS}
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
@@ -70,6 +72,37 @@ def test_byte_fallback_ids(ids: list[int], skip_special: bool) -> None:
 @given(st.text("abcdefgh rownixjump東京", max_size=40))
 def test_metaspace_text(text: str) -> None:
     check(METASPACE, METASPACE.encode(text, add_special_tokens=False).ids)
+
+
+def bytes_of(data: bytes) -> list[int]:
+    """Byte pieces."""
+    return [WITH_BYTES.token_to_id(f"<0x{byte:02X}>") or 0 for byte in data]
+
+
+NO_TEXT = st.binary(max_size=60) | st.text("é東💡", max_size=30).map(str.encode)
+STRAY = NO_TEXT.map(lambda data: bytes_of(b"\xff" + data))  # all of a run is U+FFFD for one byte
+WHOLE = st.text("é東💡", max_size=3).map(lambda text: bytes_of(text.encode()))
+SILENT = st.lists(st.sampled_from([1, 2, 10**6]), max_size=40)  # hidden and unknown
+
+
+@given(st.lists(STRAY | WHOLE | SILENT, max_size=8))
+def test_metaspace_ids(runs: list[list[int]]) -> None:
+    letter = WITH_BYTES.token_to_id("▁the") or 0
+    check(WITH_BYTES, [token for run in runs for token in (*run, letter)])
+
+
+@pytest.mark.parametrize("run", [bytes_of(b"\xff"), bytes_of(b"\xe6\x9d"), [2], [10**6]])
+def test_what_gives_no_text_is_not_decoded_again_and_again(run: list[int]) -> None:
+    sizes: list[int] = []
+
+    def decode(ids: list[int]) -> str:
+        sizes.append(len(ids))
+        return WITH_BYTES.decode(ids)
+
+    ids = [WITH_BYTES.token_to_id("▁the") or 0, *run * 500]
+    pieces = pieces_of(WindowDetokenizer(decode, frozenset((2,))), ids)
+    assert "".join(pieces) == WITH_BYTES.decode(ids)
+    assert max(sizes) <= 33
 
 
 def test_an_emoji_of_many_tokens_comes_out_in_one_piece() -> None:

@@ -237,6 +237,22 @@ def test_sglang(gateway: RunningGateway, ids: list[int]) -> None:
     assert "output_token_logprobs" not in second["meta_info"]
 
 
+def test_sglangs_streams_repeat_the_lists(gateway: RunningGateway) -> None:
+    body: dict[str, Any] = {
+        "text": "Say: ", "sampling_params": {"max_new_tokens": 99}, "return_logprob": True, "top_logprobs_num": 2,
+        "logprob_start_len": 1,
+    }  # fmt: skip
+    whole = httpx.post(f"{gateway.url}/generate", json=body).json()["meta_info"]
+    reply = httpx.post(f"{gateway.url}/generate", json={**body, "stream": True})
+    metas = [json.loads(event.removeprefix("data: "))["meta_info"] for event in reply.text.split("\n\n")[:-2]]
+    assert len(metas) > 2
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        assert all(meta[name] == whole[name][: len(meta[name])] for meta in metas)
+        assert [len(metas[0][name]), metas[-1][name]] == [1, whole[name]]
+    for name in ("input_token_logprobs", "input_top_logprobs"):
+        assert all(meta[name] == whole[name] for meta in metas)
+
+
 def test_trees_and_origins_in_a_stream(client: openai.OpenAI) -> None:
     stream = client.chat.completions.create(
         model="small", messages=USER, stream=True,

@@ -55,6 +55,18 @@ def test_however_it_is_cut(text: str, inside: bool, expected: tuple[str, str], c
     assert parse("qwen3", text, cuts, inside=inside) == expected
 
 
+MIXED = st.sampled_from(["<think>", "</think>", "<thi", "</", " ", "\n\n", "Why?", "<"])
+
+
+@settings(max_examples=200)
+@given(texts=st.lists(MIXED, max_size=12), inside=st.booleans(), cuts=st.lists(st.integers(0, 60), max_size=6))
+def test_what_is_found_does_not_depend_on_the_pieces(texts: list[str], inside: bool, cuts: list[int]) -> None:
+    text = "".join(texts)
+    found = parse("qwen3", text, [], inside=inside)
+    assert found == parse("qwen3", text, cuts, inside=inside)
+    assert found == parse("qwen3", text, list(range(100)), inside=inside)
+
+
 def test_the_prompt_tells_whether_thinking_has_begun() -> None:
     qwen, deepseek = reasoning_format("qwen3"), reasoning_format("deepseek_r1")
     assert qwen is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
+from outrider.dialing import DialledChannel
 from outrider.rpc import bind, create_server
 from outrider.tls import TlsFiles, http_context, server_credentials
 from tests.certificates import Authority
@@ -67,3 +70,33 @@ def test_certificates_that_cannot_be_read_fill_no_log(
         for _ in range(50):
             shake_hands()
     assert [line["event"] for line in logs] == ["certificates cannot be read; those before stay"]
+
+
+@pytest.mark.asyncio
+async def test_a_client_tries_files_that_cannot_be_used_once(tmp_path: Path) -> None:
+    files = TlsFiles(*Authority(tmp_path).issue("gateway"), None)
+    certificate = Path(files.certfile or "")
+    whole, num_opened = certificate.read_text(), 0  # noqa: ASYNC240
+
+    def open_channel() -> grpc.aio.Channel:
+        nonlocal num_opened
+        num_opened += 1
+        files.read()
+        return grpc.aio.insecure_channel("localhost:1")
+
+    async with DialledChannel(open_channel, files, None) as channel:
+        first = channel.current()
+        certificate.write_text("half a certif")  # noqa: ASYNC240
+        when = certificate.stat().st_mtime_ns  # noqa: ASYNC240
+        with capture_logs() as logs:
+            assert all(channel.current() is first for _ in range(50))
+        assert [line["event"] for line in logs] == ["certificates cannot be read; those before stay"]
+        assert num_opened == 2
+        certificate.write_text(whole)  # noqa: ASYNC240
+        os.utime(certificate, ns=(when, when))  # as after a chmod
+        assert channel.current() is not first
+        assert num_opened == 3
+        certificate.unlink()  # noqa: ASYNC240
+        with capture_logs() as logs:
+            channel.current()
+        assert logs == []  # within the minute
